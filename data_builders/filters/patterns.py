@@ -1,6 +1,6 @@
 """Filters by lists of patterns: narratives, answers that cannot translate, refusals.
 
-Matcher(patterns).find("… for our great nation must …")  →  (18, 34)
+Matcher(patterns).find("… for our great nation must …")  →  Match("'our great nation'", 6, 22)
 
 RE2 matches in time linear in the text, whatever the pattern: a list that someone wrote cannot hang
 a build, and no clock decides what is dropped. It has no look-around and no back-references; context
@@ -15,6 +15,7 @@ from typing import Any
 
 import re2
 
+from data_builders.filters.drop import Match
 from posttrain.config.patterns import Pattern
 from posttrain.errors import ConfigError
 
@@ -54,16 +55,16 @@ class Matcher:
         together = "|".join(f"(?:{item.pattern})" for item in patterns)
         self._any = re2.compile(together.encode("utf-8"), options=_options())
 
-    def find(self, text: str) -> tuple[int, int] | None:
-        """The first match of the first pattern that matches, in characters."""
+    def find(self, text: str) -> Match | None:
+        """The first match of the first pattern that matches."""
         encoded = _utf8(text)
         if self._any.search(encoded) is None:
             return None
-        return next((span for item in self._each for span in _matches(item, text, encoded)), None)
+        return next((match for item in self._each for match in _matches(item, text, encoded)), None)
 
 
-def _matches(item: _Compiled, text: str, encoded: bytes) -> Iterator[tuple[int, int]]:
-    """Matches, in characters, whose surroundings are as the pattern wants them."""
+def _matches(item: _Compiled, text: str, encoded: bytes) -> Iterator[Match]:
+    """Matches whose surroundings are as the pattern wants them."""
     for match in item.pattern.finditer(encoded):
         begin, stop = match.span()
         start = len(encoded[:begin].decode())
@@ -75,7 +76,7 @@ def _matches(item: _Compiled, text: str, encoded: bytes) -> Iterator[tuple[int, 
             continue
         if item.near is not None and not item.near.search(_utf8(f"{before}\n{after}")):
             continue
-        yield start, end
+        yield Match(f"{text[start:end][:100]!r}", start, end)
 
 
 def _utf8(text: str) -> bytes:

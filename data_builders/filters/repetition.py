@@ -1,7 +1,7 @@
 """Pathological repetition: traces and answers that go round in circles (paper 3.1.3).
 
 find_repetition("… I check again. I check again. I check again. …", RepetitionFilter())
-    → Repetition(rule="cycle", start=410, end=2210, detail="98% of 640 words equal the word 4 …")
+    → Match("cycle: 98% of 640 words equal the word 4 before", start=410, end=2210)
 
 A compression ratio picks the few texts worth a look. In them, two rules: an exact *cycle*, most of
 whose words equal the word one round before, and a window most of whose *n-grams* stood before.
@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from data_builders.filters.drop import Match
 from posttrain.config.filters import RepetitionFilter
 
 # an item's number; an ideograph, a kana, a picture; up to 16 letters, digits or signs; a line end;
@@ -55,16 +56,6 @@ Keys = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
-class Repetition:
-    """A loop in a text, `start` to `end` in characters; `rule` is "cycle" or "ngrams"."""
-
-    rule: str
-    start: int
-    end: int
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
 class _Words:
     """The words of a text; all arrays are (words,).
 
@@ -81,14 +72,14 @@ class _Words:
     cut_off: bool
 
 
-def find_repetition(text: str, limits: RepetitionFilter) -> Repetition | None:
-    """The first loop of a text, `None` where there is none."""
+def find_repetition(text: str, limits: RepetitionFilter) -> Match | None:
+    """The first loop of a text; the detail names the rule, "cycle" or "ngrams"."""
     if not _compresses(text, limits):
         return None
     words = _split(text)
-    for rule, first, last, detail in chain(_cycles(words, limits), _windows(words, limits)):
+    for detail, first, last in chain(_cycles(words, limits), _windows(words, limits)):
         spans = [match.span() for match in islice(_WORD.finditer(text), first, last)]
-        return Repetition(rule, spans[0][0], spans[-1][1], detail)
+        return Match(detail, spans[0][0], spans[-1][1])
     return None
 
 
@@ -129,7 +120,7 @@ def _split(text: str) -> _Words:
     return _Words(shared, language[keys], items[keys], cut_off)
 
 
-_Found = tuple[str, int, int, str]  # rule, first word, behind the last, detail
+_Found = tuple[str, int, int]  # detail, first word, behind the last
 
 
 def _cycles(words: _Words, limits: RepetitionFilter) -> Iterator[_Found]:
@@ -156,7 +147,7 @@ def _cycles(words: _Words, limits: RepetitionFilter) -> Iterator[_Found]:
                 ):  # fmt: skip
                     continue
                 share = f"{part.mean():.0%} of {len(part):,} words"
-                yield "cycle", begin, end, f"{share} equal the word {period:,} before"
+                yield f"cycle: {share} equal the word {period:,} before", begin, end
 
 
 def _periods(keys: Keys) -> list[int]:
@@ -195,8 +186,8 @@ def _windows(words: _Words, limits: RepetitionFilter) -> Iterator[_Found]:
         vocabulary = np.unique(words.keys[first:last][language])
         if language.mean() >= _RUNNING_TEXT and len(vocabulary) >= _VOCABULARY:
             share, end = again[first:last].mean(), last + limits.ngram - 1
-            detail = f"{share:.0%} of {last - first:,} {limits.ngram}-grams stood twice before"
-            yield "ngrams", first, end, detail
+            count = f"{last - first:,} {limits.ngram}-grams"
+            yield f"ngrams: {share:.0%} of {count} stood twice before", first, end
 
 
 def _distances(keys: Keys, n: int, nth: int = 1) -> npt.NDArray[np.int64]:
