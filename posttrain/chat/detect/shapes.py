@@ -140,6 +140,9 @@ class TextReader:
                         arguments[keyword[1]] = _literal(piece[keyword.end() :])
                     elif piece.strip():
                         arguments[str(k)] = _literal(piece)
+                only = arguments.get("0")  # f({"x": 1})
+                if isinstance(only, dict) and len(arguments) == 1:
+                    arguments = cast(dict[str, Any], only)
                 return RequestedCall(head[1], arguments), at
         self.budget -= len(self.text) - position
         return None, position
@@ -203,10 +206,10 @@ def _json(reader: TextReader, at: int) -> Payload | None:
         return Payload("python", calls, end)
     if _JSON_BLANK.match(reader.text, at):
         return Payload("blank", (), at)
-    name = _JSON_NAME.match(reader.text, at)
-    if name or _JSON_START.match(reader.text, at):
-        return Payload("json", (RequestedCall(name[1] if name else None),), at + 1, broken=True)
-    return None
+    if name := _JSON_NAME.match(reader.text, at):
+        return Payload("json", (RequestedCall(name[1]),), name.end(), broken=True)
+    begun = _JSON_START.match(reader.text, at)
+    return Payload("json", (RequestedCall(None),), begun.end(), broken=True) if begun else None
 
 
 def _named(reader: TextReader, at: int, named: re.Match[str]) -> Payload:
