@@ -58,8 +58,8 @@ _FUNCTION = re.compile(
     r"[\sĠ]*name\s*=\s*[\"']?(?P<named>[^<>\n\"']{1,128})[\"']?[^<>\n]*)(?:>|\n|$)"
 )
 _PARAMETER = re.compile(
-    rf"<(/?){_PREFIX}(parameter|param|arg_key|arg_value|arg|argument)"
-    r"(?:=\s*[\"']?([^<>\n\"']{1,128})[\"']?|[\sĠ]*name\s*=\s*[\"']([^<>\n\"']{1,128})[\"'][^<>\n]*)?>"
+    rf"<(?P<closing>/?){_PREFIX}(?P<tag>parameter|param|arg_(?:key|type|value)|argument|arg)"
+    r"(?:(?:=|[\sĠ]*name\s*=)\s*[\"']?(?P<name>[^<>\n\"']{1,128})[\"']?[^<>\n]*)?>"
 )
 
 
@@ -137,9 +137,9 @@ class TextReader:
                 arguments: dict[str, Any] = {}
                 for k, piece in enumerate(pieces):
                     if keyword := _KEYWORD.match(piece):
-                        arguments[keyword[1]] = _literal(piece[keyword.end() :])
+                        arguments[keyword[1]] = literal(piece[keyword.end() :])
                     elif piece.strip():
-                        arguments[str(k)] = _literal(piece)
+                        arguments[str(k)] = literal(piece)
                 only = arguments.get("0")  # f({"x": 1})
                 if isinstance(only, dict) and len(arguments) == 1:
                     arguments = cast(dict[str, Any], only)
@@ -162,7 +162,7 @@ class TextReader:
         return (), position
 
 
-def _literal(text: str) -> Any:
+def literal(text: str) -> Any:
     """A Python or JSON literal's value, `UNREAD` where the text is another expression."""
     text = text.strip()
     if text in _CONSTANTS:
@@ -184,8 +184,8 @@ def read_payload(reader: TextReader, position: int) -> Payload | None:
         at = reader.skip(at)
     if text[at : at + 1] in ("{", "["):
         return _json(reader, at)
-    if text[at : at + 1] == "<":
-        return _xml(reader, at)
+    if opened := _FUNCTION.match(text, at):
+        return _xml(reader, opened)
     if named := _NAMED.match(text, at):
         return _named(reader, at, named)
     lone = _LONE.match(text, at)
@@ -215,8 +215,7 @@ def _json(reader: TextReader, at: int) -> Payload | None:
 def _named(reader: TextReader, at: int, named: re.Match[str]) -> Payload:
     """A name and its arguments: parentheses, key and value elements, or JSON."""
     if named[2] is not None:
-        end = _block_end(reader, named.end())
-        arguments = _parameters(reader, named.end(), end)
+        arguments, end = _parameters(reader, named.end())
         kind = "glm" if "arg_key" in named[2] else "named"
         return Payload(kind, (RequestedCall(named[1], arguments, textual=True),), end)
     if reader.text[named.end()] == "(":
@@ -231,56 +230,38 @@ def _named(reader: TextReader, at: int, named: re.Match[str]) -> Payload:
     return Payload("named", (RequestedCall(named[1], arguments),), max(end, named.end() + 1))
 
 
-def _xml(reader: TextReader, at: int) -> Payload | None:
+def _xml(reader: TextReader, opened: re.Match[str]) -> Payload:
     """`<function=NAME>` or `<invoke name="NAME">` and its parameters."""
-    text = reader.text
-    opened = _FUNCTION.match(text, at)
-    if opened is None:
-        return None
-    name = (opened["name"] or opened["named"]).strip()
-    closer = f"</{opened['prefix']}{opened['tag']}>"
-    closed = reader.find(closer, opened.end())
-    block = closed if closed >= 0 else _block_end(reader, opened.end())
-    again = reader.find(f"<{opened['prefix']}{opened['tag']}=", opened.end())
-    if 0 <= again < block:
-        closed, block = -1, again
-    value, _ = reader.json(reader.skip(opened.end()))
+    value, end = reader.json(reader.skip(opened.end()))
+    arguments = read_arguments(value)
     if value is NOTHING:
-        arguments = _parameters(reader, opened.end(), block)
-    else:
-        arguments = read_arguments(value)
+        arguments, end = _parameters(reader, opened.end())
+    element = opened["prefix"] + opened["tag"]
+    closed, again = reader.find(f"</{element}>", end), reader.find(f"<{element}=", end)
+    if 0 <= closed and not 0 <= again < closed:
+        end = closed + len(element) + 3
+    elif again >= 0:
+        end = again
+    elif reader.text.startswith(("{", "<"), reader.skip(end)):
+        end = len(reader.text)  # cut off
+    name = (opened["name"] or opened["named"]).strip()
     requested = RequestedCall(name, arguments, textual=value is NOTHING)
-    end = closed + len(closer) if closed >= 0 else block
     return Payload("invoke" if opened["named"] else "xml", (requested,), end)
 
 
-def _block_end(reader: TextReader, position: int) -> int:
-    """Where an unclosed block ends: at its wrapper's closing tag, or with the text."""
-    closed = reader.find("</", position)
-    while closed >= 0 and reader.budget > 0:
-        if not _PARAMETER.match(reader.text, closed):
-            return closed
-        reader.budget -= 16
-        closed = reader.find("</", closed + 2)
-    return len(reader.text)
-
-
-def _parameters(reader: TextReader, start: int, end: int) -> dict[str, Any] | None:
-    """Parameters of an XML call, values as text; one that is not closed is `UNREAD`."""
-    text, parameters, key = reader.text, dict[str, Any](), None
-    reader.budget -= end - start
-    if reader.budget <= 0:
-        return None
-    value_from = start
-    for match in _PARAMETER.finditer(text, start, end):
-        closing, tag, name = match[1], match[2], match[3] or match[4]
-        if not closing:
-            key = name or key
-            value_from = match.end()
-        elif tag == "arg_key":
-            key = text[value_from : match.start()].strip()
-        elif key is not None:
-            value = text[value_from : match.start()].strip("\n")
-            parameters[key] = value.removeprefix("<![CDATA[").removesuffix("]]>")
-            key = None
-    return {**parameters, key: UNREAD} if key else parameters
+def _parameters(reader: TextReader, at: int) -> tuple[dict[str, Any], int]:
+    """Parameters as elements, values as text, and their end; "" is one that is not closed."""
+    text, parameters, key = reader.text, dict[str, Any](), ""
+    while (opened := _PARAMETER.match(text, reader.skip(at))) and not opened["closing"]:
+        following = _PARAMETER.search(text, opened.end())
+        if following is None or not following["closing"]:
+            stop = reader.find("</", opened.end())
+            return {**parameters, "": UNREAD}, stop if stop >= 0 else len(text)
+        value, at = text[opened.end() : following.start()], following.end()
+        key = opened["name"] or key
+        if opened["tag"] == "arg_key":
+            key = value.strip()
+        elif opened["tag"] != "arg_type":
+            value = value.strip("\n").removeprefix("<![CDATA[").removesuffix("]]>")
+            parameters[key] = value
+    return parameters, at
