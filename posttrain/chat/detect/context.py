@@ -149,8 +149,8 @@ class Context(TextReader):
         if candidate.plain and (question.wants_code or question.wants_data):
             return True
         if fence := self.fence(start):  # a block is a call only if it holds nothing else
-            begun = self.text[max(fence[0], min(since, start)) : start]
-            behind = self.text[candidate.end : fence[1]].strip()
+            begun = self.text[max(fence[0], since, start - _NEAR) : start]
+            behind = self.text[candidate.end : min(fence[1], candidate.end + _NEAR)].strip()
             more = behind and not re.match(r"[\[{<,;✿]|[\w.]+\(|tool|function", behind)
             return bool(begun.strip(" \t\n,;") or more)
         if span := _around(start, self._inlines):  # in inline code only as a whole line

@@ -86,8 +86,7 @@ _FORMS = (
     ("functioncall", "glaive"), ("start_function_call", "gemma"), ("｜", "deepseek"),
 )  # fmt: skip
 _KINDS = {"json": "hermes_json", "xml": "nemotron_xml", "invoke": "invoke_xml", "glm": "glm"}
-_NEXT = re.compile(r"\s*(?:<[|｜]?[\w▁:\-.|｜]{2,60}(?:\s[^<>\n]{0,160})?>|\[ARGS\])")
-_TAG = re.compile(r"\s*</?[^<>\s][^<>\n]{0,80}>")
+_TAG = re.compile(r"\s*(?:</?[^<>\s/][^<>\n]{0,160}>|\[ARGS\])")
 # what may stand between a recipient and its message, with special tokens or without them
 _HARMONY = re.compile(
     r"(?:\s|<\|(?:channel|constrain)\|>|commentary|analysis|json|code){0,8}(<\|message\|>)?"
@@ -135,13 +134,11 @@ def _tagged(match: re.Match[str], context: Context) -> Candidate | None:
 
 def _marked(match: re.Match[str], context: Context) -> Candidate | None:
     """A call behind its marker, and behind further markers that follow it at once."""
-    text, start, at, payload = context.text, match.start(), match.end(), None
-    for _ in range(4):
+    text, start, at = context.text, match.start(), match.end()
+    payload = read_payload(context, at)
+    while not payload and (tag := _TAG.match(text, at)) and tag.end() < start + 400:
+        at = tag.end()
         payload = read_payload(context, at)
-        deeper = None if payload else _NEXT.match(text, at)
-        if deeper is None:
-            break
-        at = deeper.end()
     end = _end(match, context, payload)
     form, recipient = _form(match, payload), match["recipient"] is not None
     if payload is None:
@@ -152,7 +149,7 @@ def _marked(match: re.Match[str], context: Context) -> Candidate | None:
         if recipient or not (starts and alone):
             return None
         return Candidate(form, start, end, (RequestedCall(name),))
-    if payload.kind == "blank" or (payload.kind == "lone" and (recipient or end == payload.end)):
+    if payload.kind == "lone" and (recipient or end == payload.end):
         return None
     requested = list(payload.requested)
     at = end if payload.broken else payload.end
@@ -161,7 +158,7 @@ def _marked(match: re.Match[str], context: Context) -> Candidate | None:
         if more is not None and more.requested and not more.broken:
             requested += more.requested
             at = more.end
-        elif tag := _TAG.match(text, at, end):
+        elif (tag := _TAG.match(text, at)) and tag.end() <= end:
             at = tag.end()
         else:
             break

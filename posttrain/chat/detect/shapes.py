@@ -19,9 +19,7 @@ from posttrain.chat.detect.requested import (
     UNREAD,
     RequestedCall,
     calls_in,
-    placeholder,
     read_arguments,
-    toolish,
 )
 
 NOTHING = object()
@@ -29,20 +27,21 @@ NOTHING = object()
 _DECODER = json.JSONDecoder(strict=False)  # raw newlines in strings are common in calls
 _WINDOW = 4096
 _SPACE = re.compile(r"\s*")
+_OPEN_FENCE = re.compile(r"```\s*(?:json\s*)?")
 _CALL_HEAD = re.compile(r"([A-Za-z_][\w.\-/ ]{0,127})(?<! )\(")  # [Market Trends API(country="us")]
 _KEYWORD = re.compile(r"\s*([A-Za-z_]\w{0,127})\s*=(?!=)\s*")
 _CONSTANTS = {"True": True, "False": False, "None": None}
 _PYTHON_TOKEN = re.compile(r"\"(?:[^\"\\]|\\.)*+\"|'(?:[^'\\]|\\.)*+'|[()\[\]{},\"']", re.S)
 
-_JSON_NAME = re.compile(
-    rf"[\[{{\s]*[\"'](?:name|tool|tool_name|function)[\"']\s*:\s*[\"']({NAME})[\"']"
-)
 # a form to fill in: {"name": <function-name>, …}, {...}
 _JSON_BLANK = re.compile(
     r"[\[{\s]{0,40}[\"']?\w{0,40}[\"']?\s*:\s*[\"']?(?:<[^<>\"]{0,80}>|\.\.\.|…|\$|\{\{|(?<=[\"'])\{)|"
     r"[\[{\s]{0,40}(?:\.\.\.|…)|[^\n]{0,160}[:\s]\{?\s*(?:\.\.\.|…)\s*\}"
 )
-_JSON_START = re.compile(r"[\[{]\s*(?:[\"'}\]{\[]|$)|[\[{]\s*\w+\s*:")
+_JSON_START = re.compile(  # of an object that is cut off or malformed, and its name
+    rf"[\[{{\s]*[\"'](?:name|tool|tool_name|function)[\"']\s*:\s*[\"']({NAME})[\"']|"
+    r"[\[{]\s*(?:[\"'}\]{\[]|$|\w+\s*:)"
+)
 _PREFIX = r"(?:\w{1,20}[:_|]|[|｜]?DSML[|｜]?)?"  # <minimax:…>, <ifm|…>, <｜DSML｜…>
 # a tool's name and what notations put between it and its arguments
 _NAMED = re.compile(
@@ -65,9 +64,9 @@ _PARAMETER = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """What follows a marker; "blank" is a form to fill in, "lone" a name without arguments."""
+    """What follows a marker; "lone" is a name without arguments."""
 
-    kind: Literal["json", "xml", "invoke", "glm", "named", "python", "lone", "blank"]
+    kind: Literal["json", "xml", "invoke", "glm", "named", "python", "lone"]
     requested: tuple[RequestedCall, ...]
     end: int
     broken: bool = False  # nothing behind it is read: that would go through the rest once a sign
@@ -121,45 +120,42 @@ class TextReader:
                 break
         return NOTHING, position
 
-    def python_call(self, position: int) -> tuple[RequestedCall | None, int]:
-        """The call `name(key=value, …)` at a position; None where there is no such."""
-        head = _CALL_HEAD.match(self.text, position)
-        if head is None or self.budget <= 0:
-            return None, position
-        depth, pieces, at = 1, list[str](), head.end()
-        for token in _PYTHON_TOKEN.finditer(self.text, at):
+    def python(self, position: int) -> tuple[tuple[RequestedCall, ...], int]:
+        """The call `f(key=value, …)` or the list of calls `[f(…), g(…)]` at a position; () if none."""
+        listed, calls, at = self.text[position : position + 1] == "[", [], position
+        while head := _CALL_HEAD.match(self.text, self.skip(at + listed)):
+            arguments, at = self._arguments(head.end())
+            if arguments is None:
+                break
+            calls.append(RequestedCall(head[1], arguments))
+            if not listed:
+                return tuple(calls), at
+            at = self.skip(at)
+            if self.text[at : at + 1] == "]":
+                return tuple(calls), at + 1
+            if self.text[at : at + 1] not in (",", ";"):
+                break
+        self.budget -= at - position
+        return (), position
+
+    def _arguments(self, at: int) -> tuple[dict[str, Any] | None, int]:
+        """Arguments up to the parenthesis that closes them; None where none does."""
+        depth, arguments, start = 1, dict[str, Any](), at
+        for token in _PYTHON_TOKEN.finditer(self.text, at) if self.budget > 0 else ():
             mark = token[0]
             depth += (mark in "([{") - (mark in ")]}")
             if depth == 0 or (mark == "," and depth == 1):
-                pieces.append(self.text[at : token.start()])
-                at = token.end()
+                piece, at = self.text[at : token.start()], token.end()
+                if keyword := _KEYWORD.match(piece):
+                    arguments[keyword[1]] = literal(piece[keyword.end() :])
+                elif piece.strip():
+                    arguments[str(len(arguments))] = literal(piece)
             if depth == 0:
-                arguments: dict[str, Any] = {}
-                for k, piece in enumerate(pieces):
-                    if keyword := _KEYWORD.match(piece):
-                        arguments[keyword[1]] = literal(piece[keyword.end() :])
-                    elif piece.strip():
-                        arguments[str(k)] = literal(piece)
                 only = arguments.get("0")  # f({"x": 1})
-                if isinstance(only, dict) and len(arguments) == 1:
-                    arguments = cast(dict[str, Any], only)
-                return RequestedCall(head[1], arguments), at
-        self.budget -= len(self.text) - position
-        return None, position
-
-    def python_list(self, position: int) -> tuple[tuple[RequestedCall, ...], int]:
-        """The list of calls `[f(…), g(…)]` at a position; () where there is no such."""
-        calls, at = list[RequestedCall](), position
-        while not calls or self.text[at : at + 1] in (",", ";"):
-            call, at = self.python_call(self.skip(at + 1))
-            if call is None:
-                break
-            calls.append(call)
-            at = self.skip(at)
-        if calls and self.text[at : at + 1] == "]":
-            return tuple(calls), at + 1
-        self.budget -= at - position
-        return (), position
+                alone = isinstance(only, dict) and len(arguments) == 1
+                return cast(dict[str, Any], only) if alone else arguments, at
+        self.budget -= len(self.text) - start
+        return None, start
 
 
 def literal(text: str) -> Any:
@@ -178,10 +174,8 @@ def literal(text: str) -> Any:
 def read_payload(reader: TextReader, position: int) -> Payload | None:
     """The payload at a position, white space and a code fence before it aside."""
     text, at = reader.text, reader.skip(position)
-    if text.startswith("```", at):
-        at = reader.skip(at + 3)
-        at += 4 if text.startswith("json", at) else 0
-        at = reader.skip(at)
+    if fence := _OPEN_FENCE.match(text, at):
+        at = fence.end()
     if text[at : at + 1] in ("{", "["):
         return _json(reader, at)
     if opened := _FUNCTION.match(text, at):
@@ -195,21 +189,16 @@ def read_payload(reader: TextReader, position: int) -> Payload | None:
 def _json(reader: TextReader, at: int) -> Payload | None:
     value, end = reader.json(at)
     if value is not NOTHING:
-        calls = calls_in(value, keyed=True)
         name = cast(Any, value).get("name") if isinstance(value, dict) else None
-        if not calls and isinstance(name, str) and placeholder(name):
-            return Payload("blank", (), at)
-        known = name if isinstance(name, str) and toolish(name) else None
-        return Payload("json", calls or (RequestedCall(known),), end)
-    calls, end = reader.python_list(at) if reader.text[at] == "[" else ((), at)
+        only = RequestedCall(name if isinstance(name, str) else None)
+        return Payload("json", calls_in(value, keyed=True) or (only,), end)
+    calls, end = reader.python(at)
     if calls:
         return Payload("python", calls, end)
     if _JSON_BLANK.match(reader.text, at):
-        return Payload("blank", (), at)
-    if name := _JSON_NAME.match(reader.text, at):
-        return Payload("json", (RequestedCall(name[1]),), name.end(), broken=True)
+        return Payload("json", (RequestedCall("…"),), at, broken=True)
     begun = _JSON_START.match(reader.text, at)
-    return Payload("json", (RequestedCall(None),), begun.end(), broken=True) if begun else None
+    return Payload("json", (RequestedCall(begun[1]),), begun.end(), broken=True) if begun else None
 
 
 def _named(reader: TextReader, at: int, named: re.Match[str]) -> Payload:
@@ -221,10 +210,9 @@ def _named(reader: TextReader, at: int, named: re.Match[str]) -> Payload:
     if reader.text[named.end()] == "(":
         # what is printed is what is called
         at = reader.skip(named.end() + 1) if named[1] == "print" else named.start(1)
-        call, end = reader.python_call(at)
-        if call is None:
-            return Payload("python", (RequestedCall(named[1]),), named.end() + 1, broken=True)
-        return Payload("python", (call,), end)
+        if (read := reader.python(at))[0]:
+            return Payload("python", *read)
+        return Payload("python", (RequestedCall(named[1]),), named.end() + 1, broken=True)
     value, end = reader.json(named.end())
     arguments = None if value is NOTHING else read_arguments(value)
     return Payload("named", (RequestedCall(named[1], arguments),), max(end, named.end() + 1))
@@ -238,7 +226,7 @@ def _xml(reader: TextReader, opened: re.Match[str]) -> Payload:
         arguments, end = _parameters(reader, opened.end())
     element = opened["prefix"] + opened["tag"]
     closed, again = reader.find(f"</{element}>", end), reader.find(f"<{element}=", end)
-    if 0 <= closed and not 0 <= again < closed:
+    if closed >= 0 and not 0 <= again < closed:
         end = closed + len(element) + 3
     elif again >= 0:
         end = again
