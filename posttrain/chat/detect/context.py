@@ -144,9 +144,9 @@ class Context(TextReader):
             since: where the call before this one ended.
         """
         start, requested, question = candidate.start, candidate.requested, self.question
-        if to_fill_in(requested) or (question.about_calls and not self.declares(requested)):
-            return True
-        if candidate.plain and (question.wants_code or question.wants_data):
+        text_asked_for = candidate.plain and (question.wants_code or question.wants_data)
+        about = (question.about_calls or text_asked_for) and not self.declares(requested)
+        if to_fill_in(requested) or about:
             return True
         if fence := self.fence(start):  # a block is a call only if it holds nothing else
             begun = self.text[max(fence[0], since, start - _NEAR) : start]
@@ -156,7 +156,7 @@ class Context(TextReader):
         if span := _around(start, self._inlines):  # in inline code only as a whole line
             return bool(self.before(span[0]).strip("*- ")) or not _TRAIL.match(self.after(span[1]))
         before = self.before(start).rstrip()
-        leads = not before[-1:].isalnum() or not before.strip("-*+>•# \t")
+        leads = not before[-1:].isalnum()
         trails = _TRAIL.match(self.after(candidate.end)) is not None
         return bool(_QUOTE.search(before)) or not (leads or trails or candidate.marked)
 

@@ -127,7 +127,13 @@ def _opens_calls(word: str) -> bool:
 def _tagged(match: re.Match[str], context: Context) -> Candidate | None:
     tag, word = match["tag"], _word(match["tag"])
     if match["rest"] and re.split(r"[:|｜]", word)[-1] in ("function", "invoke"):
-        return _element(match, context)
+        payload = read_payload(context, match.start())  # without a wrapper around it
+        if payload is None:
+            return None
+        form = "function_tag" if payload.kind == "xml" else "invoke_xml"
+        form = "deepseek" if "dsml" in word else form
+        plain = payload.kind == "invoke" and word == "function"
+        return Candidate(form, match.start(), payload.end, payload.requested, plain)
     closes = tag.endswith(("|", "｜")) and tag[0] not in "|｜"  # gemma's
     return _marked(match, context) if _opens_calls(word) and not closes else None
 
@@ -136,10 +142,14 @@ def _marked(match: re.Match[str], context: Context) -> Candidate | None:
     """A call behind its marker, and behind further markers that follow it at once."""
     text, start, at = context.text, match.start(), match.end()
     payload = read_payload(context, at)
-    while not payload and (tag := _TAG.match(text, at)) and tag.end() < start + 400:
-        at = tag.end()
+    while not payload and (other := _TAG.match(text, at)) and other.end() < match.end() + 100:
+        at = other.end()
         payload = read_payload(context, at)
-    end = _end(match, context, payload)
+    end = max(match.end(), payload.end if payload else 0)
+    if tag := match["tag"]:
+        closer = f"</{tag.lstrip('|｜')}>"
+        closed = context.find(closer, end)
+        end = closed + len(closer) if closed >= 0 else end
     form, recipient = _form(match, payload), match["recipient"] is not None
     if payload is None:
         rest = text[at : at + 160].strip()
@@ -149,8 +159,6 @@ def _marked(match: re.Match[str], context: Context) -> Candidate | None:
         if recipient or not (starts and alone):
             return None
         return Candidate(form, start, end, (RequestedCall(name),))
-    if payload.kind == "lone" and (recipient or end == payload.end):
-        return None
     requested = list(payload.requested)
     at = end if payload.broken else payload.end
     while at < end:  # further calls in one wrapper
@@ -158,12 +166,11 @@ def _marked(match: re.Match[str], context: Context) -> Candidate | None:
         if more is not None and more.requested and not more.broken:
             requested += more.requested
             at = more.end
-        elif (tag := _TAG.match(text, at)) and tag.end() <= end:
-            at = tag.end()
+        elif (other := _TAG.match(text, at)) and other.end() <= end:
+            at = other.end()
         else:
             break
-    adjacent = not context.before(start)[-1:].isspace()
-    return Candidate(form, start, end, tuple(requested), marked=adjacent or bool(requested[0].name))
+    return Candidate(form, start, end, tuple(requested), marked=True)
 
 
 def _form(match: re.Match[str], payload: Payload | None) -> str:
@@ -174,34 +181,6 @@ def _form(match: re.Match[str], payload: Payload | None) -> str:
         return _KINDS.get(payload.kind if payload else "", "tool_call_tag")
     default = "special_token" if tag[0] == "|" else "tool_tag"
     return next((form for part, form in _FORMS if part in tag.lower()), default)
-
-
-def _end(match: re.Match[str], context: Context, payload: Payload | None) -> int:
-    """Where the call ends: behind its closing tag, or with its payload, or with the text."""
-    start, tag = max(match.end(), payload.end if payload else 0), match["tag"]
-    if tag is None:
-        return start
-    closer = f"</{tag.lstrip('|｜')}>"
-    if (closed := context.find(closer, start)) >= 0:
-        return closed + len(closer)
-    again = context.find(match[0], match.end())
-    return start if payload else again if again >= 0 else len(context.text)
-
-
-def _element(match: re.Match[str], context: Context) -> Candidate | None:
-    """`<function=f>…` or `<invoke name="f">…` without a wrapper around it."""
-    payload = read_payload(context, match.start())
-    if payload is None or payload.kind not in ("xml", "invoke"):
-        return None
-    (call,) = payload.requested
-    closed = context.text.startswith("</function>", match.end())
-    if payload.kind == "invoke" and not (call.arguments or closed or _function_like(call)):
-        return None  # an element with a name and no parameters is any XML
-    form = "function_tag" if payload.kind == "xml" else "invoke_xml"
-    plain = payload.kind == "invoke" and match["tag"].startswith("function")
-    form = "deepseek" if "DSML" in match["tag"] else form
-    marked = bool(call.arguments)
-    return Candidate(form, match.start(), payload.end, payload.requested, plain, marked)
 
 
 def _function_like(call: RequestedCall) -> bool:
@@ -249,13 +228,12 @@ def _code(match: re.Match[str], context: Context) -> Candidate | None:
             return Candidate("llama_python_tag", start, payload.end, calls)
     closed = fence[1] if fence else context.find("<|e" if token else f"</{tag}>", at)
     stop = closed if closed >= 0 else len(text)
-    inner, before = text[at : min(stop, at + 4000)], text[max(0, start - 80) : start].rstrip()
-    nested = tag and before.endswith(">") and not before.endswith(("|>", "think>"))
+    inner = text[at : min(stop, at + 4000)]
     blank = not inner.strip(" .…\n") or (match["fence"] and fence is None)
-    if blank or nested or match[0] in inner or (llama and not _CODE.match(inner)):
+    if blank or (llama and not _CODE.match(inner)):
         return None
     kind: Builtin = "search" if re.search("search|query|wiki|google|browse", tag) else "python"
-    if kind == "search" and (inner.lstrip()[:1] == "<" or inner.count("\n") > 8):
+    if kind == "search" and inner.lstrip()[:1] == "<":
         return None  # an element that holds elements is a document
     if llama or not calls:
         name = "bash" if "bash" in tag else kind
@@ -284,10 +262,8 @@ def _json(match: re.Match[str], context: Context) -> Candidate | None:
 def _is_data(calls: tuple[RequestedCall, ...], context: Context) -> bool:
     """Whether the prompt asked for JSON that happens to look like this."""
     question, names = context.question, [call.name or "" for call in calls]
-    if context.declares(calls):
+    if context.declares(calls) or not question.wants_data:
         return False
-    if not question.wants_data:
-        return any(name.istitle() and "_" not in name for name in names)
     tools, parameters = "(?:name|tool|function|action|api|method)", "(?:arg|param|input)[a-z]*"
     keyed = all(re.search(rf"\b{key}s?\b", question.text, re.I) for key in (tools, parameters))
     return keyed or not all("." in n or ("_" in n and _VERB.search(n)) for n in names)
@@ -295,17 +271,15 @@ def _is_data(calls: tuple[RequestedCall, ...], context: Context) -> bool:
 
 def _python(match: re.Match[str], context: Context) -> Candidate | None:
     """Calls in Python's shape that stand alone: a list, `functions.f(…)`, `Action: f(x=1)`."""
-    payload, row, question = read_payload(context, match.end()), match.lastgroup, context.question
+    payload, row = read_payload(context, match.end()), match.lastgroup
     if payload is None or payload.kind != "python" or payload.broken:
         return None
     start, end, calls = context.skip(match.start()), payload.end, payload.requested
     before = context.before(start)
     rest = context.text[end:] if row == "whole" else context.after(end)
-    own = not before.strip(" \t>*-") and not (len(before) > 3 and before.isspace())  # no code
-    # behind prose, but for the words that code has there
-    led = re.search(
-        r"(?:\w |[.:!?>] ?)(?<!\breturn )(?<!\byield )(?<!\bi[ns] )(?<!\belse )\Z", before
-    )
+    # on a line of its own, or behind prose (and behind no word that code has there)
+    own = re.fullmatch(r"\s{0,3}(?:[>*-]\s{0,3})*", before)
+    led = re.search(r"(?:\w |[.:!?>] ?)(?<!return )(?<!yield )(?<!else )\Z", before)
     functions = all(_function_like(call) for call in calls)
     if not (own or (led and functions)) or rest.strip(" \t.;)`*\n")[:1] not in ("", "<"):
         return None
@@ -314,13 +288,10 @@ def _python(match: re.Match[str], context: Context) -> Candidate | None:
         return None
     if any((call.name or "").istitle() for call in calls):
         return None  # `[Point(x=1)]` is an object as it prints
-    lone = row in ("lone", "engine", "whole")
-    if question.wants_code and not (lone or (functions and not before) or context.declares(calls)):
-        return None  # a piece of the code that was asked for
     if row == "engine":
         calls = tuple(replace(call, builtin="search") for call in calls)
     form = {"engine": "search_request", "functions": "functions_dot"}.get(row or "", "pythonic")
-    return Candidate(form, start, end, calls, plain=lone)
+    return Candidate(form, start, end, calls, plain=row != "listed" or not own)
 
 
 def _worded(match: re.Match[str], context: Context) -> Candidate | None:
@@ -339,8 +310,7 @@ def _worded(match: re.Match[str], context: Context) -> Candidate | None:
     if react and arguments is None:
         arguments = {"": UNREAD}
     end = max(end, match.end() + len(context.after(match.end())))
-    plain = not react and match["calls"] is None
-    form = "react" if react else "text_lines"
+    form, plain = "react" if react else "text_lines", not (react or match["calls"])
     return Candidate(form, start, end, (RequestedCall(name, arguments),), plain)
 
 

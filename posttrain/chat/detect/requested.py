@@ -128,7 +128,7 @@ def to_fill_in(calls: Iterable[RequestedCall]) -> bool:
         values = list((call.arguments or {}).values())
         blanks = [isinstance(v, str) and bool(_BLANK_VALUE.fullmatch(v)) for v in values]
         name = call.name or ""
-        if any(blanks) and (all(blanks) or placeholder(name)):
+        if blanks and all(blanks):
             return True
         if placeholder(name) and (call.arguments is None or not toolish(name)):
             return True

@@ -16,7 +16,7 @@ from typing import Literal
 from posttrain.chat.detect.context import Candidate, Context, Question, own_name
 from posttrain.chat.detect.declared import Kind, Tools, kind_of, read_tools
 from posttrain.chat.detect.markers import OPENERS, READERS
-from posttrain.chat.detect.requested import RequestedCall, read_arguments, to_fill_in
+from posttrain.chat.detect.requested import RequestedCall, read_arguments
 from posttrain.chat.reasoning import CLOSE, OPEN
 from posttrain.records import ToolCall
 from posttrain.rollouts import Completion, Prompt, Step
@@ -171,6 +171,6 @@ def _calls(context: Context) -> Iterator[Candidate]:
         elif not context.shows(candidate, since):
             yield candidate
             since = end
-        elif to_fill_in(candidate.requested) or end == len(context.text):
+        elif end == len(context.text):
             end = match.end()  # one that is shown and does not close may hide a call
         position = max(position, end)

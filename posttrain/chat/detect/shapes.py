@@ -36,7 +36,7 @@ _PYTHON_TOKEN = re.compile(r"\"(?:[^\"\\]|\\.)*+\"|'(?:[^'\\]|\\.)*+'|[()\[\]{},
 # a form to fill in: {"name": <function-name>, …}, {...}
 _JSON_BLANK = re.compile(
     r"[\[{\s]{0,40}[\"']?\w{0,40}[\"']?\s*:\s*[\"']?(?:<[^<>\"]{0,80}>|\.\.\.|…|\$|\{\{|(?<=[\"'])\{)|"
-    r"[\[{\s]{0,40}(?:\.\.\.|…)|[^\n]{0,160}[:\s]\{?\s*(?:\.\.\.|…)\s*\}"
+    r"[\[{\s]{0,40}(?:\.\.\.|…)"
 )
 _JSON_START = re.compile(  # of an object that is cut off or malformed, and its name
     rf"[\[{{\s]*[\"'](?:name|tool|tool_name|function)[\"']\s*:\s*[\"']({NAME})[\"']|"
@@ -121,7 +121,7 @@ class TextReader:
         return NOTHING, position
 
     def python(self, position: int) -> tuple[tuple[RequestedCall, ...], int]:
-        """The call `f(key=value, …)` or the list of calls `[f(…), g(…)]` at a position; () if none."""
+        """The call `f(key=value, …)` or list of calls `[f(…), …]` at a position; () if none."""
         listed, calls, at = self.text[position : position + 1] == "[", [], position
         while head := _CALL_HEAD.match(self.text, self.skip(at + listed)):
             arguments, at = self._arguments(head.end())
