@@ -38,6 +38,8 @@ NUMBER = (
     r"\s*[})]?)?(?:_\s*\{?\s*(?P<base>\d+)\s*\}?)?)"
 )
 _WHOLE = re.compile(rf"{NUMBER}(?P<rest>.*)")
+_REPEATING = re.compile(r"(-?)(\d*)\.(\d*)\\(?:overline|bar)\{?(\d+)\}?")
+_ENCLOSED = re.compile(r"^\(([^(),;]*)\)$|^\{([^{},;]*)\}$")  # (-3), {5}
 _FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(\d)(?!\d))")
 _PERCENT = re.compile(r"\s*(?:%|percent(?:age)?(?: points?)?(?![A-Za-z])|per cent(?![A-Za-z]))")
 
@@ -49,14 +51,14 @@ def read_number(text: str) -> Number | None:
     """
     if len(text) > LONGEST:
         return None
-    again = re.fullmatch(r"(-?)(\d*)\.(\d*)\\(?:overline|bar)\{?(\d+)\}?", text.strip())
+    again = _REPEATING.fullmatch(text.strip())
     if again:  # 0.1\overline{6}
         sign, whole, fixed, digits = again.groups()
         value = Fraction(int(digits), 10 ** len(digits) - 1) + int(f"{whole}{fixed}" or 0)
         return Number(Fraction(f"{sign}1") * value / 10 ** len(fixed), "fraction")
-    text = re.sub(r"^\(([^(),;]*)\)$|^\{([^{},;]*)\}$", r"\1\2", text.strip())  # (-3), {5}
+    text = _ENCLOSED.sub(r"\1\2", text.strip())
     text = _FRACTION.sub(r" \1\2/\3\4", text).strip()
-    match = _WHOLE.fullmatch(re.sub(r"^([+-])\s+", r"\1", text))
+    match = _WHOLE.fullmatch(text.replace("- ", "-"))
     value = _value(match) if match else None
     if match is None or value is None:
         return None
