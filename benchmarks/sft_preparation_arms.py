@@ -28,7 +28,7 @@ from rich.console import Console
 
 from data_builders.filters.screen import Screen
 from data_builders.progress import Stages
-from data_builders.rows import examples
+from data_builders.rows import read
 from data_builders.sft import part, prepare, shards
 from data_builders.sft.audit import audit_sources
 from data_builders.sft.inputs import scan_inputs
@@ -191,7 +191,7 @@ class Clock:
         here = sys.modules[__name__]
         for module, name, step in (
             (here, "scan_inputs", "hash the input"),
-            (examples, "structural_drop", "filters"),
+            (read, "structural_drop", "filters"),
             (Screen, "__call__", "filters"),
             (prepare, "control_reasoning", "reasoning control"),
             (prepare, "_render", "render"),

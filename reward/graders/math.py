@@ -86,9 +86,8 @@ class Math:
                 formulas[comparison] = [gold, answer]
             else:
                 results[comparison] = JobResult(equal)
-        if formulas:
-            done = self._workers.run([("equal", arguments) for arguments in formulas.values()])
-            results.update(zip(formulas, done, strict=True))
+        done = self._workers.run([("equal", arguments) for arguments in formulas.values()])
+        results.update(zip(formulas, done, strict=True))
         return results
 
     def _own_answer(self, prompt: Prompt) -> Comparison | str:

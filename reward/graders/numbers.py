@@ -121,7 +121,7 @@ def same_number(gold: Number, answer: Number, tolerance: float | None = None) ->
 
 _NAMES = {
     "km": "kilometer kilometre kms", "m": "meter metre", "cm": "centimeter centimetre cms",
-    "mm": "millimeter millimetre", "mi": "mile", "ft": "foot feet", "in": "inch inches inche",
+    "mm": "millimeter millimetre", "mi": "mile", "ft": "foot feet", "inch": "",
     "yd": "yard", "kg": "kilogram kilogramme kilo kgs", "g": "gram gramme gm", "mg": "milligram",
     "lb": "pound lbs", "oz": "ounce", "t": "ton tonne", "L": "l liter litre", "mL": "ml milliliter "
     "millilitre", "h": "hour hr hrs", "min": "minute mins", "s": "second sec secs", "ms":

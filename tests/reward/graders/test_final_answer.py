@@ -56,6 +56,8 @@ from reward.graders.final_answer import find_answer
         ("so we are left with 5x", "5x"),
         ("x = \\frac{3}{4}", "x = \\frac{3}{4}"),
         ("one\nThus the result is 20%.\n\n", "20%"),
+        ("Au total 2 500 euros.", "2 500 euros"), ("It is 60°.", "60^\\circ"),
+        ("That is 1.5 × 10^3 m.", "1.5 \\times  10^3 m"), ("\\boxed{5} and \\boxed{5}", "5"),
     ],
 )  # fmt: skip
 def test_the_answer_is_found(text: str, answer: str | None):
@@ -110,8 +112,10 @@ def test_the_last_line_counts_only_where_asked():
         "'answer':" * 11_000,
         "wait, I " * 12_000,
         "not A or " * 11_000,
+        "5 m/" * 25_000,
+        "\\\\" * 50_000,
     ],
-    ids=range(21),
+    ids=range(23),
 )
 def test_a_hundred_thousand_hostile_characters_end(text: str):
     """Quadratic reading would take minutes here; that it returns at all is the test."""
