@@ -131,9 +131,10 @@ def chosen(answer: str, options: Options) -> str | None:
     for place in answer_places(answer):
         line = place.text.split("\n", 1)[0]
         text = line if place.kind == "label" else place.text
-        letter = choice(text, options)
+        letter = choice(place.text, options) or choice(text, options)
         if letter is None and place.kind == "line":
-            letter = choice(answer.strip().split("\n", 1)[0], options)
+            first = answer.strip().split("\n", 1)[0]
+            letter = choice(answer, options) or choice(first, options)
         if letter is None:
             letter = _mentioned(_DENIED.sub(" ", text), options, place.kind)
         if letter is None and place.kind == "line":
