@@ -130,6 +130,9 @@ def _tagged(match: re.Match[str], context: Context) -> Candidate | None:
         payload = read_payload(context, match.start())  # without a wrapper around it
         if payload is None:
             return None
+        (call,), empty = payload.requested, context.text.startswith("</function>", match.end())
+        if payload.kind == "invoke" and not (call.arguments or empty or _function_like(call)):
+            return None  # an element with a name and no parameters is any XML
         form = "function_tag" if payload.kind == "xml" else "invoke_xml"
         form = "deepseek" if "dsml" in word else form
         plain = payload.kind == "invoke" and word == "function"
@@ -228,9 +231,10 @@ def _code(match: re.Match[str], context: Context) -> Candidate | None:
             return Candidate("llama_python_tag", start, payload.end, calls)
     closed = fence[1] if fence else context.find("<|e" if token else f"</{tag}>", at)
     stop = closed if closed >= 0 else len(text)
-    inner = text[at : min(stop, at + 4000)]
+    inner, before = text[at : min(stop, at + 4000)], context.before(start).rstrip()
+    nested = tag and before.endswith(">") and not before.endswith(("|>", "think>"))
     blank = not inner.strip(" .…\n") or (match["fence"] and fence is None)
-    if blank or (llama and not _CODE.match(inner)):
+    if blank or nested or (llama and not _CODE.match(inner)):
         return None
     kind: Builtin = "search" if re.search("search|query|wiki|google|browse", tag) else "python"
     if kind == "search" and inner.lstrip()[:1] == "<":
@@ -262,8 +266,10 @@ def _json(match: re.Match[str], context: Context) -> Candidate | None:
 def _is_data(calls: tuple[RequestedCall, ...], context: Context) -> bool:
     """Whether the prompt asked for JSON that happens to look like this."""
     question, names = context.question, [call.name or "" for call in calls]
-    if context.declares(calls) or not question.wants_data:
+    if context.declares(calls):
         return False
+    if not question.wants_data:
+        return any(name.istitle() and "_" not in name for name in names)
     tools, parameters = "(?:name|tool|function|action|api|method)", "(?:arg|param|input)[a-z]*"
     keyed = all(re.search(rf"\b{key}s?\b", question.text, re.I) for key in (tools, parameters))
     return keyed or not all("." in n or ("_" in n and _VERB.search(n)) for n in names)
