@@ -166,7 +166,7 @@ def _marked(match: re.Match[str], context: Context) -> Candidate | None:
     at = end if payload.broken else payload.end
     while at < end:  # further calls in one wrapper
         more = read_payload(context, at)
-        if more is not None and more.requested and not more.broken:
+        if more and not more.broken:
             requested += more.requested
             at = more.end
         elif (other := _TAG.match(text, at)) and other.end() <= end:
@@ -224,14 +224,13 @@ def _code(match: re.Match[str], context: Context) -> Candidate | None:
     fence = context.fence(at) if match["fence"] else None
     payload = read_payload(context, at) if fence or llama or tag == "tool_code" else None
     calls = payload.requested if payload else ()
-    if payload and llama and calls:
-        name = calls[0].name or ""
-        if name.endswith(".call") or (name and payload.kind == "json"):
-            calls = tuple(replace(c, name=(c.name or "").removesuffix(".call")) for c in calls)
-            return Candidate("llama_python_tag", start, payload.end, calls)
+    first = calls[0].name or "" if calls else ""
+    if payload and llama and (first.endswith(".call") or (first and payload.kind == "json")):
+        calls = tuple(replace(c, name=(c.name or "").removesuffix(".call")) for c in calls)
+        return Candidate("llama_python_tag", start, payload.end, calls)
     closed = fence[1] if fence else context.find("<|e" if token else f"</{tag}>", at)
     stop = closed if closed >= 0 else len(text)
-    inner, before = text[at : min(stop, at + 4000)], context.before(start).rstrip()
+    inner, before = text[at : min(stop, at + 4000)], text[max(0, start - 80) : start].rstrip()
     nested = tag and before.endswith(">") and not before.endswith(("|>", "think>"))
     blank = not inner.strip(" .…\n") or (match["fence"] and fence is None)
     if blank or nested or (llama and not _CODE.match(inner)):
