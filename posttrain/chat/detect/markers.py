@@ -204,7 +204,8 @@ def _harmony(match: re.Match[str], context: Context) -> Candidate | None:
         return None
     value, end = context.json(context.skip(head.end()))
     arguments = read_arguments(value) if isinstance(value, dict) else None
-    if not (head[1] or arguments is not None):
+    begun = head[0].strip() and context.text.startswith("{", head.end())
+    if arguments is None and not (head[1] or begun):
         return None
     if value is NOTHING:
         stop = context.find("<|", head.end())
@@ -296,7 +297,7 @@ def _python(match: re.Match[str], context: Context) -> Candidate | None:
     if row == "engine":
         calls = tuple(replace(call, builtin="search") for call in calls)
     form = {"engine": "search_request", "functions": "functions_dot"}.get(row or "", "pythonic")
-    return Candidate(form, start, end, calls, plain=row != "listed" or not own)
+    return Candidate(form, start, end, calls, plain=row not in ("listed", "functions") or not own)
 
 
 def _worded(match: re.Match[str], context: Context) -> Candidate | None:

@@ -238,7 +238,7 @@ def _xml(reader: TextReader, opened: re.Match[str]) -> Payload:
 
 
 def _parameters(reader: TextReader, at: int) -> tuple[dict[str, Any], int]:
-    """Parameters as elements, values as text, and their end; "" is one that is not closed."""
+    """Parameters as elements, values as text, and their end; "" is one that is cut off."""
     text, parameters, key = reader.text, dict[str, Any](), ""
     while (opened := _PARAMETER.match(text, reader.skip(at))) and not opened["closing"]:
         following = _PARAMETER.search(text, opened.end())
@@ -252,4 +252,4 @@ def _parameters(reader: TextReader, at: int) -> tuple[dict[str, Any], int]:
         elif opened["tag"] != "arg_type":
             value = value.strip("\n").removeprefix("<![CDATA[").removesuffix("]]>")
             parameters[key] = value
-    return parameters, at
+    return parameters if ">" in text[at : at + 200] else {**parameters, "": UNREAD}, at
