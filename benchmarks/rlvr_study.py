@@ -43,18 +43,28 @@ ROOT = Path(__file__).resolve().parent.parent
 FAMILIES = ("maths", "logs", "steps")
 DOMAINS = (*FAMILIES, "lookups")
 STEPS = 20
+PROFILE = "profile-"  # what the arms' own begin with
 JOB = "job"  # of the driver's own processes: `work`
 
 
 @dataclass(frozen=True)
 class Arm:
-    """Runs that differ in their seed. `checkpoint`: there already, of the quickstart."""
+    """Runs that differ in their seed.
+
+    Attributes:
+        checkpoint: there already, of the quickstart.
+        start: the quickstart's model, or a run of the study; None: the recipe's own, from scratch.
+        own_profile: the domains of a smaller profile that the runs have in common.
+        bits: the weights of linear layers have while rollouts are sampled; None: as in training.
+    """
 
     overrides: tuple[str, ...] = ()
     seeds: int = 3
     stage: str = "rlvr"
     checkpoint: str | None = None
-    own_profile: bool = False
+    start: str | None = "sft"
+    own_profile: tuple[str, ...] = ()
+    bits: int | None = None
 
 
 # more of the quickstart's SFT, about the CPU seconds of an RLVR run; schedules begin again
@@ -62,6 +72,29 @@ SFT_ON = (
     "model.config=null", "keep_epochs=[]", "trainer.eval_strategy=no", "trainer.max_steps=1200",
 )  # fmt: skip
 LIMIT = "sampling.max_tokens=48"
+# between rollouts of BITS and training
+OFF, TRUNCATE = "loss.importance.sequence_limit=1.0e+9", "loss.importance.outside=truncate"
+SEQUENCE_MASKED = (
+    TRUNCATE, OFF, "loss.importance.token_low=0.0", "loss.importance.geometric_low=0.9",
+    "loss.importance.geometric_high=1.1",
+)  # fmt: skip
+BITS = 3
+HYBRID = {
+    "model_type": "nemotron_h", "hidden_size": 96, "intermediate_size": 192,
+    "layers_block_type": [
+        "linear_attention", "moe", "full_attention", "moe", "linear_attention", "mlp"
+    ],
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24,
+    "ssm_state_size": 16, "mamba_num_heads": 6, "mamba_head_dim": 32, "n_groups": 2,
+    "chunk_size": 32, "n_routed_experts": 4, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 96, "moe_shared_expert_intermediate_size": 96,
+    "max_position_embeddings": 2048, "initializer_range": 0.08,
+}  # fmt: skip
+HYBRID_SFT = (
+    f"model.config={json.dumps(HYBRID)}", "keep_epochs=[]", "trainer.eval_strategy=no",
+    "trainer.max_steps=2000",
+)  # fmt: skip
+OF_HYBRID: dict[str, Any] = {"start": "hybrid-0", "own_profile": DOMAINS}
 ARMS = {
     "SFT": Arm(checkpoint="sft"),
     "DPO": Arm(checkpoint="dpo"),
@@ -77,7 +110,14 @@ ARMS = {
     "limit_trained": Arm((LIMIT, "loss.overlong=train")),
     "dynamic_sampling": Arm(('dynamic_sampling={"max_gen_batches": 4}',)),
     "difficulty_pools": Arm(("curriculum.order=difficulty_pools",)),
-    "no_call_reward": Arm(("domains.no_call.ratio=0.25",), own_profile=True),
+    "no_call_reward": Arm(("domains.no_call.ratio=0.25",), own_profile=(*DOMAINS, "no_call")),
+    "uncorrected": Arm(("loss.importance=null",), bits=BITS),
+    "token_masked": Arm(bits=BITS),  # the recipe's
+    "sequence_masked": Arm(SEQUENCE_MASKED, bits=BITS),
+    "truncated": Arm((TRUNCATE, OFF, "loss.importance.token_low=0.2"), bits=BITS),
+    "hybrid": Arm(HYBRID_SFT, 1, "sft", start=None),
+    "router_frozen": Arm(**OF_HYBRID),  # the recipe's
+    "router_trained": Arm(("moe.freeze_router=false",), **OF_HYBRID),
 }
 
 
@@ -102,11 +142,22 @@ EXPERIMENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "overlong": (("limit_masked", "limit_trained", "Gaussian"), ("easy", "hard")),
     "online": (("Gaussian", "dynamic_sampling", "difficulty_pools"), ("easy", "hard")),
+    "importance": (
+        ("uncorrected", "token_masked", "sequence_masked", "truncated", "Gaussian"),
+        ("easy", "hard"),
+    ),
+    "router": (("router_trained", "router_frozen", "hybrid"), ("easy", "hard", *FAMILIES)),
     "calls": (
         ("SFT", "DPO", "Gaussian", "no_call_reward"),
         ("undeclared calls", "declared calls", "lookups", "easy"),
     ),
 }  # fmt: skip
+
+
+LOGGED = (
+    "reward", "logp_difference", "importance", "masked_tokens", "masked_completions", "entropy",
+    "max_violation",
+)  # fmt: skip
 
 
 class NoCall:
@@ -140,7 +191,8 @@ class Study:
         """Train and evaluate what is missing, every arm's first seed first. A run is one process:
         importing torch costs as much as half an evaluation."""
         jobs = [(seed, arm, name) for arm in arms for seed, name in enumerate(self.names(arm))]
-        for seed, arm, name in sorted(jobs, key=lambda job: job[0]):
+        # other arms start from a run of SFT
+        for seed, arm, name in sorted(jobs, key=lambda job: (job[0], ARMS[job[1]].stage != "sft")):
             if (self.out / "eval" / name / MANIFEST).is_file():
                 continue
             print(time.strftime("%H:%M:%S"), name, flush=True)
@@ -148,34 +200,40 @@ class Study:
             for path in (log, cpu):
                 path.parent.mkdir(parents=True, exist_ok=True)
             job = [JOB, json.dumps(self._commands(ARMS[arm], name, seed)), str(cpu)]
+            job += [str(ARMS[arm].bits)] if ARMS[arm].bits else []
             with log.open("a") as to:
                 subprocess.run([sys.executable, __file__, *job], check=True, stdout=to, stderr=to)
 
     def _commands(self, arm: Arm, name: str, seed: int) -> list[list[str]]:
         if arm.checkpoint is not None:
             return [self._evaluation(self.base / arm.checkpoint, name)]
-        start = self.base / "sft"
-        own = [f"out={self.out / name}", f"model.path={start}", f"seed={seed}", *arm.overrides]
+        own = [f"out={self.out / name}", f"seed={seed}", *arm.overrides]
         commands = list[list[str]]()
+        start = self.base / "sft" if arm.start == "sft" else self.out / str(arm.start)
+        if arm.start is not None:
+            own.append(f"model.path={start}")
         if arm.stage == "sft":
             own.append(f"data={self.base}/sft_data")
         else:
-            profile = (self.out if arm.own_profile else self.base) / "profile"
-            own += [f"pass_rates={profile}", f"trainer.max_steps={STEPS}", "max_epochs=20"]
+            profile = self.base / "profile"
             if arm.own_profile:
-                commands.append(self._profile(profile, f"checkpoint={start}"))
+                profile = self.out / f"{PROFILE}{'-'.join((start.name, *arm.own_profile))}"
+                commands.append(self._profile(profile, start, arm.own_profile))
+            own += [f"pass_rates={profile}", f"trainer.max_steps={STEPS}", "max_epochs=20"]
         commands.append([arm.stage, arm.stage, *own])
         return [*commands, self._evaluation(self.out / name, name)]
 
-    def _profile(self, out: Path, checkpoint: str) -> list[str]:
+    def _profile(self, out: Path, checkpoint: Path, domains: Sequence[str]) -> list[str]:
         """Fewer prompts than profile.yaml has, and look-ups that no call can answer."""
         counts = {"maths": 250, "logs": 180, "steps": 150}
-        prompts = [
-            *(self._prompts(f, f"train/{f}", most=2, count=count) for f, count in counts.items()),
-            self._prompts("lookups", "train/lookups", tools=True, most=1, count=100),
-            self._prompts("no_call", "train/lookups", count=300) | {"grader": "no_call"},
-        ]
-        return ["profile_prompts", "profile", f"out={out}", checkpoint, *given(prompts, 0.9)]
+        prompts = {f: self._prompts(f, f"train/{f}", most=2, count=n) for f, n in counts.items()}
+        prompts["lookups"] = self._prompts(
+            "lookups", "train/lookups", tools=True, most=1, count=100
+        )
+        no_call = self._prompts("no_call", "train/lookups", count=300)
+        prompts["no_call"] = no_call | {"grader": "no_call"}
+        own = given([prompts[domain] for domain in domains], 0.9)
+        return ["profile_prompts", "profile", f"out={out}", f"checkpoint={checkpoint}", *own]
 
     def _evaluation(self, checkpoint: Path, name: str) -> list[str]:
         prompts = [
@@ -215,7 +273,44 @@ class Study:
                 spent = statistics.median(one.get(ARMS[arm].stage, 0.0) for one in cpu)
                 row = [figure, arm, f"{spent:.0f}" if spent else ""]
                 rows.append([*row, *cells(runs, self.finished(arms[0]), figure)])
-        return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows])
+        return as_table([head, *rows])
+
+    def logged(self, experiment: str) -> str:
+        """Means of the arms' logs, over steps and seeds, and the last five steps' reward."""
+        rows = [["arm", *LOGGED, "reward at the end", "experts changed, %"]]
+        for arm in EXPERIMENTS[experiment][0]:
+            runs = [self.out / name for name in self.names(arm)]
+            runs = [run for run in runs if (run / MANIFEST).is_file()]
+            if ARMS[arm].stage == "rlvr" and runs:
+                logs = [read_log(run) for run in runs]
+                steps = [step for log in logs for step in log]
+                means = [f"{statistics.fmean(s[key] for s in steps):.4f}" if key in steps[0] else ""
+                         for key in LOGGED]  # fmt: skip
+                end = statistics.fmean(step["reward"] for log in logs for step in log[-5:])
+                start = ARMS[arm].start
+                moved = [] if start == "sft" else [self.moved(str(start), run) for run in runs]
+                rows.append([arm, *means, f"{end:.3f}", ", ".join(f"{m:.2f}" for m in moved)])
+        return as_table(rows)
+
+    def moved(self, start: str, run: Path) -> float:
+        """The share of tokens and layers, in %, whose experts are others than at the start, in
+        every twentieth held-out answer from before."""
+        from rlvr_study_models import chosen_experts
+
+        [records] = read_run(self.out / "eval" / start)[1].values()
+        texts = tuple((*(r.completion.prompt_ids or ()), *(r.completion.steps[0].ids or ()))
+                      for r in records[::20])  # fmt: skip
+        before, after = (chosen_experts(model, texts) for model in (self.out / start, run))
+        return 100 * float((before != after).any(-1).double().mean())
+
+
+def as_table(rows: Sequence[Sequence[str]]) -> str:
+    head, *others = rows
+    return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *others])
+
+
+def read_log(run: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
 
 
 def given(prompts: Sequence[dict[str, Any]], thinking: float) -> list[str]:
@@ -258,9 +353,15 @@ def cells(runs: Sequence[Path], base: Sequence[Path], figure: str) -> list[str]:
     return [*row, f"{statistics.fmean(apart):+.1f} ± {half / math.sqrt(len(apart)):.1f}"]
 
 
-def work(commands: Sequence[Sequence[str]], cpu: Path) -> None:
+def work(commands: Sequence[Sequence[str]], cpu: Path, bits: int | None = None) -> None:
     """Run stages one after the other in this process, and note the CPU seconds of each."""
     GRADERS["no_call"] = NoCall
+    if bits is not None:
+        from rlvr_study_models import RoundedRollouts
+
+        from posttrain.training.rl.trainer import ENGINES
+
+        ENGINES["in_process"] = functools.partial(RoundedRollouts, bits=bits)
     spent: dict[str, float] = json.loads(cpu.read_text()) if cpu.is_file() else {}
     for stage, recipe, *given in commands:
         begun = time.process_time()
@@ -279,17 +380,20 @@ def main() -> None:
     parser.add_argument("--tables", action="store_true", help="of what there is; run nothing")
     options = parser.parse_args()
     study = Study(options.base, options.out, options.seeds)
-    profile = read_artifact(options.base / "profile", kind="pass_rates", verify=False)
-    for source, own in profile.stats["rates"].items():
-        print(f"{source:<8} passes {own['passes'] / own['scored']:.3f}  buckets {own['buckets']}")
     if not options.tables:
         study.run(dict.fromkeys(a for name in options.experiments for a in EXPERIMENTS[name][0]))
+    for path in (options.base / "profile", *sorted(options.out.glob(f"{PROFILE}*"))):
+        print(path)
+        profile = read_artifact(path, kind="pass_rates", verify=False)
+        for source, own in profile.stats["rates"].items():
+            share = own["passes"] / own["scored"]
+            print(f"{source:<8} passes {share:.3f}  buckets {own['buckets']}")
     for name in options.experiments:
-        print(f"\n{name}\n\n{study.table(name)}")
+        print(f"\n{name}\n\n{study.table(name)}\n\n{study.logged(name)}")
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == [JOB]:
-        work(json.loads(sys.argv[2]), Path(sys.argv[3]))
+        work(json.loads(sys.argv[2]), Path(sys.argv[3]), *map(int, sys.argv[4:]))
     else:
         main()

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from data_builders.dedup.words import runs
 from data_builders.filters.drop import Match
 from posttrain.config.filters import RepetitionFilter
 
@@ -49,7 +50,6 @@ _ALIKE = 0.5  # share of its words that a round's steps have in common: a state 
 _REACH = 2  # windows; farther back the names and numbers of any template return by chance
 _RUNNING_TEXT = 0.5  # share of words of language of a window, and
 _VOCABULARY = 20  # distinct ones in it; fewer make a list of moves
-_BASE = 0x9E3779B97F4A7C15  # of the polynomial hash of n-grams, modulo 2^64
 
 Flags = npt.NDArray[np.bool_]
 Keys = npt.NDArray[np.uint64]
@@ -192,23 +192,15 @@ def _windows(words: _Words, limits: RepetitionFilter) -> Iterator[_Found]:
 
 def _distances(keys: Keys, n: int, nth: int = 1) -> npt.NDArray[np.int64]:
     """How many words before each n-gram its nth equal stood, 0 where there is none."""
-    size = max(len(keys) - n + 1, 0)
-    mixed = (keys + np.uint64(2)) * np.uint64(_BASE)
-    mixed ^= mixed >> np.uint64(29)
-    sums = np.append(np.uint64(0), np.cumsum(mixed * _powers(_BASE, len(keys))))
-    hashes = (sums[n:] - sums[:size]) * _powers(pow(_BASE, -1, 1 << 64), size)
+    hashes = runs(keys, n)
     # sorted with their places as the lowest bits: several times as fast as a stable `argsort`
-    bits = np.uint64(size.bit_length())
-    ranked = np.sort(hashes >> bits << bits | np.arange(size, dtype=np.uint64))
+    bits = np.uint64(len(hashes).bit_length())
+    ranked = np.sort(hashes >> bits << bits | np.arange(len(hashes), dtype=np.uint64))
     order = (ranked & np.uint64((1 << int(bits)) - 1)).astype(np.int64)
     same = ranked[nth:] >> bits == ranked[:-nth] >> bits
-    distances = np.zeros(size, np.int64)
+    distances = np.zeros(len(hashes), np.int64)
     distances[order[nth:][same]] = (order[nth:] - order[:-nth])[same]
     return distances
-
-
-def _powers(base: int, count: int) -> Keys:
-    return np.cumprod(np.full(count, base, np.uint64))
 
 
 def _dense(flags: Flags, width: int, share: float) -> list[tuple[int, int]]:

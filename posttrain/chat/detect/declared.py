@@ -54,7 +54,7 @@ def read_tools(tools: str) -> Tools:
         keys = ("parameters", "input_schema", "arguments")
         schema = next((function[key] for key in keys if key in function), None)
         if isinstance(name := function.get("name"), str):
-            closed = {"properties": {}}
+            closed: dict[str, Any] = {"properties": {}}
             declared[name] = _standard(schema or closed) if isinstance(schema, dict) else None
     return declared
 

@@ -130,6 +130,9 @@ def _tagged(match: re.Match[str], context: Context) -> Candidate | None:
         payload = read_payload(context, match.start())  # without a wrapper around it
         if payload is None:
             return None
+        (call,), empty = payload.requested, context.text.startswith("</function>", match.end())
+        if payload.kind == "invoke" and not (call.arguments or empty or _function_like(call)):
+            return None  # an element with a name and no parameters is any XML
         form = "function_tag" if payload.kind == "xml" else "invoke_xml"
         form = "deepseek" if "dsml" in word else form
         plain = payload.kind == "invoke" and word == "function"
@@ -163,7 +166,7 @@ def _marked(match: re.Match[str], context: Context) -> Candidate | None:
     at = end if payload.broken else payload.end
     while at < end:  # further calls in one wrapper
         more = read_payload(context, at)
-        if more is not None and more.requested and not more.broken:
+        if more and not more.broken:
             requested += more.requested
             at = more.end
         elif (other := _TAG.match(text, at)) and other.end() <= end:
@@ -201,7 +204,8 @@ def _harmony(match: re.Match[str], context: Context) -> Candidate | None:
         return None
     value, end = context.json(context.skip(head.end()))
     arguments = read_arguments(value) if isinstance(value, dict) else None
-    if not (head[1] or arguments is not None):
+    begun = head[0].strip() and context.text.startswith("{", head.end())
+    if arguments is None and not (head[1] or begun):
         return None
     if value is NOTHING:
         stop = context.find("<|", head.end())
@@ -221,16 +225,16 @@ def _code(match: re.Match[str], context: Context) -> Candidate | None:
     fence = context.fence(at) if match["fence"] else None
     payload = read_payload(context, at) if fence or llama or tag == "tool_code" else None
     calls = payload.requested if payload else ()
-    if payload and llama and calls:
-        name = calls[0].name or ""
-        if name.endswith(".call") or (name and payload.kind == "json"):
-            calls = tuple(replace(c, name=(c.name or "").removesuffix(".call")) for c in calls)
-            return Candidate("llama_python_tag", start, payload.end, calls)
+    first = calls[0].name or "" if calls else ""
+    if payload and llama and (first.endswith(".call") or (first and payload.kind == "json")):
+        calls = tuple(replace(c, name=(c.name or "").removesuffix(".call")) for c in calls)
+        return Candidate("llama_python_tag", start, payload.end, calls)
     closed = fence[1] if fence else context.find("<|e" if token else f"</{tag}>", at)
     stop = closed if closed >= 0 else len(text)
-    inner = text[at : min(stop, at + 4000)]
+    inner, before = text[at : min(stop, at + 4000)], text[max(0, start - 80) : start].rstrip()
+    nested = tag and before.endswith(">") and not before.endswith(("|>", "think>"))
     blank = not inner.strip(" .…\n") or (match["fence"] and fence is None)
-    if blank or (llama and not _CODE.match(inner)):
+    if blank or nested or (llama and not _CODE.match(inner)):
         return None
     kind: Builtin = "search" if re.search("search|query|wiki|google|browse", tag) else "python"
     if kind == "search" and inner.lstrip()[:1] == "<":
@@ -262,8 +266,10 @@ def _json(match: re.Match[str], context: Context) -> Candidate | None:
 def _is_data(calls: tuple[RequestedCall, ...], context: Context) -> bool:
     """Whether the prompt asked for JSON that happens to look like this."""
     question, names = context.question, [call.name or "" for call in calls]
-    if context.declares(calls) or not question.wants_data:
+    if context.declares(calls):
         return False
+    if not question.wants_data:
+        return any(name.istitle() and "_" not in name for name in names)
     tools, parameters = "(?:name|tool|function|action|api|method)", "(?:arg|param|input)[a-z]*"
     keyed = all(re.search(rf"\b{key}s?\b", question.text, re.I) for key in (tools, parameters))
     return keyed or not all("." in n or ("_" in n and _VERB.search(n)) for n in names)
@@ -291,7 +297,7 @@ def _python(match: re.Match[str], context: Context) -> Candidate | None:
     if row == "engine":
         calls = tuple(replace(call, builtin="search") for call in calls)
     form = {"engine": "search_request", "functions": "functions_dot"}.get(row or "", "pythonic")
-    return Candidate(form, start, end, calls, plain=row != "listed" or not own)
+    return Candidate(form, start, end, calls, plain=row not in ("listed", "functions") or not own)
 
 
 def _worded(match: re.Match[str], context: Context) -> Candidate | None:

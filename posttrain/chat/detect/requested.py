@@ -85,8 +85,9 @@ def calls_in(value: Any, *, keyed: bool = False, depth: int = 0) -> tuple[Reques
     queries = rest.get("search_query")
     if isinstance(queries, list) and set(rest) <= {"search_query", "response_length"}:
         return (RequestedCall("search", {"search_query": queries}, builtin="search"),)
-    if len(rest) == 1 and _WRAPPER_KEY.fullmatch(*rest) and not isinstance(*rest.values(), str):
-        return calls_in(*rest.values(), keyed=keyed, depth=depth + 1)
+    for key, inner in rest.items() if len(rest) == 1 else ():
+        if _WRAPPER_KEY.fullmatch(key) and isinstance(inner, dict | list):
+            return calls_in(cast(Any, inner), keyed=keyed, depth=depth + 1)
     named = [v for k, v in rest.items() if isinstance(v, str) and _NAME_KEY.fullmatch(k)]
     given = [k for k in rest if _ARGUMENTS_KEY.fullmatch(k)]
     if len(rest) == 2 and named and given:
@@ -125,16 +126,10 @@ def _declares(arguments: Arguments) -> bool:
 def to_fill_in(calls: Iterable[RequestedCall]) -> bool:
     """Whether one of these is a form to fill in: blanks for all values, or a blank for its name."""
     for call in calls:
-        values = list((call.arguments or {}).values())
-        blanks = [isinstance(v, str) and bool(_BLANK_VALUE.fullmatch(v)) for v in values]
-        name = call.name or ""
-        if blanks and all(blanks):
+        name, values = call.name or "", (call.arguments or {}).values()
+        if values and all(isinstance(v, str) and _BLANK_VALUE.fullmatch(v) for v in values):
             return True
-        if placeholder(name) and (call.arguments is None or not toolish(name)):
+        blank = _BLANK_NAME.fullmatch(name.strip().rpartition(".")[2])
+        if blank and (call.arguments is None or not toolish(name)):
             return True
     return False
-
-
-def placeholder(name: str) -> bool:
-    """Whether a name may be made up: `<function-name>`, `foo`."""
-    return _BLANK_NAME.fullmatch(name.strip().rpartition(".")[2]) is not None

@@ -51,14 +51,13 @@ _NAMED = re.compile(
     rf"(?=(<{_PREFIX}(?:arg_key|parameter|arg|param)\b)|\{{))"
 )
 _LONE = re.compile(rf"({NAME}?)\s{{0,4}}(?:<tool_sep>)?\s{{0,4}}(?=</|<\|?(?:end|tool_call\|))")
+_NAME = r"(?:=|[\sĠ]*name\s*=)\s*[\"']?(?P<name>[^<>\n\"']{1,128})[\"']?[^<>\n]*"
 _FUNCTION = re.compile(
-    rf"[\"'`]?<(?P<prefix>{_PREFIX})(?P<tag>function|invoke|tool|call)"
-    r"(?:=\s*[\"']?(?P<name>[^<>\n\"']{1,128})[\"']?|"
-    r"[\sĠ]*name\s*=\s*[\"']?(?P<named>[^<>\n\"']{1,128})[\"']?[^<>\n]*)(?:>|\n|$)"
+    rf"[\"'`]?<(?P<prefix>{_PREFIX})(?P<tag>function|invoke|tool|call){_NAME}(?:>|\n|$)"
 )
 _PARAMETER = re.compile(
     rf"<(?P<closing>/?){_PREFIX}(?P<tag>parameter|param|arg_(?:key|type|value)|argument|arg)"
-    r"(?:(?:=|[\sĠ]*name\s*=)\s*[\"']?(?P<name>[^<>\n\"']{1,128})[\"']?[^<>\n]*)?>"
+    rf"(?:{_NAME})?>"
 )
 
 
@@ -122,7 +121,8 @@ class TextReader:
 
     def python(self, position: int) -> tuple[tuple[RequestedCall, ...], int]:
         """The call `f(key=value, …)` or list of calls `[f(…), …]` at a position; () if none."""
-        listed, calls, at = self.text[position : position + 1] == "[", [], position
+        listed, at = self.text.startswith("[", position), position
+        calls: list[RequestedCall] = []
         while head := _CALL_HEAD.match(self.text, self.skip(at + listed)):
             arguments, at = self._arguments(head.end())
             if arguments is None:
@@ -232,13 +232,13 @@ def _xml(reader: TextReader, opened: re.Match[str]) -> Payload:
         end = again
     elif reader.text.startswith(("{", "<"), reader.skip(end)):
         end = len(reader.text)  # cut off
-    name = (opened["name"] or opened["named"]).strip()
-    requested = RequestedCall(name, arguments, textual=value is NOTHING)
-    return Payload("invoke" if opened["named"] else "xml", (requested,), end)
+    requested = RequestedCall(opened["name"].strip(), arguments, textual=value is NOTHING)
+    kind = "xml" if reader.text[opened.end("tag")] == "=" else "invoke"
+    return Payload(kind, (requested,), end)
 
 
 def _parameters(reader: TextReader, at: int) -> tuple[dict[str, Any], int]:
-    """Parameters as elements, values as text, and their end; "" is one that is not closed."""
+    """Parameters as elements, values as text, and their end; "" is one that is cut off."""
     text, parameters, key = reader.text, dict[str, Any](), ""
     while (opened := _PARAMETER.match(text, reader.skip(at))) and not opened["closing"]:
         following = _PARAMETER.search(text, opened.end())
@@ -252,4 +252,4 @@ def _parameters(reader: TextReader, at: int) -> tuple[dict[str, Any], int]:
         elif opened["tag"] != "arg_type":
             value = value.strip("\n").removeprefix("<![CDATA[").removesuffix("]]>")
             parameters[key] = value
-    return parameters, at
+    return parameters if ">" in text[at : at + 200] else {**parameters, "": UNREAD}, at

@@ -139,7 +139,7 @@ def ratio_rows(mask: Tensor, weights: Importance) -> list[dict[str, Any] | None]
 # one number each; every one a sum over the tokens, or the rows, in the loss
 _SUMS = (
     "tokens", "entropy", "ratio", "masked_tokens", "clipped", "kl", "rows", "masked_rows",
-    "strayed",
+    "strayed", "difference",
 )  # fmt: skip
 
 
@@ -165,6 +165,8 @@ class TokenSums:
             rows,
             rows & ~weights.kept,
             weights.strayed * rows,
+            # of ratios that are finite
+            torch.where(mask & (weights.ratio > 0), weights.ratio.log().abs(), 0.0),
         )
         sums = torch.stack([column.detach().double().sum() for column in columns])
         self._sums = self._sums.to(sums.device) + sums
@@ -178,6 +180,7 @@ class TokenSums:
         means = {
             "loss_tokens": total["tokens"],
             "importance": total["ratio"] / tokens,
+            "logp_difference": total["difference"] / tokens,
             "masked_tokens": total["masked_tokens"] / tokens,
             "masked_completions": total["masked_rows"] / rows,
             "strayed": total["strayed"] / rows,

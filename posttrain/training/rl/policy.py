@@ -1,6 +1,6 @@
 """The policy in training as an engine that rollouts are sampled from, by `rollouts.engine`.
 
-    engine = open_engine(trainer)
+    engine = InProcess(trainer)
     with engine.current(3):       # every process enters it: the weights of step 3, whole
         await engine.generate([EngineRequest(ids=(1, 9, 4), …)])
 
@@ -72,23 +72,6 @@ class LiveEngine(ABC):
         """Give connections back, where there are any."""
         if self.client is not None:
             await self.client.close()
-
-
-def open_engine(trainer: GroupTrainer) -> LiveEngine:
-    """The engine that the recipe names.
-
-    Raises:
-        ConfigError: vLLM is needed and not installed.
-    """
-    from posttrain.training.rl.vllm import VllmColocated, VllmServed
-
-    engines: dict[str, Callable[[GroupTrainer], LiveEngine]] = {
-        "in_process": InProcess,
-        "lora_server": LoraServed,
-        "vllm_server": VllmServed,
-        "vllm_colocate": VllmColocated,
-    }
-    return engines[trainer.recipe.rollouts.engine](trainer)
 
 
 class InProcess(LiveEngine):

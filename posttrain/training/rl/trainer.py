@@ -8,7 +8,7 @@ batch (`compute_loss`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,18 @@ from posttrain.training.rl.files import (
 from posttrain.training.rl.health import HealthGuard, why_untrained
 from posttrain.training.rl.loss import TokenSums, importance, ratio_rows, token_loss
 from posttrain.training.rl.metrics import step_line
-from posttrain.training.rl.policy import open_engine
+from posttrain.training.rl.policy import InProcess, LiveEngine, LoraServed
 from posttrain.training.rl.step import Rollouts, RolloutStep, StepMaker
+from posttrain.training.rl.vllm import VllmColocated, VllmServed
 from posttrain.training.trainer import Resumable, score_labels, silence_attention_dropout
+
+# by `rollouts.engine`: what rollouts are sampled with
+ENGINES: dict[str, Callable[[GroupTrainer], LiveEngine]] = {
+    "in_process": InProcess,
+    "lora_server": LoraServed,
+    "vllm_server": VllmServed,
+    "vllm_colocate": VllmColocated,
+}
 
 
 class GroupTrainer(Resumable, GRPOTrainer):
@@ -66,7 +75,7 @@ class GroupTrainer(Resumable, GRPOTrainer):
                 "moe.bias_update_rate moves biases of the base model, and an adapter's checkpoints "
                 "do not hold those: set moe.bias_update_rate=0, or train without an adapter"
             )
-        self.engine = open_engine(self)
+        self.engine = ENGINES[recipe.rollouts.engine](self)
         self.steps = StepMaker(
             recipe,
             rollouts,

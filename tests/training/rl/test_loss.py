@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from posttrain.config.grpo import GrpoLossConfig, ImportanceConfig
-from posttrain.training.rl.loss import importance, token_loss
+from posttrain.training.rl.loss import TokenLoss, TokenSums, importance, token_loss
 
 CONFIG = ImportanceConfig()
 
@@ -50,6 +52,17 @@ def test_truncation_moves_a_ratio_to_its_bound():
     assert found.weight[0, :3].tolist() == pytest.approx([0.5, 1.0, 5.0])
     broken = importance(previous, torch.zeros(1, 4), torch.ones(1, 4).bool(), config)
     assert broken.weight[0, 3] == 0
+
+
+def test_the_log_has_the_mean_difference_of_the_tokens_in_the_mask():
+    previous = tensors([1.0, -0.5, 0.0, 9.0], [0.1, 9.0, 9.0, 9.0])
+    mask = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0]]).bool()
+    none = torch.zeros(2, 4)
+    sums = TokenSums(kl=False)
+    found = importance(previous, none, mask, None)
+    sums.add(mask, none, found, TokenLoss(none, none.bool(), None))
+    alone: Any = SimpleNamespace(reduce=lambda values, _: values)
+    assert sums.drain(alone)["logp_difference"] == pytest.approx(1.6 / 4)
 
 
 @pytest.mark.parametrize(

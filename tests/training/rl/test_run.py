@@ -136,6 +136,7 @@ def test_the_sampler_and_the_trainer_agree_at_another_temperature(grpo: Make):
     for row in steps_of(out):
         assert row["importance"] == pytest.approx(1, abs=1e-4)
         assert row["strayed"] == pytest.approx(1, abs=1e-4)
+        assert row["logp_difference"] == pytest.approx(0, abs=1e-4)
     ratios = [one["importance"] for one in rollouts_of(out, 1)]
     assert all(ratio["kept"] and ratio["masked"] == 0 for ratio in ratios)
 
