@@ -159,9 +159,10 @@ chain-rlvr:
 	$(call stage,rlvr,rlvr_second,train on verified answers again,rlvr_second/report.html: pass rates rise,$(seed))
 	$(call stage,eval,eval_rlvr,ask each model held-out questions,eval_rlvr/report.html: accuracy stage by stage)
 
-# a file's tests stay together: they share what is slow to make
+# a file's tests stay together: they share what is slow to make. One that waits for ever ends its
+# worker (pyproject.toml), which a new one would only repeat
 test: $(BIN)/.installed-dev
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --max-worker-restart 0
 
 # Ray is no small thing to install, so the test of its builds skips without it
 test-ray: $(BIN)/.installed-dev

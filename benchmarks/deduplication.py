@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from data_builders.dedup.columns import BANDS, DedupColumns, column_batch
 from data_builders.dedup.duplicates import REASONS, find_duplicates
 from data_builders.keyed import shuffled_keys
-from data_builders.rows.examples import read_examples
+from data_builders.rows.read import read_examples
 from posttrain.config.deduplication import DeduplicationConfig, NearConfig
 from posttrain.config.load import validate
 from posttrain.config.source import SourceConfig

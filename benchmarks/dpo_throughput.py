@@ -40,8 +40,7 @@ from data_builders.pairs.shards import PairWriter
 from posttrain.config.dpo import LossConfig
 from posttrain.records import Pair, Side
 from posttrain.tokens.tokenizer import load_tokenizer
-from posttrain.training.dpo.data import Pairs, load_pairs
-from posttrain.training.dpo.layout import make_pair_collator
+from posttrain.training.dpo.data import Pairs, load_pairs, make_pair_collator
 from posttrain.training.dpo.reference import ReferenceKey, ReferenceStore, compute_order
 from posttrain.training.dpo.trainer import PairTrainer
 from posttrain.versions import package_versions

@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import yaml
 
-from data_builders.rows.examples import read_examples
+from data_builders.rows.read import read_examples
 from data_builders.sft.part import preparer_of
 from data_builders.sft.prepare import prepare
 from posttrain.config.build_sft import BuildSftConfig

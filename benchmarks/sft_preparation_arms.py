@@ -28,11 +28,11 @@ from rich.console import Console
 
 from data_builders.filters.screen import Screen
 from data_builders.progress import Stages
-from data_builders.rows import examples
+from data_builders.rows import read
 from data_builders.sft import part, prepare, shards
 from data_builders.sft.audit import audit_sources
-from data_builders.sft.inputs import prepare_sources, scan_inputs
-from data_builders.sft.part import WorkerState
+from data_builders.sft.inputs import scan_inputs
+from data_builders.sft.part import WorkerState, prepare_sources
 from data_builders.sft.plan import plan_build
 from data_builders.sft.preflight import first_texts
 from data_builders.sft.prepared import PartWriter
@@ -191,7 +191,7 @@ class Clock:
         here = sys.modules[__name__]
         for module, name, step in (
             (here, "scan_inputs", "hash the input"),
-            (examples, "structural_drop", "filters"),
+            (read, "structural_drop", "filters"),
             (Screen, "__call__", "filters"),
             (prepare, "control_reasoning", "reasoning control"),
             (prepare, "_render", "render"),

@@ -30,7 +30,7 @@ from typing import Any
 import yaml
 from process_tree import Cost, Memory, measured
 
-from data_builders.rows.examples import read_examples
+from data_builders.rows.read import read_examples
 from posttrain.config.source import SourceConfig
 from posttrain.records import Example, message_to_template
 from posttrain.runs import read_artifact

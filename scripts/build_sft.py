@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> None:
     # a worker is one thread: what it computes with must not start more
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-    from data_builders.rows.examples import refuse_unreadable
+    from data_builders.rows.read import refuse_unreadable
 
     for source in recipe.sources:
         refuse_unreadable(source, Path("."))

@@ -196,3 +196,9 @@ def test_tracked_files_name_no_machine():
         path = ROOT / name
         if path.suffix in {".py", ".md", ".yaml", ".toml", ".sh"} and path.is_file():
             assert not private.search(path.read_text()), name
+
+
+def test_the_files_that_contributors_are_sent_to_are_there():
+    named = re.findall(r"`([\w/-]+\.py)`", (ROOT / "CONTRIBUTING.md").read_text())
+    every = [f"/{path.relative_to(ROOT)}" for path in (*PRODUCT, *(ROOT / "tests").rglob("*.py"))]
+    assert [name for name in named if not any(path.endswith(f"/{name}") for path in every)] == []

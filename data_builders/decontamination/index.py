@@ -101,7 +101,10 @@ class RunIndex:
         owner = np.repeat(np.arange(len(texts)), counts)
         position = np.concatenate([np.empty(0, np.int64), *(np.arange(c) for c in counts)])
         first = np.cumsum([0, *(len(text.words) for text in texts)])
-        rare = _rare(hashes, owner, common)
+        distinct, having = np.unique(
+            np.concatenate([np.empty(0, np.uint64), *map(np.unique, grams)]), return_counts=True
+        )
+        rare = having[np.searchsorted(distinct, hashes)] <= common
         before = _own_before((first[owner] + position)[~rare], ngram, int(first[-1]))
         own = np.diff(before[first])
         inside = own >= ngram
@@ -267,21 +270,6 @@ def _distinct(items: Sequence[Item], ngram: int, common: int) -> tuple[tuple[_Te
             texts.append(text)
         numbers.append(number)
     return tuple(texts), np.array(numbers, np.int64)
-
-
-def _rare(hashes: Hashes, owner: Int, common: int) -> Mask:
-    """Where a run stands in at most `common` texts."""
-    order = np.lexsort((owner, hashes))
-    ordered, owners = hashes[order], owner[order]
-    new = np.ones(len(hashes), np.bool_)
-    new[1:] = ordered[1:] != ordered[:-1]
-    group = np.cumsum(new) - 1
-    another = new.copy()
-    another[1:] |= owners[1:] != owners[:-1]
-    counts = np.bincount(group, weights=another).astype(np.int64)
-    rare = np.empty(len(hashes), np.bool_)
-    rare[order] = counts[group] <= common
-    return rare
 
 
 def _own_before(template: Int, ngram: int, words: int) -> Int:

@@ -6,8 +6,10 @@ Decontaminator.load(config, base_dir).drops([example, …])
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -57,16 +59,20 @@ class Decontaminator:
             ngram=config.ngram,
             common=config.common,
         )
-        new = np.zeros(len(index.number), np.bool_)
-        new[np.unique(index.number, return_index=True)[1]] = True
+        numbers, seen = iter(index.number.tolist()), set[int]()
         counts: list[dict[str, Any]] = []
         warnings: list[str] = []
-        start = 0
         for file in files:
-            end = start + len(file.items)
-            counts.append(_counts(file, index, index.number[start:end], new[start:end]))
-            warnings += _warnings(file, index, np.unique(index.number[start:end]), config)
-            start = end
+            own = list(islice(numbers, len(file.items)))
+            forms = {k: _form(index, k) for k in own if k >= 0}
+            new = Counter(form for k, form in forms.items() if k not in seen)
+            seen |= forms.keys()
+            row: dict[str, Any] = {"file": Path(file.path).name, "rows": file.rows}
+            row |= {"without_text": file.without_text, **{form: new[form] for form in _FORMS}}
+            row["too_short"] = own.count(-1)
+            row["repeated"] = len(own) - own.count(-1) - new.total()
+            counts.append(row)
+            warnings += _warnings(file, [*forms.values()], config)
         return cls(index, config.coverage, counts, warnings)
 
     def drops(self, examples: Sequence[Example]) -> list[Drop | None]:
@@ -89,20 +95,6 @@ class Decontaminator:
         return [_drop(*best[k]) if k in best else None for k in range(len(examples))]
 
 
-def _counts(file: FileItems, index: RunIndex, number: Any, new: Any) -> dict[str, Any]:
-    """`number` is the text of each item, `new` where it is the first of that text."""
-    first = number[new & (number >= 0)]
-    forms = [_form(index, k) for k in first.tolist()]
-    return {
-        "file": Path(file.path).name,
-        "rows": file.rows,
-        "without_text": file.without_text,
-        **{form: forms.count(form) for form in _FORMS},
-        "too_short": int((number < 0).sum()),
-        "repeated": int((number >= 0).sum()) - len(first),
-    }
-
-
 _FORMS = ("inside", "with_options", "whole_message", "template")
 
 
@@ -115,16 +107,13 @@ def _form(index: RunIndex, number: int) -> str:
     return "whole_message" if len(text.words) < index.ngram else "template"
 
 
-def _warnings(
-    file: FileItems, index: RunIndex, numbers: Any, config: DecontaminationConfig
-) -> list[str]:
+def _warnings(file: FileItems, forms: list[str], config: DecontaminationConfig) -> list[str]:
     """What of a file is not looked for amid other words, by file name, as the manifest has it.
 
     Raises:
         ConfigError: it has nothing to look for, or nothing that could be found in another text; it
             would let everything pass without a word.
     """
-    forms = [_form(index, k) for k in numbers.tolist() if k >= 0]
     name = f"decontamination: {Path(file.path).name}"
     if not forms:
         raise ConfigError(

@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 import unicodedata
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -29,7 +30,7 @@ from rensa import RMinHash  # pyright: ignore[reportAttributeAccessIssue]  # com
 
 from data_builders.dedup.words import runs, words_of_all
 from data_builders.keyed import key64, shuffled_keys
-from posttrain.jsontext import encode_json, load_json
+from posttrain.jsontext import load_json
 from posttrain.records import Example, Message
 
 NGRAM = 3
@@ -140,7 +141,7 @@ def mapped(path: Path, dtype: Any) -> Any:
 
 def conversation_key(example: Example) -> int:
     """64 bits; equal for re-formatted copies of one conversation."""
-    return _key("conversation", example, [_turn(m) for m in example.messages])
+    return _key("conversation", example, example.messages)
 
 
 def prompt_key(example: Example) -> int:
@@ -148,32 +149,18 @@ def prompt_key(example: Example) -> int:
 
     Whole conversations are compared: "Hi" followed by other questions is another prompt.
     """
-    requests = [m for m in example.messages if m.role in ("system", "user")]
-    return _key("prompt", example, [_turn(m) for m in requests])
+    return _key("prompt", example, [m for m in example.messages if m.role in ("system", "user")])
 
 
-def _key(purpose: str, example: Example, turns: list[list[object]]) -> int:
-    text = json.dumps([turns, tools_text(example)], ensure_ascii=False)
-    return key64(0, purpose, text)
-
-
-def _turn(message: Message) -> list[object]:
-    calls = [[call.name, canonical_text(call.arguments)] for call in message.tool_calls]
-    trace = canonical_text(message.reasoning or "")
-    return [message.role, canonical_text(message.content), trace, calls]
-
-
-def tools_text(example: Example) -> str:
-    """The declared tools, whatever their order and layout; "" when none is declared."""
-    if example.tools is None:
-        return ""
-    try:
-        tools = load_json(example.tools)
-    except ValueError:
-        return canonical_text(example.tools)
-    if not isinstance(tools, list):
-        return canonical_text(example.tools)
-    return "\n".join(sorted(json.dumps(t, sort_keys=True, ensure_ascii=False) for t in tools))
+def _key(purpose: str, example: Example, messages: Sequence[Message]) -> int:
+    turns: list[list[object]] = []
+    for message in messages:
+        calls = [[call.name, canonical_text(call.arguments)] for call in message.tool_calls]
+        trace = canonical_text(message.reasoning or "")
+        turns.append([message.role, canonical_text(message.content), trace, calls])
+    tools = json.loads(example.tools or "[]")  # in whatever order and layout
+    declared = sorted(json.dumps(t, sort_keys=True, ensure_ascii=False) for t in tools)
+    return key64(0, purpose, json.dumps([turns, "\n".join(declared)], ensure_ascii=False))
 
 
 def canonical_text(text: str) -> str:
@@ -185,18 +172,10 @@ def canonical_text(text: str) -> str:
         text = unicodedata.normalize("NFC", text)
     text = " ".join(text.split())
     if text[:1] in ("{", "[") and text[-1:] in ("}", "]"):
-        return canonical_json(text) or text
+        with suppress(ValueError):  # no strict JSON
+            value = load_json(text)
+            return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return text
-
-
-def canonical_json(text: str) -> str | None:
-    """JSON text with sorted keys and no space, `None` for text that is no strict JSON."""
-    try:
-        value = load_json(text)
-        encode_json(value)
-        return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    except (ValueError, RecursionError):
-        return None
 
 
 def shingles(examples: Sequence[Example]) -> list[Shingles]:
@@ -218,16 +197,12 @@ def shingles(examples: Sequence[Example]) -> list[Shingles]:
 
 
 def _sides(example: Example) -> tuple[str, str]:
-    user: list[str] = []
+    user = [m.content for m in example.messages if m.role == "user"]
     assistant: list[str] = []
     for message in example.messages:
-        if message.role == "user":
-            user.append(message.content)
-        elif message.role != "system":
+        if message.role not in ("system", "user"):
             assistant += [message.reasoning or "", message.content]
-            assistant += [
-                text for call in message.tool_calls for text in (call.name, call.arguments)
-            ]
+            assistant += [text for c in message.tool_calls for text in (c.name, c.arguments)]
     return "\n".join(user), "\n".join(assistant)
 
 

@@ -65,15 +65,10 @@ def find_duplicates(
     drop(later, first, np.ones(len(later)))
     limits = [config.near_threshold(name) for name in sizes]
     limit = np.array([np.nan if one is None else one for one in limits])[source[order]]
-    near = _Near(columns, order, limit) if config.near is not None else None
-    drop(*(near.drops(left) if near is not None else _nothing()))
-    prompts = _same_key(columns.column("prompt", order), left) if config.prompt else _nothing()[:2]
-    drop(*prompts, np.full(len(prompts[0]), np.nan))
+    drop(*_near_duplicates(columns, order, limit, left))
+    later, first = _same_key(columns.column("prompt", order), left & config.prompt)
+    drop(later, first, np.full(len(later), np.nan))
     return _settled(drops, order)
-
-
-def _nothing() -> tuple[Int, Int, Float]:
-    return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)
 
 
 def _by_precedence(
@@ -97,70 +92,66 @@ def _same_key(keys: npt.NDArray[np.uint64], left: npt.NDArray[np.bool_]) -> tupl
     return at[~new], at[first[~new]]
 
 
-class _Near:
-    """The search for near-duplicates; records are numbered by precedence.
+def _near_duplicates(
+    columns: DedupColumns, order: Int, limits: Float, left: npt.NDArray[np.bool_]
+) -> tuple[Int, Int, Float]:
+    """Near-duplicates among the records left, the kept one that each is like, and how much.
 
     Args:
-        order: (n,) the row of each record.
+        order: (n,) the row of each record; records are numbered by precedence.
         limits: (n,) the threshold of each record's source, NaN for none.
     """
+    sizes = np.stack([columns.column(s, order).astype(np.int64) for s in ("user", "assistant")], 1)
+    chosen = np.flatnonzero(left & ~np.isnan(limits) & sizes.any(axis=1))
+    pairs = np.empty(0, np.uint64)
+    for band in range(BANDS) if len(chosen) else ():
+        keys = columns.column("bands", order, band)[chosen]
+        pairs = np.union1d(pairs, _pairs(keys, chosen, sizes, limits))
+    shingles = lru_cache(_CACHED)(lambda rank: columns.shingles(int(order[rank])))
+    dropped: dict[int, tuple[int, float]] = {}
+    # by the later of both, so that what is known of the earlier is settled
+    for pair in pairs.tolist():
+        later, first = pair >> 32, pair & 0xFFFFFFFF
+        if first in dropped or later in dropped:
+            continue
+        share = similarity(shingles(first), shingles(later))
+        if share >= max(limits[first], limits[later]):
+            dropped[later] = first, share
+    kept = np.array(list(dropped.values())).reshape(-1, 2)
+    return np.array(list(dropped), np.int64), kept[:, 0].astype(np.int64), kept[:, 1]
 
-    def __init__(self, columns: DedupColumns, order: Int, limits: Float) -> None:
-        self._columns, self._order, self._limits = columns, order, limits
-        sides = [columns.column(side, order).astype(np.int64) for side in ("user", "assistant")]
-        self._sizes = np.stack(sides, axis=1)
 
-    def drops(self, left: npt.NDArray[np.bool_]) -> tuple[Int, Int, Float]:
-        """Dropped records, the kept one that each is like, and how much."""
-        chosen = np.flatnonzero(left & ~np.isnan(self._limits) & self._sizes.any(axis=1))
-        pairs = np.empty(0, np.uint64)
-        for band in range(BANDS):
-            keys = self._columns.column("bands", self._order, band)[chosen]
-            pairs = np.union1d(pairs, self._pairs(keys, chosen))
-        shingles = lru_cache(_CACHED)(lambda rank: self._columns.shingles(int(self._order[rank])))
-        dropped: dict[int, tuple[int, float]] = {}
-        # by the later of both, so that what is known of the earlier is settled
-        for later, first in zip(
-            (pairs >> np.uint64(32)).tolist(), (pairs & np.uint64(0xFFFFFFFF)).tolist(), strict=True
-        ):
-            if first in dropped or later in dropped:
-                continue
-            share = similarity(shingles(first), shingles(later))
-            if share >= max(self._limits[first], self._limits[later]):
-                dropped[later] = first, share
-        rows = np.array(list(dropped), np.int64)
-        kept = np.array([first for first, _ in dropped.values()], np.int64)
-        return rows, kept, np.array([share for _, share in dropped.values()])
+def _pairs(
+    keys: npt.NDArray[np.uint32], chosen: Int, sizes: Int, limits: Float
+) -> npt.NDArray[np.uint64]:
+    """Records that share a key, as later << 32 | first; those whose sizes tell are left out.
 
-    def _pairs(self, keys: npt.NDArray[np.uint32], chosen: Int) -> npt.NDArray[np.uint64]:
-        """Records that share a key, as later << 32 | first; those whose sizes tell are left out.
-
-        Of a large group not all pairs are looked at: each record meets the next in size, which a
-        slightly edited copy is, and the first of the group, under which copies of one text gather.
-        """
-        by_key = np.argsort(keys, kind="stable")
-        new = np.ones(len(by_key) + 1, np.bool_)
-        new[1:-1] = keys[by_key[1:]] != keys[by_key[:-1]]
-        by_key = by_key[~(new[1:] & new[:-1])]
-        if not len(by_key):
-            return np.empty(0, np.uint64)
-        rows, keys = chosen[by_key], keys[by_key]
-        at = np.lexsort((rows, self._sizes[rows].sum(axis=1), keys))
-        rows, keys = rows[at], keys[at]
-        starts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
-        first = np.minimum.reduceat(rows, starts)
-        pairs = [(np.repeat(first, np.diff(np.append(starts, len(rows)))), rows)]
-        for step in range(1, min(NEXT, len(rows) - 1) + 1):
-            shared = keys[step:] == keys[:-step]
-            pairs.append((rows[:-step][shared], rows[step:][shared]))
-        one, other = np.concatenate([p[0] for p in pairs]), np.concatenate([p[1] for p in pairs])
-        a, b = self._sizes[one], self._sizes[other]
-        small, large = np.minimum(a, b), np.maximum(a, b)
-        possible = (small >= SIDE * large).all(axis=1) & (one != other)
-        limit = np.maximum(self._limits[one], self._limits[other])
-        possible &= small.sum(axis=1) >= limit * large.sum(axis=1)
-        low, high = np.minimum(one, other)[possible], np.maximum(one, other)[possible]
-        return np.unique(high.astype(np.uint64) << np.uint64(32) | low.astype(np.uint64))
+    Of a large group not all pairs are looked at: each record meets the next in size, which a
+    slightly edited copy is, and the first of the group, under which copies of one text gather.
+    """
+    by_key = np.argsort(keys, kind="stable")
+    new = np.ones(len(by_key) + 1, np.bool_)
+    new[1:-1] = keys[by_key[1:]] != keys[by_key[:-1]]
+    by_key = by_key[~(new[1:] & new[:-1])]
+    if not len(by_key):
+        return np.empty(0, np.uint64)
+    rows, keys = chosen[by_key], keys[by_key]
+    at = np.lexsort((rows, sizes[rows].sum(axis=1), keys))
+    rows, keys = rows[at], keys[at]
+    starts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
+    first = np.minimum.reduceat(rows, starts)
+    pairs = [(np.repeat(first, np.diff(np.append(starts, len(rows)))), rows)]
+    for step in range(1, min(NEXT, len(rows) - 1) + 1):
+        shared = keys[step:] == keys[:-step]
+        pairs.append((rows[:-step][shared], rows[step:][shared]))
+    one, other = np.concatenate([p[0] for p in pairs]), np.concatenate([p[1] for p in pairs])
+    a, b = sizes[one], sizes[other]
+    small, large = np.minimum(a, b), np.maximum(a, b)
+    possible = (small >= SIDE * large).all(axis=1) & (one != other)
+    limit = np.maximum(limits[one], limits[other])
+    possible &= small.sum(axis=1) >= limit * large.sum(axis=1)
+    low, high = np.minimum(one, other)[possible], np.maximum(one, other)[possible]
+    return np.unique(high.astype(np.uint64) << np.uint64(32) | low.astype(np.uint64))
 
 
 def _settled(drops: list[tuple[Int, Int, Float]], order: Int) -> Duplicates:

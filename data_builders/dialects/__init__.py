@@ -3,6 +3,18 @@
 read_row({"instruction": "Add.", "input": "2 2", "output": "4"}, config)
     → ("alpaca", Conversation(messages=(…), tools=None))
 
+Here are the rows that hold a list of messages, OpenAI's (with or without inline reasoning) and
+ShareGPT's; every other dialect has a file of its own.
+
+{"messages": [{"role": "user", "content": "2+2?"},
+              {"role": "assistant", "reasoning_content": "…", "content": "4"}], "tools": […]}
+{"messages": [{"role": "user", "content": "2+2?"},
+              {"role": "assistant", "content": "<think>\\n2 and 2\\n</think>\\n\\n4"}]}
+{"conversations": [{"from": "human", "value": "Weather in Oslo?"},
+                   {"from": "function_call", "value": "{\\"name\\": \\"w\\", \\"arguments\\": {}}"},
+                   {"from": "observation", "value": "rain"},
+                   {"from": "gpt", "value": "It rains."}], "tools": "[…]", "system": "…"}
+
 To add a dialect: one function in a file here, one line in `DIALECTS`, its shape in `recognise`, its
 name in `posttrain.config.source.DialectName`, a section in `docs/guides/dialects.md`.
 """
@@ -11,32 +23,52 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from data_builders.dialects.alpaca import OUTPUT_KEYS, alpaca
 from data_builders.dialects.chosen_rejected import chosen_rejected
-from data_builders.dialects.message import content_of, role_of
-from data_builders.dialects.messages_list import (
+from data_builders.dialects.messages import (
     LIST_KEYS,
+    content_of,
+    conversation,
     find_list,
-    inline_think,
-    not_a,
-    openai,
-    sharegpt,
+    read_messages,
+    role_of,
 )
 from data_builders.dialects.prompt_completion import COMPLETION_KEYS, prompt_completion
-from data_builders.dialects.reading import Conversation, Reading, Row, RowProblem
+from data_builders.dialects.reading import Conversation, Reading, Row, RowProblem, not_a
 from data_builders.rows.where import lookup
 from posttrain.chat.reasoning import OPEN
 from posttrain.config.source import SourceConfig
 
 __all__ = ["DIALECTS", "Conversation", "Reading", "RowProblem", "read_row", "recognise"]
 
+
+def read_list(row: Row, reading: Reading, *, dialect: str, key: str) -> Conversation:
+    """The conversation of a row whose messages carry their author under `key`."""
+    found = find_list(row)
+    if found is None:
+        raise not_a(dialect, row, f"no list of messages under {', '.join(LIST_KEYS)}")
+    where, listed = found
+    if reading.role is None and not all(item.get(key) is not None for item in listed):
+        raise not_a(dialect, row, f"not every message of {where} has {key!r}")
+    return conversation(
+        row,
+        read_messages(listed, reading, where),
+        reading,
+        read=(where,),
+        listed=listed,
+        where=where,
+    )
+
+
 DIALECTS: dict[str, Callable[[Row, Reading], Conversation]] = {
     "chosen_rejected": chosen_rejected,
-    "openai": openai,
-    "inline_think": inline_think,
-    "sharegpt": sharegpt,
+    "openai": partial(read_list, dialect="openai", key="role"),
+    # an assistant's content may start with its trace
+    "inline_think": partial(read_list, dialect="inline_think", key="role"),
+    "sharegpt": partial(read_list, dialect="sharegpt", key="from"),
     "alpaca": alpaca,
     "prompt_completion": prompt_completion,
 }

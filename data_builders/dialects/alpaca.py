@@ -6,9 +6,15 @@
 from __future__ import annotations
 
 from data_builders.dialects.content import read_text
-from data_builders.dialects.message import assistant_text, reasoning_of
-from data_builders.dialects.messages_list import conversation, given_keys, not_a
-from data_builders.dialects.reading import Conversation, Reading, Row, RowProblem
+from data_builders.dialects.messages import assistant_text, conversation, reasoning_of
+from data_builders.dialects.reading import (
+    Conversation,
+    Reading,
+    Row,
+    RowProblem,
+    given_keys,
+    not_a,
+)
 from posttrain.records import Message
 
 OUTPUT_KEYS = ("output", "response")

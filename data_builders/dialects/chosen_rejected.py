@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from data_builders.dialects.alpaca import history, request
-from data_builders.dialects.message import read_messages
-from data_builders.dialects.messages_list import conversation, find_list, not_a
+from data_builders.dialects.messages import conversation, find_list, read_messages
 from data_builders.dialects.prompt_completion import read_answer, read_prompt, transcript
-from data_builders.dialects.reading import Conversation, Reading, Row, RowProblem
+from data_builders.dialects.reading import Conversation, Reading, Row, RowProblem, not_a
 from posttrain.records import Message
 
 Side = Literal["chosen", "rejected"]

@@ -12,9 +12,21 @@ from typing import Any
 
 from data_builders.dialects.alpaca import history, row_reasoning
 from data_builders.dialects.content import read_text
-from data_builders.dialects.message import as_messages, assistant_text, read_messages, role_of
-from data_builders.dialects.messages_list import conversation, given_keys, not_a
-from data_builders.dialects.reading import Conversation, Reading, Row, RowProblem
+from data_builders.dialects.messages import (
+    as_messages,
+    assistant_text,
+    conversation,
+    read_messages,
+    role_of,
+)
+from data_builders.dialects.reading import (
+    Conversation,
+    Reading,
+    Row,
+    RowProblem,
+    given_keys,
+    not_a,
+)
 from posttrain.records import Message
 
 COMPLETION_KEYS = ("completion", "response")

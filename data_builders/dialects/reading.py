@@ -87,3 +87,16 @@ def decoded(text: str, reason: str, where: str) -> Any:
         return load_json(text)
     except ValueError as error:
         raise RowProblem(reason, where, f"not JSON: {error}") from None
+
+
+def given_keys(row: Row, keys: tuple[str, ...]) -> list[str]:
+    """Which of some alternative fields a row has; a `null` counts only where all of them are."""
+    present = [key for key in keys if key in row]
+    return [key for key in present if row[key] is not None] or present[:1]
+
+
+def not_a(dialect: str, row: Row, why: str) -> RowProblem:
+    """The problem of a row that does not have the shape of `dialect`."""
+    names = ", ".join(map(str, row)) or "(no field)"
+    fields = names if len(names) <= 200 else names[:200] + " …"
+    return RowProblem("unrecognised", fields, f"not {dialect}: {why}")

@@ -7,7 +7,7 @@ Drop("narrative", "message 1, answer: 'our nation'", Span(1, "answer", 310, 320,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Part = Literal["reasoning", "answer"]
 
@@ -24,6 +24,14 @@ class TextSpan:
     start: int
     end: int
     text: str
+
+
+class Match(NamedTuple):
+    """What a filter objects to in a text, and where: characters `start` to `end`."""
+
+    detail: str
+    start: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)

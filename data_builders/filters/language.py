@@ -1,7 +1,7 @@
 """Which language a text is in, by py3langid (Lui and Baldwin 2012), offline; extra `language`.
 
 LanguageCheck(LanguageFilter(allowed=("en",))).foreign("Ich habe den Satz noch einmal geprüft …")
-    → Foreign("de", 0.99, 0, 600)
+    → Match("de with probability 0.99", 0, 600)
 
 Code, formulas, addresses and numbers are blanked out first. Of a long text three pieces are judged,
 its beginning, middle and end: a trace that changes language half-way is found by its end, and a
@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import importlib
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from data_builders.filters.drop import Match
 from posttrain.config.filters import LanguageFilter
 from posttrain.errors import ConfigError
 
@@ -30,16 +30,6 @@ _NO_LANGUAGE = re.compile(
     re.DOTALL,
 )
 _LETTERS = re.compile(r"[^\W\d_]")
-
-
-@dataclass(frozen=True, slots=True)
-class Foreign:
-    """A piece, `start` to `end` in characters, in a language that is not allowed."""
-
-    language: str
-    confidence: float
-    start: int
-    end: int
 
 
 class LanguageCheck:
@@ -59,7 +49,7 @@ class LanguageCheck:
                 f"knows; it knows {', '.join(sorted(self._identifier.labels))}"
             )
 
-    def foreign(self, text: str) -> Foreign | None:
+    def foreign(self, text: str) -> Match | None:
         """The first of three pieces that is in a language not allowed."""
         for start, end in _pieces(text):
             piece = _prose(text, start, end)
@@ -67,7 +57,7 @@ class LanguageCheck:
                 continue
             language, confidence = self._identifier.classify(piece)
             if language not in self._limits.allowed and confidence >= self._limits.confidence:
-                return Foreign(language, float(confidence), start, end)
+                return Match(f"{language} with probability {confidence:.2f}", start, end)
         return None
 
 

@@ -1,6 +1,6 @@
 """Filters by lists of patterns: narratives, answers that cannot translate, refusals.
 
-Matcher(patterns).find("… for our great nation must …")  →  (18, 34)
+Matcher(patterns).find("… for our great nation must …")  →  Match("'our great nation'", 6, 22)
 
 RE2 matches in time linear in the text, whatever the pattern: a list that someone wrote cannot hang
 a build, and no clock decides what is dropped. It has no look-around and no back-references; context
@@ -9,24 +9,16 @@ has keys of its own, `near` and `unless`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import re2
 
+from data_builders.filters.drop import Match
 from posttrain.config.patterns import Pattern
 from posttrain.errors import ConfigError
 
 _MEMORY = 64 << 20  # bytes for one pattern's automata
-
-
-@dataclass(frozen=True, slots=True)
-class _Compiled:
-    pattern: Any
-    near: Any
-    unless: Any
-    within: int
 
 
 class Matcher:
@@ -41,41 +33,34 @@ class Matcher:
     """
 
     def __init__(self, patterns: Sequence[Pattern], name: str) -> None:
-        self._each = [
-            _Compiled(
-                _compiled(item.pattern, item, number, name),
-                item.near and _compiled(item.near, item, number, name),
-                item.unless and _compiled(item.unless, item, number, name),
-                item.within,
-            )
-            for number, item in enumerate(patterns, 1)
-        ]
+        # of each: the pattern, near, unless, within
+        self._each: list[tuple[Any, Any, Any, int]] = []
+        for number, item in enumerate(patterns, 1):
+            place = item.place or f"{name}, pattern {number}"
+            given = (item.pattern, item.near, item.unless)
+            pattern, near, unless = (p and _compiled(p, place) for p in given)
+            self._each.append((pattern, near, unless, item.within))
         # most texts match nothing: one automaton says so for all patterns together
         together = "|".join(f"(?:{item.pattern})" for item in patterns)
         self._any = re2.compile(together.encode("utf-8"), options=_options())
 
-    def find(self, text: str) -> tuple[int, int] | None:
-        """The first match of the first pattern that matches, in characters."""
+    def find(self, text: str) -> Match | None:
+        """The first match of the first pattern that matches."""
         encoded = _utf8(text)
         if self._any.search(encoded) is None:
             return None
-        return next((span for item in self._each for span in _matches(item, text, encoded)), None)
-
-
-def _matches(item: _Compiled, text: str, encoded: bytes) -> Iterator[tuple[int, int]]:
-    """Matches, in characters, whose surroundings are as the pattern wants them."""
-    for match in item.pattern.finditer(encoded):
-        begin, stop = match.span()
-        start = len(encoded[:begin].decode())
-        end = start + len(encoded[begin:stop].decode())
-        before, after = text[max(start - item.within, 0) : start], text[end : end + item.within]
-        if item.unless is not None and item.unless.search(
-            _utf8(text[start - len(before) : end] + after)
-        ):
-            continue
-        if item.near is not None and not item.near.search(_utf8(f"{before}\n{after}")):
-            continue
-        yield start, end
+        for pattern, near, unless, within in self._each:
+            for match in pattern.finditer(encoded):
+                begin, stop = match.span()
+                start = len(encoded[:begin].decode())
+                end = start + len(encoded[begin:stop].decode())
+                first = max(start - within, 0)
+                if unless and unless.search(_utf8(text[first : end + within])):
+                    continue
+                around = f"{text[first:start]}\n{text[end : end + within]}"
+                if not near or near.search(_utf8(around)):
+                    return Match(f"{text[start:end][:100]!r}", start, end)
+        return None
 
 
 def _utf8(text: str) -> bytes:
@@ -90,13 +75,12 @@ def _options() -> Any:
     return options
 
 
-def _compiled(pattern: str, item: Pattern, number: int, name: str) -> Any:
+def _compiled(pattern: str, place: str) -> Any:
     try:
         return re2.compile(pattern.encode("utf-8"), options=_options())
     except re2.error as error:
         reason = error.args[0]
         message = reason.decode() if isinstance(reason, bytes) else str(reason)
-        place = item.place or f"{name}, pattern {number}"
         raise ConfigError(
             f"{place}: {pattern!r} is no pattern that RE2 knows: {message}. "
             "RE2 has no look-around and no back-references; context goes under near and unless"

@@ -125,23 +125,19 @@ def _standard(schema: Any) -> Any:
     """The schema with JSON Schema's own type names, at every place where a schema may stand."""
     if not isinstance(schema, dict):
         return schema
-    result = dict(schema)
-    if "patternProperties" in result:
-        result = {key: value for key, value in result.items() if key not in _BY_PATTERN}
-    for key in _SUBSCHEMAS:
-        if key in result:
-            result[key] = _standard(result[key])
-    for key in _LISTS:
-        if isinstance(result.get(key), list):
-            result[key] = [_standard(item) for item in result[key]]
-    for key in _NAMED:
-        if isinstance(result.get(key), dict):
-            result[key] = {name: _standard(item) for name, item in result[key].items()}
+    left_out = _BY_PATTERN if "patternProperties" in schema else ()
+    result = {key: value for key, value in schema.items() if key not in left_out}
+    for key, value in result.items():
+        if key in _SUBSCHEMAS:
+            result[key] = _standard(value)
+        elif key in _LISTS and isinstance(value, list):
+            result[key] = [_standard(item) for item in value]
+        elif key in _NAMED and isinstance(value, dict):
+            result[key] = {name: _standard(item) for name, item in value.items()}
     if "type" in result:
         names = result["type"] if isinstance(result["type"], list) else [result["type"]]
         types = [TYPE_NAMES.get(str(name).lower(), name) for name in names]
+        result["type"] = types if isinstance(result["type"], list) else types[0]
         if None in types:
             del result["type"]
-        else:
-            result["type"] = types if isinstance(result["type"], list) else types[0]
     return result

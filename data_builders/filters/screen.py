@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from data_builders.filters.drop import Drop, Part, TextSpan
+from data_builders.filters.drop import Drop, Match, Part, TextSpan
 from data_builders.filters.language import LanguageCheck
 from data_builders.filters.patterns import Matcher
 from data_builders.filters.repetition import find_repetition
@@ -21,7 +21,6 @@ from posttrain.config.filters import (
     CopiedFilter,
     Filters,
     LengthFilter,
-    RepetitionFilter,
     TruncatedFilter,
 )
 from posttrain.records import Example
@@ -147,13 +146,14 @@ class Screen:
         for reason, name, parts in _PATTERNS:
             if (patterns := getattr(filters, name)) is not None:
                 matcher = Matcher(patterns, f"filters.{name}")
-                self._checks.append(_each(partial(_matched, matcher, reason, parts)))
+                self._checks.append(_each(reason, matcher.find, parts))
         if filters.language is not None:
-            self._checks.append(_each(partial(_foreign, LanguageCheck(filters.language))))
+            self._checks.append(_each("language", LanguageCheck(filters.language).foreign))
         if filters.truncated is not None:
             self._checks.append(partial(truncated, limits=filters.truncated, encode=encode))
         if filters.repetition is not None:
-            self._checks.append(_each(partial(_repeating, filters.repetition)))
+            loops = partial(find_repetition, limits=filters.repetition)
+            self._checks.append(_each("repetition", loops))
 
     def __call__(self, example: Example) -> Drop | None:
         """What a record is dropped for, `None` for one that stays."""
@@ -176,25 +176,17 @@ _PATTERNS: tuple[tuple[str, str, tuple[Part, ...]], ...] = (
 )
 
 
-def _each(check: Callable[[TextPart], Drop | None]) -> Check:
-    """A check of a record that looks at each of its texts."""
-    return lambda _, parts: next((drop for text in parts if (drop := check(text))), None)
+def _each(
+    reason: str,
+    find: Callable[[str], Match | None],
+    kinds: Sequence[Part] = ("reasoning", "answer"),
+) -> Check:
+    """A check of a record that looks at each of its texts of these kinds."""
 
-
-def _matched(matcher: Matcher, reason: str, parts: Sequence[Part], text: TextPart) -> Drop | None:
-    span = matcher.find(text.text) if text.part in parts else None
-    return text.drop(reason, f"{text.text[slice(*span)][:100]!r}", *span) if span else None
-
-
-def _foreign(judge: LanguageCheck, text: TextPart) -> Drop | None:
-    found = judge.foreign(text.text)
-    if found is None:
+    def check(_: Example, parts: Sequence[TextPart]) -> Drop | None:
+        for text in parts:
+            if text.part in kinds and (match := find(text.text)) is not None:
+                return text.drop(reason, *match)
         return None
-    what = f"{found.language} with probability {found.confidence:.2f}"
-    return text.drop("language", what, found.start, found.end)
 
-
-def _repeating(limits: RepetitionFilter, text: TextPart) -> Drop | None:
-    if (loop := find_repetition(text.text, limits)) is None:
-        return None
-    return text.drop("repetition", f"{loop.rule}: {loop.detail}", loop.start, loop.end)
+    return check

@@ -260,19 +260,15 @@ STRUCTURAL: dict[str, Callable[[Example], Drop | None]] = {
     "unpaired_tool_result": unpaired_tool_result,
 }
 
-
 # these object to no record that declares no tools and has neither calls nor results
-_OF_CALLS = frozenset({"undeclared_tools", "unknown_tool", "unusable_schema", "bad_arguments"})
-_OF_CALLS |= {_UNPAIRED}
+_OF_CALLS = {"undeclared_tools", "unknown_tool", "unusable_schema", "bad_arguments", _UNPAIRED}
 
 
 def structural_drop(example: Example, switches: StructuralFilters) -> Drop | None:
     """The first objection of the filters that are switched on."""
-    plain = example.tools is None and not any(
-        m.tool_calls or m.role == "tool" for m in example.messages
-    )
+    calls = any(m.tool_calls or m.role == "tool" for m in example.messages)
     for name, check in STRUCTURAL.items():
-        if plain and name in _OF_CALLS:
+        if name in _OF_CALLS and not calls and example.tools is None:
             continue
         if getattr(switches, name) and (drop := check(example)) is not None:
             return drop

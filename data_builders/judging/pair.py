@@ -16,7 +16,7 @@ from typing import Any
 
 from data_builders.dialects import RowProblem
 from data_builders.dialects.alpaca import request
-from data_builders.dialects.messages_list import with_system
+from data_builders.dialects.messages import with_system
 from data_builders.dialects.prompt_completion import read_answer, read_prompt
 from data_builders.dialects.reading import Reading, Row
 from data_builders.filters.structure import first_empty

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from data_builders.pairs.candidates import CandidatePair, candidates_of
+from data_builders.pairs.candidates import CandidatePair, Selection, candidates_of, select
 from data_builders.pairs.encode import Encoded, PairEncoder, distance, encode_completions
 from data_builders.pairs.grading import (
     Graded,
@@ -27,7 +27,6 @@ from data_builders.pairs.grading import (
     reading_text,
 )
 from data_builders.pairs.offline import offline_candidate, read_offline, why_dropped
-from data_builders.pairs.select import Selection, select
 from data_builders.pairs.shards import PairWriter, read_pairs
 from data_builders.pairs.stats import (
     Proposed,

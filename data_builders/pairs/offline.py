@@ -22,9 +22,8 @@ from data_builders.pairs.candidates import CandidatePair
 from data_builders.pairs.encode import Encoded, PairEncoder, distance, encode_turns, last_turn
 from data_builders.pairs.grading import Graded
 from data_builders.pairs.layouts import pair_rows
-from data_builders.rows.examples import end_on_assistant
 from data_builders.rows.raw import Dropped, RawRow
-from data_builders.rows.read import RowCounts, read_rows
+from data_builders.rows.read import RowCounts, end_on_assistant, read_rows
 from posttrain.chat import TrainingSample
 from posttrain.chat.masks import message_texts
 from posttrain.config.build_dpo import BuildDpoConfig

@@ -33,10 +33,9 @@ from data_builders.sft.inputs import (
     evaluation_files,
     find_parents,
     load_decontaminator,
-    prepare_sources,
     scan_inputs,
 )
-from data_builders.sft.part import WorkerState, preparer_of
+from data_builders.sft.part import WorkerState, prepare_sources, preparer_of
 from data_builders.sft.plan import plan_build
 from data_builders.sft.preflight import (
     PROBED,

@@ -2,17 +2,12 @@
 
 scan_inputs(recipe, Path("."))
 → [Input("maths", "runs/world/train.jsonl", 1_234_567, "ab12…"), …], {"maths": [Part(…), …]}
-prepare_sources(recipe, parts, folder, …)  →  [PreparedSource("maths", …), …]
-
-What an earlier, killed run prepared is kept.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import accumulate, pairwise
@@ -21,22 +16,14 @@ from typing import Any
 
 from data_builders.decontamination.items import as_source
 from data_builders.decontamination.match import Decontaminator
-from data_builders.progress import Stages
 from data_builders.rows.arrow import count_saved
 from data_builders.rows.files import find_files, input_files
-from data_builders.rows.parts import Part, Piece, cut_file, estimate_rows, gather, part_size
-from data_builders.rows.read import RowCounts
-from data_builders.rows.where import SeenFields
-from data_builders.sft.part import CONTROL, PartJob, samples_of_each
-from data_builders.sft.prepared import PART_FORMAT, PreparedSource, read_counts, read_sample
-from data_builders.sft.stats import left_out_exceeded, losses_exceeded
-from data_builders.workers import Executor
+from data_builders.rows.parts import Part, Piece, cut_file, gather, part_size
 from posttrain.config.build_sft import BuildSftConfig, SftSource
 from posttrain.config.decontamination import DecontaminationConfig
 from posttrain.errors import ConfigError, DataError
 from posttrain.hashing import digest_of, sha256_file
 from posttrain.runs import MANIFEST, Manifest, Parent, parent_of, read_artifact
-from posttrain.versions import package_versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,153 +149,6 @@ def load_decontaminator(
     if [i.sha256 for i in evaluation_files(config, base_dir)] != [i.sha256 for i in files]:
         raise DataError("an evaluation file was changed while the build read it; start again")
     return found
-
-
-# what of a source is looked at only after its rows are prepared, or not by what its rows become
-_LATER = {"path", "share", "rows", "tokens", "max_epochs", "held_out"}
-
-
-def source_key(
-    recipe: BuildSftConfig,
-    source: SftSource,
-    tokens: Mapping[str, Any],
-    evaluation: Sequence[Input] = (),
-) -> dict[str, Any]:
-    """All that decides how rows of a source are prepared, and nothing else.
-
-    Args:
-        tokens: digests of tokenizer and template.
-        evaluation: what decontamination reads.
-    """
-    key: dict[str, Any] = {
-        **recipe.model_dump(mode="json", include={"reasoning", "licenses", "seed"}),
-        **tokens,
-        "capacity": recipe.packing.max_length,
-        "overlong": recipe.packing.overlong,
-        "source": source.model_dump(mode="json", exclude=_LATER),
-        "samples": samples_of_each(recipe),
-        "steps": recipe.tokenizer.split_steps,
-        "allowed": sorted(recipe.tokenizer.allow_left_out),
-        "dropped": recipe.write_dropped,
-        "versions": package_versions(),
-        "format": PART_FORMAT,
-    }
-    if recipe.deduplication is not None:  # what `column_batch` writes: the rest is for the plan
-        near = recipe.deduplication.near_threshold(source.name) is not None
-        key["deduplication"] = {"near": near}
-    if recipe.decontamination is not None:
-        key["decontamination"] = recipe.decontamination.model_dump(mode="json")
-        key["evaluation"] = [[i.path, i.sha256] for i in evaluation]
-    return key
-
-
-def prepare_sources(
-    recipe: BuildSftConfig,
-    parts: Mapping[str, Sequence[Part]],
-    folder: Path,
-    *,
-    tokens: Mapping[str, Any],
-    evaluation: Sequence[Input] = (),
-    scratch: str,
-    executor: Executor,
-    stages: Stages,
-) -> list[PreparedSource]:
-    """Prepare every part that `folder` does not hold yet.
-
-    Args:
-        parts: of each source by its name.
-        tokens: digests of what makes tokens.
-        evaluation: what decontamination reads.
-        scratch: names this build; parts that it left unfinished are removed.
-
-    Raises:
-        DataError: more of a source was lost to a reason than the recipe's limits allow; as soon as
-            its last part is done.
-    """
-    folder = folder.resolve()  # workers may have been started elsewhere
-    for unfinished in folder.glob(f"*/*.{scratch}-*"):
-        shutil.rmtree(unfinished, ignore_errors=True)
-    folders: dict[str, list[Path]] = {}
-    for source in recipe.sources:
-        key = source_key(recipe, source, tokens, evaluation)
-        rows = [part.content(placed=recipe.write_dropped) for part in parts[source.name]]
-        names = [digest_of({**key, "rows": own})[:32] for own in rows]
-        folders[source.name] = [folder / source.name / name for name in names]
-    waiting: dict[Path, PartJob] = {}  # parts with the same rows are done once
-    for source in recipe.sources:
-        for part, own in zip(parts[source.name], folders[source.name], strict=True):
-            if own not in waiting and read_counts(own) is None:
-                waiting[own] = PartJob(part, source, str(own), scratch)
-    jobs = list(waiting.values())
-    everything = [part for own in parts.values() for part in own]
-    total, left = estimate_rows(everything), estimate_rows([job.part for job in jobs])
-    done = None if total is None or left is None else max(total - left, 0)
-    stages.start("preparing", total=total, unit="rows", done=done or 0)
-    left_of = Counter(job.source.name for job in jobs)
-    finished = {
-        s.name: _finished(recipe, s, folders[s.name]) for s in recipe.sources if not left_of[s.name]
-    }
-    for number, _ in executor.run(jobs, stages.advance):
-        source = jobs[number].source
-        left_of[source.name] -= 1
-        if not left_of[source.name]:
-            finished[source.name] = _finished(recipe, source, folders[source.name])
-    return [finished[source.name] for source in recipe.sources]
-
-
-def _finished(recipe: BuildSftConfig, source: SftSource, folders: Sequence[Path]) -> PreparedSource:
-    """A source all of whose parts are there, with their counts merged and checked."""
-    counts: list[dict[str, Any]] = []
-    fields = SeenFields(source)
-    for folder in folders:
-        own = read_counts(folder)
-        assert own is not None, f"{folder} was finished"
-        fields.add(own["fields"])
-        counts.append(own)
-    stats = merged(counts, samples=samples_of_each(recipe))
-    stats["samples"] = [read_sample(folders[part], k) for part, k in stats["samples"]]
-    if wrong := fields.problem(source.name):
-        raise ConfigError(wrong)
-    problems = losses_exceeded(source.name, stats, recipe.limits)
-    if left_out := left_out_exceeded(source.name, stats, recipe.limits):
-        problems.append(left_out)
-    if problems:
-        raise DataError("\n  ".join(problems))
-    return PreparedSource(source.name, stats, tuple(folders))
-
-
-_SUMS = ("rows_in", "trimmed_rows", "sequences", "sequences_clipped")
-_COUNTS = ("dropped", "dialects", "licenses", "sequences_lost", "left_out", "templates", "control")
-
-
-def merged(parts: Iterable[Mapping[str, Any]], *, samples: int) -> dict[str, Any]:
-    """The counts of a source from those of its parts, in order.
-
-    Args:
-        samples: how many to keep; they are given as (part, place in its samples).
-    """
-    sums = Counter[str](dict.fromkeys(_SUMS, 0))
-    counts = {name: Counter[str]() for name in _COUNTS}
-    counts["control"].update(dict.fromkeys(CONTROL, 0))
-    budgets = Counter[int]()
-    rows = RowCounts()
-    chosen: list[tuple[float, int, int]] = []
-    for number, part in enumerate(parts):
-        sums.update({name: part[name] for name in _SUMS})
-        for name, own in counts.items():
-            own.update(part[name])
-        budgets.update(dict(part["budgets"]))
-        rows.add_unread(part["unread"])
-        chosen += [(place, number, k) for k, place in enumerate(part["samples"])]
-        chosen = sorted(chosen)[:samples]
-    return {
-        **sums,
-        **{name: {key: own[key] for key in sorted(own)} for name, own in counts.items()},
-        "control": dict(counts["control"]),
-        "unread": [[name, *seen] for name, seen in rows.unread.items()],
-        "budgets": [[budget, n] for budget, n in sorted(budgets.items())],
-        "samples": [(number, k) for _, number, k in chosen],
-    }
 
 
 def find_parents(paths: Sequence[Path], out: Path) -> list[Parent]:

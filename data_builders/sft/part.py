@@ -1,10 +1,11 @@
-"""Prepare one input part: read, filter, render and encode its rows, write the sequences to disk.
+"""Prepare sources part by part: read, filter, render and encode rows, write sequences to disk.
 
+    prepare_sources(recipe, parts, folder, …)  →  [PreparedSource("maths", …), …]
     PartJob(part, source, folder="runs/x/work/parts/maths/1f…", scratch="…").run(state, on_progress)
 
-Every row is counted, and every drop with its reason. A pure function of the part's rows and of the
-recipe, wherever it runs: in this process, in one of several workers, or on another machine that
-sees the same disk.
+Every row is counted, and every drop with its reason. A job is a pure function of its part's rows
+and of the recipe, wherever it runs: in this process, in one of several workers, or on another
+machine that sees the same disk. What an earlier, killed run prepared is kept.
 """
 
 from __future__ import annotations
@@ -12,33 +13,42 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data_builders.decontamination.match import Decontaminator
 from data_builders.dedup.columns import column_batch
 from data_builders.filters.screen import Screen
-from data_builders.keyed import unit
-from data_builders.rows.examples import PlacedExample, examples_of
-from data_builders.rows.parts import Part, open_part
+from data_builders.progress import Stages
+from data_builders.rows.parts import Part, estimate_rows, open_part
 from data_builders.rows.raw import Dropped
-from data_builders.rows.read import RowCounts, matching_rows
+from data_builders.rows.read import PlacedExample, examples_of, matching_rows
 from data_builders.rows.where import SeenFields
+from data_builders.sft.inputs import Input
 from data_builders.sft.prepare import (
     ControlPlan,
     Prepared,
-    PreparedSequence,
     Preparer,
     prepare,
 )
-from data_builders.sft.prepared import PartWriter
-from data_builders.workers import OnProgress
+from data_builders.sft.prepared import (
+    PART_FORMAT,
+    PartWriter,
+    PreparedSource,
+    read_counts,
+    read_sample,
+)
+from data_builders.sft.stats import PartCounts, left_out_exceeded, losses_exceeded, merged
+from data_builders.workers import Executor, OnProgress
 from posttrain.config.build_sft import BuildSftConfig, SftSource
-from posttrain.records import Example
+from posttrain.errors import ConfigError, DataError
+from posttrain.hashing import digest_of
 from posttrain.tokens.encode import batches
+from posttrain.versions import package_versions
 
 if TYPE_CHECKING:  # loads transformers
     from posttrain.models.chat_template import DataRenderer
@@ -46,7 +56,119 @@ if TYPE_CHECKING:  # loads transformers
 BATCH_ROWS = 128
 BATCH_CHARACTERS = 4_000_000  # a batch of long rows is smaller, so that memory knows a bound
 SAMPLES_PER_BUILD = 20
-CONTROL = ("reasoned", "stripped", "traces", "truncated", "too_short")
+
+
+def prepare_sources(
+    recipe: BuildSftConfig,
+    parts: Mapping[str, Sequence[Part]],
+    folder: Path,
+    *,
+    tokens: Mapping[str, Any],
+    evaluation: Sequence[Input] = (),
+    scratch: str,
+    executor: Executor,
+    stages: Stages,
+) -> list[PreparedSource]:
+    """Prepare every part that `folder` does not hold yet.
+
+    Args:
+        parts: of each source by its name.
+        tokens: digests of what makes tokens.
+        evaluation: what decontamination reads.
+        scratch: names this build; parts that it left unfinished are removed.
+
+    Raises:
+        DataError: more of a source was lost to a reason than the recipe's limits allow; as soon as
+            its last part is done.
+    """
+    folder = folder.resolve()  # workers may have been started elsewhere
+    for unfinished in folder.glob(f"*/*.{scratch}-*"):
+        shutil.rmtree(unfinished, ignore_errors=True)
+    folders: dict[str, list[Path]] = {}
+    for source in recipe.sources:
+        key = source_key(recipe, source, tokens, evaluation)
+        rows = [part.content(placed=recipe.write_dropped) for part in parts[source.name]]
+        names = [digest_of({**key, "rows": own})[:32] for own in rows]
+        folders[source.name] = [folder / source.name / name for name in names]
+    waiting: dict[Path, PartJob] = {}  # parts with the same rows are done once
+    for source in recipe.sources:
+        for part, own in zip(parts[source.name], folders[source.name], strict=True):
+            if own not in waiting and read_counts(own) is None:
+                waiting[own] = PartJob(part, source, str(own), scratch)
+    jobs = list(waiting.values())
+    everything = [part for own in parts.values() for part in own]
+    total, left = estimate_rows(everything), estimate_rows([job.part for job in jobs])
+    done = None if total is None or left is None else max(total - left, 0)
+    stages.start("preparing", total=total, unit="rows", done=done or 0)
+    left_of = Counter(job.source.name for job in jobs)
+    finished = {
+        s.name: _finished(recipe, s, folders[s.name]) for s in recipe.sources if not left_of[s.name]
+    }
+    for number, _ in executor.run(jobs, stages.advance):
+        source = jobs[number].source
+        left_of[source.name] -= 1
+        if not left_of[source.name]:
+            finished[source.name] = _finished(recipe, source, folders[source.name])
+    return [finished[source.name] for source in recipe.sources]
+
+
+def _finished(recipe: BuildSftConfig, source: SftSource, folders: Sequence[Path]) -> PreparedSource:
+    """A source all of whose parts are there, with their counts merged and checked."""
+    counts: list[dict[str, Any]] = []
+    fields = SeenFields(source)
+    for folder in folders:
+        own = read_counts(folder)
+        assert own is not None, f"{folder} was finished"
+        fields.add(own["fields"])
+        counts.append(own)
+    stats = merged(counts, samples=samples_of_each(recipe))
+    stats["samples"] = [read_sample(folders[part], k) for part, k in stats["samples"]]
+    if wrong := fields.problem(source.name):
+        raise ConfigError(wrong)
+    problems = losses_exceeded(source.name, stats, recipe.limits)
+    if left_out := left_out_exceeded(source.name, stats, recipe.limits):
+        problems.append(left_out)
+    if problems:
+        raise DataError("\n  ".join(problems))
+    return PreparedSource(source.name, stats, tuple(folders))
+
+
+# what of a source is looked at only after its rows are prepared, or not by what its rows become
+_LATER = {"path", "share", "rows", "tokens", "max_epochs", "held_out"}
+
+
+def source_key(
+    recipe: BuildSftConfig,
+    source: SftSource,
+    tokens: Mapping[str, Any],
+    evaluation: Sequence[Input] = (),
+) -> dict[str, Any]:
+    """All that decides how rows of a source are prepared, and nothing else.
+
+    Args:
+        tokens: digests of tokenizer and template.
+        evaluation: what decontamination reads.
+    """
+    key: dict[str, Any] = {
+        **recipe.model_dump(mode="json", include={"reasoning", "licenses", "seed"}),
+        **tokens,
+        "capacity": recipe.packing.max_length,
+        "overlong": recipe.packing.overlong,
+        "source": source.model_dump(mode="json", exclude=_LATER),
+        "samples": samples_of_each(recipe),
+        "steps": recipe.tokenizer.split_steps,
+        "allowed": sorted(recipe.tokenizer.allow_left_out),
+        "dropped": recipe.write_dropped,
+        "versions": package_versions(),
+        "format": PART_FORMAT,
+    }
+    if recipe.deduplication is not None:  # what `column_batch` writes: the rest is for the plan
+        near = recipe.deduplication.near_threshold(source.name) is not None
+        key["deduplication"] = {"near": near}
+    if recipe.decontamination is not None:
+        key["decontamination"] = recipe.decontamination.model_dump(mode="json")
+        key["evaluation"] = [[i.path, i.sha256] for i in evaluation]
+    return key
 
 
 class WorkerState:
@@ -198,90 +320,6 @@ def dropped_line(source: str, item: Dropped) -> str:
         **({"span": asdict(item.span)} if item.span is not None else {}),
     }
     return json.dumps(row, ensure_ascii=True) + "\n"
-
-
-@dataclass
-class PartCounts:
-    """What became of the rows of one part, growing while it is read.
-
-    Everything that is added is a sum, a count by name, or the few samples whose keyed hashes are
-    the smallest: how rows are cut into parts changes nothing.
-    """
-
-    keep_samples: int
-    seed: int
-    rows: RowCounts = field(default_factory=RowCounts)
-    dropped: Counter[str] = field(default_factory=Counter[str])
-    lost: Counter[str] = field(default_factory=Counter[str])
-    left_out: Counter[str] = field(default_factory=Counter[str])
-    licenses: Counter[str] = field(default_factory=Counter[str])
-    templates: Counter[str] = field(default_factory=Counter[str])
-    control: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(CONTROL, 0)))
-    budgets: Counter[int] = field(default_factory=Counter[int])
-    sequences: int = 0
-    clipped: int = 0
-    samples: list[tuple[float, dict[str, Any]]] = field(default_factory=list)
-
-    def add(self, prepared: Prepared) -> None:
-        """Count one record."""
-        record = prepared.controlled
-        if prepared.drop is not None:
-            self.dropped[prepared.drop.reason] += 1
-        else:
-            self.licenses[record.example.license] += 1
-            if prepared.template:
-                self.templates[prepared.template] += 1
-        self.control["reasoned"] += record.reasoned
-        self.control["stripped"] += record.stripped
-        self.control["traces"] += record.traces
-        self.control["truncated"] += len(record.cuts)
-        self.control["too_short"] += record.too_short
-        for cut in record.cuts:
-            self.budgets[cut.budget] += 1
-        for reason in prepared.lost:
-            self.lost[reason] += 1
-        for kind in prepared.left_out:
-            self.left_out[kind] += 1
-        self.sequences += len(prepared.sequences)
-        self.clipped += prepared.clipped
-        for sequence in prepared.sequences[:1]:
-            place = unit(self.seed, "sample", record.example.id)
-            if len(self.samples) < self.keep_samples or place < self.samples[-1][0]:
-                self.samples.append((place, _sample(record.example, sequence)))
-                self.samples.sort(key=lambda item: item[0])
-                del self.samples[self.keep_samples :]
-
-    def stats(self) -> dict[str, Any]:
-        """The finished counts of a part, JSON-able."""
-        return {
-            "rows_in": self.rows.rows_in,
-            "dropped": dict(self.rows.dropped + self.dropped),
-            "trimmed_rows": self.rows.trimmed_rows,
-            "dialects": dict(self.rows.dialects),
-            "unread": [[name, *seen] for name, seen in self.rows.unread.items()],
-            "licenses": dict(self.licenses),
-            "sequences": self.sequences,
-            "sequences_lost": dict(self.lost),
-            "sequences_clipped": self.clipped,
-            "left_out": dict(self.left_out),
-            "templates": dict(self.templates),
-            "control": dict(self.control),
-            "budgets": [[budget, n] for budget, n in self.budgets.items()],
-            "samples": [place for place, _ in self.samples],
-        }
-
-
-def _sample(example: Example, sequence: PreparedSequence) -> dict[str, Any]:
-    sample = sequence.sample
-    return {
-        "source": example.source,
-        "record_id": example.id,
-        "turn": sample.turn,
-        "reasoning": sample.reasoning,
-        "budget": sequence.budget,
-        "tokens": sequence.length,
-        "segments": [[s.role, s.trained, s.text] for s in sample.segments],
-    }
 
 
 # beside the libraries that are loaded anyway, every look costs as much as a batch of records

@@ -15,13 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from data_builders.rows.examples import PlacedExample, examples_of
 from data_builders.rows.files import open_rows
 from data_builders.rows.raw import Dropped
-from data_builders.rows.read import matching_rows
+from data_builders.rows.read import PlacedExample, examples_of, matching_rows
 from data_builders.rows.where import SeenFields
 from data_builders.sft.mixture import Total
-from data_builders.sft.part import PartCounts
 from data_builders.sft.prepare import (
     LEFT_OUT,
     Prepared,
@@ -31,7 +29,7 @@ from data_builders.sft.prepare import (
     within_capacity,
 )
 from data_builders.sft.prepared import sequence_rows
-from data_builders.sft.stats import left_out_exceeded, losses_exceeded
+from data_builders.sft.stats import PartCounts, left_out_exceeded, losses_exceeded
 from posttrain.audit.figures import SourceFigures
 from posttrain.audit.limits import violations
 from posttrain.chat import ChatTemplate

@@ -1,4 +1,5 @@
-"""What the manifest tells about an SFT data set, and the losses at which a build stops.
+"""What became of the rows of an SFT data set: of a part, a source, all of it, for the manifest; and
+the losses at which a build stops.
 
 {"splits": {"train": {"packs": 120, "fill": 0.997, …}}, "sources": {"maths": {"requested": …,
  "realised": {"rows": 900, "tokens": 51200, "trained": 30100}, "shares": …}}, "histograms": …}
@@ -7,19 +8,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from data_builders.keyed import unit
+from data_builders.rows.read import RowCounts
 from data_builders.sft.mixture import Amount, SourcePlan
-from data_builders.sft.part import CONTROL
 from data_builders.sft.plan import BuildPlan, GroupStats
-from data_builders.sft.prepare import LEFT_OUT
+from data_builders.sft.prepare import LEFT_OUT, Prepared, PreparedSequence
 from data_builders.sft.prepared import PreparedSource
 from posttrain.config.build_sft import LimitsConfig
 from posttrain.errors import DataError
+from posttrain.records import Example
 from posttrain.runs import Counts
 
 _FEW = 0.02  # share of its rows at which a source's loss is worth a warning
+CONTROL = ("reasoned", "stripped", "traces", "truncated", "too_short")
 UNITS = ("rows", "tokens", "trained")
 
 
@@ -224,3 +229,124 @@ def few_kept(stats: Mapping[str, Mapping[str, Any]]) -> list[str]:
         if rows and kept <= _FEW * rows:
             few.append(f"{name!r} {kept:,} of {rows:,}")
     return [f"sources that keep at most {_FEW:.0%} of their rows: {', '.join(few)}"] * bool(few)
+
+
+# -- what became of the rows of a part, and of all parts of a source
+
+
+@dataclass
+class PartCounts:
+    """What became of the rows of one part, growing while it is read.
+
+    Everything that is added is a sum, a count by name, or the few samples whose keyed hashes are
+    the smallest: how rows are cut into parts changes nothing.
+    """
+
+    keep_samples: int
+    seed: int
+    rows: RowCounts = field(default_factory=RowCounts)
+    dropped: Counter[str] = field(default_factory=Counter[str])
+    lost: Counter[str] = field(default_factory=Counter[str])
+    left_out: Counter[str] = field(default_factory=Counter[str])
+    licenses: Counter[str] = field(default_factory=Counter[str])
+    templates: Counter[str] = field(default_factory=Counter[str])
+    control: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(CONTROL, 0)))
+    budgets: Counter[int] = field(default_factory=Counter[int])
+    sequences: int = 0
+    clipped: int = 0
+    samples: list[tuple[float, dict[str, Any]]] = field(default_factory=list)
+
+    def add(self, prepared: Prepared) -> None:
+        """Count one record."""
+        record = prepared.controlled
+        if prepared.drop is not None:
+            self.dropped[prepared.drop.reason] += 1
+        else:
+            self.licenses[record.example.license] += 1
+            if prepared.template:
+                self.templates[prepared.template] += 1
+        self.control["reasoned"] += record.reasoned
+        self.control["stripped"] += record.stripped
+        self.control["traces"] += record.traces
+        self.control["truncated"] += len(record.cuts)
+        self.control["too_short"] += record.too_short
+        for cut in record.cuts:
+            self.budgets[cut.budget] += 1
+        for reason in prepared.lost:
+            self.lost[reason] += 1
+        for kind in prepared.left_out:
+            self.left_out[kind] += 1
+        self.sequences += len(prepared.sequences)
+        self.clipped += prepared.clipped
+        for sequence in prepared.sequences[:1]:
+            place = unit(self.seed, "sample", record.example.id)
+            if len(self.samples) < self.keep_samples or place < self.samples[-1][0]:
+                self.samples.append((place, _sample(record.example, sequence)))
+                self.samples.sort(key=lambda item: item[0])
+                del self.samples[self.keep_samples :]
+
+    def stats(self) -> dict[str, Any]:
+        """The finished counts of a part, JSON-able."""
+        return {
+            "rows_in": self.rows.rows_in,
+            "dropped": dict(self.rows.dropped + self.dropped),
+            "trimmed_rows": self.rows.trimmed_rows,
+            "dialects": dict(self.rows.dialects),
+            "unread": [[name, *seen] for name, seen in self.rows.unread.items()],
+            "licenses": dict(self.licenses),
+            "sequences": self.sequences,
+            "sequences_lost": dict(self.lost),
+            "sequences_clipped": self.clipped,
+            "left_out": dict(self.left_out),
+            "templates": dict(self.templates),
+            "control": dict(self.control),
+            "budgets": [[budget, n] for budget, n in self.budgets.items()],
+            "samples": [place for place, _ in self.samples],
+        }
+
+
+def _sample(example: Example, sequence: PreparedSequence) -> dict[str, Any]:
+    sample = sequence.sample
+    return {
+        "source": example.source,
+        "record_id": example.id,
+        "turn": sample.turn,
+        "reasoning": sample.reasoning,
+        "budget": sequence.budget,
+        "tokens": sequence.length,
+        "segments": [[s.role, s.trained, s.text] for s in sample.segments],
+    }
+
+
+_SUMS = ("rows_in", "trimmed_rows", "sequences", "sequences_clipped")
+_COUNTS = ("dropped", "dialects", "licenses", "sequences_lost", "left_out", "templates", "control")
+
+
+def merged(parts: Iterable[Mapping[str, Any]], *, samples: int) -> dict[str, Any]:
+    """The counts of a source from those of its parts, in order.
+
+    Args:
+        samples: how many to keep; they are given as (part, place in its samples).
+    """
+    sums = Counter[str](dict.fromkeys(_SUMS, 0))
+    counts = {name: Counter[str]() for name in _COUNTS}
+    counts["control"].update(dict.fromkeys(CONTROL, 0))
+    budgets = Counter[int]()
+    rows = RowCounts()
+    chosen: list[tuple[float, int, int]] = []
+    for number, part in enumerate(parts):
+        sums.update({name: part[name] for name in _SUMS})
+        for name, own in counts.items():
+            own.update(part[name])
+        budgets.update(dict(part["budgets"]))
+        rows.add_unread(part["unread"])
+        chosen += [(place, number, k) for k, place in enumerate(part["samples"])]
+        chosen = sorted(chosen)[:samples]
+    return {
+        **sums,
+        **{name: {key: own[key] for key in sorted(own)} for name, own in counts.items()},
+        "control": dict(counts["control"]),
+        "unread": [[name, *seen] for name, seen in rows.unread.items()],
+        "budgets": [[budget, n] for budget, n in sorted(budgets.items())],
+        "samples": [(number, k) for _, number, k in chosen],
+    }

@@ -104,10 +104,12 @@ def run_command(main: Callable[[], None]) -> None:
         message = extra or f"{type(error).__name__}: {error}"
         sys.exit(1 if _printed_by_another(message) else message)
     except OSError as error:  # of a file that the user named; any other is a fault of ours
-        if error.errno not in _REFUSED or error.filename is None:
+        full = error.errno == errno.ENOSPC  # writing to an open file does not say to which
+        if not full and (error.errno not in _REFUSED or error.filename is None):
             raise
         # of two names the second is the user's: a file is written beside it and moved there
-        message = f"{error.filename2 or error.filename}: {error.strerror}"
+        file = error.filename2 or error.filename
+        message = f"{file}: {error.strerror}" if file else str(error.strerror)
         sys.exit(1 if _printed_by_another(message) else message)
     except KeyboardInterrupt:
         message = "interrupted; the same command takes it up again"

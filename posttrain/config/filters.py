@@ -61,7 +61,7 @@ class RepetitionFilter(Strict):
 
     Args:
         compression_ratio: a text is looked at if 1 kB of it compresses this well, given what stands
-            before it (zlib, level 1).
+            before it (LZ4, or else zlib at level 1).
         min_words, min_rounds: of the shortest cycle.
         cycle_share: of a cycle's words, this share must equal the word one round before.
         ngram, window, duplicate_share: in a window of so many words, this share of the n-grams

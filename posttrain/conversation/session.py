@@ -21,7 +21,7 @@ from posttrain.environments.base import Toolbox
 from posttrain.records import Message, json_text, message_to_template
 from posttrain.rollouts import Completion, Prompt, Step
 from posttrain.sampling.rollout import Rollout, RolloutLimits
-from posttrain.sampling.sampler import Sampler
+from posttrain.sampling.sampler import Sampler, unframing
 
 REFUSED = "error: the user did not allow this call"
 Ask = Callable[[str, str], bool]  # a call's name and its arguments as JSON text → may it run
@@ -104,7 +104,8 @@ class Session:
         if self.tools is not None:
             prompt = replace(prompt, tools=self.tools.schemas(prompt))
             environment = ConfirmedTools(self.tools, self.ask, self.view)
-        rollout = Rollout(prompt, 0, self.seed, self.limits, environment)
+        unframed = unframing(self.sampler)
+        rollout = Rollout(prompt, 0, self.seed, self.limits, environment, unframed)
         gate = asyncio.Semaphore(1)
         while rollout.finish is None:
             self.view.begin()

@@ -25,7 +25,7 @@ from posttrain.hashing import digest_of
 from posttrain.records import message_to_row
 from posttrain.rollouts import step_from_row, step_to_row
 from posttrain.sampling.generate import row_line
-from posttrain.sampling.sampler import Generation, Request, Sampler
+from posttrain.sampling.sampler import Generation, Request, Sampler, unframing
 
 NOT_KEPT = "the journal has no answer to this request, and there is no model to ask"
 Progress = Callable[[int], None] | None
@@ -45,6 +45,10 @@ class TimedSampler:
     @property
     def identity(self) -> Mapping[str, Any]:
         return self._sampler.identity
+
+    def unframed(self, text: str) -> str:
+        """As `FramingSampler.unframed`."""
+        return unframing(self._sampler)(text)
 
     async def sample(
         self, requests: Sequence[Request], *, progress: Progress = None
@@ -88,6 +92,10 @@ class JournaledSampler:
     @property
     def identity(self) -> Mapping[str, Any]:
         return {} if self._sampler is None else self._sampler.identity
+
+    def unframed(self, text: str) -> str:
+        """As `FramingSampler.unframed`."""
+        return unframing(self._sampler)(text)
 
     async def sample(
         self, requests: Sequence[Request], *, progress: Progress = None

@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from posttrain.config.sft import AdapterConfig, ModelConfig
 from posttrain.errors import ConfigError
 from posttrain.models.experts import find_routers
-from posttrain.models.load import full_shape, parameter_count, whole_weights
+from posttrain.models.load import full_shape, parameter_count, without_zero3_init
 
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP = ("up_proj", "down_proj")
@@ -159,7 +159,7 @@ def merge_adapter(adapter: Path, spec: ModelConfig) -> PreTrainedModel:
     The base is read again from disk, so that a 4-bit run also merges into full weights. One process
     may do this alone, sharded or not.
     """
-    with whole_weights():
+    with without_zero3_init():
         merged = adapted_model(adapter, spec).merge_and_unload()
     assert isinstance(merged, PreTrainedModel)
     return merged

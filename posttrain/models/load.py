@@ -87,7 +87,7 @@ def embedding_rows(model: PreTrainedModel) -> int:
 
 
 @contextlib.contextmanager
-def whole_weights() -> Iterator[None]:
+def without_zero3_init() -> Iterator[None]:
     """Make models whole in the block. Under ZeRO-3 transformers splits each one over all processes,
     and a process that makes one alone waits forever."""
     kept = deepspeed._hf_deepspeed_config_weak_ref

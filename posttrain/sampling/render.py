@@ -79,6 +79,10 @@ class RenderedSampler:
             "stop_ids": list(self._turns.stop_ids),
         }
 
+    def unframed(self, text: str) -> str:
+        """As `FramingSampler.unframed`."""
+        return self._frames.sub(lambda token: f"{token[0][0]}\\{token[0][1:]}", text)
+
     async def sample(
         self, requests: Sequence[Request], *, progress: Callable[[int], None] | None = None
     ) -> list[Generation]:

@@ -9,7 +9,8 @@ make the same batches. A server gets one rollout a worker.
 A call is run where a tool is declared and an environment runs it. Where none is declared a call
 ends the completion, and so does one that was begun and not completed: its text is the answer. An
 environment with a user (`ScriptedUser`) answers a step without calls; the completion ends when
-the user has nothing more to write.
+the user has nothing more to write. What tools and users write cannot end its own message: tokens
+that would are broken, and recorded as the model read them.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from posttrain.sampling.sampler import (
     Request,
     Sampler,
     seed_of,
+    unframing,
 )
 
 OpenEnvironment = Callable[[Prompt], Environment | None]
@@ -121,8 +123,9 @@ async def roll_out_each(
     def begin(task: Task) -> Rollout:
         declared = task.prompt.tools is not None
         environment = open_environment(task.prompt) if declared else None
-        return Rollout(task.prompt, task.index, task.seed, limits, environment)
+        return Rollout(task.prompt, task.index, task.seed, limits, environment, unframed)
 
+    unframed = unframing(sampler)
     gate = asyncio.Semaphore(limits.tools_at_once)
 
     async def in_rounds(group: Iterable[tuple[int, Task]]) -> None:
@@ -204,6 +207,7 @@ class Rollout:
     seed: int
     limits: RolloutLimits
     environment: Environment | None
+    unframed: Callable[[str], str] = str  # as `unframing` of the sampler
     finish: Finish | None = None
     error: str | None = None
     steps: list[Step] = field(default_factory=list[Step])
@@ -258,7 +262,7 @@ class Rollout:
             else:
                 text = await user.respond(step.parsed.answer)
                 self.finish = "stop" if text is None else self._limit()
-                results = () if text is None else (Message("user", text),)
+                results = () if text is None else (Message("user", self.unframed(text)),)
         if self.finish is None:
             self._messages += [step.parsed.message(), *results]
             self.steps[-1] = replace(step, results=results)
@@ -317,7 +321,7 @@ class Rollout:
             text = await self.environment.call(call.name, cast(dict[str, Any], arguments))
         else:
             text = "error: the arguments are not a JSON object"
-        return Message("tool", text, tool_call_id=call.id, name=call.name)
+        return Message("tool", self.unframed(text), tool_call_id=call.id, name=call.name)
 
     def _with_call_ids(self, step: Step) -> Step:
         """The step with an id for every call that has none of its own."""

@@ -179,6 +179,15 @@ class IncrementalSampler(Protocol):
 
 
 @runtime_checkable
+class FramingSampler(Protocol):
+    """A sampler that renders its prompts, and so knows the tokens that frame messages."""
+
+    def unframed(self, text: str) -> str:
+        """A tool's or user's text with a backslash inside each token that would end it early."""
+        ...
+
+
+@runtime_checkable
 class IncrementalEngine(Protocol):
     """An engine that hands an output over when it ends, while others go on."""
 
@@ -187,6 +196,11 @@ class IncrementalEngine(Protocol):
     ) -> None:
         """As `generate`; `on_done` gets the request's number, once for each request."""
         ...
+
+
+def unframing(sampler: Sampler | None) -> Callable[[str], str]:
+    """`unframed` of a sampler that has it; a server that renders prompts gets texts as they are."""
+    return sampler.unframed if isinstance(sampler, FramingSampler) else str
 
 
 def seed_of(seed: int, *parts: object) -> int:

@@ -25,7 +25,7 @@ from trl.kernels.chunked_logprob import TOKEN_CHUNK_SIZE, ChunkedLogProbFunction
 
 from posttrain.config.sft import AdapterConfig
 from posttrain.models.adapters import lora_config
-from posttrain.models.load import recurrent_layers, whole_weights
+from posttrain.models.load import recurrent_layers, without_zero3_init
 from posttrain.training.cpu_head import score_rows
 from posttrain.training.launch import Launched
 from posttrain.training.shards import Shards, make_shards
@@ -210,7 +210,7 @@ def measure_step(
     for module in plain.modules():
         if shape.kernels and hasattr(module, "A_log"):
             module.forward = MethodType(_scan, module)
-    with whole_weights(), FakeTensorMode():
+    with without_zero3_init(), FakeTensorMode():
         _pretend(model)
         shards = make_shards(model, plain, launched, accumulated=shape.accumulated)
         step = _Allocations(model, shards)
@@ -232,7 +232,7 @@ def measure_step(
 def _without_data(config: Any, dtype: torch.dtype) -> Any:
     """A model on the meta device."""
     attention = "eager" if config._attn_implementation == "eager" else "sdpa"
-    with whole_weights(), torch.device("meta"):
+    with without_zero3_init(), torch.device("meta"):
         return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
 
 

@@ -7,11 +7,11 @@ trainer: {learning_rat: 1.0e-3}                      → ConfigError: did you me
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import os
 import typing
 import warnings
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -193,7 +193,7 @@ def _check_liger(args: Any, model: ModelConfig) -> None:
         )
     elif (args.liger_kernel_config or {}).get("fused_linear_cross_entropy"):
         why = "its fused loss would replace the one over the whole batch; leave it out"
-    elif importlib.util.find_spec("liger_kernel") is None:
+    elif find_spec("liger_kernel") is None:
         why = "install it first (pip install liger-kernel)"
     elif args.device.type != "cuda":
         why = "its kernels run on GPUs alone"
@@ -216,5 +216,5 @@ def _check_combinations(args: Any) -> None:
             raise ConfigError(
                 f"trainer.report_to {name!r} is not known here; take one of {', '.join(REPORTERS)}"
             )
-        if importlib.util.find_spec(name) is None:
+        if find_spec(name) is None:
             raise ConfigError(f"trainer.report_to {name}: install it first (pip install {name})")

@@ -31,7 +31,7 @@ from posttrain.jsontext import encode_json
 from posttrain.records import ROLES, Message, Score, ToolCall, content_id, json_text
 from posttrain.rollouts import Completion, Prompt, Step, completion_to_row, prompt_to_row
 from reward.graders.base import Attempt, before_reading, one_line
-from reward.graders.workers import shared_workers
+from reward.graders.workers import SHARED_WORKERS
 
 Row = Mapping[str, Any]
 Script = tuple[Message, ...]  # a completion's assistant messages; `replay` runs their calls
@@ -98,7 +98,7 @@ class RLVREnvironment:
             prompt_to_row(prompt),
             completion_to_row(_without_ids(completion)),
         ]
-        result = await shared_workers().run_one(("verify", job))
+        result = await SHARED_WORKERS.run_one(("verify", job))
         if result.problem is not None:
             return Score(None, None, one_line(result.problem), result.failure)
         return Score(*result.value)

@@ -14,7 +14,7 @@ from posttrain.records import Score
 from posttrain.rollouts import Completion, Prompt
 from reward.environments.base import RLVREnvironment, Script, says
 from reward.graders.base import Attempt
-from reward.graders.final_answer import has_box, joined_boxes
+from reward.graders.final_answer import joined_boxes
 from reward.graders.math import Math, gold_text, tolerance_of
 
 LONGEST = 200_000  # characters of an answer
@@ -48,8 +48,8 @@ class MathEnvironment(RLVREnvironment):
         from reward.graders.worker_main import InlineRunner
 
         answer = completion.answer
-        box = joined_boxes(answer) if has_box(answer) and len(answer) <= LONGEST else None
-        if box is None:
+        box = joined_boxes(answer) if len(answer) <= LONGEST else None
+        if not box:
             return Score(0.0, None, "no closed \\boxed{} in the answer")
         step = completion.steps[-1]
         boxed = replace(step, parsed=replace(step.parsed, answer=f"\\boxed{{{box}}}"))

@@ -19,7 +19,7 @@ from posttrain.rollouts import Completion, Prompt
 from reward.environments.base import RLVREnvironment, Script, says
 from reward.graders.base import verdict
 from reward.graders.choice import SEVERAL, MultipleChoice, choice, chosen, options_of, patterns_of
-from reward.graders.final_answer import answer_places, has_box, joined_boxes
+from reward.graders.final_answer import answer_places, joined_boxes
 from reward.graders.tidy import tidy
 
 LONGEST = 200_000  # characters of an answer
@@ -63,8 +63,8 @@ class MultipleChoiceEnvironment(RLVREnvironment):
             return Score(0.0, None, f"longer than {LONGEST} characters")
         letter = by_pattern(patterns_of(prompt), answer, options)
         if letter is None and _asks_for_box(prompt):
-            box = joined_boxes(answer) if has_box(answer) else None
-            letter = None if box is None else choice(box, options)
+            box = joined_boxes(answer)
+            letter = choice(box, options) if box else None
             behind = answer[answer.rfind("\\boxed") :].partition("}")[2]
             letter = SEVERAL if _answers_behind(behind, options) - {letter} else letter
         elif letter is None:

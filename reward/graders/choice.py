@@ -7,6 +7,7 @@ of the first that matches, whatever its case, and of that its first group.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from string import ascii_uppercase
@@ -15,9 +16,9 @@ from typing import Any, cast
 from posttrain.records import Score
 from posttrain.rollouts import Prompt, metadata_of
 from reward.graders.base import Attempt, before_reading, no_answer, one_line, unscored, verdict
-from reward.graders.final_answer import LABEL, LINE, TAG, answer_places, has_box, joined_boxes
-from reward.graders.tidy import tidy
-from reward.graders.workers import JobResult, JobRunner, shared_workers
+from reward.graders.final_answer import LABEL, LINE, TAG, answer_places, joined_boxes
+from reward.graders.tidy import bare, tidy
+from reward.graders.workers import SHARED_WORKERS, Job, JobResult, JobRunner
 
 Options = Mapping[str, str]
 SEVERAL = ""  # in place of a letter: several options are chosen
@@ -26,36 +27,26 @@ SEVERAL = ""  # in place of a letter: several options are chosen
 class MultipleChoice:
     """Accepts the gold's letter, or the gold option's text."""
 
-    def __init__(self, *, workers: JobRunner | None = None) -> None:
+    def __init__(self, *, workers: JobRunner = SHARED_WORKERS) -> None:
         self._workers = workers
 
     def refuse(self, prompts: Sequence[Prompt]) -> list[str | None]:
         """No options, a gold that is none of them, equal options, or a pattern that is none."""
-        problems = self._run("pattern_problem", [(patterns_of(p),) for p in prompts])
-        return [_refusal(prompt, p) for prompt, p in zip(prompts, problems, strict=True)]
+        tried = self._run([("last_match", [patterns_of(p), ""]) for p in prompts])
+        return [_refusal(prompt, t.problem) for prompt, t in zip(prompts, tried, strict=True)]
 
     def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
         """One score an attempt."""
         matches = self._run(
-            "last_match",
-            [
-                (patterns_of(a.prompt) if before_reading(a) is None else [], a.completion.answer)
-                for a in attempts
-            ],
+            [("last_match", [patterns_of(a.prompt), a.completion.answer]) for a in attempts]
         )
         pairs = zip(attempts, matches, strict=True)
         return [before_reading(attempt) or _grade(attempt, match) for attempt, match in pairs]
 
-    def _run(self, name: str, arguments: Sequence[tuple[Any, ...]]) -> list[JobResult]:
-        """The job for all that have patterns; they are the data's, and may not end."""
-        places = [k for k, (patterns, *_) in enumerate(arguments) if patterns]
-        results = [JobResult(None)] * len(arguments)
-        if places:
-            workers = self._workers or shared_workers()
-            done = workers.run([(name, list(arguments[k])) for k in places])
-            for place, result in zip(places, done, strict=True):
-                results[place] = result
-        return results
+    def _run(self, jobs: Sequence[Job]) -> list[JobResult]:
+        """The results of those that have patterns; they are the data's, and may not end."""
+        done = iter(self._workers.run([job for job in jobs if job[1][0]]))
+        return [next(done) if job[1][0] else JobResult(None) for job in jobs]
 
 
 def options_of(prompt: Prompt) -> dict[str, str]:
@@ -75,10 +66,10 @@ def patterns_of(prompt: Prompt) -> list[Any]:
 
 
 def _gold(prompt: Prompt) -> str | None:
-    return None if prompt.gold is None else choice(prompt.gold, options_of(prompt)) or None
+    return None if prompt.gold is None else choice(prompt.gold, options_of(prompt))
 
 
-def _refusal(prompt: Prompt, patterns: JobResult) -> str | None:
+def _refusal(prompt: Prompt, problem: str | None) -> str | None:
     options, gold = options_of(prompt), _gold(prompt)
     if len(options) < 2:
         return "no_options"
@@ -88,7 +79,6 @@ def _refusal(prompt: Prompt, patterns: JobResult) -> str | None:
         return f"gold_not_an_option: {prompt.gold}"
     if chosen(f"The answer is \\boxed{{{gold}}}", options) != gold:
         return f"gold_not_accepted: {prompt.gold}"
-    problem = patterns.problem or patterns.value
     return None if problem is None else f"bad_output_regex: {problem}"
 
 
@@ -100,16 +90,13 @@ def _grade(attempt: Attempt, match: JobResult) -> Score:
         return unscored(None, f"output_regex: {match.problem}", match.failure)
     if match.value is not None:
         letter = choice(match.value, options)
-    else:
-        letter = chosen(attempt.completion.answer, options)
-    if letter is None and match.value is None:
+    elif (letter := chosen(attempt.completion.answer, options)) is None:
         return no_answer(attempt)
     if letter == SEVERAL:
         return Score(0.0, None, "several options are chosen")
     return verdict(letter == gold, letter or str(match.value), gold)
 
 
-_SETTING = r"\\(?:text|textbf|mathrm|mathbf|boxed)\s*\{([^{}]*)\}"
 _NAMED = r"(?:options?|choices?|letter|answer|opción|opção|réponse|выбираю|вариант|选项|选择|选|選)"
 # one letter in its dress, with what follows it
 _LETTER = re.compile(
@@ -141,19 +128,15 @@ def chosen(answer: str, options: Options) -> str | None:
         options: letter → text. Letters are upper case.
     """
     answer = tidy(answer)
-    whole = choice(answer, options)
-    if whole is not None:
-        return whole
     for place in answer_places(answer):
         line = place.text.split("\n", 1)[0]
-        letter = choice(place.text, options)
-        if letter is None and place.kind == "label":
-            letter = choice(line, options)
+        text = line if place.kind == "label" else place.text
+        letter = choice(place.text, options) or choice(text, options)
         if letter is None and place.kind == "line":
-            letter = choice(answer.strip().split("\n", 1)[0], options)
+            first = answer.strip().split("\n", 1)[0]
+            letter = choice(answer, options) or choice(first, options)
         if letter is None:
-            told = _DENIED.sub(" ", line if place.kind == "label" else place.text)
-            letter = _mentioned(told, options, place.kind)
+            letter = _mentioned(_DENIED.sub(" ", text), options, place.kind)
         if letter is None and place.kind == "line":
             letter = _by_text(re.split(r"\b(?:is|are)\b", line)[-1], options)
         if letter is not None:
@@ -163,7 +146,7 @@ def chosen(answer: str, options: Options) -> str | None:
 
 def _mentioned(text: str, options: Options, kind: str) -> str | None:
     """The option that a sentence names: behind a label the first, in a last line the only one."""
-    text = re.sub(_SETTING, r" \1 ", text)
+    text = "\n".join(map(bare, text.split("\n")))
     found = [m for m in _MENTION.finditer(text) if m["letter"] in options and _is_name(m)]
     if not found:
         return None
@@ -192,34 +175,31 @@ def _is_name(mention: re.Match[str]) -> bool:
 
 def choice(text: str, options: Options) -> str | None:
     """The option that a short text is: "C", "(c)", "C. 5", "\\\\text{C}", or the text of one."""
-    text = re.sub(_SETTING, r" \1 ", re.sub(_SETTING, r" \1 ", text)).strip()
-    exactly = [letter for letter, option in options.items() if option.strip() == text]
-    if len(exactly) == 1 and text not in options:
-        return exactly[0]
-    match = _LETTER.fullmatch(text) if len(text) <= LINE else None
+    if len(text) > LINE:
+        return None
+    match = _LETTER.fullmatch(bare(text))
     letter = match[1].upper() if match else ""
     if match is None or letter not in options:
         return _by_text(text, options)
     if match[1] not in options and (same := _by_text(match[1], options)):
         letter = same  # an option that reads "c"
-    rest = match[2].strip(" \n\t.:)*_$`\"'-\\]}")
-    if not rest:
-        return letter
-    other = _LETTER.fullmatch(rest)
-    if other and other[1].upper() in options and not other[2].strip(" .*"):
-        return None  # "A: C"
-    return letter if _by_text(rest, options) == letter else _by_text(text, options)
+    rest = match[2].strip(" .:)*_$`\"'-\\]}")
+    named = letter if not rest else _by_text(rest, options)
+    return letter if named == letter else _by_text(text, options)
 
 
 def _by_text(text: str, options: Options) -> str | None:
     """The one option whose text this is."""
-    found = [letter for letter, option in options.items() if _plain(option) == _plain(text)]
+    found = [letter for letter, option in options.items() if option.strip() == text.strip()]
+    if not found:
+        found = [letter for letter, option in options.items() if _plain(option) == _plain(text)]
     return found[0] if len(found) == 1 and _plain(text) else None
 
 
+@functools.lru_cache(maxsize=1024)
 def _plain(text: str) -> str:
-    """As compared: one line of lower case, without what sets it in type, without a final stop."""
-    return " ".join(re.sub(_SETTING, r"\1", tidy(text)).split()).strip(" .$*`\"'").lower()
+    """As compared: without what sets it in type, in lower case."""
+    return bare(text).strip("\"' ").lower()
 
 
 class Exact:
@@ -298,7 +278,8 @@ def answer_text(answer: str) -> str | None:
     """
     tags = TAG.findall(answer)
     text = tags[-1].strip() if tags else answer.strip()
-    if has_box(text):
-        return joined_boxes(text)
+    box = joined_boxes(text)
+    if box is not None:
+        return box or None
     label = LABEL.match(text)
     return (text[label.end() :] if label else text).strip() or None

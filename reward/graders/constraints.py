@@ -20,13 +20,12 @@ from typing import Any, cast
 from posttrain.records import Score
 from posttrain.rollouts import Prompt, metadata_of
 from reward.graders.base import Attempt, before_reading, unscored
-from reward.graders.workers import JobRunner, shared_workers
+from reward.graders.workers import SHARED_WORKERS, JobResult, JobRunner
 
 PACKAGE = "if_verifiable"
 NLTK_DATA = "nltk_data_missing: python -m nltk.downloader punkt_tab"
 LONGEST = 200_000  # characters of an answer
 Results = list[tuple[bool, bool]]  # strict, loose
-_NONE: list[Any] = [[], [], ""]
 FIGURES = ("loose", "constraints", "constraints_loose")
 _PROBE = "A plain sentence. And another one, with words in it!"
 
@@ -38,48 +37,43 @@ class Constraints:
         benchmark: "ifeval" or "ifbench": whose checkers.
     """
 
-    def __init__(self, benchmark: str, *, workers: JobRunner | None = None) -> None:
+    def __init__(self, benchmark: str, *, workers: JobRunner = SHARED_WORKERS) -> None:
         self._benchmark, self._workers = benchmark, workers
 
     def refuse(self, prompts: Sequence[Prompt]) -> list[str | None]:
         """Unknown constraints, missing arguments, or data of NLTK that is not installed."""
         checks = [_checks(prompt) for prompt in prompts]
-        jobs = [("constraints", [self._benchmark, *(c or _NONE), _PROBE]) for c in checks]
-        results = (self._workers or shared_workers()).run(jobs)
-        reasons: list[str | None] = []
-        for check, result in zip(checks, results, strict=True):
-            why = result.problem or cast(dict[str, Any], result.value)["problem"]
-            reasons.append("no_constraints" if check is None else why)
-        return reasons
+        results = iter(self._run([(check, _PROBE) for check in checks if check]))
+        return [next(results)[1] if check else "no_constraints" for check in checks]
 
     def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
         """One score an attempt; an empty answer keeps no constraint."""
-        jobs = [
-            ("constraints", [self._benchmark, *(_checks(a.prompt) or _NONE), _text(a)])
-            for a in attempts
-        ]
-        results = (self._workers or shared_workers()).run(jobs)
-        scores: list[Score] = []
-        for attempt, result in zip(attempts, results, strict=True):
-            value = cast(dict[str, Any], result.value or {})
-            why = result.problem or value.get("problem")
-            if (early := before_reading(attempt)) is not None:
-                scores.append(early)
-            elif len(attempt.completion.answer) > LONGEST:
-                scores.append(Score(0.0, None, f"longer than {LONGEST} characters"))
-            elif not attempt.completion.answer.strip():
-                scores.append(Score(0.0, None, "empty", figures=dict.fromkeys(FIGURES, 0.0)))
-            elif _checks(attempt.prompt) is None:
-                scores.append(unscored(None, "no constraints", "malformed_row"))
-            elif why is not None:
-                scores.append(unscored(None, why, result.failure or "malformed_row"))
-            else:
-                scores.append(_score(value["results"], metadata_of(attempt.prompt)))
-        return scores
+        scores = [_unchecked(attempt) for attempt in attempts]
+        pairs = list(zip(attempts, scores, strict=True))
+        jobs = [(_checks(a.prompt) or [], a.completion.answer) for a, score in pairs if not score]
+        checked = iter(self._run(jobs))
+        return [score or _score(attempt, *next(checked)) for attempt, score in pairs]
+
+    def _run(self, jobs: Sequence[tuple[list[Any], str]]) -> list[tuple[JobResult, str | None]]:
+        """Per check and answer: what the worker found, and the problem."""
+        results = self._workers.run(
+            [("constraints", [self._benchmark, *check, answer]) for check, answer in jobs]
+        )
+        return [(r, r.problem or cast(dict[str, Any], r.value)["problem"]) for r in results]
 
 
-def _text(attempt: Attempt) -> str:
-    return attempt.completion.answer[:LONGEST] if before_reading(attempt) is None else ""
+def _unchecked(attempt: Attempt) -> Score | None:
+    """The score of what needs no checking, or cannot be checked."""
+    answer = attempt.completion.answer
+    if (early := before_reading(attempt)) is not None:
+        return early
+    if len(answer) > LONGEST:
+        return Score(0.0, None, f"longer than {LONGEST} characters")
+    if not answer.strip():
+        return Score(0.0, None, "empty", figures=dict.fromkeys(FIGURES, 0.0))
+    if _checks(attempt.prompt) is None:
+        return unscored(None, "no constraints", "malformed_row")
+    return None
 
 
 def _checks(prompt: Prompt) -> list[Any] | None:
@@ -90,27 +84,25 @@ def _checks(prompt: Prompt) -> list[Any] | None:
     if not isinstance(names, list) or not isinstance(arguments, list) or not names:
         return None
     kept = [
-        {**{key: value for key, value in cast(dict[str, Any], one).items() if value is not None}}
+        {key: value for key, value in cast(dict[str, Any], one).items() if value is not None}
         for one in cast(list[Any], arguments)
         if isinstance(one, dict)
     ]
     if len(kept) != len(cast(list[Any], names)):
         return None
-    asked = next((m.content for m in reversed(prompt.messages) if m.role == "user"), "")
-    return [[str(name) for name in cast(list[Any], names)], kept, asked]
+    question = next((m.content for m in reversed(prompt.messages) if m.role == "user"), "")
+    return [[str(name) for name in cast(list[Any], names)], kept, question]
 
 
-def _score(results: Sequence[Sequence[bool]], task: dict[str, Any]) -> Score:
-    strict, loose = zip(*results, strict=True)
-    broken = [
-        name for name, holds in zip(task["instruction_id_list"], strict, strict=True) if not holds
-    ]
-    figures = {
-        "loose": float(all(loose)),
-        "constraints": sum(strict) / len(strict),
-        "constraints_loose": sum(loose) / len(loose),
-    }
+def _score(attempt: Attempt, result: JobResult, problem: str | None) -> Score:
+    if problem is not None:
+        return unscored(None, problem, result.failure or "malformed_row")
+    strict, loose = zip(*result.value["results"], strict=True)
+    names = metadata_of(attempt.prompt)["instruction_id_list"]
+    broken = [name for name, holds in zip(names, strict, strict=True) if not holds]
     why = f"breaks {', '.join(broken)}" if broken else f"all {len(strict)} constraints"
+    shares = float(all(loose)), sum(strict) / len(strict), sum(loose) / len(loose)
+    figures: dict[str, float] = dict(zip(FIGURES, shares, strict=True))
     return Score(float(not broken), None, why, figures=figures)
 
 

@@ -1,8 +1,8 @@
 r"""Where a completion gives its final answer: a tag, box, JSON field or label, or the last line.
 
-final_answer("So it is $\\boxed{\\frac{1}{2}}$.") == "\\frac{1}{2}"
-final_answer("The answer is 5 km, as shown.") == "5 km"
-final_answer("答案：18") == "18"
+find_answer("So it is $\\boxed{\\frac{1}{2}}$.") == ("\\frac{1}{2}", "")
+find_answer("The answer is 5 km, as shown.") == ("5 km", "5 km, as shown.")
+find_answer("答案：18") == ("18", "18")
 
 The most explicit place wins, and of two alike the later. An opening box that never closes is a
 last word that cannot be read: None, and not an earlier box.
@@ -10,14 +10,13 @@ last word that cannot be read: None, and not an earlier box.
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from posttrain.jsontext import load_json
-from reward.graders.numbers import known_unit_length
+from reward.graders.numbers import NUMBER, SCALES, UNITS
 from reward.graders.tidy import tidy
 
 LABELS = 8  # labels that are looked at, from the last
@@ -80,14 +79,12 @@ def answer_places(text: str) -> Iterator[AnswerPlace]:
         inner = next((p for p in answer_places(tags[-1]) if p.kind != "line"), None)
         yield inner or AnswerPlace("tag", tags[-1].strip())
         return
-    if has_box(text):
-        behind = text[max(end for _, end, _ in _boxes(text)) :]
-        if not _FINAL.search(behind):
-            box = joined_boxes(text)
-            if box is not None:
-                yield AnswerPlace("box", box)
+    for box in _merged(text, _boxes(text))[-1:]:
+        if not _FINAL.search(text, box.end):
+            if box.contents:
+                yield AnswerPlace("box", box.contents)
             return
-        text = behind
+        text = text[box.end :]
     field = _json_field(text)
     if field is not None:
         yield AnswerPlace("json", field)
@@ -106,11 +103,6 @@ def answer_places(text: str) -> Iterator[AnswerPlace]:
             return
 
 
-def final_answer(text: str, *, last_line: bool = True) -> str | None:
-    """The text of the final answer; None where there is none. Arguments: see `find_answer`."""
-    return find_answer(text, last_line=last_line)[0]
-
-
 def find_answer(text: str, *, last_line: bool = True) -> tuple[str | None, str]:
     """The text of the final answer, None where there is none, and the prose that it stands in.
 
@@ -122,12 +114,11 @@ def find_answer(text: str, *, last_line: bool = True) -> tuple[str | None, str]:
     text = tidy(text)
     for place in answer_places(text):
         if place.kind == "label":
-            if not place.text.startswith("not "):  # "The answer is not 5 but 6"
-                line = _QUESTION.sub("", place.text.split("\n", 1)[0]).strip()
-                return leading(line), line
-        elif place.kind != "line":
+            line = _QUESTION.sub("", place.text.split("\n", 1)[0]).strip()
+            return leading(line), line
+        if place.kind != "line":
             return place.text, ""
-        elif last_line:
+        if last_line:
             line = _DRESS.sub("", place.text)
             answer = last(line)
             if answer is not None or re.search(r"\d", line):
@@ -143,66 +134,66 @@ def _json_field(text: str) -> str | None:
     return (str(load_json(value)) if value.startswith('"') else value.strip("'")).strip() or None
 
 
-_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
-_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
-_BARE_BOX = re.compile(r"[^\s$\\{}]+")
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A box, formula or number of a text; `contents` is "" for a box that does not close."""
+
+    start: int
+    end: int
+    contents: str
+
+
+# a box with its brace, or with the one token that LaTeX takes without; braces, escaped or not
+_BOX_OR_BRACE = re.compile(
+    r"\\(?:boxed|fbox)(?![A-Za-z])\s*(\{|[^\s$\\{}]*)|\\[\\{}](?!(?:boxed|fbox)\b)|[{}]"
+)
 # between two boxes, or two formulas, that are one answer: "$1$ and $2$"
 _MARKS = r"(?:\s|\$|\\[()\[\]]|\\q?quad)*"
-JOINT = re.compile(
+_JOINT = re.compile(
     rf"{_MARKS}(?:,|;|,?(?:\b|\\text\s*\{{\s*)(?:for part \(\w\) |[a-z]+ )?(?:and|or)\b\s*\}}?)?"
     rf"{_MARKS}(?:[A-Za-z][\w{{}}]*\s*=\s*)?"
 )
 
 
-def has_box(text: str) -> bool:
-    """Whether there is a box, closed or not."""
-    return _BOX.search(text) is not None
-
-
 def joined_boxes(text: str) -> str | None:
-    """The last box; with those before it that only "and", "or" or a comma parts from it."""
-    boxes = list(_boxes(text))
-    start, _, last = boxes[-1] if boxes else (0, 0, None)
-    if last is None or not last.strip():
-        return None
-    answers = [last.strip()]
-    for before, end, contents in reversed(boxes[:-1]):
-        if contents is None or not JOINT.fullmatch(text, end, start):
-            break
-        if contents.strip() != answers[0]:
-            answers.insert(0, contents.strip())
-        start = before
-    return ", ".join(answers)
+    """The last box, with those before it that only "and", "or" or a comma parts from it.
+
+    None where there is no box, "" where the last one is empty or does not close.
+    """
+    boxes = _merged(text, _boxes(text))
+    return boxes[-1].contents if boxes else None
 
 
-def _boxes(text: str) -> Iterator[tuple[int, int, str | None]]:
-    """Start, end and contents of each outermost box; contents None where it does not close."""
-    done = 0
-    for match in _BOX.finditer(text):
-        if match.start() < done:
-            continue
-        end = _closing(text, match.end())
-        if end is not None:
-            yield match.start(), end, text[match.end() + 1 : end - 1]
-            done = end
-        elif text[match.end() : match.end() + 1] != "{":  # \boxed 5: LaTeX takes one token
-            token = _BARE_BOX.match(text, match.end())
-            yield match.start(), token.end() if token else match.end(), token and token[0]
+def _boxes(text: str) -> Iterator[_Piece]:
+    """Each outermost box."""
+    start, inside, depth = 0, 0, 0
+    for token in _BOX_OR_BRACE.finditer(text):
+        opens = "{" in (token[0], token[1])
+        if depth:
+            depth += 1 if opens else -1 if token[0] == "}" else 0
+            if not depth:
+                yield _Piece(start, token.end(), text[inside : token.start()].strip())
+        elif token[1] is not None and opens:
+            start, inside, depth = token.start(), token.end(), 1
+        elif token[1] is not None:
+            yield _Piece(token.start(), token.end(), token[1])
+    if depth:
+        yield _Piece(start, len(text), "")
+
+
+def _merged(text: str, pieces: Iterable[_Piece], joint: re.Pattern[str] = _JOINT) -> list[_Piece]:
+    """The pieces; those that only a joint parts are one, that holds a list."""
+    merged: list[_Piece] = []
+    for piece in pieces:
+        last = merged[-1] if merged else piece
+        both = last.contents and piece.contents
+        if both and joint.fullmatch(text, last.end, piece.start):
+            again = piece.contents == last.contents
+            contents = last.contents if again else f"{last.contents}, {piece.contents}"
+            merged[-1] = _Piece(last.start, piece.end, contents)
         else:
-            yield match.start(), len(text), None
-            return
-
-
-def _closing(text: str, start: int) -> int | None:
-    """Position after the brace that closes the one at `start`."""
-    depth = 0
-    for match in _BRACE.finditer(text, start):
-        if match.start() != start and depth == 0:
-            return None
-        depth += {"{": 1, "}": -1}.get(match[0], 0)
-        if depth == 0:
-            return match.end() if match[0] == "}" else None
-    return None
+            merged.append(piece)
+    return merged
 
 
 # what may stand before the answer of a line: bullets, "1.", "(a)", "A:", "A -", "=>"
@@ -212,8 +203,8 @@ _DRESS = re.compile(
 )
 _SPAN = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|(?<!\\)\$([^$\n]+?)(?<!\\)\$(?!\d)")
 _LEADS = re.compile(
-    r"(?:therefore|thus|simply|just|exactly|about|approximately|equal to|given by|the|then|now|"
-    r"number|value|of|a total|[,:*_`']|\\?\x22|=>|->)\s*",
+    r"^(?:(?:therefore|thus|simply|just|exactly|about|approximately|equal to|given by|the|then|now|"
+    r"number|value|of|a total|[,:*_`']|\\?\x22|=>|->)\s*)*",
     re.IGNORECASE,
 )
 _LEADS_TO = re.compile(r"(?:\b(?:is|are|by|to)|[=:])[\s*]*\Z")
@@ -238,13 +229,11 @@ _BEHIND = re.compile(
     r"이상|이하|이 아니)"
 )
 _SENTENCE = re.compile(r"(?<=[.!?])[*_]*\s+")
-_DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+,\d{1,2}(?!\d)|\d+)(?:\.\d+)?|\.\d+"
 _NUMBER = re.compile(
-    rf"(?:(?<![A-Za-z0-9_)])[+-])?(?:US\$|\\?[$€£¥₹₽])?(?:(?<![A-Za-z0-9_)])[+-])?"
-    rf"(?:\d+\s*(?=\\[dtc]?frac)|\d+\s+(?=\d+\s*/\s*\d))?"
-    rf"(?:\\[dtc]?frac\s*\{{[^{{}}]*\}}\s*\{{[^{{}}]*\}}|(?:{_DIGITS})(?:\s*/\s*\d+)?)"
-    rf"(?:\s?\\?%|\s(?:percent|hundred|thousand|million|billion|trillion|dozen)s?\b)?"
-    rf"[A-Za-z0-9_^°½¼¾]*(?:\{{\d\}})?"
+    r"(?=[-+.\d$€£¥₹₽\\U])"  # for speed
+    rf"(?:(?:(?<![A-Za-z0-9_)])[+-])?(?:\d+\s*)?\\[dtc]?frac\s*\{{[^{{}}]*\}}\s*\{{[^{{}}]*\}}|{NUMBER})"
+    rf"(?:\s?\\?%|\s(?:percent|{'|'.join(SCALES)})s?\b)?"
+    rf"[A-Za-z0-9_]*(?:\^\{{?-?\w+\}}?)?{UNITS}"
 )
 _OR = re.compile(r"\s*,?\s*\b(?:or|oder|ou|или|lub|veya|atau|eller)\b\s*")
 _COMMAND = re.compile(
@@ -271,14 +260,14 @@ def leading(line: str) -> str | None:
     """The answer at the head of what follows a label."""
     if reads_as_math(line):
         return line
-    while match := _LEADS.match(line):
-        line = line[match.end() :]
-    span = _SPAN.match(line)
-    if span and reads_as_math(span.group()):
-        spans = [s for s in _SPAN.finditer(line) if reads_as_math(s.group())]
-        return _joined_spans(line, spans, 0)
-    number = _NUMBER.match(line)
-    return _with_unit(line, number) if number else last(line)
+    line = _LEADS.sub("", line)
+    for formula in _formulas(line)[:1]:
+        if formula.start == 0:
+            return formula.contents
+    for number in _numbers(line)[:1]:
+        if number.start == 0:
+            return _meant(line, number)
+    return last(line)
 
 
 def last(line: str) -> str | None:
@@ -295,55 +284,39 @@ def last(line: str) -> str | None:
 def _last(line: str) -> str | None:
     if reads_as_math(line):
         return line
-    spans = [span for span in _SPAN.finditer(line) if reads_as_math(span.group())]
-    numbers = list(_NUMBER.finditer(line))
-    if spans and not (
-        re.fullmatch(r"\W*[A-Za-z]\W*", spans[-1].group())  # a name is no answer
-        or (numbers and _LEADS_TO.search(line, spans[-1].end(), numbers[-1].start()))
+    formulas, numbers = _formulas(line), _numbers(line)
+    if formulas and not (
+        re.fullmatch(r"[A-Za-z](?:, [A-Za-z])*", formulas[-1].contents)  # a name is no answer
+        or (numbers and _LEADS_TO.search(line, formulas[-1].end, numbers[-1].start))
     ):
-        return _joined_spans(line, spans, len(spans) - 1)
-    if not numbers:
+        return formulas[-1].contents
+    return _meant(line, numbers[-1]) if numbers else None
+
+
+def _formulas(line: str) -> list[_Piece]:
+    """The formulas between dollars or brackets."""
+    spans = [span for span in _SPAN.finditer(line) if reads_as_math(span.group())]
+    return _merged(line, (_Piece(*s.span(), s[s.lastindex or 0].strip()) for s in spans))
+
+
+def _numbers(line: str) -> list[_Piece]:
+    """The numbers of a line; "5 or 6" is one, and no answer 6."""
+    return _merged(line, (_Piece(*m.span(), m.group()) for m in _NUMBER.finditer(line)), _OR)
+
+
+def _meant(line: str, number: _Piece) -> str | None:
+    """A number with what it hedges with; None in "twice 17"."""
+    if _BEFORE.search(line[: number.start]) or _BEHIND.match(line, number.end):
         return None
-    first = len(numbers) - 1  # "5 or 6" is no answer 6
-    while first and _OR.fullmatch(line, numbers[first - 1].end(), numbers[first].start()):
-        first -= 1
-    if first < len(numbers) - 1:
-        return line[numbers[first].start() : numbers[-1].end()]
-    return _with_unit(line, numbers[-1])
-
-
-def _joined_spans(line: str, spans: list[re.Match[str]], chosen: int) -> str:
-    """The chosen formula with its neighbours that "and", "or" or a comma joins to it."""
-    joint = [JOINT.fullmatch(line, a.end(), b.start()) for a, b in itertools.pairwise(spans)]
-    low = high = chosen
-    while low and joint[low - 1]:
-        low -= 1
-    while high < len(joint) and joint[high]:
-        high += 1
-    return ", ".join(next(filter(None, span.groups())).strip() for span in spans[low : high + 1])
-
-
-def _with_unit(line: str, number: re.Match[str]) -> str | None:
-    """A number with its unit, or with the second choice it hedges with; None in "twice 17"."""
-    if _BEFORE.search(line[: number.start()]) or _BEHIND.match(line, number.end()):
-        return None
-    other = _OR.match(line, number.end())
-    if other:
-        second = _NUMBER.match(line, other.end())
-        return line[number.start() : second.end() if second else other.end()]
-    rest = line[number.end() :]
-    return number.group() + rest[: known_unit_length(rest)]
+    other = _OR.match(line, number.end)
+    return line[number.start : other.end() if other else number.end]
 
 
 def reads_as_math(text: str) -> bool:
     """Whether a text holds no words other than those of formulas."""
     words: list[str] = re.findall(r"[^\W\d_]+", _COMMAND.sub(" ", text))
-    return all(
-        word.lower() in _PLAIN_WORDS
-        or (
-            word.isascii()
-            and len(word) < 3
-            and (word.isupper() or word.lower() not in _SMALL_WORDS)
-        )
+    return any(c.isalnum() for c in text) and all(
+        word.isascii() and len(word) < 3 and (word.isupper() or word.lower() not in _SMALL_WORDS)
         for word in words
-    ) and any(c.isalnum() for c in text)
+        if word.lower() not in _PLAIN_WORDS
+    )

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from posttrain.records import Score
 from posttrain.rollouts import Prompt, metadata_of
 from reward.graders.base import Attempt, before_reading, no_answer, one_line, unscored, verdict
-from reward.graders.final_answer import final_answer, find_answer, numbers_beside, reads_as_math
+from reward.graders.final_answer import find_answer, numbers_beside, reads_as_math
 from reward.graders.numbers import read_number, same_number
 from reward.graders.tidy import bare
-from reward.graders.workers import JobResult, JobRunner, shared_workers
+from reward.graders.workers import SHARED_WORKERS, JobResult, JobRunner
 
 Comparison = tuple[str, str, float | None]  # gold, answer, tolerance
 LONGEST = 2000  # characters of an answer
@@ -34,18 +34,17 @@ class Math:
 
     numbers_only = False
 
-    def __init__(self, *, last_line: bool = True, workers: JobRunner | None = None) -> None:
-        """`last_line`: whether, without tag, box and label, the last line's formula counts."""
-        self.last_line, self._workers = last_line, workers
+    def __init__(self, *, workers: JobRunner = SHARED_WORKERS) -> None:
+        self._workers = workers
 
     def refuse(self, prompts: Sequence[Prompt]) -> list[str | None]:
         """No gold, one that cannot be read, or one that is not accepted as its own answer."""
         own = [self._own_answer(prompt) for prompt in prompts]
         golds = [c for c in own if not isinstance(c, str)]
         # a gold equals itself at once; it must be distinguished from a number in time as well
-        results = self._compare([*golds, *map(_another, golds)])
+        results = self._compare([*golds, *((gold, "1.5", share) for gold, _, share in golds)])
         return [
-            c if isinstance(c, str) else _refusal(c[0], results[c], results[_another(c)])
+            c if isinstance(c, str) else _refusal(c[0], results[c], results[c[0], "1.5", c[2]])
             for c in own
         ]
 
@@ -64,7 +63,7 @@ class Math:
         gold = gold_text(attempt.prompt.gold)
         if self.numbers_only and read_number(bare(gold)) is None:
             return unscored(None, "the gold is no number")
-        answer, prose = find_answer(attempt.completion.answer, last_line=self.last_line)
+        answer, prose = find_answer(attempt.completion.answer)
         if answer is None:  # a gold of words may be all of the answer, or of what a label is before
             answer = prose or bare(attempt.completion.answer)
             if not _is_words(bare(gold)) or _plain(answer) != _plain(gold):
@@ -87,10 +86,8 @@ class Math:
                 formulas[comparison] = [gold, answer]
             else:
                 results[comparison] = JobResult(equal)
-        if formulas:
-            workers = self._workers or shared_workers()
-            done = workers.run([("equal", arguments) for arguments in formulas.values()])
-            results.update(zip(formulas, done, strict=True))
+        done = self._workers.run([("equal", arguments) for arguments in formulas.values()])
+        results.update(zip(formulas, done, strict=True))
         return results
 
     def _own_answer(self, prompt: Prompt) -> Comparison | str:
@@ -102,7 +99,7 @@ class Math:
             tolerance = tolerance_of(prompt)
         except ValueError as problem:
             return str(problem)
-        answer = final_answer(f"The answer is $\\boxed{{{gold}}}$.")
+        answer, _ = find_answer(f"The answer is $\\boxed{{{gold}}}$.")
         if answer is None or (self.numbers_only and read_number(bare(gold)) is None):
             return f"gold_unreadable: {one_line(gold)}"
         return gold, answer, tolerance
@@ -116,7 +113,7 @@ class Numeric(Math):
 
 def gold_text(gold: str) -> str:
     """The answer a gold holds: in its last box, behind "####" or another label, or all of it."""
-    found = None if gold.lstrip().startswith(("{", "[")) else final_answer(gold, last_line=False)
+    found = None if gold.lstrip().startswith(("{", "[")) else find_answer(gold, last_line=False)[0]
     return found or gold.strip()
 
 
@@ -168,10 +165,6 @@ def tolerance_of(prompt: Prompt) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
         raise ValueError(f"bad_tolerance: {value!r} is no share between 0 and 1")
     return float(value)
-
-
-def _another(comparison: Comparison) -> Comparison:
-    return comparison[0], "1.5", comparison[2]
 
 
 def _refusal(gold: str, itself: JobResult, another: JobResult) -> str | None:

@@ -13,7 +13,6 @@ from fractions import Fraction
 from typing import Literal
 
 LONGEST = 400  # characters; also keeps int() below Python's limit of digits
-GREATEST_EXPONENT = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,20 +27,20 @@ class Number:
 
 
 _DECIMAL = (
-    r"(?:(?:\d+,(?:\d{1,2}|\d{4,})|0,\d+)(?![\d,.])"  # a decimal comma
-    r"|(?:[1-9]\d{0,2}(?:,\d{3})+|[1-9]\d{0,2}(?: \d{3})+|\d+)(?:\.\d*)?|\.\d+)"
+    r"(?:(?:\d+,(?:\d{1,2}|\d{4,})|0,\d+)(?![\d,]|\.\d)"  # a decimal comma
+    r"|(?:[1-9]\d{0,2}(?:,\d{3})+(?!\d)|[1-9]\d{0,2}(?: \d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
 )
-_POWER = (
-    r"(?:[eE](?P<e>[+-]?\d{1,4})(?![\d.])|\s*(?:\\times|\\cdot|\*|x|X)\s*10\s*(?:\^|\*\*)\s*"
-    r"[{(]?\s*(?P<p>[+-]?\s?\d{1,4})(?!\d)\s*[})]?)"
+NUMBER = (
+    r"(?P<sign>(?:(?<![A-Za-z0-9_)])[+-])?)(?P<money>(?:US)?\\?[$€£¥₹₽]\s?[+-]?)?(?:"
+    rf"(?:(?P<whole>\d+)\s+)?(?P<above>{_DECIMAL})\s*/\s*(?P<below>[+-]?{_DECIMAL})"
+    rf"|(?P<plain>{_DECIMAL})(?:[eE](?P<e>[+-]?\d{{1,4}})(?![\d.])"
+    r"|\s*(?:\\times|\\cdot|\*|x|X)\s*10\s*(?:\^|\*\*)\s*[{(]?\s*(?P<power>[+-]?\s?\d{1,4})(?!\d)"
+    r"\s*[})]?)?(?:_\s*\{?\s*(?P<base>\d+)\s*\}?)?)"
 )
-_NUMBER = re.compile(
-    rf"(?P<sign>[+-]?)\s*(?P<money>US\$|[$€£¥₹₽])?\s*(?P<sign2>[+-]?)\s*(?:"
-    rf"(?:(?P<whole>\d+)\s*)?\\frac\s*(?:\{{\s*(?P<n>[+-]?\s?{_DECIMAL})\s*\}}|(?P<n1>\d))\s*"
-    rf"(?:\{{\s*(?P<d>[+-]?\s?{_DECIMAL})\s*\}}|(?P<d1>\d)(?!\d))"
-    rf"|(?:(?P<whole2>\d+)\s+)?(?P<n2>{_DECIMAL})\s*/\s*(?P<d2>[+-]?{_DECIMAL})"
-    rf"|(?P<plain>{_DECIMAL})(?:{_POWER})?(?:_\s*\{{?\s*(?P<base>\d+)\s*\}}?)?)(?P<rest>.*)"
-)
+_WHOLE = re.compile(rf"{NUMBER}(?P<rest>.*)")
+_REPEATING = re.compile(r"(-?)(\d*)\.(\d*)\\(?:overline|bar)\{?(\d+)\}?")
+_ENCLOSED = re.compile(r"^\(([^(),;]*)\)$|^\{([^{},;]*)\}$")  # (-3), {5}
+_FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(\d)(?!\d))")
 _PERCENT = re.compile(r"\s*(?:%|percent(?:age)?(?: points?)?(?![A-Za-z])|per cent(?![A-Za-z]))")
 
 
@@ -52,28 +51,27 @@ def read_number(text: str) -> Number | None:
     """
     if len(text) > LONGEST:
         return None
-    again = re.fullmatch(r"(-?)(\d*)\.(\d*)\\(?:overline|bar)\{?(\d+)\}?", text.strip())
+    again = _REPEATING.fullmatch(text.strip())
     if again:  # 0.1\overline{6}
         sign, whole, fixed, digits = again.groups()
         value = Fraction(int(digits), 10 ** len(digits) - 1) + int(f"{whole}{fixed}" or 0)
         return Number(Fraction(f"{sign}1") * value / 10 ** len(fixed), "fraction")
-    inside = re.fullmatch(r"\(([^(),;]*)\)|\{([^{},;]*)\}", text)  # (-3), {5}
-    match = _NUMBER.fullmatch((inside[1] or inside[2] or "").strip() if inside else text.strip())
-    if match is None or (match["sign"] and match["sign2"]):
-        return None
-    value = _value(match)
-    if value is None:
+    text = _ENCLOSED.sub(r"\1\2", text.strip())
+    text = _FRACTION.sub(r" \1\2/\3\4", text).strip()
+    match = _WHOLE.fullmatch(text.replace("- ", "-"))
+    value = _value(match) if match else None
+    if match is None or value is None:
         return None
     rest = match["rest"]
     percent, scale = _PERCENT.match(rest), _SCALE.match(rest)
     if suffix := percent or scale:
         rest = rest[suffix.end() :]
-    unit = read_unit(rest, attached=not percent and not rest.startswith(" "))
+    unit = read_unit(rest)
     if unit is None:
         return None
     if match["money"]:
-        money = _name(match["money"].removeprefix("US"))
-        unit = unit if unit[:1] == (money,) else (money or "", *unit)
+        money = KNOWN[match["money"].rstrip("+- ")[-1]]
+        unit = unit if unit[:1] == (money,) else (money, *unit)
     if scale:
         value *= SCALES[scale[1].lower()]
     plain = match["plain"]
@@ -82,30 +80,24 @@ def read_number(text: str) -> Number | None:
 
 
 def _value(match: re.Match[str]) -> Fraction | None:
-    above, below = (
-        match["n"] or match["n1"] or match["n2"],
-        match["d"] or match["d1"] or match["d2"],
-    )
-    if above and below:
-        denominator = _decimal(below)
-        if denominator == 0:
-            return None
-        value, whole = _decimal(above) / denominator, match["whole"] or match["whole2"]
-        if whole is not None and not 0 <= value < 1:  # 2\frac{3}{2} is a product or a slip
-            return None
-        value += int(whole or 0)
-    else:
-        power = int((match["e"] or match["p"] or "0").replace(" ", ""))
-        if abs(power) > GREATEST_EXPONENT:
-            return None
+    if match["plain"]:
+        power = int((match["e"] or match["power"] or "0").replace(" ", ""))
         value = _decimal(match["plain"]) * Fraction(10) ** power
-    return -value if "-" in match["sign"] + match["sign2"] else value
+    else:
+        below = _decimal(match["below"])
+        if below == 0:
+            return None
+        value = _decimal(match["above"]) / below
+        if match["whole"] and not 0 <= value < 1:  # 2\frac{3}{2} is a product or a slip
+            return None
+        value += int(match["whole"] or 0)
+    return -value if "-" in f"{match['sign']}{match['money']}" else value
 
 
 def _decimal(text: str) -> Fraction:
     if re.search(r",(?!\d{3}(?!\d))|^[+-]?0,", text):
         text = text.replace(",", ".")
-    return Fraction(re.sub("[, ]", "", text).rstrip("."))
+    return Fraction(re.sub("[, ]", "", text))
 
 
 def same_number(gold: Number, answer: Number, tolerance: float | None = None) -> bool:
@@ -114,7 +106,7 @@ def same_number(gold: Number, answer: Number, tolerance: float | None = None) ->
     A percent sign may be left off or, for a gold of at least 1, added ("what percentage?" 40 → 40
     %; of GSM8K's answers to "what percentage?" none has a sign), a fraction given to 15 digits.
     """
-    if not same_unit(gold.unit, answer.unit):
+    if gold.unit and answer.unit and gold.unit != answer.unit:
         return False
     if answer.base not in (None, gold.base):
         return False
@@ -131,14 +123,14 @@ def same_number(gold: Number, answer: Number, tolerance: float | None = None) ->
 
 _NAMES = {
     "km": "kilometer kilometre kms", "m": "meter metre", "cm": "centimeter centimetre cms",
-    "mm": "millimeter millimetre", "mi": "mile", "ft": "foot feet", "in": "inch inches inche",
+    "mm": "millimeter millimetre", "mi": "mile", "ft": "foot feet", "inch": "",
     "yd": "yard", "kg": "kilogram kilogramme kilo kgs", "g": "gram gramme gm", "mg": "milligram",
     "lb": "pound lbs", "oz": "ounce", "t": "ton tonne", "L": "l liter litre", "mL": "ml milliliter "
     "millilitre", "h": "hour hr hrs", "min": "minute mins", "s": "second sec secs", "ms":
     "millisecond", "day": "", "week": "", "month": "", "year": "yr yrs", "dollar": "$ usd buck",
     "cent": "¢", "euro": "€ eur", "£": "gbp", "yen": "¥ jpy 円", "rupee": "₹ inr rs", "degree":
-    "° deg", "radian": "rad", "ruble": "₽ rub", "K": "kelvin", "C": "celsius", "F": "fahrenheit",
-    "mph": "", "square": "sq", "cubic": "cu", "/": "per", "gal": "gallon",
+    "° deg ^\\circ", "radian": "rad", "ruble": "₽ rub", "K": "kelvin", "C": "celsius", "F":
+    "fahrenheit", "mph": "", "square": "sq", "cubic": "cu", "/": "per", "gal": "gallon",
 }  # fmt: skip
 KNOWN: dict[str, str] = {
     word: name for name, others in _NAMES.items() for word in (name, *others.split())
@@ -154,66 +146,41 @@ _OTHERWISE = re.compile(
     r"|squared|cubed|factorial|mod(?:ulo)?|is|are|was|if|thirds?|quarters?"
     r"|(?:four|fif|six|seven|eigh|nin|ten|twelf|hundred|thousand|million)ths?"
 )
-_WORD = re.compile(r"[^\W\d_]+|[°$€£¥₹₽¢]|\^\\circ|\^\{?-?\d\}?|\S")
+_WORD = re.compile(r"[^\W\d_]+|[°$€£¥₹₽¢]|\^\s*\\circ|\^\s*\{?-?\d\}?|\S")
 MOST_UNIT_WORDS = 6
+# the units behind a number in prose: " km per hour"
+UNITS = (
+    rf"(?:(?!\s*/)(?:\s*(?i:{'|'.join(map(re.escape, KNOWN))}|\^\{{?-?\d\}}?|/)(?i:e?s)?"
+    r"(?![A-Za-z]|\s?\d))+)?"
+)
 
 
-def read_unit(text: str, *, attached: bool) -> tuple[str, ...] | None:
-    """The unit that is all of `text`, () for none, None where it is something else.
+def read_unit(text: str) -> tuple[str, ...] | None:
+    """The units that the words of `text` name, () for none; None where it is something else.
 
-    `attached`: no white space was before it, as in "5km"; then only units known by name count, so
-    that "5x" and "5k" are no numbers.
+    Where it begins without white space, only units known by name count: "5x", "5k" are no numbers.
     """
-    words: list[str] = _WORD.findall(re.sub(r"\^\s+", "^", text.replace("^ \\circ", "^\\circ")))
-    unit: list[str] = []
-    for word in words:
-        name = _name(word)
-        if name is None:
-            return None
-        if not unit and name != "degree" and word[0] in "^/":
-            return None  # 2^3 and 3 / 4 are no numbers with a unit
-        known = name in KNOWN.values() and (len(word) > 1 or word in "mgsh")
-        if not unit and attached and word.isascii() and word.isalpha() and not known:
-            return None  # single letters are mostly variables
-        unit.append(name)
-    return tuple(unit) if len(unit) <= MOST_UNIT_WORDS else None
-
-
-def known_unit_length(text: str) -> int:
-    """How many characters at the head of `text` are a unit known by name: " km per hour." → 12."""
-    end = 0
-    for match in re.finditer(r"(\s*)([A-Za-z°]+|[$€£¥₹₽](?!\s?\d)|/|\^\\circ|\^\{?-?\d\}?)", text):
-        name = _name(match[2])
-        known = name in KNOWN.values() or match[2].startswith("^")
-        if match.start() != end or not known or (end == 0 and match[2][0] in "/"):
-            break
-        end = match.end()
-    return end
+    words: list[str] = _WORD.findall(text)
+    names = [_name(word) for word in words]
+    if len(words) > MOST_UNIT_WORDS or None in names:
+        return None
+    first = words[0] if words else ""
+    if first[:1] in ("^", "/") and names[0] != "degree":
+        return None  # 2^3 and 3 / 4 are no numbers with a unit
+    known = first in ("m", "g", "s", "h") or (len(first) > 1 and names[0])
+    if not text.startswith(" ") and first.isascii() and first.isalpha() and not known:
+        return None  # single letters are mostly variables
+    return tuple(filter(None, names))
 
 
 def _name(word: str) -> str | None:
-    """The name of one word of a unit; None for a word that is none."""
-    if word == "^\\circ":
-        return "degree"
-    if word.startswith("^"):
-        return "^" + word[1:].strip("{}")
+    """The unit that a word names, "" where it names none, as "apples"; None for what is no word."""
+    word = re.sub(r"[\s{}]", "", word)
     lower = word.lower()
     for form in (word, lower, lower.removesuffix("s"), lower.removesuffix("es")):
         if form in KNOWN:
             return KNOWN[form]
-    if not word.isalpha() or (len(word) < 2 and word.isascii()) or _OTHERWISE.fullmatch(lower):
-        return None
-    return lower.removesuffix("s")
-
-
-def same_unit(gold: tuple[str, ...], answer: tuple[str, ...]) -> bool:
-    """Whether an answer's unit will do: the gold's, or none, or any where the gold has none.
-
-    Words that are no known unit ("red" in "5 red apples") may be added.
-    """
-    if not gold or not answer or gold == answer:
-        return True
-    added = [word for word in answer if word not in gold]
-    return set(gold) <= set(answer) and not any(
-        word in KNOWN.values() or word.startswith("^") for word in added
-    )
+    if word.startswith("^"):
+        return word
+    noun = word.isalpha() and (len(word) > 1 or not word.isascii())
+    return "" if noun and not _OTHERWISE.fullmatch(lower) else None

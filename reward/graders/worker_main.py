@@ -36,20 +36,13 @@ def last_match(patterns: Sequence[str], text: str) -> str | None:
     """Last match of the first pattern that matches: its first group, or all of it.
 
     Case does not count. None where no pattern matches.
+
+    Raises:
+        re.error: one of them is no pattern.
     """
-    for pattern in patterns:
-        for match in deque(re.finditer(pattern, text, re.IGNORECASE), maxlen=1):
+    for pattern in [re.compile(pattern, re.IGNORECASE) for pattern in patterns]:
+        for match in deque(pattern.finditer(text), maxlen=1):
             return next((group for group in match.groups() if group is not None), match[0])
-    return None
-
-
-def pattern_problem(patterns: Sequence[str]) -> str | None:
-    """Why these cannot be used, or None."""
-    for pattern in patterns:
-        try:
-            re.compile(pattern, re.IGNORECASE)
-        except re.error as error:
-            return f"{pattern!r}: {error}"
     return None
 
 
@@ -79,7 +72,6 @@ JOBS: dict[str, Callable[..., Any]] = {
     "equal": equal,
     "verify": verify,
     "last_match": last_match,
-    "pattern_problem": pattern_problem,
     "constraints": check_constraints,
 }
 LOOK_FOR_PARENT = 5000  # milliseconds: a fork of the parent may hold our stdin open after it

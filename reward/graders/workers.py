@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
-import functools
 import json
 import os
 import queue
@@ -19,7 +18,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -50,14 +48,6 @@ class JobResult:
         return "timeout" if self.timed_out else "verifier_error"
 
 
-class WorkerGone(Exception):
-    """A worker ended, or no longer answers."""
-
-    def __init__(self, message: str, *, timed_out: bool = False) -> None:
-        super().__init__(message)
-        self.timed_out = timed_out
-
-
 class Worker:
     """One process, started when first used and again after its death. Not thread-safe."""
 
@@ -71,27 +61,21 @@ class Worker:
         Raises:
             RuntimeError: the worker cannot be started at all.
         """
-        line = json.dumps(job).encode("ascii") + b"\n"
         try:
-            for process in (self.process, None):
-                process = process or self._start()
-                assert process.stdin is not None
-                try:
-                    process.stdin.write(line)
-                    process.stdin.flush()
-                except BrokenPipeError:  # it ended while idle: nothing of the job was begun
-                    self.kill()
-                    continue
-                return JobResult(**self._answer(process, self.wall_seconds))
-        except WorkerGone as gone:
-            self.kill()
-            return JobResult(None, str(gone), gone.timed_out)
+            process = self.process
+            if process is None or process.poll() is not None:  # it ended while idle
+                process = self._start()
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # it is ending: its status is the answer
+                process.stdin.write(json.dumps(job).encode("ascii") + b"\n")
+                process.stdin.flush()
+            return self._answer(process, self.wall_seconds)
         except BaseException:  # an answer not read would be taken for the next job's
             self.kill()
             raise
-        raise RuntimeError("a grading worker ends as soon as it has started")
 
     def _start(self) -> subprocess.Popen[bytes]:
+        self.kill()
         paths = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))
         arguments = [str(self.cpu_seconds), str(MEMORY)]
         with tempfile.TemporaryFile() as errors:
@@ -104,30 +88,28 @@ class Worker:
                 start_new_session=True,  # Ctrl-C is for the parent, which then ends us
             )
             self.process = process
-            try:
-                self._answer(process, START_SECONDS)
-            except WorkerGone as gone:
-                self.kill()
+            if problem := self._answer(process, START_SECONDS).problem:
                 errors.seek(0)
                 message = errors.read().decode("utf-8", "replace").strip()[-2000:]
-                raise RuntimeError(f"a grading worker does not start: {gone}\n{message}") from gone
+                raise RuntimeError(f"a grading worker does not start: {problem}\n{message}")
         return process
 
-    def _answer(self, process: subprocess.Popen[bytes], seconds: float) -> dict[str, Any]:
+    def _answer(self, process: subprocess.Popen[bytes], seconds: float) -> JobResult:
+        """The line that the process writes; a process that writes none is ended."""
         assert process.stdout is not None
         waiting = select.poll()
         waiting.register(process.stdout, select.POLLIN | select.POLLHUP)
         if not waiting.poll(seconds * 1000):
-            raise WorkerGone(f"no answer in {seconds:g} s", timed_out=True)
+            self.kill()
+            return JobResult(None, f"no answer in {seconds:g} s", timed_out=True)
         line = process.stdout.readline()  # written at once
         if line.endswith(b"\n"):
-            return json.loads(line)
+            return JobResult(**json.loads(line))
         status = process.wait()
-        stopped = status == -signal.SIGPROF
-        raise WorkerGone(
-            f"stopped after {self.cpu_seconds:g} s" if stopped else f"ended with status {status}",
-            timed_out=stopped,
-        )
+        self.kill()
+        if status == -signal.SIGPROF:
+            return JobResult(None, f"stopped after {self.cpu_seconds:g} s", timed_out=True)
+        return JobResult(None, f"ended with status {status}")
 
     def kill(self) -> None:
         """End the process, whatever it does. It starts again when next used."""
@@ -183,8 +165,6 @@ class Workers:
 
     def run(self, jobs: Sequence[Job]) -> list[JobResult]:
         """One result a job, in order."""
-        if len(jobs) < 2:
-            return [self._run(job) for job in jobs]
         return list(self._threads.map(self._run, jobs))
 
     async def run_one(self, job: Job) -> JobResult:
@@ -208,15 +188,5 @@ class Workers:
         return [worker.process.pid for worker in self._workers if worker.process is not None]
 
 
-_making = threading.Lock()
-
-
-def shared_workers() -> Workers:
-    """The workers that all graders of this process share."""
-    with _making:
-        return _shared()
-
-
-@functools.cache
-def _shared() -> Workers:
-    return Workers(size=min(8, os.cpu_count() or 1))
+# what all graders of a process share; nothing starts before it is used
+SHARED_WORKERS = Workers(size=min(8, os.cpu_count() or 1))

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from data_builders.rows.examples import read_examples
 from data_builders.rows.raw import Dropped
+from data_builders.rows.read import read_examples
 from posttrain.chat import nemotron_3_nano_template, parse_completion, render, training_samples
 from posttrain.config.filters import Filters, StructuralFilters
 from posttrain.config.source import SourceConfig

@@ -87,6 +87,17 @@ def test_an_error_under_torchrun_is_printed_once_and_stands_in_its_report(
     assert printed == ["ConfigError: out: missing", 1]
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="macOS has no /dev/full")
+def test_output_to_a_full_disk_is_one_line():
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "scripts", "--list"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, cwd=ROOT, env=environment, stdout=full, stderr=-1, text=True)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("No space left")
+
+
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_output_that_nobody_reads_ends_a_command_without_a_word(unbuffered: str):
     read, write = os.pipe()

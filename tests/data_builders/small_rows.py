@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from data_builders.dialects import Conversation, read_row
-from data_builders.rows.examples import read_examples
 from data_builders.rows.raw import Dropped
+from data_builders.rows.read import read_examples
 from posttrain.config.source import SourceConfig
 from posttrain.records import Example, Message, ToolCall, make_example
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,9 +13,17 @@ from posttrain.errors import ConfigError, DataError
 from posttrain.evaluation.run import read_run
 from posttrain.runs import read_artifact
 from tests.evaluation.scripted import ScriptedSampler
-from tests.evaluation.small_eval import answer, evaluate, records, run_script, tamed, write_recipe
+from tests.evaluation.small_eval import (
+    Mortal,
+    answer,
+    evaluate,
+    records,
+    run_script,
+    tamed,
+    write_recipe,
+)
+from tests.training.forks import forked
 
-ROOT = Path(__file__).resolve().parents[2]
 SIZES = {"no_tools": 12 * 2 * 2, "with_tools": 12}
 
 
@@ -97,9 +104,9 @@ def test_started_again_it_asks_nothing(run: Path, capsys: pytest.CaptureFixture[
 
 def test_killed_and_started_again_it_ends_with_the_same_bytes(run: Path):
     out = run / "killed"
-    command = [sys.executable, "-m", "tests.evaluation.small_eval", str(run / "eval.yaml")]
-    done = subprocess.run([*command, f"out={out}"], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == -9, done.stderr
+    dying = [Mortal(answer)]
+    ended = forked(lambda: evaluate(run / "eval.yaml", f"out={out}", samplers=dying), check=False)
+    assert ended.codes == [-9], ended.text
     there = records(out)
     assert list(there) == ["records/sft/products.no_tools.jsonl", "records/sft/sums.no_tools.jsonl"]
     samplers = [ScriptedSampler(answer), ScriptedSampler(tamed)]

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from posttrain.runs import Counts, Run, atomic_write_text, parent_of, read_artifact
+from tests.data_builders.small_build import build
 from tests.evaluation.small_world import make_world
 
-ROOT = Path(__file__).parents[2]
 RECIPE = """
 out: sft_data
 tokenizer: {path: world/tokenizer, chat_template: nemotron_3_nano}
@@ -35,16 +33,20 @@ LOG = [
 ]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def drawn_once() -> None:
+    """Here each chart is drawn."""
+
+
 @pytest.fixture(scope="session")
 def built(tmp_path_factory) -> Path:
     """A folder with `world/` and the `sft_data/` that the build stage made of it."""
     folder = tmp_path_factory.mktemp("built")
     make_world(folder / "world")
     (folder / "recipe.yaml").write_text(RECIPE)
-    command = [sys.executable, ROOT / "scripts" / "build_sft.py", "--config", "recipe.yaml"]
-    subprocess.run(
-        command, cwd=folder, check=True, stdout=subprocess.DEVNULL, env={"PYTHONPATH": str(ROOT)}
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        build(Path("recipe.yaml"))
     return folder
 
 

@@ -10,6 +10,8 @@ parameters; it says nothing about NCCL, offloading or memory. The recipe's preci
 
 from __future__ import annotations
 
+import asyncio
+import faulthandler
 import gc
 import importlib
 import os
@@ -24,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+SECONDS = 240  # far above what a run takes on a busy machine
 SHARDING = ("ACCELERATE_USE_", "ACCELERATE_DEEPSPEED_", "FSDP_")
 # for a recipe that runs sharded on CPU
 SHARDED = ("trainer.use_cpu=false", "trainer.accelerator_config={use_configured_state: true}")
@@ -87,6 +90,12 @@ def _fork(
         os.dup2(out, 2)
         sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 - the process's own
         sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115 - likewise
+        # one that waits for ever says where, and fails its test instead of holding up all others
+        faulthandler.register(signal.SIGALRM, file=2, chain=True)
+        signal.alarm(SECONDS)
+        # `asyncio.run`, as inspect-ai replaces it, goes on with the parent's loop, whose threads
+        # are not here: a call handed to one of them would never return
+        asyncio.set_event_loop(asyncio.new_event_loop())
         _join(rank, processes, port, sharding)
         run()
         code = 0

@@ -118,9 +118,9 @@ def test_liger_is_refused_where_it_does_not_hold(
     refused("not for nemotron_h", {"path": str(hybrid_path)})
     refused("not for mixtral", {"config": {"model_type": "mixtral"}})
     refused("whole batch", liger_kernel_config={"fused_linear_cross_entropy": True})
-    monkeypatch.setattr("posttrain.training.arguments.importlib.util.find_spec", lambda _: None)
+    monkeypatch.setattr("posttrain.training.arguments.find_spec", lambda _: None)
     refused("pip install liger-kernel")
-    monkeypatch.setattr("posttrain.training.arguments.importlib.util.find_spec", lambda _: 1)
+    monkeypatch.setattr("posttrain.training.arguments.find_spec", lambda _: 1)
     refused("GPUs alone", use_cpu=True)
 
 
@@ -145,7 +145,7 @@ def test_a_model_that_is_not_there_is_one_sentence(path: str):
 
 
 def test_a_reporter_that_is_not_installed_is_named(recipe: MakeRecipe, tmp_path, monkeypatch):
-    monkeypatch.setattr("posttrain.training.arguments.importlib.util.find_spec", lambda _: None)
+    monkeypatch.setattr("posttrain.training.arguments.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match="pip install trackio"):
         sft_arguments(recipe(trainer={"report_to": "trackio"}), out=tmp_path)
 

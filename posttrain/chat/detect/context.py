@@ -1,7 +1,7 @@
 """Is it called, or is it shown? What surrounds a candidate, and what the prompt asks for.
 
-read_question("What does a Hermes tool call look like?").about_calls → True
-read_question("Call the weather tool for Paris.").about_calls → False
+Question("What does a Hermes tool call look like?").about_calls → True
+Question("Call the weather tool for Paris.").about_calls → False
 Context(text, question, declared).shows(candidate, since=0) → True: shown or spoken of, not called
 
 A call stands on a line of its own, at a sentence's end, or behind a marker. In inline code or in
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from posttrain.chat.detect.requested import RequestedCall, to_fill_in
+from posttrain.chat.detect.shapes import TextReader
 
 _SENTENCE = re.compile(r"[.!?。！？](?=\s|$)|\n")
 _CALLS = (
@@ -89,40 +90,35 @@ class Candidate:
     marked: bool = False
 
 
-@dataclass(frozen=True, slots=True)
 class Question:
-    """What a prompt asks for, read from its words in English and a little Chinese.
+    """What a prompt, the last user message, asks for: its words in English and a little Chinese."""
 
-    Attributes:
-        about_calls: it asks about tool calls (their notation, an API, a parser, a template) or for
-            one to be written out.
-        wants_data: it asks for JSON or another structure.
-        wants_code: it asks for code or markup.
-    """
+    def __init__(self, prompt: str) -> None:
+        self.text = prompt if len(prompt) <= 8000 else f"{prompt[:4000]}\n{prompt[-4000:]}"
 
-    text: str
-    about_calls: bool
-    wants_data: bool
-    wants_code: bool
+    @cached_property
+    def about_calls(self) -> bool:
+        """Whether it asks about tool calls (their notation, an API, a parser, a template) or for
+        one to be written out."""
+        return any(_TOPIC.search(s) and _ASKING.search(s) for s in _SENTENCE.split(self.text))
 
+    @cached_property
+    def wants_data(self) -> bool:
+        """Whether it asks for JSON or another structure."""
+        return _DATA.search(self.text) is not None
 
-def read_question(prompt: str) -> Question:
-    """Read a prompt, the last user message; only its first and last 4,000 characters are read."""
-    text = prompt if len(prompt) <= 8000 else prompt[:4000] + "\n" + prompt[-4000:]
-    topical = [s for s in _SENTENCE.split(text) if _TOPIC.search(s)]
-    return Question(
-        text=text,
-        about_calls=any(_ASKING.search(s) for s in topical),
-        wants_data=_DATA.search(text) is not None,
-        wants_code=_CODE.search(text) is not None,
-    )
+    @cached_property
+    def wants_code(self) -> bool:
+        """Whether it asks for code or markup."""
+        return _CODE.search(self.text) is not None
 
 
-class Context:
+class Context(TextReader):
     """A part of an output, the question it answers and the names of the declared tools."""
 
     def __init__(self, text: str, question: Question, declared: Collection[str]) -> None:
-        self.text, self.question, self.declared = text, question, declared
+        super().__init__(text)
+        self.question, self.declared = question, declared
 
     def before(self, position: int) -> str:
         """What precedes a position on its line (the last few hundred characters)."""
@@ -148,19 +144,19 @@ class Context:
             since: where the call before this one ended.
         """
         start, requested, question = candidate.start, candidate.requested, self.question
-        if to_fill_in(requested) or (question.about_calls and not self.declares(requested)):
-            return True
-        if candidate.plain and (question.wants_code or question.wants_data):
+        text_asked_for = candidate.plain and (question.wants_code or question.wants_data)
+        about = (question.about_calls or text_asked_for) and not self.declares(requested)
+        if to_fill_in(requested) or about:
             return True
         if fence := self.fence(start):  # a block is a call only if it holds nothing else
-            begun = self.text[max(fence[0], min(since, start)) : start]
-            behind = self.text[candidate.end : fence[1]].strip()
+            begun = self.text[max(fence[0], since, start - _NEAR) : start]
+            behind = self.text[candidate.end : min(fence[1], candidate.end + _NEAR)].strip()
             more = behind and not re.match(r"[\[{<,;✿]|[\w.]+\(|tool|function", behind)
             return bool(begun.strip(" \t\n,;") or more)
         if span := _around(start, self._inlines):  # in inline code only as a whole line
             return bool(self.before(span[0]).strip("*- ")) or not _TRAIL.match(self.after(span[1]))
         before = self.before(start).rstrip()
-        leads = not before[-1:].isalnum() or not before.strip("-*+>•# \t")
+        leads = not before[-1:].isalnum()
         trails = _TRAIL.match(self.after(candidate.end)) is not None
         return bool(_QUOTE.search(before)) or not (leads or trails or candidate.marked)
 

@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Any, Literal, cast
 
 from posttrain.chat.detect.requested import UNREAD, RequestedCall
+from posttrain.chat.detect.shapes import literal
 from posttrain.jsontext import load_json
 
 Kind = Literal["undeclared", "nonexistent_tool", "fabricated_arguments", "declared"]
@@ -35,7 +36,6 @@ _BUILTINS = {
     "python": ("python", "code", "interpreter", "exec", "bash", "shell", "terminal"),
     "search": ("search", "browse", "wiki", "retriev", "web"),
 }
-_WORDS = {"True": True, "False": False, "None": None}
 _DEEPEST = 12
 
 
@@ -48,15 +48,14 @@ def read_tools(tools: str) -> Tools:
     """
     declared: dict[str, dict[str, Any] | None] = {}
     value = load_json(tools)
-    for tool in cast(list[Any], value) if isinstance(value, list) else [value]:
+    for tool in _list(value) or [value]:
         outer = _mapping(tool)
         function = _mapping(outer.get("function")) or outer
         keys = ("parameters", "input_schema", "arguments")
         schema = next((function[key] for key in keys if key in function), None)
         if isinstance(name := function.get("name"), str):
-            declared[name] = _standard(cast(Any, schema)) if isinstance(schema, dict) else None
-            if schema == {}:
-                declared[name] = {"additionalProperties": False}
+            closed: dict[str, Any] = {"properties": {}}
+            declared[name] = _standard(schema or closed) if isinstance(schema, dict) else None
     return declared
 
 
@@ -75,13 +74,11 @@ def kind_of(requested: RequestedCall, tools: Tools | None) -> Kind:
     schema, given = tools[requested.name], requested.arguments
     if given is None or schema is None or any(not key or key.isdecimal() for key in given):
         return "declared"  # which parameters positional arguments are is unknown
-    properties = _mapping(schema.get("properties"))
-    arguments: dict[str, Any] = {}
+    properties, arguments = {**_mapping(schema.get("properties"))}, dict(given)
     for key, value in given.items():
-        if value is UNREAD:
-            properties = {**properties, key: {}} if key in properties else properties
-        arguments[key] = None if value is UNREAD else value
-        if requested.textual and isinstance(value, str):
+        if value is UNREAD and key in properties:
+            properties[key] = {}
+        elif requested.textual and isinstance(value, str):
             arguments[key] = _typed(value, _mapping(properties.get(key)))
     from jsonschema import Draft202012Validator  # 0.1 s to import
 
@@ -93,34 +90,36 @@ def _mapping(value: Any) -> dict[str, Any]:
     return cast(dict[str, Any], value) if isinstance(value, dict) else {}
 
 
+def _list(value: Any) -> list[Any]:
+    return cast(list[Any], value) if isinstance(value, list) else []
+
+
 def _standard(schema: Any, depth: int = 0) -> dict[str, Any]:
     """A tool's schema in standard words; what is not understood in it lets every value pass."""
     fields, standard = _mapping(schema), dict[str, Any]()
     if depth > _DEEPEST or "$ref" in fields:
         return {}
     for key in ("anyOf", "oneOf"):
-        if isinstance(options := fields.get(key), list) and options:
-            return {"anyOf": [_standard(option, depth + 1) for option in cast(list[Any], options)]}
-    if isinstance(allowed := fields.get("enum"), list) and allowed:
+        if options := _list(fields.get(key)):
+            return {"anyOf": [_standard(option, depth + 1) for option in options]}
+    if allowed := _list(fields.get("enum")):
         return {"enum": allowed}
-    named = fields.get("type")
-    names = cast(list[Any], named) if isinstance(named, list) else [named]
-    types = [TYPE_NAMES.get(n.lower()) for n in names if isinstance(n, str)]
+    names = _list(fields.get("type")) or [fields.get("type")]
+    types = [TYPE_NAMES.get(name.lower()) for name in names if isinstance(name, str)]
     if types and all(types):
         standard["type"] = types + (["null"] if fields.get("nullable") is True else [])
     if "properties" in fields:
-        required = fields.get("required")
-        required = [k for k in cast(list[Any], required) if isinstance(k, str)] if isinstance(
-            required, list) else []  # fmt: skip
-        properties = _mapping(fields["properties"])
-        standard["properties"] = {
-            key: inner if key in required or not inner else {"anyOf": [inner, {"type": "null"}]}
-            for key, value in properties.items()
-            for inner in [_standard(value, depth + 1)]
+        required = [key for key in _list(fields.get("required")) if isinstance(key, str)]
+        standard |= {
+            "properties": {
+                key: inner if key in required or not inner else {"anyOf": [inner, {"type": "null"}]}
+                for key, value in _mapping(fields["properties"]).items()
+                for inner in [_standard(value, depth + 1)]
+            },
+            "required": required,
+            "additionalProperties": "patternProperties" in fields
+            or bool(fields.get("additionalProperties")),
         }
-        standard["required"] = required
-        open_ended = bool(fields.get("additionalProperties")) or "patternProperties" in fields
-        standard["additionalProperties"] = open_ended
     if isinstance(fields.get("items"), dict):
         standard["items"] = _standard(fields["items"], depth + 1)
     return standard
@@ -128,17 +127,11 @@ def _standard(schema: Any, depth: int = 0) -> dict[str, Any]:
 
 def _typed(text: str, schema: dict[str, Any]) -> Any:
     """An XML call's value, whose type the notation does not show: text where text may stand."""
-    options = schema.get("anyOf") or [schema]
-    stripped = text.strip()
-    for option in cast(list[dict[str, Any]], options):
+    for option in schema.get("anyOf") or [schema]:
         for member in option.get("enum", ()):
-            if str(member) == stripped:
+            if str(member) == text.strip():
                 return member
         if "string" in option.get("type", ()):
             return text
-    if stripped in _WORDS:
-        return _WORDS[stripped]
-    try:
-        return load_json(stripped)
-    except ValueError:
-        return text
+    value = literal(text)
+    return text if value is UNREAD else value

@@ -20,18 +20,15 @@ Builtin = Literal["python", "search"]
 UNREAD = object()  # an argument that is there and whose value cannot be read
 
 NAME = r"[A-Za-z_$][\w.\-:/]{0,127}"
-_NAME_KEYS = ("name", "tool", "tool_name", "toolName", "function", "function_name", "functionName",
-              "action", "recipient_name", "api_name", "tool_call")  # fmt: skip
-_ARGUMENT_KEYS = ("arguments", "parameters", "args", "params", "input", "inputs", "tool_input",
-                  "toolInput", "action_input", "tool_args", "tool_arguments", "tool_parameters",
-                  "kwargs", "function_args", "function_arguments")  # fmt: skip
-_TEXT_INPUT = frozenset({"action_input", "tool_input", "toolInput"})
+_NAME_KEY = re.compile(
+    r"(?:(?:tool|function|api|recipient)_?)?name|tool|function|action|tool_call", re.I
+)
+_ARGUMENTS_KEY = re.compile(
+    r"(?:(?:tool|function|action)_?)?(?:arg(?:ument)?s|param(?:eter)?s|inputs?)|kwargs", re.I
+)
+_WRAPPER_KEY = re.compile(r"(?:tool|function)(?:_?(?:call|use)s?)?|calls|action|command", re.I)
 _BESIDE = frozenset({"id", "type", "index", "thought", "thoughts", "reasoning", "reason", "call_id",
-                     "tool_call_id", "status", "explanation", "description_of_call", "role",
-                     "content", "tool_use_id"})  # fmt: skip
-_WRAPPERS = ("tool_calls", "function_call", "functionCall", "function_calls", "functionCalls",
-             "tool_call", "tool_uses", "toolUse", "toolCalls", "calls")  # fmt: skip
-_ALSO_NAMES = frozenset({"function", "tool", "action", "command"})
+                     "tool_call_id", "status", "explanation", "role", "content"})  # fmt: skip
 _NO_TOOLS = frozenset({"none", "null", "n/a", "finish", "final_answer", "final", "answer", "n"})
 _BLANK_NAME = re.compile(
     r"(?:\W*(?:\.\.\.|…)\W*|[<\[{$].*|foo|bar|name|x{3,}|(?:\w{1,20}_)?example_function_name|"
@@ -84,19 +81,18 @@ def calls_in(value: Any, *, keyed: bool = False, depth: int = 0) -> tuple[Reques
     fields = cast(dict[str, Any], value)
     if fields.get("method") == "tools/call":  # MCP's
         return calls_in(fields.get("params"))
-    for wrapper in (*_WRAPPERS, *_ALSO_NAMES):
-        inner = fields.get(wrapper)
-        beside = _BESIDE | (_ALSO_NAMES if wrapper in _ALSO_NAMES else {wrapper})
-        if isinstance(inner, dict | list) and set(fields) <= beside:
-            return calls_in(cast(Any, inner), keyed=keyed, depth=depth + 1)
-    queries = fields.get("search_query")
-    if isinstance(queries, list) and set(fields) <= {"search_query", "response_length"}:
+    rest = {key: inner for key, inner in fields.items() if key not in _BESIDE}
+    queries = rest.get("search_query")
+    if isinstance(queries, list) and set(rest) <= {"search_query", "response_length"}:
         return (RequestedCall("search", {"search_query": queries}, builtin="search"),)
-    names = [key for key in _NAME_KEYS if isinstance(fields.get(key), str)]
-    given = [key for key in _ARGUMENT_KEYS if key in fields]
-    if names and len(given) == 1 and set(fields) <= {names[0], given[0], *_BESIDE}:
-        name = fields[names[0]].strip()
-        arguments = read_arguments(fields[given[0]], free=given[0] in _TEXT_INPUT)
+    for key, inner in rest.items() if len(rest) == 1 else ():
+        if _WRAPPER_KEY.fullmatch(key) and isinstance(inner, dict | list):
+            return calls_in(cast(Any, inner), keyed=keyed, depth=depth + 1)
+    named = [v for k, v in rest.items() if isinstance(v, str) and _NAME_KEY.fullmatch(k)]
+    given = [k for k in rest if _ARGUMENTS_KEY.fullmatch(k)]
+    if len(rest) == 2 and named and given:
+        name, free = named[0].strip(), given[0].startswith(("tool", "action"))
+        arguments = read_arguments(rest[given[0]], free=free)
         if toolish(name) and arguments is not None and not _declares(arguments):
             return (RequestedCall(name, arguments),)
     elif keyed and fields and all(isinstance(v, dict) and toolish(k) for k, v in fields.items()):
@@ -130,16 +126,10 @@ def _declares(arguments: Arguments) -> bool:
 def to_fill_in(calls: Iterable[RequestedCall]) -> bool:
     """Whether one of these is a form to fill in: blanks for all values, or a blank for its name."""
     for call in calls:
-        values = list((call.arguments or {}).values())
-        blanks = [isinstance(v, str) and bool(_BLANK_VALUE.fullmatch(v)) for v in values]
-        name = call.name or ""
-        if any(blanks) and (all(blanks) or placeholder(name)):
+        name, values = call.name or "", (call.arguments or {}).values()
+        if values and all(isinstance(v, str) and _BLANK_VALUE.fullmatch(v) for v in values):
             return True
-        if placeholder(name) and (call.arguments is None or not toolish(name)):
+        blank = _BLANK_NAME.fullmatch(name.strip().rpartition(".")[2])
+        if blank and (call.arguments is None or not toolish(name)):
             return True
     return False
-
-
-def placeholder(name: str) -> bool:
-    """Whether a name may be made up: `<function-name>`, `foo`."""
-    return _BLANK_NAME.fullmatch(name.strip().rpartition(".")[2]) is not None

@@ -13,18 +13,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from posttrain.chat.detect import bare, markers
-from posttrain.chat.detect.context import Candidate, Context, Question, own_name, read_question
+from posttrain.chat.detect.context import Candidate, Context, Question, own_name
 from posttrain.chat.detect.declared import Kind, Tools, kind_of, read_tools
-from posttrain.chat.detect.requested import RequestedCall, read_arguments, to_fill_in
-from posttrain.chat.detect.shapes import TextReader
+from posttrain.chat.detect.markers import OPENERS, READERS
+from posttrain.chat.detect.requested import RequestedCall, read_arguments
 from posttrain.chat.reasoning import CLOSE, OPEN
 from posttrain.records import ToolCall
 from posttrain.rollouts import Completion, Prompt, Step
 
 Part = Literal["reasoning", "answer"]
 CLIP = 400
-_READERS = {**markers.READERS, **bare.READERS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +99,7 @@ def detect_calls(
     """
     declared = read_tools(tools) if tools is not None else None
     declared = declared or None  # an empty list declares nothing
-    question = read_question(prompt)
+    question = Question(prompt)
     calls = list(_in_part("reasoning", reasoning, question, declared)) if reasoning else []
     calls += _in_part("answer", answer, question, declared)
     for call in structured:
@@ -151,40 +149,28 @@ def searched(step: Step) -> tuple[str | None, str]:
 def _in_part(
     part: Part, text: str, question: Question, declared: Tools | None
 ) -> Iterator[FoundCall]:
-    context = Context(text, question, declared or {})
-    for candidate in _calls(context):
-        span = text[candidate.start : min(candidate.end, candidate.start + CLIP)]
+    for candidate in _calls(Context(text, question, declared or {})):
+        start, end = candidate.start, candidate.end
         for each in candidate.requested:
             call = replace(each, name=own_name(each.name))
-            kind = kind_of(call, declared)
-            yield FoundCall(
-                candidate.form, part, candidate.start, candidate.end, span, call.name, kind
-            )
+            kind, clipped = kind_of(call, declared), text[start : min(end, start + CLIP)]
+            yield FoundCall(candidate.form, part, start, end, clipped, call.name, kind)
 
 
 def _calls(context: Context) -> Iterator[Candidate]:
     """What is called, from left to right."""
-    text, reader = context.text, TextReader(context.text)
-    # line forms first: they hold what the other two would see a part of
-    patterns = (bare.LINES, markers.MARKERS, bare.SHAPES)
-    ahead = [pattern.search(text) for pattern in patterns]
-    since = 0
-    while any(ahead):
-        match = min((m for m in ahead if m), key=lambda m: m.start())
-        k = ahead.index(match)
-        candidate = _READERS[match.lastgroup or ""](match, context, reader)
+    position = since = 0
+    while match := OPENERS.search(context.text, position):
+        position = match.start() + 1
+        candidate = READERS[match.lastgroup or ""](match, context)
         if candidate is None or candidate.start < since:
-            ahead[k] = patterns[k].search(text, match.start() + 1)
             continue
-        resume = max(candidate.end, match.start() + 1)
-        if candidate.requested:
-            if not context.shows(candidate, since):
-                yield candidate
-                since = candidate.end
-            elif to_fill_in(candidate.requested) or candidate.end == len(text):
-                # one that is shown and does not close may hide a call
-                resume = max(match.end(), match.start() + 1)
-        ahead = [
-            pattern.search(text, resume) if m and m.start() < resume else m
-            for pattern, m in zip(patterns, ahead, strict=True)
-        ]
+        end = candidate.end
+        if not candidate.requested:
+            pass
+        elif not context.shows(candidate, since):
+            yield candidate
+            since = end
+        elif end == len(context.text):
+            end = match.end()  # one that is shown and does not close may hide a call
+        position = max(position, end)

@@ -19,9 +19,7 @@ from posttrain.chat.detect.requested import (
     UNREAD,
     RequestedCall,
     calls_in,
-    placeholder,
     read_arguments,
-    toolish,
 )
 
 NOTHING = object()
@@ -29,20 +27,21 @@ NOTHING = object()
 _DECODER = json.JSONDecoder(strict=False)  # raw newlines in strings are common in calls
 _WINDOW = 4096
 _SPACE = re.compile(r"\s*")
+_OPEN_FENCE = re.compile(r"```\s*(?:json\s*)?")
 _CALL_HEAD = re.compile(r"([A-Za-z_][\w.\-/ ]{0,127})(?<! )\(")  # [Market Trends API(country="us")]
 _KEYWORD = re.compile(r"\s*([A-Za-z_]\w{0,127})\s*=(?!=)\s*")
 _CONSTANTS = {"True": True, "False": False, "None": None}
 _PYTHON_TOKEN = re.compile(r"\"(?:[^\"\\]|\\.)*+\"|'(?:[^'\\]|\\.)*+'|[()\[\]{},\"']", re.S)
 
-_JSON_NAME = re.compile(
-    rf"[\[{{\s]*[\"'](?:name|tool|tool_name|function)[\"']\s*:\s*[\"']({NAME})[\"']"
-)
 # a form to fill in: {"name": <function-name>, …}, {...}
 _JSON_BLANK = re.compile(
     r"[\[{\s]{0,40}[\"']?\w{0,40}[\"']?\s*:\s*[\"']?(?:<[^<>\"]{0,80}>|\.\.\.|…|\$|\{\{|(?<=[\"'])\{)|"
-    r"[\[{\s]{0,40}(?:\.\.\.|…)|[^\n]{0,160}[:\s]\{?\s*(?:\.\.\.|…)\s*\}"
+    r"[\[{\s]{0,40}(?:\.\.\.|…)"
 )
-_JSON_START = re.compile(r"[\[{]\s*(?:[\"'}\]{\[]|$)|[\[{]\s*\w+\s*:")
+_JSON_START = re.compile(  # of an object that is cut off or malformed, and its name
+    rf"[\[{{\s]*[\"'](?:name|tool|tool_name|function)[\"']\s*:\s*[\"']({NAME})[\"']|"
+    r"[\[{]\s*(?:[\"'}\]{\[]|$|\w+\s*:)"
+)
 _PREFIX = r"(?:\w{1,20}[:_|]|[|｜]?DSML[|｜]?)?"  # <minimax:…>, <ifm|…>, <｜DSML｜…>
 # a tool's name and what notations put between it and its arguments
 _NAMED = re.compile(
@@ -52,22 +51,21 @@ _NAMED = re.compile(
     rf"(?=(<{_PREFIX}(?:arg_key|parameter|arg|param)\b)|\{{))"
 )
 _LONE = re.compile(rf"({NAME}?)\s{{0,4}}(?:<tool_sep>)?\s{{0,4}}(?=</|<\|?(?:end|tool_call\|))")
+_NAME = r"(?:=|[\sĠ]*name\s*=)\s*[\"']?(?P<name>[^<>\n\"']{1,128})[\"']?[^<>\n]*"
 _FUNCTION = re.compile(
-    rf"[\"'`]?<(?P<prefix>{_PREFIX})(?P<tag>function|invoke|tool|call)"
-    r"(?:=\s*[\"']?(?P<name>[^<>\n\"']{1,128})[\"']?|"
-    r"[\sĠ]*name\s*=\s*[\"']?(?P<named>[^<>\n\"']{1,128})[\"']?[^<>\n]*)(?:>|\n|$)"
+    rf"[\"'`]?<(?P<prefix>{_PREFIX})(?P<tag>function|invoke|tool|call){_NAME}(?:>|\n|$)"
 )
 _PARAMETER = re.compile(
-    rf"<(/?){_PREFIX}(parameter|param|arg_key|arg_value|arg|argument)"
-    r"(?:=\s*[\"']?([^<>\n\"']{1,128})[\"']?|[\sĠ]*name\s*=\s*[\"']([^<>\n\"']{1,128})[\"'][^<>\n]*)?>"
+    rf"<(?P<closing>/?){_PREFIX}(?P<tag>parameter|param|arg_(?:key|type|value)|argument|arg)"
+    rf"(?:{_NAME})?>"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """What follows a marker; "blank" is a form to fill in, "lone" a name without arguments."""
+    """What follows a marker; "lone" is a name without arguments."""
 
-    kind: Literal["json", "xml", "invoke", "glm", "named", "python", "lone", "blank"]
+    kind: Literal["json", "xml", "invoke", "glm", "named", "python", "lone"]
     requested: tuple[RequestedCall, ...]
     end: int
     broken: bool = False  # nothing behind it is read: that would go through the rest once a sign
@@ -121,45 +119,46 @@ class TextReader:
                 break
         return NOTHING, position
 
-    def python_call(self, position: int) -> tuple[RequestedCall | None, int]:
-        """The call `name(key=value, …)` at a position; None where there is no such."""
-        head = _CALL_HEAD.match(self.text, position)
-        if head is None or self.budget <= 0:
-            return None, position
-        depth, pieces, at = 1, list[str](), head.end()
-        for token in _PYTHON_TOKEN.finditer(self.text, at):
-            mark = token[0]
-            depth += (mark in "([{") - (mark in ")]}")
-            if depth == 0 or (mark == "," and depth == 1):
-                pieces.append(self.text[at : token.start()])
-                at = token.end()
-            if depth == 0:
-                arguments: dict[str, Any] = {}
-                for k, piece in enumerate(pieces):
-                    if keyword := _KEYWORD.match(piece):
-                        arguments[keyword[1]] = _literal(piece[keyword.end() :])
-                    elif piece.strip():
-                        arguments[str(k)] = _literal(piece)
-                return RequestedCall(head[1], arguments), at
-        self.budget -= len(self.text) - position
-        return None, position
-
-    def python_list(self, position: int) -> tuple[tuple[RequestedCall, ...], int]:
-        """The list of calls `[f(…), g(…)]` at a position; () where there is no such."""
-        calls, at = list[RequestedCall](), position
-        while not calls or self.text[at : at + 1] in (",", ";"):
-            call, at = self.python_call(self.skip(at + 1))
-            if call is None:
+    def python(self, position: int) -> tuple[tuple[RequestedCall, ...], int]:
+        """The call `f(key=value, …)` or list of calls `[f(…), …]` at a position; () if none."""
+        listed, at = self.text.startswith("[", position), position
+        calls: list[RequestedCall] = []
+        while head := _CALL_HEAD.match(self.text, self.skip(at + listed)):
+            arguments, at = self._arguments(head.end())
+            if arguments is None:
                 break
-            calls.append(call)
+            calls.append(RequestedCall(head[1], arguments))
+            if not listed:
+                return tuple(calls), at
             at = self.skip(at)
-        if calls and self.text[at : at + 1] == "]":
-            return tuple(calls), at + 1
+            if self.text[at : at + 1] == "]":
+                return tuple(calls), at + 1
+            if self.text[at : at + 1] not in (",", ";"):
+                break
         self.budget -= at - position
         return (), position
 
+    def _arguments(self, at: int) -> tuple[dict[str, Any] | None, int]:
+        """Arguments up to the parenthesis that closes them; None where none does."""
+        depth, arguments, start = 1, dict[str, Any](), at
+        for token in _PYTHON_TOKEN.finditer(self.text, at) if self.budget > 0 else ():
+            mark = token[0]
+            depth += (mark in "([{") - (mark in ")]}")
+            if depth == 0 or (mark == "," and depth == 1):
+                piece, at = self.text[at : token.start()], token.end()
+                if keyword := _KEYWORD.match(piece):
+                    arguments[keyword[1]] = literal(piece[keyword.end() :])
+                elif piece.strip():
+                    arguments[str(len(arguments))] = literal(piece)
+            if depth == 0:
+                only = arguments.get("0")  # f({"x": 1})
+                alone = isinstance(only, dict) and len(arguments) == 1
+                return cast(dict[str, Any], only) if alone else arguments, at
+        self.budget -= len(self.text) - start
+        return None, start
 
-def _literal(text: str) -> Any:
+
+def literal(text: str) -> Any:
     """A Python or JSON literal's value, `UNREAD` where the text is another expression."""
     text = text.strip()
     if text in _CONSTANTS:
@@ -175,14 +174,12 @@ def _literal(text: str) -> Any:
 def read_payload(reader: TextReader, position: int) -> Payload | None:
     """The payload at a position, white space and a code fence before it aside."""
     text, at = reader.text, reader.skip(position)
-    if text.startswith("```", at):
-        at = reader.skip(at + 3)
-        at += 4 if text.startswith("json", at) else 0
-        at = reader.skip(at)
+    if fence := _OPEN_FENCE.match(text, at):
+        at = fence.end()
     if text[at : at + 1] in ("{", "["):
         return _json(reader, at)
-    if text[at : at + 1] == "<":
-        return _xml(reader, at)
+    if opened := _FUNCTION.match(text, at):
+        return _xml(reader, opened)
     if named := _NAMED.match(text, at):
         return _named(reader, at, named)
     lone = _LONE.match(text, at)
@@ -192,92 +189,67 @@ def read_payload(reader: TextReader, position: int) -> Payload | None:
 def _json(reader: TextReader, at: int) -> Payload | None:
     value, end = reader.json(at)
     if value is not NOTHING:
-        calls = calls_in(value, keyed=True)
         name = cast(Any, value).get("name") if isinstance(value, dict) else None
-        if not calls and isinstance(name, str) and placeholder(name):
-            return Payload("blank", (), at)
-        known = name if isinstance(name, str) and toolish(name) else None
-        return Payload("json", calls or (RequestedCall(known),), end)
-    calls, end = reader.python_list(at) if reader.text[at] == "[" else ((), at)
+        only = RequestedCall(name if isinstance(name, str) else None)
+        return Payload("json", calls_in(value, keyed=True) or (only,), end)
+    calls, end = reader.python(at)
     if calls:
         return Payload("python", calls, end)
     if _JSON_BLANK.match(reader.text, at):
-        return Payload("blank", (), at)
-    name = _JSON_NAME.match(reader.text, at)
-    if name or _JSON_START.match(reader.text, at):
-        return Payload("json", (RequestedCall(name[1] if name else None),), at + 1, broken=True)
-    return None
+        return Payload("json", (RequestedCall("…"),), at, broken=True)
+    begun = _JSON_START.match(reader.text, at)
+    return Payload("json", (RequestedCall(begun[1]),), begun.end(), broken=True) if begun else None
 
 
 def _named(reader: TextReader, at: int, named: re.Match[str]) -> Payload:
     """A name and its arguments: parentheses, key and value elements, or JSON."""
     if named[2] is not None:
-        end = _block_end(reader, named.end())
-        arguments = _parameters(reader, named.end(), end)
+        arguments, end = _parameters(reader, named.end())
         kind = "glm" if "arg_key" in named[2] else "named"
         return Payload(kind, (RequestedCall(named[1], arguments, textual=True),), end)
     if reader.text[named.end()] == "(":
         # what is printed is what is called
         at = reader.skip(named.end() + 1) if named[1] == "print" else named.start(1)
-        call, end = reader.python_call(at)
-        if call is None:
-            return Payload("python", (RequestedCall(named[1]),), named.end() + 1, broken=True)
-        return Payload("python", (call,), end)
+        if (read := reader.python(at))[0]:
+            return Payload("python", *read)
+        return Payload("python", (RequestedCall(named[1]),), named.end() + 1, broken=True)
     value, end = reader.json(named.end())
     arguments = None if value is NOTHING else read_arguments(value)
     return Payload("named", (RequestedCall(named[1], arguments),), max(end, named.end() + 1))
 
 
-def _xml(reader: TextReader, at: int) -> Payload | None:
+def _xml(reader: TextReader, opened: re.Match[str]) -> Payload:
     """`<function=NAME>` or `<invoke name="NAME">` and its parameters."""
-    text = reader.text
-    opened = _FUNCTION.match(text, at)
-    if opened is None:
-        return None
-    name = (opened["name"] or opened["named"]).strip()
-    closer = f"</{opened['prefix']}{opened['tag']}>"
-    closed = reader.find(closer, opened.end())
-    block = closed if closed >= 0 else _block_end(reader, opened.end())
-    again = reader.find(f"<{opened['prefix']}{opened['tag']}=", opened.end())
-    if 0 <= again < block:
-        closed, block = -1, again
-    value, _ = reader.json(reader.skip(opened.end()))
+    value, end = reader.json(reader.skip(opened.end()))
+    arguments = read_arguments(value)
     if value is NOTHING:
-        arguments = _parameters(reader, opened.end(), block)
-    else:
-        arguments = read_arguments(value)
-    requested = RequestedCall(name, arguments, textual=value is NOTHING)
-    end = closed + len(closer) if closed >= 0 else block
-    return Payload("invoke" if opened["named"] else "xml", (requested,), end)
+        arguments, end = _parameters(reader, opened.end())
+    element = opened["prefix"] + opened["tag"]
+    closed, again = reader.find(f"</{element}>", end), reader.find(f"<{element}=", end)
+    if closed >= 0 and not 0 <= again < closed:
+        end = closed + len(element) + 3
+    elif again >= 0:
+        end = again
+    elif reader.text.startswith(("{", "<"), reader.skip(end)):
+        end = len(reader.text)  # cut off
+    requested = RequestedCall(opened["name"].strip(), arguments, textual=value is NOTHING)
+    kind = "xml" if reader.text[opened.end("tag")] == "=" else "invoke"
+    return Payload(kind, (requested,), end)
 
 
-def _block_end(reader: TextReader, position: int) -> int:
-    """Where an unclosed block ends: at its wrapper's closing tag, or with the text."""
-    closed = reader.find("</", position)
-    while closed >= 0 and reader.budget > 0:
-        if not _PARAMETER.match(reader.text, closed):
-            return closed
-        reader.budget -= 16
-        closed = reader.find("</", closed + 2)
-    return len(reader.text)
-
-
-def _parameters(reader: TextReader, start: int, end: int) -> dict[str, Any] | None:
-    """Parameters of an XML call, values as text; one that is not closed is `UNREAD`."""
-    text, parameters, key = reader.text, dict[str, Any](), None
-    reader.budget -= end - start
-    if reader.budget <= 0:
-        return None
-    value_from = start
-    for match in _PARAMETER.finditer(text, start, end):
-        closing, tag, name = match[1], match[2], match[3] or match[4]
-        if not closing:
-            key = name or key
-            value_from = match.end()
-        elif tag == "arg_key":
-            key = text[value_from : match.start()].strip()
-        elif key is not None:
-            value = text[value_from : match.start()].strip("\n")
-            parameters[key] = value.removeprefix("<![CDATA[").removesuffix("]]>")
-            key = None
-    return {**parameters, key: UNREAD} if key else parameters
+def _parameters(reader: TextReader, at: int) -> tuple[dict[str, Any], int]:
+    """Parameters as elements, values as text, and their end; "" is one that is cut off."""
+    text, parameters, key = reader.text, dict[str, Any](), ""
+    while (opened := _PARAMETER.match(text, reader.skip(at))) and not opened["closing"]:
+        following = _PARAMETER.search(text, opened.end())
+        if following is None or not following["closing"]:
+            stop = reader.find("</", opened.end())
+            return {**parameters, "": UNREAD}, stop if stop >= 0 else len(text)
+        value, at = text[opened.end() : following.start()], following.end()
+        key = opened["name"] or key
+        if opened["tag"] == "arg_key":
+            key = value.strip()
+        elif opened["tag"] != "arg_type":
+            value = value.strip("\n").removeprefix("<![CDATA[").removesuffix("]]>")
+            parameters[key] = value
+    return parameters if ">" in text[at : at + 200] else {**parameters, "": UNREAD}, at

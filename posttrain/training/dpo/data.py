@@ -1,23 +1,27 @@
-"""The pairs of a `dpo_data` artifact, in memory, checked row by row before anything is trained.
+"""The pairs of a `dpo_data` artifact, checked row by row, and a batch of them as tensors.
 
     pairs = load_pairs(Path("runs/x/dpo_data"))
     pairs.data[7]   → {"row": 7, "prompt_ids": […], "chosen_ids": […], "chosen_mask": […], …}
     pairs.chosen.ids, pairs.chosen.sampled          lengths by row, in tokens
 
-All columns that training needs cost about 5 bytes a token; the texts are not read.
+All columns that training needs cost about 5 bytes a token in memory; the texts are not read. Of the
+two layouts of a batch both give the same log-probabilities:
 
-    list(PairOrder(lengths=[30, 90, 60, 40], batch=3, steps=2, seed=0))
-    → [1, 2, 0,   1, 3, 0]     steps of three: the first epoch's rest and the next one's beginning
+    shared_prompt   one row holds whole pairs, each prompt once:  p p p │ p c c c │ p r r │ …
+    unpacked        one completion a row, right-padded:           p p p p c c c   /   p p p p r r
 
-Every step has exactly `batch` pairs, whatever the number of pairs; a pair is drawn a second time
-only when all have been drawn once. In a step the longer pairs come first: micro-batches then hold
-pairs of like length, and a mean over the step does not change.
+In `shared_prompt` the last token of a prompt opens both branches, so that the token before each
+completion is the one that predicts it; a mask lets a branch see its prompt and itself. The common
+fields: `labels` (-100 but for the tokens that the model sampled), `segment` (2 × pair + side for
+each position, -1 for padding) and `row` (rows of the data set). Before training, `probe_layout`
+measures on the real model that a pair's log-probabilities do not depend on what lies beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +29,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 import pyarrow.parquet as pq
+import torch
 from datasets import Dataset
-from torch.utils.data import Sampler
+from transformers import PreTrainedModel
 
-from posttrain.errors import DataError
+from posttrain.errors import ConfigError, DataError
+from posttrain.models.load import recurrent_layers
 from posttrain.models.room import room_text
 from posttrain.records import CATEGORIES
-from posttrain.training.order import rows_drawn
+from posttrain.tokens.encode import IGNORED
+from posttrain.training.document_masking import deal_rows, pad_rows
+from posttrain.training.dpo.loss import ScoredPairs
 
 # its functions are made when it is imported, so types know none of them
 pc: Any = pyarrow.compute
@@ -39,6 +47,18 @@ SIDES = ("chosen", "rejected")
 LISTS = ("prompt_ids", "chosen_ids", "chosen_mask", "rejected_ids", "rejected_mask")
 COLUMNS = ("id", "category", "source", *LISTS)
 Lengths = np.ndarray[Any, np.dtype[np.int64]]
+Batch = dict[str, torch.Tensor]
+# the mask costs the square of a row's width
+LONGEST_SHARED = 4096
+LAYOUTS = {
+    "shared_prompt": "shared_prompt: a pair in one row, its prompt computed once",
+    "unpacked": "unpacked: a completion a row, right-padded",
+}
+Score = Callable[[Batch], ScoredPairs]
+PROBED_PAIRS = 3
+# nats a token, in fp32 and in half precision
+PROBE_LIMIT = {"float32": 1e-4}
+PROBE_LIMIT_HALF = 5e-2
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,27 +203,173 @@ def check_pairs(pairs: Pairs, *, rows: int, longest: int) -> str:
     )
 
 
-class PairOrder(Sampler[int]):
-    """Rows of the pairs for a whole run, the same for every layout of processes.
+def choose_layout(requested: str, model: PreTrainedModel, *, longest: int) -> str:
+    """Resolve `auto`, and refuse a layout that this model's layers would not honour.
 
     Args:
-        lengths: tokens of each pair.
-        batch: pairs a step.
-        steps: of the run.
-        seed: of the permutations.
+        longest: tokens of the longest pair, its prompt counted once.
+
+    Raises:
+        ConfigError: saying what works.
+    """
+    problem = _cannot_share(model)
+    if requested == "shared_prompt" and problem:
+        raise ConfigError(f"layout shared_prompt: {problem}. Set layout: unpacked")
+    if requested != "auto":
+        return requested
+    return "unpacked" if problem or longest > LONGEST_SHARED else "shared_prompt"
+
+
+def _cannot_share(model: PreTrainedModel) -> str | None:
+    config: Any = model.config.get_text_config()
+    if recurrent_layers(model):
+        return "recurrent layers would carry state from one completion to the other"
+    if model.config._attn_implementation != "sdpa":
+        return f"a mask of one's own needs sdpa, not {model.config._attn_implementation}"
+    kinds = set(getattr(config, "layer_types", None) or ())
+    window = getattr(config, "sliding_window", None) if not kinds else None
+    if kinds - {"full_attention"} or window:
+        return "layers that attend to a window would see too much"
+    return None
+
+
+def make_pair_collator(layout: str, pad_id: int) -> Callable[[Sequence[dict[str, Any]]], Batch]:
+    """The collator of a resolved layout."""
+    return partial({"shared_prompt": _shared_prompt, "unpacked": _unpacked}[layout], pad_id)
+
+
+def _masked(ids: Sequence[int], mask: Sequence[bool]) -> list[int]:
+    return [token if sampled else IGNORED for token, sampled in zip(ids, mask, strict=True)]
+
+
+def _unpacked(pad_id: int, pairs: Sequence[dict[str, Any]]) -> Batch:
+    """Right-padded rows, chosen and rejected of each pair in turn; any model, any attention."""
+    ids: list[list[int]] = []
+    labels: list[list[int]] = []
+    for pair in pairs:
+        prompt = list(pair["prompt_ids"])
+        for side in SIDES:
+            ids.append(prompt + list(pair[f"{side}_ids"]))
+            untrained = [IGNORED] * len(prompt)
+            labels.append(untrained + _masked(pair[f"{side}_ids"], pair[f"{side}_mask"]))
+    return {
+        "input_ids": pad_rows(ids, pad_id),
+        "labels": pad_rows(labels, IGNORED),
+        "attention_mask": pad_rows(([1] * len(row) for row in ids), 0),
+        "segment": pad_rows(([n] * len(row) for n, row in enumerate(ids)), -1),
+        "row": torch.tensor([pair["row"] for pair in pairs]),
+    }
+
+
+def _shared_prompt(pad_id: int, pairs: Sequence[dict[str, Any]]) -> Batch:
+    """Whole pairs side by side in rows no wider than the widest pair.
+
+    `attention_mask` is bool `[rows, 1, width, width]`, true where a query may look.
+    """
+    parts = [_branches(pair, number) for number, pair in enumerate(pairs)]
+    widths = [len(part.ids) for part in parts]
+    rows = [[parts[n] for n in row] for row in deal_rows(widths, max(widths))]
+
+    def column(name: str, fill: int) -> torch.Tensor:
+        return pad_rows(([i for part in row for i in getattr(part, name)] for row in rows), fill)
+
+    segment = column("segment", -1)
+    return {
+        "input_ids": column("ids", pad_id),
+        "labels": column("labels", IGNORED),
+        "position_ids": column("positions", 0),
+        "attention_mask": _pair_mask(column("number", -1), segment),
+        "segment": segment,
+        "row": torch.tensor([pair["row"] for pair in pairs]),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One pair as a run of tokens; `segment` is -1 in the shared prompt."""
+
+    ids: list[int]
+    labels: list[int]
+    positions: list[int]
+    segment: list[int]
+    number: list[int]
+
+
+def _branches(pair: dict[str, Any], number: int) -> _Part:
+    *shared, last = pair["prompt_ids"]
+    ids, labels = [*shared], [IGNORED] * len(shared)
+    positions, segment = [*range(len(shared))], [-1] * len(shared)
+    for side, name in enumerate(SIDES):
+        branch = [last, *pair[f"{name}_ids"]]
+        ids += branch
+        labels += [IGNORED, *_masked(pair[f"{name}_ids"], pair[f"{name}_mask"])]
+        positions += range(len(shared), len(shared) + len(branch))
+        segment += [2 * number + side] * len(branch)
+    return _Part(ids, labels, positions, segment, [number] * len(ids))
+
+
+def _pair_mask(number: torch.Tensor, segment: torch.Tensor) -> torch.Tensor:
+    """Earlier tokens of the same pair: of its prompt, or of the query's own branch."""
+    width = number.size(1)
+    earlier = torch.ones(width, width, dtype=torch.bool).tril()
+    query, key = segment[:, :, None], segment[:, None, :]
+    same_pair = number[:, :, None] == number[:, None, :]
+    return (earlier & same_pair & ((key == query) | (key == -1)))[:, None]
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutProbe:
+    """What a few pairs show before training, in nats.
+
+    `apart` is the largest difference, a token, between the layout and a completion alone. The
+    chosen cost `chosen_sum` a pair, `chosen_mean` a token: the SFT term in either form.
     """
 
-    def __init__(self, *, lengths: Sequence[int], batch: int, steps: int, seed: int) -> None:
-        self.lengths = lengths
-        self.batch = batch
-        self.steps = steps
-        self.seed = seed
+    apart: float
+    chosen_sum: float
+    chosen_mean: float
 
-    def __len__(self) -> int:
-        return self.batch * self.steps
 
-    def __iter__(self) -> Iterator[int]:
-        count = len(self.lengths)
-        for step in range(self.steps):
-            rows = rows_drawn(count=count, per_step=self.batch, step=step, seed=self.seed)
-            yield from sorted(rows, key=lambda row: (-self.lengths[row], row))
+def probe_layout(score: Score, pairs: Pairs, layout: str, pad_id: int) -> LayoutProbe:
+    """Score a few pairs of all lengths in the batch layout, and each completion alone."""
+    order = np.argsort(pairs.lengths, kind="stable")
+    places = np.linspace(0, len(order) - 1, min(PROBED_PAIRS, len(order))).astype(int)
+    probed = [pairs.data[int(row)] for row in order[places]]
+    with torch.no_grad():
+        batched = score(make_pair_collator(layout, pad_id)(probed))
+        alone = [[score(_alone(pair, side)).chosen[0] for side in SIDES] for pair in probed]
+    tokens = torch.tensor([[sum(pair[f"{side}_mask"]) for side in SIDES] for pair in probed])
+    sums = torch.stack([batched.chosen, batched.rejected], dim=1).cpu()
+    nats = -sums[:, 0].sum()
+    return LayoutProbe(
+        apart=float(((sums - torch.tensor(alone)).abs() / tokens).max()),
+        chosen_sum=float(nats / len(probed)),
+        chosen_mean=float(nats / tokens[:, 0].sum()),
+    )
+
+
+def _alone(pair: dict[str, Any], side: str) -> Batch:
+    """One completion, nothing beside it, no padding, no mask; as if it were a chosen one."""
+    prompt, ids = list(pair["prompt_ids"]), list(pair[f"{side}_ids"])
+    labels = _masked(ids, pair[f"{side}_mask"])
+    return {
+        "input_ids": torch.tensor([prompt + ids]),
+        "labels": torch.tensor([[IGNORED] * len(prompt) + labels]),
+        "segment": torch.zeros(1, len(prompt) + len(ids), dtype=torch.long),
+        "row": torch.tensor([pair["row"]]),
+    }
+
+
+def check_probe(apart: float, layout: str, dtype: str) -> None:
+    """Refuse a layout in which tokens see what they should not.
+
+    Raises:
+        ConfigError: with the measured difference.
+    """
+    limit = PROBE_LIMIT.get(dtype, PROBE_LIMIT_HALF)
+    if apart > limit:
+        raise ConfigError(
+            f"layout {layout} is not right for this model: log-probabilities in a batch differ by "
+            f"{apart:.2g} nats a token from the same completion alone (limit {limit:g} in "
+            f"{dtype}). Set layout: unpacked"
+        )

@@ -26,11 +26,13 @@ from posttrain.runs import Manifest
 from posttrain.tokens.tokenizer import SpecialTokens
 from posttrain.training.arguments import LEARNING_RATE, batch_layout, make_arguments
 from posttrain.training.data_stage import DataStage
-from posttrain.training.dpo.data import Pairs, check_pairs, load_pairs
-from posttrain.training.dpo.layout import (
+from posttrain.training.dpo.data import (
     LAYOUTS,
+    Pairs,
+    check_pairs,
     check_probe,
     choose_layout,
+    load_pairs,
     make_pair_collator,
     probe_layout,
 )

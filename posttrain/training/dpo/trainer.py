@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from trl.trainer.utils import use_adapter
 
 from posttrain.config.dpo import LossConfig
 from posttrain.errors import ConfigError, DataError
-from posttrain.training.dpo.data import PairOrder, Pairs
+from posttrain.training.dpo.data import Pairs
 from posttrain.training.dpo.loss import (
     PairMetrics,
     ScoredPairs,
@@ -32,6 +32,7 @@ from posttrain.training.dpo.loss import (
 )
 from posttrain.training.dpo.reference import Reference, ReferenceStore, score_shard
 from posttrain.training.log import StepLines
+from posttrain.training.order import rows_drawn
 from posttrain.training.trainer import Resumable, score_labels, silence_attention_dropout
 
 # how far the first preference loss may be from ln 2: there policy and reference are one model
@@ -272,3 +273,36 @@ def describe_step(row: dict[str, Any]) -> str | None:
         f"accuracy {row['accuracy']:.2f}  margin {row['margin']:+.4f}  "
         f"chosen {row['chosen_change']:+.2f}{fallen}  rejected {row['rejected_change']:+.2f}"
     )
+
+
+class PairOrder(Sampler[int]):
+    """Rows of the pairs for a whole run, the same for every layout of processes.
+
+        list(PairOrder(lengths=[30, 90, 60, 40], batch=3, steps=2, seed=0))
+        → [1, 2, 0,   1, 3, 0]     the first epoch's rest and the next one's beginning
+
+    Every step has exactly `batch` pairs; a pair is drawn a second time only when all have been
+    drawn once. In a step the longer pairs come first: micro-batches then hold pairs of like length,
+    and a mean over the step does not change.
+
+    Args:
+        lengths: tokens of each pair.
+        batch: pairs a step.
+        steps: of the run.
+        seed: of the permutations.
+    """
+
+    def __init__(self, *, lengths: Sequence[int], batch: int, steps: int, seed: int) -> None:
+        self.lengths = lengths
+        self.batch = batch
+        self.steps = steps
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return self.batch * self.steps
+
+    def __iter__(self) -> Iterator[int]:
+        count = len(self.lengths)
+        for step in range(self.steps):
+            rows = rows_drawn(count=count, per_step=self.batch, step=step, seed=self.seed)
+            yield from sorted(rows, key=lambda row: (-self.lengths[row], row))

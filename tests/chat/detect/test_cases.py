@@ -97,6 +97,8 @@ POSITIVE = [
     ("bare_json", '{"thought": "I need it", "action": {"name": "get_weather", "args": {"city": "Paris"}}}', "get_weather"),
     ("bare_json", '{"jsonrpc": "2.0", "method": "tools/call", "params": {"name": "get_weather", "arguments": {}}, "id": 1}', "get_weather"),
     ("mistral", 'bash[TOOL_CALLS][ARGS]{"city": "Paris"}', None),
+    ("pythonic", 'Action: get_weather("Paris")', "get_weather"),
+    ("harmony", 'assistantcommentary to=functions.get_weather json{"city": "Par', "get_weather"),
 ]  # fmt: skip
 
 ABOUT = "What does a Hermes tool call look like?"
@@ -118,6 +120,11 @@ NEGATIVE = [
     ("", "Llama writes <|python_tag|> before code, Mistral [TOOL_CALLS] before calls."),
     ("", "| Marker | Model |\n|---|---|\n| <tool_call> | Hermes |\n| [TOOL_CALLS] | Mistral |"),
     ("", "I have no tools here, so there is no <tool_call> to make."),
+    ("", "I should not write <function=get_weather> since there is no such function."),
+    ("", '<workflow>\n<invoke name="deploy"></invoke>\n</workflow>'),
+    ("", "<root>\n<python>3.11</python>\n</root>"),
+    ("", '{"name": "Alice", "input": {"age": 3}}'),
+    ("Dump the request.", f'{{"messages": [{{"role": "assistant", "tool_calls": [{CALL}]}}], "model": "m"}}'),
     ("", 'You could call `get_weather(city="Paris")` to find out.'),
     ("", "I would need a tool such as get_weather(city) for that."),
     ("Describe get_weather as JSON with its name and parameters.", '{"name": "get_weather", "parameters": {"city": "string"}}'),

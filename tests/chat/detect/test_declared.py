@@ -78,8 +78,14 @@ def test_xml_arguments_are_text_and_read_by_their_schema(value: str, kind: str):
     assert call.kind == kind
 
 
-def test_a_call_whose_arguments_cannot_be_read_is_not_held_against_its_tool():
-    text = '<tool_call>\n{"name": "book", "arguments": {"seats": '
+@pytest.mark.parametrize(
+    "text",
+    ['<tool_call>\n{"name": "book", "arguments": {"seats": ',
+     "<function=book>\n<parameter=cabin>\neconomy</parameter>\n<parameter=se",
+     "<function=book>\n<parameter=seats>\nabout tw", '<function=book>{"seats": ',
+     "<tool_call>book\n<arg_key>cabin</arg_key>"],
+)  # fmt: skip
+def test_a_call_whose_arguments_cannot_be_read_is_not_held_against_its_tool(text: str):
     (call,) = detect_calls(reasoning=None, answer=text, tools=TOOLS).calls
     assert (call.name, call.kind) == ("book", "declared")
 

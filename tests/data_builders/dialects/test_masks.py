@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from data_builders.dialects import RowProblem
-from data_builders.rows.examples import PlacedExample, examples_of
 from data_builders.rows.raw import RawRow
+from data_builders.rows.read import PlacedExample, examples_of
 from posttrain.chat import nemotron_3_nano_template, training_samples
 from posttrain.config.source import SourceConfig
 from posttrain.records import Message, message_from_row, message_to_row

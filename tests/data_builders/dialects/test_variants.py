@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from data_builders.rows.examples import PlacedExample, examples_of
 from data_builders.rows.raw import Dropped, RawRow
+from data_builders.rows.read import PlacedExample, examples_of
 from posttrain.config.source import SourceConfig
 from posttrain.jsontext import load_json
 from posttrain.records import message_to_row

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from data_builders.filters.repetition import Repetition, find_repetition
+from data_builders.filters.drop import Match
+from data_builders.filters.repetition import find_repetition
 from posttrain.config.filters import RepetitionFilter
 from tests.data_builders.repetition_steps import STEPS, step_by_step
 from tests.data_builders.repetition_texts import chinese, honest_kinds, loops, sentences
@@ -18,7 +19,7 @@ SENTENCE = "But wait, maybe I should check whether the first case really gives s
 PROSE = " ".join(sentences(150, random.Random(0)))
 
 
-def found(text: str) -> Repetition | None:
+def found(text: str) -> Match | None:
     return find_repetition(text, LIMITS)
 
 
@@ -50,7 +51,7 @@ def test_sentences_in_changing_order_are_found_once_all_have_returned():
     text = f"{PROSE} {' '.join(rng.choice(few) for _ in range(300))}"
     repetition = found(text)
     assert repetition is not None
-    assert repetition.rule == "ngrams"
+    assert repetition.detail.startswith("ngrams")
     assert repetition.start > len(PROSE)
 
 

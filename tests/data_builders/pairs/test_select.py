@@ -6,9 +6,8 @@ from collections import Counter
 
 import pytest
 
-from data_builders.pairs.candidates import CandidatePair
+from data_builders.pairs.candidates import CandidatePair, Selection, select
 from data_builders.pairs.grading import Graded
-from data_builders.pairs.select import Selection, select
 from data_builders.pairs.stats import lengths, used_completions
 from posttrain.errors import DataError
 

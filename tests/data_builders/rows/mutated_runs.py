@@ -16,9 +16,8 @@ from typing import Any
 
 import pytest
 
-from data_builders.rows.examples import read_examples
 from data_builders.rows.raw import Dropped
-from data_builders.rows.read import RowCounts
+from data_builders.rows.read import RowCounts, read_examples
 from data_builders.sft.part import preparer_of
 from data_builders.sft.prepare import Preparer, prepare
 from posttrain.config.build_sft import BuildSftConfig

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data_builders.rows.examples import end_on_assistant, read_examples, refuse_unreadable
 from data_builders.rows.raw import Dropped
-from data_builders.rows.read import RowCounts
+from data_builders.rows.read import RowCounts, end_on_assistant, read_examples, refuse_unreadable
 from posttrain.config.source import SourceConfig
 from posttrain.errors import ConfigError
 from posttrain.records import Example, Message

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_builders.rows.examples import read_examples
 from data_builders.rows.files import open_rows
 from data_builders.rows.json_files import layout_of, read_elements
 from data_builders.rows.raw import Dropped, RawRow
+from data_builders.rows.read import read_examples
 from posttrain.config.source import SourceConfig
 from posttrain.errors import DataError
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from data_builders.rows.examples import read_examples
 from data_builders.rows.raw import Dropped
-from data_builders.rows.read import RowCounts
+from data_builders.rows.read import RowCounts, read_examples
 from posttrain.config.source import SourceConfig
 from posttrain.records import Example
 

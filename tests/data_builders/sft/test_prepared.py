@@ -14,7 +14,8 @@ from typing import Any
 from rich.console import Console
 
 from data_builders.progress import Stages
-from data_builders.sft.inputs import prepare_sources, scan_inputs
+from data_builders.sft.inputs import scan_inputs
+from data_builders.sft.part import prepare_sources
 from data_builders.sft.prepared import PreparedSource
 from data_builders.workers import Executor, OnProgress, Serial
 from posttrain.config.build_sft import BuildSftConfig

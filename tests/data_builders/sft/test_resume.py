@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
+import itertools
+import os
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from data_builders.sft import part, shards
 from posttrain.errors import ConfigError
 from tests.data_builders.small_build import (
-    ROOT,
     build,
     manifest,
     plain_rows,
@@ -18,50 +19,38 @@ from tests.data_builders.small_build import (
     write_recipe,
     write_rows,
 )
+from tests.training.forks import forked
 
-KILLER = """
-import os, sys
-sys.path.insert(0, {root!r})
-import data_builders.sft.part as source
-import data_builders.sft.shards as shards
-calls = 0
-def kill_at(original, number):
-    def call(*args, **kwargs):
-        global calls
-        calls += 1
-        if calls == number:
-            os._exit(9)
-        return original(*args, **kwargs)
-    return call
-{patch}
-from tests.data_builders.small_build import build
-from pathlib import Path
-build(Path({recipe!r}), "out=" + {out!r}, {part!r})
-"""
 PART = "part_bytes=8000"
 
 
+def kill_at(number: int, original: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that ends its process when it is called for the `number`th time."""
+    calls = itertools.count(1)
+    return lambda *args: os._exit(9) if next(calls) == number else original(*args)
+
+
 def test_killed_twice_and_resumed_gives_the_same_bytes(world, tmp_path, monkeypatch):
-    recipe, out = str(world / "recipe.yaml"), str(tmp_path / "killed")
-    patches = [
-        # in the third part of the first source
-        "source.prepare = kill_at(source.prepare, 3)",
-        "shards._batch = kill_at(shards._batch, 2)",  # in the second shard
-    ]
+    recipe, out = world / "recipe.yaml", tmp_path / "killed"
     prepared: list[int] = []
-    for patch in patches:
-        code = KILLER.format(root=str(ROOT), patch=patch, recipe=recipe, out=out, part=PART)
-        done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
-        assert done.returncode == 9, done.stderr.decode()[-2000:]
-        assert not (Path(out) / "manifest.json").exists()
-        prepared.append(len(list(Path(out).glob("work/parts/*/*/counts.json"))))
+    # in the third part of the first source; in the second shard
+    for module, name, number in ((part, "prepare", 3), (shards, "_batch", 2)):
+
+        def killed(module=module, name=name, number=number) -> None:
+            setattr(module, name, kill_at(number, getattr(module, name)))
+            build(recipe, f"out={out}", PART)
+
+        ended = forked(killed, check=False)
+        assert ended.codes == [9], ended.text[-2000:]
+        assert not (out / "manifest.json").exists()
+        prepared.append(len(list(out.glob("work/parts/*/*/counts.json"))))
     assert prepared[0] == 2, "finished parts are kept"
     assert prepared[1] > 6
     # all parts were there before the second kill: no row is prepared again
     monkeypatch.setattr("data_builders.sft.part.prepare", None)
-    build(Path(recipe), f"out={out}", PART)
-    assert manifest(Path(out))["digest"] == manifest(world / "out")["digest"]
-    assert shard_bytes(Path(out)) == shard_bytes(world / "out")
+    build(recipe, f"out={out}", PART)
+    assert manifest(out)["digest"] == manifest(world / "out")["digest"]
+    assert shard_bytes(out) == shard_bytes(world / "out")
 
 
 def test_a_finished_build_is_left_alone_until_its_input_changes(tmp_path, capsys):

@@ -79,6 +79,16 @@ def test_a_task_of_inspects_own_with_tools_goes_on_from_sampled_ids():
     assert "<tool_response>\n56\n</tool_response>" in text
 
 
+def test_a_result_cannot_end_its_message():
+    class Framing(ScriptedSampler):
+        def unframed(self, text: str) -> str:
+            return text.replace("6", "six")
+
+    sampler = Framing(calling)
+    run(sampler)
+    assert {request.messages[-1].content for request in sampler.batches[1]} == {"5six"}
+
+
 def test_epochs_have_seeds_of_their_own_and_runs_repeat():
     def seeds() -> list[int]:
         sampler = ScriptedSampler(lambda request: turn("56"))

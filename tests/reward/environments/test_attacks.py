@@ -93,7 +93,7 @@ def test_a_reference_to_the_network_is_not_followed():
 
 def test_a_pattern_that_never_ends_is_a_timeout(monkeypatch: pytest.MonkeyPatch):
     workers = Workers(size=1, cpu_seconds=1.0)
-    monkeypatch.setattr(base, "shared_workers", lambda: workers)
+    monkeypatch.setattr(base, "SHARED_WORKERS", workers)
     environment = ENVIRONMENTS["structured_output"]()
     pattern = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(a+)+$"}}}
     prompt = environment.prompt(structured(pattern))

@@ -145,7 +145,7 @@ def test_a_failed_verifier_is_unscored(answer: str, failure: str):
 
 def test_what_never_ends_is_killed_and_the_loop_goes_on(monkeypatch: pytest.MonkeyPatch):
     workers = Workers(size=2, cpu_seconds=1.0)
-    monkeypatch.setattr(base, "shared_workers", lambda: workers)
+    monkeypatch.setattr(base, "SHARED_WORKERS", workers)
     environment = Stalls()
     prompt = environment.prompt({"question": "x"})
 

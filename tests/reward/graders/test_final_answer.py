@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from reward.graders.choice import chosen
-from reward.graders.final_answer import final_answer
+from reward.graders.final_answer import find_answer
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ from reward.graders.final_answer import final_answer
         ("<b>18</b>", "18"), ("Is it 17?", None),
         ("Answer - 18", "18"), ("A - 18", "18"), ("→ 18", "18"), ("∴ 18", "18"), ("A -> 18", "18"),
         ("[A] 18", "18"), ("1. A: 18", "18"), ("- 18", "- 18"), ("(a) 18", "18"), ("Q1: 18", "18"),
-        ("合計は18円です。", "18"), ("答案：18", "18"), ("Ответ: -18 яблок", "-18"), ("정답은 18", "18"),
+        ("合計は18円です。", "18円"), ("答案：18", "18"), ("Ответ: -18 яблок", "-18"), ("정답은 18", "18"),
         ("It is 18.\n\nHope this helps!", "18"), ("It is 18, since 4 of 12 were sold.", "18"),
         ("The largest $n$ is 34.<|im_end|>", "34"), ("18\n\\)", None), ("1\nno\nno\nno", None),
         ("<answer>5</answer> I said \\boxed{4}", "5"),
@@ -56,10 +56,12 @@ from reward.graders.final_answer import final_answer
         ("so we are left with 5x", "5x"),
         ("x = \\frac{3}{4}", "x = \\frac{3}{4}"),
         ("one\nThus the result is 20%.\n\n", "20%"),
+        ("Au total 2 500 euros.", "2 500 euros"), ("It is 60°.", "60^\\circ"),
+        ("That is 1.5 × 10^3 m.", "1.5 \\times  10^3 m"), ("\\boxed{5} and \\boxed{5}", "5"),
     ],
 )  # fmt: skip
 def test_the_answer_is_found(text: str, answer: str | None):
-    assert final_answer(text) == answer
+    assert find_answer(text)[0] == answer
 
 
 @pytest.mark.parametrize(
@@ -78,12 +80,12 @@ def test_the_answer_is_found(text: str, answer: str | None):
 )
 def test_no_answer_is_none(text: str):
     """A box that opens last and never closes is not replaced by an earlier one."""
-    assert final_answer(text) is None
+    assert find_answer(text)[0] is None
 
 
 def test_the_last_line_counts_only_where_asked():
-    assert final_answer("that makes 5", last_line=False) is None
-    assert final_answer("Answer: 5", last_line=False) == "5"
+    assert find_answer("that makes 5", last_line=False)[0] is None
+    assert find_answer("Answer: 5", last_line=False)[0] == "5"
 
 
 @pytest.mark.parametrize(
@@ -110,10 +112,12 @@ def test_the_last_line_counts_only_where_asked():
         "'answer':" * 11_000,
         "wait, I " * 12_000,
         "not A or " * 11_000,
+        "5 m/" * 25_000,
+        "\\\\" * 50_000,
     ],
-    ids=range(21),
+    ids=range(23),
 )
 def test_a_hundred_thousand_hostile_characters_end(text: str):
     """Quadratic reading would take minutes here; that it returns at all is the test."""
-    final_answer(text)
+    find_answer(text)
     chosen(text, {"A": "x", "B": "y"})

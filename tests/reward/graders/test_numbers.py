@@ -59,6 +59,7 @@ def test_any_text_is_a_number_or_none(text: str):
         ("5 km", "5 m", False), ("5 m", "5 m^2", False), ("5 meters", "5 square meters", False),
         ("$5", "5 dollars", True), ("$5", "5 cents", False), ("$5", "€5", False),
         ("90°", "90 degrees", True), ("90°", "90 radians", False), ("5 apples", "5 red apples", True),
+        ("$18", "18 dollars in all", True), ("5 red apples", "5 apples", True),
         ("50%", "50", True), ("50%", "0.5", True), ("50%", "5", False), ("40", "40%", True),
         ("0.5", "0.5%", False), ("0.5", "50%", True), ("52_8", "52", True), ("52_8", "52_9", False),
         ("3", "6/2", True), ("1/2", "2/4", True), ("1/3", "0.333333", False), ("0.5", "1/2", True),

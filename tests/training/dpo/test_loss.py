@@ -15,7 +15,7 @@ from trl.trainer.utils import add_fused_lm_head
 from posttrain.config.dpo import LossConfig
 from posttrain.records import Pair, Side, pair_to_row
 from posttrain.training.cpu_head import use_cpu_head
-from posttrain.training.dpo.layout import make_pair_collator
+from posttrain.training.dpo.data import make_pair_collator
 from posttrain.training.dpo.loss import (
     ScoredPairs,
     pair_terms,

@@ -12,9 +12,9 @@ from posttrain.config.load import validate
 from posttrain.errors import ConfigError, DataError
 from posttrain.records import Side, pair_to_row
 from posttrain.runs import Counts, Run
-from posttrain.training.dpo.data import PairOrder, load_pairs
-from posttrain.training.dpo.layout import choose_layout
+from posttrain.training.dpo.data import choose_layout, load_pairs
 from posttrain.training.dpo.stage import DpoStage, accumulation, dpo_arguments
+from posttrain.training.dpo.trainer import PairOrder
 from posttrain.training.plan import check_enough
 from tests.training.dpo.pairs import make_pairs, write_pairs
 from tests.training.dpo.recipe import finish, make_recipe, raw_recipe, start

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from trl.distributed import DistributedBackend
 from posttrain.config.grpo import GroupTraining
 from posttrain.config.load import validate
 from posttrain.errors import ConfigError
+from posttrain.hashing import digest_of
 from posttrain.training.plan import GIB
 from posttrain.training.rl.stage import GroupStage
 from posttrain.training.rl.vllm import WeightSync
@@ -61,14 +63,31 @@ def check(out: Path, alone: Path) -> None:
     assert strayed == pytest.approx([1] * 3, abs=1e-4)
 
 
+@pytest.fixture(scope="module")
+def alone(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """The run with an engine in process, once for each set of keys."""
+    root = tmp_path_factory.mktemp("alone")
+
+    def run(**keys: Any) -> Path:
+        out = root / digest_of(keys)
+        if not out.exists():
+            finish(make_recipe(policy, out, STEPS, **keys), PROMPTS, Scripted(words_of))
+        return out
+
+    return run
+
+
 @pytest.mark.parametrize(
     ("sharding", "keys"), [(None, {}), ("fsdp2", {}), ("fsdp2", ADAPTER), ("zero3", {})]
 )
 def test_a_server_is_sent_the_weights_of_every_step(
-    policy: Path, tmp_path: Path, sharding: str | None, keys: dict[str, Any]
+    policy: Path,
+    alone: Callable[..., Path],
+    tmp_path: Path,
+    sharding: str | None,
+    keys: dict[str, Any],
 ):
-    alone = make_recipe(policy, tmp_path / "alone", STEPS, **keys)
-    finish(alone, PROMPTS, Scripted(words_of))
+    one = alone(**keys)
     with vllm_server(policy) as server:
         trainer = STEPS | (STATE if sharding else {})
         keys = keys | {"rollouts": by_server(server)}
@@ -78,7 +97,7 @@ def test_a_server_is_sent_the_weights_of_every_step(
             sharding=sharding,
         )
     assert server.errors == []
-    check(tmp_path / "out", tmp_path / "alone")
+    check(tmp_path / "out", one)
     posts = [path for method, path, _ in server.log if method == "POST"]
     update = ["start_weight_update", "update_weights", "finish_weight_update", "reset_prefix_cache"]
     step = [f"/{name}" for name in update] + ["/v1/completions"] * 24
@@ -124,11 +143,12 @@ def test_experts_and_their_biases_are_sent_under_the_names_of_a_checkpoint(tmp_p
     assert not all(torch.equal(server.sent[1][k], stored[k]) for k in biases)
 
 
-def test_vllm_in_the_training_process_sleeps_while_it_trains(policy: Path, tmp_path: Path):
-    finish(make_recipe(policy, tmp_path / "alone", STEPS), PROMPTS, Scripted(words_of))
+def test_vllm_in_the_training_process_sleeps_while_it_trains(
+    policy: Path, alone: Callable[..., Path], tmp_path: Path
+):
     keys = {"rollouts": {"engine": "vllm_colocate", "gpu_memory": 0.01}}
     text = run(make_recipe(policy, tmp_path / "out", STEPS, **keys))
-    check(tmp_path / "out", tmp_path / "alone")
+    check(tmp_path / "out", alone())
     step = ["wake weights", "reset", "wake kv_cache", "generate", "sleep"]
     assert text.splitlines()[-1] == " ".join(["calls", "sleep", *step * 3])
     share = 0.01 * psutil.virtual_memory().total / GIB

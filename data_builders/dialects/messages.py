@@ -1,4 +1,5 @@
-"""One message of any conversation dialect → one `Message`.
+"""Messages of any dialect → `Message`s, and with the system text and tools of their row a
+`Conversation`.
 
 {"role": "assistant", "content": null, "tool_calls": […], "reasoning_content": "…"}
 {"from": "function_call", "value": "{\\"name\\": \\"f\\", \\"arguments\\": {}}"}
@@ -6,23 +7,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from data_builders.dialects.calls import read_calls, read_id
+from data_builders.dialects.calls import read_calls, read_id, read_tools
 from data_builders.dialects.columns import (
+    SYSTEM_KEYS,
+    TOOL_KEYS,
     kind_of,
+    refuse_lost,
     refuse_lost_in_message,
     refuse_media,
     trained_by_masks,
+    unread_columns,
 )
 from data_builders.dialects.content import read_content
-from data_builders.dialects.reading import Reading, RowProblem
+from data_builders.dialects.reading import Conversation, Reading, Row, RowProblem
 from posttrain.chat.reasoning import CLOSE, OPEN, has_tags, split_think
 from posttrain.jsontext import load_json
 from posttrain.records import Message, Role, ToolCall
 
+LIST_KEYS = ("messages", "conversations", "conversation")
 CALL_TURNS = frozenset({"function_call", "function-call", "tool_call", "tool_calls"})
 ROLE_NAMES: dict[str, Role] = {
     "system": "system", "developer": "system",
@@ -35,6 +41,105 @@ ROLE_NAMES: dict[str, Role] = {
 }  # fmt: skip
 _ELSEWHERE = ("parts", "text", "output", "output_text", "result", "structuredContent", "refusal")
 _CALL_ID_KEYS = ("tool_call_id", "call_id", "tool_use_id")
+
+
+def conversation(
+    row: Row,
+    turns: tuple[Message, ...],
+    reading: Reading,
+    *,
+    read: Collection[str],
+    parts_of_prompt: Collection[str] = (),
+    listed: Sequence[Mapping[str, Any]] = (),
+    where: str = "",
+) -> Conversation:
+    """The turns of a row with its system text and tools, once nothing of the row is lost.
+
+    Args:
+        read: columns that the turns were read from.
+        parts_of_prompt: columns that say a part of the prompt in rows of other dialects.
+        listed: the raw messages, under `where`; they may declare tools.
+
+    Raises:
+        RowProblem: see `refuse_lost`, `with_system` and `declared_tools`.
+    """
+    messages = in_call_order(with_system(row, turns))
+    tools = declared_tools(row, listed, where)
+    unread = unread_columns(row, read, reading)
+    parts = () if reading.maps else parts_of_prompt  # whoever maps columns knows the others
+    refuse_lost(row, unread, messages, tools, reading, parts)
+    return Conversation(messages, tools, unread)
+
+
+def in_call_order(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Results of parallel calls in the order of the calls that they name, by id or else by name.
+
+    Templates that write no ids tell results apart by their order alone.
+    """
+    ordered = list(messages)
+    for index, message in enumerate(messages):
+        if len(message.tool_calls) < 2:
+            continue
+        places = {key: n for n, c in enumerate(message.tool_calls) for key in (c.name, c.id) if key}
+        stop = index + 1
+        while stop < len(messages) and messages[stop].role == "tool":
+            stop += 1
+        results = messages[index + 1 : stop]
+        keys = [places.get(r.tool_call_id or r.name or "") for r in results]
+        if None not in keys and len(set(keys)) == len(keys):
+            by_place = sorted(zip(keys, results, strict=True), key=lambda pair: pair[0] or 0)
+            ordered[index + 1 : stop] = [result for _, result in by_place]
+    return tuple(ordered)
+
+
+def declared_tools(row: Row, listed: Sequence[Mapping[str, Any]], where: str) -> str | None:
+    """The tools that a row declares, in a column of its own or in its first message.
+
+    Raises:
+        RowProblem: `malformed_tools`, also for two declarations that differ.
+    """
+    declared: str | None = None
+    places = [(key, row[key], True) for key in TOOL_KEYS if row.get(key)]
+    for index, item in enumerate(listed):
+        for key in ("tools", "functions"):
+            if item.get(key):
+                places.append((f"{where}[{index}].{key}", item[key], index == 0))
+    for place, value, declares in places:
+        if (tools := read_tools(value, place)) is None:
+            continue
+        if declared is None and declares:
+            declared = tools
+        elif tools != declared:
+            raise RowProblem("malformed_tools", place, "tools other than those declared before")
+    return declared
+
+
+def with_system(row: Row, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """The messages after the row's own system text, unless they start with the same."""
+    for key in SYSTEM_KEYS:
+        if not (value := row.get(key)):
+            continue
+        text = read_content(value, "system", key).text
+        if not text.strip():
+            continue
+        if not messages or messages[0].role != "system":
+            messages = (Message("system", text), *messages)
+        elif messages[0].content.strip() != text.strip():
+            raise RowProblem("malformed_message", key, "not the conversation's own system text")
+    return messages
+
+
+def find_list(row: Row) -> tuple[str, list[Mapping[str, Any]]] | None:
+    """The one field that holds a list of messages, with its list; `None` without one.
+
+    Raises:
+        RowProblem: `unrecognised`, two such fields, which may not say the same.
+    """
+    given = [(key, row[key]) for key in LIST_KEYS if row.get(key) is not None]
+    found = [(key, listed) for key, value in given if (listed := as_messages(value))]
+    if len(found) > 1:
+        raise RowProblem("unrecognised", found[1][0], f"a second conversation beside {found[0][0]}")
+    return found[0] if found else None
 
 
 def as_messages(value: Any) -> list[Mapping[str, Any]] | None:
