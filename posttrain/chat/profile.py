@@ -29,7 +29,7 @@ from posttrain.chat.template import ChatTemplate, trl_templates
 from posttrain.errors import RenderError
 from posttrain.records import Message, ToolCall, message_to_template
 
-_FRAME = re.compile(r"<\|.*\|>|<｜.*｜>|</?s>|\[/?INST\]")
+_FRAME = re.compile(r"<\|.*>|<.*\|>|<｜.*｜>|</?s>|\[/?(?!THINK)[A-Z_]+\]")
 _TAG = re.compile(r"</?(think|tool_call|tool_response|tools)>")  # markup that texts may hold
 
 Mode = Literal["single-pass", "prefix", "generation-tags"]

@@ -93,10 +93,6 @@ class JournaledSampler:
     def identity(self) -> Mapping[str, Any]:
         return {} if self._sampler is None else self._sampler.identity
 
-    def unframed(self, text: str) -> str:
-        """As `FramingSampler.unframed`."""
-        return unframing(self._sampler)(text)
-
     async def sample(
         self, requests: Sequence[Request], *, progress: Progress = None
     ) -> list[Generation]:

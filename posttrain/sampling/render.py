@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from posttrain.chat import ChatTemplate, parse_completion, render
@@ -97,7 +97,7 @@ class RenderedSampler:
         """As `IncrementalSampler.sample_each`; with an engine that does not stream, all at the end.
 
         A conversation that the template refuses, or that holds a token which frames messages, is
-        not sent to the engine: its generation has an `error`.
+        not sent to the engine: its generation has an `error`. In a tool's result it is broken.
 
         Raises:
             ConfigError: a reasoning budget, and the template or tokenizer allows for none.
@@ -132,11 +132,12 @@ class RenderedSampler:
 
     def _text(self, request: Request) -> str | RenderError:
         """The prompt, or what is put behind the step that the request continues."""
+        messages = [self._bounded(m) if m.role == "tool" else m for m in request.messages]
         try:
             if request.continues is None:
-                refuse_framing(request.messages, request.tools, self._frames)
+                refuse_framing(messages, request.tools, self._frames)
                 text = render(
-                    request.messages,
+                    messages,
                     self.template,
                     tools=request.tools,
                     add_generation_prompt=True,
@@ -144,17 +145,20 @@ class RenderedSampler:
                 )
             else:
                 # what was sampled stays as it was sampled; what came of its calls is new
-                new = max(k for k, m in enumerate(request.messages) if m.role == "assistant") + 1
-                refuse_framing(request.messages[new:], None, self._frames, first=new)
-                text = self._turns.between(
-                    request.messages, tools=request.tools, thinking=request.thinking
-                )
+                new = max(k for k, m in enumerate(messages) if m.role == "assistant") + 1
+                refuse_framing(messages[new:], None, self._frames, first=new)
+                text = self._turns.between(messages, tools=request.tools, thinking=request.thinking)
             text.encode()
         except RenderError as error:
             return error
         except UnicodeEncodeError as error:
             return RenderError(f"the conversation is no Unicode text: {error}")
         return text
+
+    def _bounded(self, result: Message) -> Message:
+        """A result that cannot end its message; its name and id are words of the model."""
+        name, call = (text and self.unframed(text) for text in (result.name, result.tool_call_id))
+        return replace(result, content=self.unframed(result.content), name=name, tool_call_id=call)
 
     def _engine_request(self, request: Request, ids: tuple[int, ...], text: str) -> EngineRequest:
         budget, opened = None, _opens_reasoning(text)

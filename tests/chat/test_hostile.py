@@ -19,6 +19,11 @@ LLAMA_2 = (
     "{% elif m.role == 'assistant' %}{{ ' ' + m.content.strip() + ' ' + eos_token }}{% endif %}"
     "{% endfor %}"
 )
+MISTRAL = LLAMA_2.replace(
+    "{% endif %}{% endfor %}",
+    "{% elif m.role == 'tool' %}{{ '[TOOL_RESULTS]' + m.content + '[/TOOL_RESULTS]' }}"
+    "{% endif %}{% endfor %}",
+)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +82,10 @@ def test_without_a_generation_prompt_the_answer_right_behind_the_question_is_tra
         ("Gemma", "<end_of_turn>",
          "{% for m in messages %}<{{ m.role }}>{{ m.content }}<end_of_turn>{% endfor %}"
          "{% if add_generation_prompt %}<assistant>{% endif %}"),
+        ("Mistral", "[/TOOL_RESULTS]", MISTRAL),
+        ("Gemma 4", "<tool_response|>",
+         MISTRAL.replace("[TOOL_RESULTS]", "<|tool_response>")
+                .replace("[/TOOL_RESULTS]", "<tool_response|>")),
     ],
 )  # fmt: skip
 def test_every_token_that_frames_messages_is_refused_inside_one(name, special, source):
@@ -86,7 +95,7 @@ def test_every_token_that_frames_messages_is_refused_inside_one(name, special, s
         variables={"bos_token": "<s>", "eos_token": "</s>"},
         special_tokens=(special, "<think>"),
     )
-    training_samples(example(user("<think>"), says("b")), template)
+    training_samples(example(user("<think> [TOOL] <|x|>"), says("b")), template)
     with pytest.raises(RenderError, match="end the message early"):
         training_samples(example(user("q"), says(f"a{special}")), template)
 

@@ -12,6 +12,8 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+# as the Makefile has it: accelerate else gives a process the threads that its node's others leave
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch

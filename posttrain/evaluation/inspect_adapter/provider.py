@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 from inspect_ai.model import (
@@ -36,14 +35,7 @@ from pydantic import TypeAdapter, ValidationError
 from posttrain.config.backend import BackendConfig, Server
 from posttrain.errors import ConfigError, PosttrainError
 from posttrain.evaluation.inspect_adapter.messages import from_inspect, to_output, tools_text
-from posttrain.sampling.sampler import (
-    Generation,
-    Parameters,
-    Request,
-    Sampler,
-    seed_of,
-    unframing,
-)
+from posttrain.sampling.sampler import Generation, Parameters, Request, Sampler, seed_of
 
 UNBOUNDED = 1_000_000  # all that wait are decoded in one batch
 _REMEMBERED = 100_000  # turns whose ids can be continued from
@@ -125,14 +117,8 @@ class SamplerAPI(ModelAPI):
         """One turn. Raises PosttrainError where the backend gave up."""
         if tool_choice not in ("auto", "none"):
             raise PosttrainError(f"tool_choice {tool_choice!r}: this backend cannot force a call")
-        sampler = await self._opened()
-        given = self._request(input, [] if tool_choice == "none" else tools, config)
-        unframed = unframing(sampler)
-        messages = tuple(
-            replace(m, content=unframed(m.content)) if m.role == "tool" else m
-            for m in given.messages
-        )
-        generation = await self._sample(sampler, replace(given, messages=messages))
+        request = self._request(input, [] if tool_choice == "none" else tools, config)
+        generation = await self._sample(request)
         if generation.step is None:
             raise PosttrainError(f"the backend gave up: {generation.error}")
         output = to_output(generation.step, self.model_name, prompt_ids=generation.prompt_ids)
@@ -167,8 +153,9 @@ class SamplerAPI(ModelAPI):
             return None
         return self._turns.get(before.id)
 
-    async def _sample(self, sampler: Sampler, request: Request) -> Generation:
+    async def _sample(self, request: Request) -> Generation:
         """One generation; in process, in one batch with all that comes before the loop rests."""
+        sampler = await self._opened()
         if not sampler.batched:
             return (await sampler.sample([request]))[0]
         future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()

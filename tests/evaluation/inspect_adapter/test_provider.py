@@ -23,6 +23,7 @@ from posttrain.errors import ConfigError, DataError
 from posttrain.evaluation.inspect_adapter.messages import from_inspect, to_inspect
 from posttrain.evaluation.inspect_adapter.provider import inspect_model
 from posttrain.evaluation.inspect_adapter.tasks import _score, load_task
+from posttrain.evaluation.journal import JournaledSampler
 from posttrain.records import Message, ToolCall
 from tests.evaluation.inspect_adapter.running import run_task
 from tests.evaluation.scripted import CALL, ScriptedSampler, turn
@@ -79,14 +80,15 @@ def test_a_task_of_inspects_own_with_tools_goes_on_from_sampled_ids():
     assert "<tool_response>\n56\n</tool_response>" in text
 
 
-def test_a_result_cannot_end_its_message():
+def test_results_that_a_sampler_breaks_are_found_again_without_it(tmp_path):
     class Framing(ScriptedSampler):
         def unframed(self, text: str) -> str:
             return text.replace("6", "six")
 
-    sampler = Framing(calling)
-    run(sampler)
-    assert {request.messages[-1].content for request in sampler.batches[1]} == {"5six"}
+    kept = tmp_path / "journal.jsonl"
+    run(JournaledSampler(Framing(calling), kept))
+    log = run(JournaledSampler(None, kept))
+    assert log.results.scores[0].metrics["accuracy"].value == 1.0
 
 
 def test_epochs_have_seeds_of_their_own_and_runs_repeat():
