@@ -31,12 +31,12 @@ def drawn_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     folder, drawn = tmp_path_factory.getbasetemp() / "charts", charts._drawn
     folder.mkdir(exist_ok=True)
 
-    def once(draw: Callable[..., None], data: object, **asked: Any) -> str:
+    def once(draw: Callable[..., None], data: object, **options: Any) -> str:
         shape = re.sub(r"\d[\d.]*(?:e[+-]?\d+)?", "0", repr(data))
-        path = folder / digest_of([draw.__name__, shape, repr(asked)])
+        path = folder / digest_of([draw.__name__, shape, repr(options)])
         if not path.exists():
             own = path.with_suffix(f".{os.getpid()}")
-            own.write_text(drawn(draw, data, **asked))
+            own.write_text(drawn(draw, data, **options))
             own.replace(path)
         return path.read_text()
 

@@ -72,7 +72,7 @@ SEQUENCE = np.dtype(
 )
 Rows = npt.NDArray[np.void]
 Int = npt.NDArray[np.int64]
-PART_FORMAT = 5  # raised when the same part would be written otherwise
+PART_FORMAT = 6  # raised when the same part would be written otherwise
 _FILES = (
     "records.bin",
     "sequences.bin",

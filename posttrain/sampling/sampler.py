@@ -198,7 +198,7 @@ class IncrementalEngine(Protocol):
         ...
 
 
-def unframing(sampler: Sampler | None) -> Callable[[str], str]:
+def unframing(sampler: Sampler) -> Callable[[str], str]:
     """`unframed` of a sampler that has it; a server that renders prompts gets texts as they are."""
     return sampler.unframed if isinstance(sampler, FramingSampler) else str
 
