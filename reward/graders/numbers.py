@@ -30,8 +30,9 @@ _DECIMAL = (
     r"(?:(?:\d+,(?:\d{1,2}|\d{4,})|0,\d+)(?![\d,]|\.\d)"  # a decimal comma
     r"|(?:[1-9]\d{0,2}(?:,\d{3})+(?!\d)|[1-9]\d{0,2}(?: \d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
 )
+MONEY = r"(?:US)?\\?[$€£¥₹₽]\s?[+-]?"
 NUMBER = (
-    r"(?P<sign>(?:(?<![A-Za-z0-9_)])[+-])?)(?P<money>(?:US)?\\?[$€£¥₹₽]\s?[+-]?)?(?:"
+    rf"(?P<sign>(?:(?<![A-Za-z0-9_)])[+-])?)(?P<money>{MONEY})?(?:"
     rf"(?:(?P<whole>\d+)\s+)?(?P<above>{_DECIMAL})\s*/\s*(?P<below>[+-]?{_DECIMAL})"
     rf"|(?P<plain>{_DECIMAL})(?:[eE](?P<e>[+-]?\d{{1,4}})(?![\d.])"
     r"|\s*(?:\\times|\\cdot|\*|x|X)\s*10\s*(?:\^|\*\*)\s*[{(]?\s*(?P<power>[+-]?\s?\d{1,4})(?!\d)"
@@ -154,10 +155,11 @@ _OTHERWISE = re.compile(
 _WORD = re.compile(r"[^\W\d_]+|[°$€£¥₹₽¢]|\^\s*\\circ|\^\s*\{?-?\d\}?|\S")
 _IN = r"in(?!\s*[\w$])"  # inches, and not "18 in all"
 MOST_UNIT_WORDS = 6
-# the units behind a number in prose: " km per hour"
+# the units behind a number in prose: " km per hour", "km/h"
+_KNOWN_WORD = rf"(?i:{_IN}|(?:{'|'.join(re.escape(w) for w in KNOWN if w != '/')})(?:e?s)?)"
 UNITS = (
-    rf"(?:(?!\s*/)(?:\s*(?i:{_IN}|{'|'.join(map(re.escape, KNOWN))}|\^\{{?-?\d\}}?|/)(?i:e?s)?"
-    r"(?![A-Za-z]|\s?\d))+)?"
+    rf"(?:(?!\s*/)(?:\s*(?:/(?=\s?{_KNOWN_WORD}(?![A-Za-z]))"
+    rf"|(?:{_KNOWN_WORD}|\^\{{?-?\d\}}?)(?![A-Za-z]|\s?\d)))+)?"
 )
 
 

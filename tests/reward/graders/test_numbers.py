@@ -63,7 +63,7 @@ def test_any_text_is_a_number_or_none(text: str):
         ("$18", "18 dollars in all", True), ("5 red apples", "5 apples", True),
         ("12 inches", "12 in", True), ("12 feet", "12 in", False), ("24 in^2", "24in^2", True),
         ("18 dollars", "18 in all", True), ("5 kW", "5 MW", False), ("5 g", "5 moles", False),
-        ("5", "+ 5", True), ("5", "5{}", True), ("5 students", "5 people", True),
+        ("5", "+ 5", True), ("5", "5{}", True), ("5", "\\displaystyle 5 m", True), ("5 students", "5 people", True),
         ("50%", "50", True), ("50%", "0.5", True), ("50%", "5", False), ("40", "40%", True),
         ("0.5", "0.5%", False), ("0.5", "50%", True), ("52_8", "52", True), ("52_8", "52_9", False),
         ("3", "6/2", True), ("1/2", "2/4", True), ("1/3", "0.333333", False), ("0.5", "1/2", True),
