@@ -175,9 +175,7 @@ def _is_name(mention: re.Match[str]) -> bool:
 
 def choice(text: str, options: Options) -> str | None:
     """The option that a short text is: "C", "(c)", "C. 5", "\\\\text{C}", or the text of one."""
-    if len(text) > LINE:
-        return None
-    match = _LETTER.fullmatch(bare(text))
+    match = _LETTER.fullmatch(bare(text)) if len(text) <= LINE else None
     letter = match[1].upper() if match else ""
     if match is None or letter not in options:
         return _by_text(text, options)
@@ -191,9 +189,9 @@ def choice(text: str, options: Options) -> str | None:
 def _by_text(text: str, options: Options) -> str | None:
     """The one option whose text this is."""
     found = [letter for letter, option in options.items() if option.strip() == text.strip()]
-    if not found:
-        found = [letter for letter, option in options.items() if _plain(option) == _plain(text)]
-    return found[0] if len(found) == 1 and _plain(text) else None
+    if not found and len(text) <= LINE and (plain := _plain(text)):
+        found = [letter for letter, option in options.items() if _plain(option) == plain]
+    return found[0] if len(found) == 1 and text.strip() else None
 
 
 @functools.lru_cache(maxsize=1024)

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from posttrain.jsontext import load_json
-from reward.graders.numbers import NUMBER, SCALES, UNITS
-from reward.graders.tidy import tidy
+from reward.graders.numbers import MONEY, NUMBER, SCALES, UNITS, read_number
+from reward.graders.tidy import bare, tidy
 
 LABELS = 8  # labels that are looked at, from the last
 LINE = 2000  # characters of a line that are looked at
@@ -52,12 +52,13 @@ _QUESTION = re.compile(r"(?:[^.!?\n]|\.(?=\d))*\?+(?!\d)")
 _FINAL = re.compile(r"\bfinal answer(?: is)?\b[^\n]{0,60}\d", re.IGNORECASE)
 # JSON, or as Python or YAML write it: {'answer': 18}, {answer: 1,080}
 _VALUE = (
-    r"""["']?\s*:\s*("(?:[^"\\\n]|\\["\\/bfnrt])*"|'[^'\\\n]*'|"""
+    r"""["']?\s*:\s*("(?:[^"\\\n]|\\.)*"|'[^'\\\n]*'|"""
     r"""[^\s"'{}\[\],](?:[^"'{}\[\]\n,]|,(?=\d{3}))*)"""
 )
 _FIELD = re.compile(
     rf"""["'{{]\s*(?:final[ _]?)?(?:answer|result|solution|choice|value){_VALUE}""", re.IGNORECASE
 )
+_COMMAND_IN_JSON = re.compile(r"""\\\\|\\(?!["/]|[bfnrt](?![A-Za-z]))""")
 _ONLY_FIELD = re.compile(rf"""^\W*?(?:json\s*)?\{{\s*["'][^"'\n]{{1,60}}{_VALUE}\s*\}}\W*$""")
 
 
@@ -131,6 +132,7 @@ def _json_field(text: str) -> str | None:
     """The answer's field, or the only one, of a JSON object; numbers may be grouped, 1,080."""
     found = _FIELD.findall(text) or _ONLY_FIELD.findall(text)
     value = found[-1] if found else ""
+    value = _COMMAND_IN_JSON.sub(r"\\\\", value)  # "\frac{1}{2}" as models write it
     return (str(load_json(value)) if value.startswith('"') else value.strip("'")).strip() or None
 
 
@@ -231,11 +233,11 @@ _BEHIND = re.compile(
 _SENTENCE = re.compile(r"(?<=[.!?])[*_]*\s+")
 _NUMBER = re.compile(
     r"(?=[-+.\d$€£¥₹₽\\U])"  # for speed
-    rf"(?:(?:(?<![A-Za-z0-9_)])[+-])?(?:\d+\s*)?\\[dtc]?frac\s*\{{[^{{}}]*\}}\s*\{{[^{{}}]*\}}|{NUMBER})"
+    rf"(?:(?:(?<![A-Za-z0-9_)])[+-])?(?:{MONEY})?(?:\d+\s*)?\\[dtc]?frac\s*\{{[^{{}}]*\}}\s*\{{[^{{}}]*\}}|{NUMBER})"
     rf"(?:\s?\\?%|\s(?:percent|{'|'.join(SCALES)})s?\b)?"
     rf"[A-Za-z0-9_]*(?:\^\{{?-?\w+\}}?)?{UNITS}"
 )
-_OR = re.compile(r"\s*,?\s*\b(?:or|oder|ou|или|lub|veya|atau|eller)\b\s*")
+_OR = re.compile(r"\s*,?\s*\b(?:or(?! so\b)|oder|ou|или|lub|veya|atau|eller)\b\s*")
 _COMMAND = re.compile(
     r"\\(?:text|mathrm|mbox)\{[^{}]*\}|\\(?:begin|end)\{[a-z]*\}|_\{[^{}]*\}|\\[A-Za-z]+"
 )
@@ -300,8 +302,11 @@ def _formulas(line: str) -> list[_Piece]:
 
 
 def _numbers(line: str) -> list[_Piece]:
-    """The numbers of a line; "5 or 6" is one, and no answer 6."""
-    return _merged(line, (_Piece(*m.span(), m.group()) for m in _NUMBER.finditer(line)), _OR)
+    """The numbers of a line; "5 or 6" is one, and no answer 6; "60 minutes or 1 hour" are two."""
+    pieces = [_Piece(*m.span(), m.group()) for m in _NUMBER.finditer(line)]
+    numbers = [read_number(bare(piece.contents)) for piece in pieces]
+    units = {number.unit for number in numbers if number and number.unit}
+    return pieces if len(units) > 1 else _merged(line, pieces, _OR)
 
 
 def _meant(line: str, number: _Piece) -> str | None:
@@ -309,7 +314,8 @@ def _meant(line: str, number: _Piece) -> str | None:
     if _BEFORE.search(line[: number.start]) or _BEHIND.match(line, number.end):
         return None
     other = _OR.match(line, number.end)
-    return line[number.start : other.end() if other else number.end]
+    hedged = other and not _NUMBER.match(line, other.end())
+    return line[number.start : other.end() if hedged else number.end]
 
 
 def reads_as_math(text: str) -> bool:

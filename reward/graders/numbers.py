@@ -30,8 +30,9 @@ _DECIMAL = (
     r"(?:(?:\d+,(?:\d{1,2}|\d{4,})|0,\d+)(?![\d,]|\.\d)"  # a decimal comma
     r"|(?:[1-9]\d{0,2}(?:,\d{3})+(?!\d)|[1-9]\d{0,2}(?: \d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
 )
+MONEY = r"(?:US)?\\?[$€£¥₹₽]\s?[+-]?"
 NUMBER = (
-    r"(?P<sign>(?:(?<![A-Za-z0-9_)])[+-])?)(?P<money>(?:US)?\\?[$€£¥₹₽]\s?[+-]?)?(?:"
+    rf"(?P<sign>(?:(?<![A-Za-z0-9_)])[+-])?)(?P<money>{MONEY})?(?:"
     rf"(?:(?P<whole>\d+)\s+)?(?P<above>{_DECIMAL})\s*/\s*(?P<below>[+-]?{_DECIMAL})"
     rf"|(?P<plain>{_DECIMAL})(?:[eE](?P<e>[+-]?\d{{1,4}})(?![\d.])"
     r"|\s*(?:\\times|\\cdot|\*|x|X)\s*10\s*(?:\^|\*\*)\s*[{(]?\s*(?P<power>[+-]?\s?\d{1,4})(?!\d)"
@@ -40,7 +41,7 @@ NUMBER = (
 _WHOLE = re.compile(rf"{NUMBER}(?P<rest>.*)")
 _REPEATING = re.compile(r"(-?)(\d*)\.(\d*)\\(?:overline|bar)\{?(\d+)\}?")
 _ENCLOSED = re.compile(r"^\(([^(),;]*)\)$|^\{([^{},;]*)\}$")  # (-3), {5}
-_FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(\d)(?!\d))")
+_FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(\d))(?!\s*\d)")
 _PERCENT = re.compile(r"\s*(?:%|percent(?:age)?(?: points?)?(?![A-Za-z])|per cent(?![A-Za-z]))")
 
 
@@ -58,7 +59,7 @@ def read_number(text: str) -> Number | None:
         return Number(Fraction(f"{sign}1") * value / 10 ** len(fixed), "fraction")
     text = _ENCLOSED.sub(r"\1\2", text.strip())
     text = _FRACTION.sub(r" \1\2/\3\4", text).strip()
-    match = _WHOLE.fullmatch(text.replace("- ", "-"))
+    match = _WHOLE.fullmatch(re.sub(r"([+-]) ", r"\1", text))
     value = _value(match) if match else None
     if match is None or value is None:
         return None
@@ -131,6 +132,11 @@ _NAMES = {
     "cent": "¢", "euro": "€ eur", "£": "gbp", "yen": "¥ jpy 円", "rupee": "₹ inr rs", "degree":
     "° deg ^\\circ", "radian": "rad", "ruble": "₽ rub", "K": "kelvin", "C": "celsius", "F":
     "fahrenheit", "mph": "", "square": "sq", "cubic": "cu", "/": "per", "gal": "gallon",
+    "kph": "kmph", "acre": "", "hectare": "ha", "pint": "pt", "quart": "qt", "nm": "nanometer",
+    "watt": "", "kW": "kilowatt", "MW": "megawatt", "joule": "", "kJ": "kilojoule", "newton": "",
+    "volt": "", "amp": "ampere", "ohm": "Ω", "Hz": "hertz", "kHz": "kilohertz", "MHz": "megahertz",
+    "mol": "mole", "Pa": "pascal", "kPa": "kilopascal", "byte": "", "KB": "kilobyte", "MB":
+    "megabyte", "GB": "gigabyte", "cup": "",
 }  # fmt: skip
 KNOWN: dict[str, str] = {
     word: name for name, others in _NAMES.items() for word in (name, *others.split())
@@ -147,11 +153,13 @@ _OTHERWISE = re.compile(
     r"|(?:four|fif|six|seven|eigh|nin|ten|twelf|hundred|thousand|million)ths?"
 )
 _WORD = re.compile(r"[^\W\d_]+|[°$€£¥₹₽¢]|\^\s*\\circ|\^\s*\{?-?\d\}?|\S")
+_IN = r"in(?!\s*[\w$])"  # inches, and not "18 in all"
 MOST_UNIT_WORDS = 6
-# the units behind a number in prose: " km per hour"
+# the units behind a number in prose: " km per hour", "km/h"
+_KNOWN_WORD = rf"(?i:{_IN}|(?:{'|'.join(re.escape(w) for w in KNOWN if w != '/')})(?:e?s)?)"
 UNITS = (
-    rf"(?:(?!\s*/)(?:\s*(?i:{'|'.join(map(re.escape, KNOWN))}|\^\{{?-?\d\}}?|/)(?i:e?s)?"
-    r"(?![A-Za-z]|\s?\d))+)?"
+    rf"(?:(?!\s*/)(?:\s*(?:/(?=\s?{_KNOWN_WORD}(?![A-Za-z]))"
+    rf"|(?:{_KNOWN_WORD}|\^\{{?-?\d\}}?)(?![A-Za-z]|\s?\d)))+)?"
 )
 
 
@@ -160,7 +168,7 @@ def read_unit(text: str) -> tuple[str, ...] | None:
 
     Where it begins without white space, only units known by name count: "5x", "5k" are no numbers.
     """
-    words: list[str] = _WORD.findall(text)
+    words: list[str] = _WORD.findall(re.sub(rf"(?<![A-Za-z]){_IN}", "inch", text))
     names = [_name(word) for word in words]
     if len(words) > MOST_UNIT_WORDS or None in names:
         return None

@@ -53,6 +53,7 @@ def _plain(character: str) -> str:
 _LAYOUT = (
     (re.compile(r"\\(?:left|right|[Bb]igg?[lr]?)(?![A-Za-z])\.?"), ""),
     (re.compile(r",\\!\s*|\{,\}"), ","),
+    (re.compile(r"\{\}|\\(?:displaystyle|textstyle)(?![A-Za-z])"), ""),
     (re.compile(r"(?<!\\)\\[,;:> ]|(?<!\\)~|\\q?quad(?![a-wyzA-Z])"), " "),
     (re.compile(r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf|it)|mbox|operatorname|bm)\s*\{([^{}]*)\}"),
      r" \1 "),

@@ -152,7 +152,7 @@ class Context(TextReader):
             begun = self.text[max(fence[0], since, start - _NEAR) : start]
             behind = self.text[candidate.end : min(fence[1], candidate.end + _NEAR)].strip()
             more = behind and not re.match(r"[\[{<,;✿]|[\w.]+\(|tool|function", behind)
-            return bool(begun.strip(" \t\n,;") or more)
+            return bool(begun.strip(" \t\r\n,;[") or more)
         if span := _around(start, self._inlines):  # in inline code only as a whole line
             return bool(self.before(span[0]).strip("*- ")) or not _TRAIL.match(self.after(span[1]))
         before = self.before(start).rstrip()

@@ -136,7 +136,8 @@ def _tagged(match: re.Match[str], context: Context) -> Candidate | None:
         form = "function_tag" if payload.kind == "xml" else "invoke_xml"
         form = "deepseek" if "dsml" in word else form
         plain = payload.kind == "invoke" and word == "function"
-        return Candidate(form, match.start(), payload.end, payload.requested, plain)
+        marked = bool(call.arguments) and payload.end > match.end()
+        return Candidate(form, match.start(), payload.end, payload.requested, plain, marked)
     closes = tag.endswith(("|", "｜")) and tag[0] not in "|｜"  # gemma's
     return _marked(match, context) if _opens_calls(word) and not closes else None
 
@@ -287,7 +288,7 @@ def _python(match: re.Match[str], context: Context) -> Candidate | None:
     own = re.fullmatch(r"\s{0,3}(?:[>*-]\s{0,3})*", before)
     led = re.search(r"(?:\w |[.:!?>] ?)(?<!return )(?<!yield )(?<!else )\Z", before)
     functions = all(_function_like(call) for call in calls)
-    if not (own or (led and functions)) or rest.strip(" \t.;)`*\n")[:1] not in ("", "<"):
+    if not (own or (led and functions)) or rest.strip(" \t\r\n.;)`*")[:1] not in ("", "<"):
         return None
     named = not any(key.isdecimal() for call in calls for key in call.arguments or {})
     if row != "engine" and not ((named or row == "lone") and (functions or row == "listed")):

@@ -99,6 +99,9 @@ POSITIVE = [
     ("mistral", 'bash[TOOL_CALLS][ARGS]{"city": "Paris"}', None),
     ("pythonic", 'Action: get_weather("Paris")', "get_weather"),
     ("harmony", 'assistantcommentary to=functions.get_weather json{"city": "Par', "get_weather"),
+    ("functions_dot", 'functions.get_weather({"city": "Paris"})\r\n', "get_weather"),
+    ("function_tag", 'I look: <function=get_weather>{"city": "Paris"}</function> and wait.', "get_weather"),
+    ("bare_json", '```json\n[{"name": "get_weather", "parameters": {"city": "Paris"}},\n```', "get_weather"),
 ]  # fmt: skip
 
 ABOUT = "What does a Hermes tool call look like?"

@@ -18,6 +18,10 @@ from reward.graders.final_answer import find_answer
         ("\\boxed{1} and \\boxed{2}", "1, 2"),  # a hedge is a list, and no list is the gold 2
         ("$x=\\boxed{1}$ or $x=\\boxed{2}$", "1, 2"),
         ("\\fbox{7}", "7"),
+        ("The speed is 60 km/h on average.", "60 km/h"), ("It costs $5\\frac{1}{4} in all", "$5\\frac{1}{4}"),
+        ("It takes 1 hour or 60 minutes", "60 minutes"), ("It takes 7 or 8 minutes", "7 or 8 minutes"),
+        ("It is 5 kilos or so", "5 kilos"), ('{"answer": "\\frac{1}{2}"}', "\\frac{1}{2}"),
+        ('{"answer": "\\\\sqrt{2}"}', "\\sqrt{2}"), ('{"answer": "$\\dfrac{1}{2}$"}', "$\\dfrac{1}{2}$"),
         ("\\boxed 52", "52"),
         ("Answer: 3\n\nthat is \\boxed{4}", "4"),  # a box before a label
         ("is \\boxed{3}. Final Answer: The final answer is $4$. I hope it is correct.", "4"),

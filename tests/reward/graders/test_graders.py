@@ -140,10 +140,13 @@ def test_choices_that_cannot_be_used_are_refused(workers: Workers):
         prompt_of(None, options=two),
         prompt_of("A", options=two, output_regex="(unclosed"),
         prompt_of("A", options=two, output_regex=["I choose ([AB])"]),
+        prompt_of("x" * 3000, options=["x" * 3000, "y" * 3000]),
+        prompt_of(".", options=[".", "?"]),
     ]
     reasons = MultipleChoice(workers=workers).refuse(prompts)
     assert [None if reason is None else reason.partition(":")[0] for reason in reasons] == [
         None, None, "gold_not_an_option", "no_options", "no_gold", "bad_output_regex", None,
+        None, None,
     ]  # fmt: skip
 
 

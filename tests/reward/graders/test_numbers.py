@@ -40,7 +40,8 @@ def test_what_is_a_number(text: str, value: str):
     "text",
     ["", "x", "5x", "5i", "5k", "5 x", "2+3", "10^{10}", "5!", "1, 234", "1,23,456", "3/0", "--5",
      "5 and a half", "5 or 6", "5 below zero", "1e99999", "0x1f", "1.2.3", "2\\frac{3}{2}", "five",
-     "1" * 5000, "3 tenths", "3 halves", "5 more than 3", "2^3", "2^{-3}", "2 ^2", "5 / km"],
+     "1" * 5000, "3 tenths", "3 halves", "5 more than 3", "2^3", "2^{-3}", "2 ^2", "5 / km",
+     "\\frac{1}{2}5"],
 )  # fmt: skip
 def test_what_is_none(text: str):
     assert value_of(text) is None
@@ -60,6 +61,9 @@ def test_any_text_is_a_number_or_none(text: str):
         ("$5", "5 dollars", True), ("$5", "5 cents", False), ("$5", "€5", False),
         ("90°", "90 degrees", True), ("90°", "90 radians", False), ("5 apples", "5 red apples", True),
         ("$18", "18 dollars in all", True), ("5 red apples", "5 apples", True),
+        ("12 inches", "12 in", True), ("12 feet", "12 in", False), ("24 in^2", "24in^2", True),
+        ("18 dollars", "18 in all", True), ("5 kW", "5 MW", False), ("5 g", "5 moles", False),
+        ("5", "+ 5", True), ("5", "5{}", True), ("5", "\\displaystyle 5 m", True), ("5 students", "5 people", True),
         ("50%", "50", True), ("50%", "0.5", True), ("50%", "5", False), ("40", "40%", True),
         ("0.5", "0.5%", False), ("0.5", "50%", True), ("52_8", "52", True), ("52_8", "52_9", False),
         ("3", "6/2", True), ("1/2", "2/4", True), ("1/3", "0.333333", False), ("0.5", "1/2", True),
