@@ -314,8 +314,9 @@ def _meant(line: str, number: _Piece) -> str | None:
     if _BEFORE.search(line[: number.start]) or _BEHIND.match(line, number.end):
         return None
     other = _OR.match(line, number.end)
-    hedged = other and not _NUMBER.match(line, other.end())
-    return line[number.start : other.end() if hedged else number.end]
+    if other and _NUMBER.match(line, other.end()):  # "60 minutes or 1 hour"
+        other = None
+    return line[number.start : other.end() if other else number.end]
 
 
 def reads_as_math(text: str) -> bool:
