@@ -33,11 +33,6 @@ LOG = [
 ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def drawn_once() -> None:
-    """Here each chart is drawn."""
-
-
 @pytest.fixture(scope="session")
 def built(tmp_path_factory) -> Path:
     """A folder with `world/` and the `sft_data/` that the build stage made of it."""
