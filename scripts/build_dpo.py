@@ -31,7 +31,6 @@ def main(arguments: list[str]) -> None:
         BuiltPairs,
         build_pairs,
         load_pair_renderer,
-        pair_encoder,
         write_beside_pairs,
     )
     from posttrain.report import run_stage
@@ -54,9 +53,8 @@ def main(arguments: list[str]) -> None:
             return build_pairs(
                 recipe,
                 all_graders(),
-                pair_encoder(renderer),
+                renderer,
                 out=folder,
-                work=folder / "work",
                 base_dir=BASE,
                 on_progress=lambda what, n: line.update(f"{what}: {n:,}"),
             )

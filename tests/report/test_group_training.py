@@ -124,7 +124,7 @@ def test_rollouts_that_changed_are_refused(tmp_path: Path):
 
 def test_a_judges_training_is_told_by_source(genrm: Path):
     page = shown(genrm)
-    assert sections(page)[:2] == ["judge training", "Verdicts against gold"]
+    assert sections(page)[:2] == ["GenRM", "Verdicts against gold"]
     log = log_of(genrm)
     error = sum(row["part/ranking_error"] for row in log) / len(log)
     assert cells(page, "distance of the ranking")[1] == f"{error:.3f}"

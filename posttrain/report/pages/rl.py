@@ -295,5 +295,5 @@ def _places(row: ui.Row) -> dict[str, float]:
 _HEADS: dict[str, tuple[str, Mapping[str, str], Sequence[Curve]]] = {
     "rlhf": ("RLHF", _RLHF_MEANS, _REWARD_CURVES),
     "rlvr": ("RLVR", rlvr.RUN_MEANS, rlvr.CURVES),
-    "genrm": ("judge training", _JUDGE_MEANS, ()),
+    "genrm": ("GenRM", _JUDGE_MEANS, ()),
 }
