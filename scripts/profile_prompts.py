@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> None:
     parser = recipe_parser("Profile the pass rates of prompts.")
     recipe, options = parse_recipe(parser, ProfileConfig, arguments)
     # imported here: `--help` and a mistake in the recipe are answered without them
-    from data_builders.prompts import PromptPlan, refuse_changes
+    from data_builders.prompts.build import PromptPlan, refuse_changes
 
     out, config = Path(recipe.out), recipe.owner_config()
     plan = PromptPlan(recipe.prompts, recipe.settings, seed=recipe.seed, out=out)

@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Parse the recipe, read the prompts, open the judge, then plan or train."""
     recipe, options = parse_recipe(recipe_parser("Train a policy by RLHF."), RlhfConfig, argv)
 
-    from data_builders.prompts import PromptPlan, refuse_changes
+    from data_builders.prompts.build import PromptPlan, refuse_changes
 
     out = Path(recipe.out)
     # the names of graders and tools, and the files, before torch is loaded
