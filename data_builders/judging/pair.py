@@ -1,14 +1,12 @@
 """One preference over two responses, whatever its row looked like.
 
-    PreferencePair(history=(Message("user", "2+2?"),), response_1="4", response_2="5",
-         gold=Gold(5, 1, 1), principle=None, frame=None)
-
 Responses are final answers: reasoning is not shown to a judge.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -71,10 +69,9 @@ class PreferencePair:
     @property
     def question(self) -> str:
         """Digest of what the responses answer: pairs of one question share it."""
-        frame = self.frame
-        history = [message_to_row(m) for m in self.history]
         # only what stands before the responses can hold the question
-        return _digest([history, None if frame is None else frame.before])
+        before = self.frame and self.frame.before
+        return _digest([[message_to_row(m) for m in self.history], before])
 
     @property
     def key(self) -> str:
@@ -101,24 +98,22 @@ def frame_of(messages: Sequence[Message], where: str) -> tuple[Frame, str, str]:
     """
     if len(messages) != 1 or messages[0].role != "user":
         raise RowProblem("unsplit_prompt", where, "a judging prompt is one user turn")
-    text = messages[0].content
-    places: list[int] = []
+    rest, parts = messages[0].content, list[str]()
     for begin, end in _MARKS:
         for mark in (begin, end):
-            if text.count(mark) != 1:
-                raise RowProblem("unsplit_prompt", where, f"{mark} stands {text.count(mark)} times")
-        places += _inside(text, text.index(begin) + len(begin), text.index(end))
-    if places != sorted(places):
-        raise RowProblem("unsplit_prompt", where, "the marks of the responses are out of order")
-    a, b, c, d = places
-    return Frame(text[:a], text[b:c], text[d:]), text[a:b], text[c:d]
-
-
-def _inside(text: str, start: int, end: int) -> tuple[int, int]:
-    """The place without the white space around it."""
-    given = text[start:end]
-    start += len(given) - len(given.lstrip())
-    return start, start + len(given.strip())
+            if (times := messages[0].content.count(mark)) != 1:
+                raise RowProblem("unsplit_prompt", where, f"{mark} stands {times} times")
+        before, _, inside = rest.partition(begin)
+        response, closed, rest = inside.partition(end)
+        if not closed:
+            raise RowProblem("unsplit_prompt", where, "the marks of the responses are out of order")
+        # white space around a response belongs to the frame
+        start = len(response) - len(response.lstrip())
+        stop = start + len(response.strip())
+        parts += [before + begin + response[:start], response[start:stop]]
+        rest = response[stop:] + end + rest
+    before, first, between, second = parts
+    return Frame(before, between, rest), first, second
 
 
 CONTEXT_KEYS = ("context", "history", "messages", "conversations", "conversation", "prompt",
@@ -191,6 +186,15 @@ def responses_of(row: Row, how: Reading) -> tuple[str, str]:
             first, second = (final_answer(read_answer(row[key], how, key), key) for key in keys)
             return first, second
     raise RowProblem("unrecognised", ", ".join(map(str, row)), "no two responses are there")
+
+
+def shared_messages(first: Sequence[Message], second: Sequence[Message]) -> int:
+    """Messages that two conversations begin with, up to the last user turn at most."""
+    pairs = zip(first, second, strict=False)
+    same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    while same and first[same - 1].role == "assistant":
+        same -= 1
+    return same
 
 
 def final_answer(turns: Sequence[Message], where: str) -> str:
