@@ -62,8 +62,7 @@ class SourceFigures:
     @classmethod
     def empty(cls, marks: Marks, *, knows_cuts: bool) -> SourceFigures:
         """Nothing counted yet; what the marks, or data of another's making, cannot tell is None."""
-        cuts = 0 if knows_cuts else None
-        roles = 0 if marks.knows_roles else None
+        cuts, roles = (0 if known else None for known in (knows_cuts, marks.knows_roles))
         return cls(prompt_trained=roles, cut_trace=cuts, clipped=cuts)
 
     def add(self, rows: Rows) -> None:

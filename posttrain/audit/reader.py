@@ -1,8 +1,5 @@
 """A tokenised data set of any origin as a stream of sequences with their masks.
 
-    for one in SetReader([Path("runs/tiny/sft_data")], largest_id=…):
-        one  →  MaskedSequence("maths", ids=[1, 44, 9, 2], trained=[F, F, T, T], about="5f0c…")
-
 Rows of a pre-tokenised table are read as the installed TRL would see them: the loss is where
 `labels` is not -100; without labels, where `completion_mask` and `assistant_masks` are 1, as far as
 they are there; without any, everywhere. `seq_lengths`, or `position_ids` that start again at 0,
@@ -82,21 +79,21 @@ class SetReader:
         self.counted = True
 
     def _one(self, path: Path) -> Iterator[MaskedSequence]:
-        if (path / MANIFEST).is_file():
-            manifest = read_artifact(path, verify=False)
-            if manifest.kind == "sft_data":
-                names = [f.path for f in manifest.files if f.path.startswith("packed/")]
-                for name in sorted(names, key=lambda n: ("/eval-" in n, n)):
-                    yield from self._ours(path, name)
-            elif manifest.kind == "dpo_data":
-                names = [f.path for f in manifest.files if f.path.startswith("pairs/")]
-                for name in sorted(names):
-                    yield from self._pairs(path / name)
-            else:
-                raise DataError(f"{path} is a {manifest.kind!r} artifact: it holds no loss masks")
+        if not (path / MANIFEST).is_file():
+            for file, source in data_files(path):
+                yield from self._foreign(file, source)
             return
-        for file, source in data_files(path):
-            yield from self._foreign(file, source)
+        manifest = read_artifact(path, verify=False)
+        names = sorted(file.path for file in manifest.files)
+        if manifest.kind == "sft_data":
+            packed = [name for name in names if name.startswith("packed/")]
+            for name in sorted(packed, key=lambda name: "/eval-" in name):
+                yield from self._ours(path, name)
+        elif manifest.kind == "dpo_data":
+            for name in [name for name in names if name.startswith("pairs/")]:
+                yield from self._pairs(path / name)
+        else:
+            raise DataError(f"{path} is a {manifest.kind!r} artifact: it holds no loss masks")
 
     def _ours(self, root: Path, name: str) -> Iterator[MaskedSequence]:
         index = root / name.replace("packed/", "index/").replace(".arrow", ".parquet")
@@ -109,9 +106,8 @@ class SetReader:
                     own = next(about)
                     self._count(own["source"])
                     what = f"{own['record_id']} turn {own['turn']}"
-                    cut = own["truncated_budget"] is not None
-                    again = own["epoch"] > 0
-                    yield MaskedSequence(own["source"], ids, trained, what, cut=cut, again=again)
+                    notes = {"cut": own["truncated_budget"] is not None, "again": own["epoch"] > 0}
+                    yield MaskedSequence(own["source"], ids, trained, what, **notes)
 
     def _pairs(self, file: Path) -> Iterator[MaskedSequence]:
         number = 0
@@ -134,14 +130,15 @@ class SetReader:
             for name, row in zip(named, rows_of(batch, str(file)), strict=True):
                 number += 1
                 self._count(name)
-                if not isinstance(row, Unusable) and any(
-                    int(ids.max()) > self.largest_id for ids, _ in row
-                ):
-                    row = Unusable("ids_beyond_the_vocabulary")
-                if not isinstance(row, Unusable) and not row:
-                    row = Unusable("empty_row")
                 if isinstance(row, Unusable):
-                    self._drop(name, row.reason)
+                    reason = row.reason
+                elif any(int(ids.max()) > self.largest_id for ids, _ in row):
+                    reason = "ids_beyond_the_vocabulary"
+                else:
+                    reason = None if row else "empty_row"
+                if reason is not None:
+                    if not self.counted:
+                        self.dropped.setdefault(name, Counter())[reason] += 1
                     continue
                 for place, (ids, trained) in enumerate(row):
                     at = f", sequence {place}" if len(row) > 1 else ""
@@ -150,10 +147,6 @@ class SetReader:
     def _count(self, source: str) -> None:
         if not self.counted:
             self.rows_in[source] += 1
-
-    def _drop(self, source: str, reason: str) -> None:
-        if not self.counted:
-            self.dropped.setdefault(source, Counter())[reason] += 1
 
 
 def data_files(path: Path) -> list[tuple[Path, str]]:
@@ -282,18 +275,19 @@ def _row(cells: dict[str, Int | None]) -> list[tuple[Ids, Mask]] | Unusable:
     ids = cells["input_ids"]
     if ids is None:
         return Unusable("null_ids")
-    same = ("labels", *MASKS, "attention_mask", "position_ids")
-    for column in same:
-        if column in cells:
-            other = cells[column]
-            if other is None or len(other) != len(ids):
-                return Unusable(f"length_of_{column}")
+    for column, other in cells.items():
+        if column != "seq_lengths" and (other is None or len(other) != len(ids)):
+            return Unusable(f"length_of_{column}")
     if len(ids) and not -1 < ids.min() <= ids.max() < 2**31:
         return Unusable("impossible_ids")
-    labels = cells.get("labels")
-    trained = _trained(cells, len(ids))
-    if labels is not None and (labels[trained] != ids[trained]).any():
-        return Unusable("labels_differ_from_ids")
+    labels, trained = cells.get("labels"), np.ones(len(ids), np.bool_)
+    if labels is not None:
+        trained = labels != IGNORED
+        if (labels[trained] != ids[trained]).any():
+            return Unusable("labels_differ_from_ids")
+    else:
+        for mask in map(cells.get, MASKS):
+            trained = trained if mask is None else trained & (mask != 0)
     starts = _starts(cells, len(ids))
     if starts is None:
         return Unusable("seq_lengths_do_not_add_up")
@@ -308,18 +302,6 @@ def _row(cells: dict[str, Int | None]) -> list[tuple[Ids, Mask]] | Unusable:
         if len(own):
             found.append((own, mask))
     return found
-
-
-def _trained(cells: dict[str, Int | None], length: int) -> Mask:
-    labels = cells.get("labels")
-    if labels is not None:
-        return labels != IGNORED
-    trained = np.ones(length, np.bool_)
-    for column in MASKS:
-        mask = cells.get(column)
-        if mask is not None:
-            trained &= mask != 0
-    return trained
 
 
 def _starts(cells: dict[str, Int | None], length: int) -> list[int] | None:
