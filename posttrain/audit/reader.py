@@ -100,8 +100,8 @@ class SetReader:
         about = _index_rows(index)
         for batch in arrow_batches(root / name):
             for row in rows_of(batch, name):
-                if isinstance(row, Unusable):
-                    raise DataError(f"{root / name}: {row.reason}: this shard was not built so")
+                if isinstance(row, str):
+                    raise DataError(f"{root / name}: {row}: this shard was not built so")
                 for ids, trained in row:
                     own = next(about)
                     self._count(own["source"])
@@ -130,15 +130,12 @@ class SetReader:
             for name, row in zip(named, rows_of(batch, str(file)), strict=True):
                 number += 1
                 self._count(name)
-                if isinstance(row, Unusable):
-                    reason = row.reason
-                elif any(int(ids.max()) > self.largest_id for ids, _ in row):
-                    reason = "ids_beyond_the_vocabulary"
-                else:
-                    reason = None if row else "empty_row"
-                if reason is not None:
+                if not isinstance(row, str):
+                    beyond = any(int(ids.max()) > self.largest_id for ids, _ in row)
+                    row = "ids_beyond_the_vocabulary" if beyond else row or "empty_row"
+                if isinstance(row, str):
                     if not self.counted:
-                        self.dropped.setdefault(name, Counter())[reason] += 1
+                        self.dropped.setdefault(name, Counter())[row] += 1
                     continue
                 for place, (ids, trained) in enumerate(row):
                     at = f", sequence {place}" if len(row) > 1 else ""
@@ -223,18 +220,8 @@ def _sources(batch: pa.RecordBatch, otherwise: str) -> list[str]:
     return [value or otherwise for value in batch.column("source").to_pylist()]
 
 
-# rows of a table
-
-
-@dataclass(frozen=True, slots=True)
-class Unusable:
-    """Why a row cannot be looked at."""
-
-    reason: str
-
-
-def rows_of(batch: pa.RecordBatch, name: str) -> list[list[tuple[Ids, Mask]] | Unusable]:
-    """Every row's sequences, or why it has none.
+def rows_of(batch: pa.RecordBatch, name: str) -> list[list[tuple[Ids, Mask]] | str]:
+    """Every row's sequences, or the reason why it cannot be looked at.
 
     Raises:
         DataError: the table has no `input_ids`, or a column of another type.
@@ -271,26 +258,26 @@ def _lists(batch: pa.RecordBatch, column: str, name: str) -> Row:
     return get
 
 
-def _row(cells: dict[str, Int | None]) -> list[tuple[Ids, Mask]] | Unusable:
+def _row(cells: dict[str, Int | None]) -> list[tuple[Ids, Mask]] | str:
     ids = cells["input_ids"]
     if ids is None:
-        return Unusable("null_ids")
+        return "null_ids"
     for column, other in cells.items():
         if column != "seq_lengths" and (other is None or len(other) != len(ids)):
-            return Unusable(f"length_of_{column}")
+            return f"length_of_{column}"
     if len(ids) and not -1 < ids.min() <= ids.max() < 2**31:
-        return Unusable("impossible_ids")
+        return "impossible_ids"
     labels, trained = cells.get("labels"), np.ones(len(ids), np.bool_)
     if labels is not None:
         trained = labels != IGNORED
         if (labels[trained] != ids[trained]).any():
-            return Unusable("labels_differ_from_ids")
+            return "labels_differ_from_ids"
     else:
         for mask in map(cells.get, MASKS):
             trained = trained if mask is None else trained & (mask != 0)
     starts = _starts(cells, len(ids))
     if starts is None:
-        return Unusable("seq_lengths_do_not_add_up")
+        return "seq_lengths_do_not_add_up"
     keep = cells.get("attention_mask")
     found: list[tuple[Ids, Mask]] = []
     for a, b in pairwise([*starts, len(ids)]):

@@ -45,7 +45,8 @@ def sections(node: Node, stats: ui.Row, rows: Sequence[ui.Row]) -> ui.Sections:
     if not node.depth:
         yield rollouts_to_read(f"Rollouts of {head}", batches)
     title = f"Seconds of {head}"
-    yield seconds(title, timing) if timing else ui.LeftOut(title, f"{node.name} has no {TIMING}")
+    why = f"{node.name} has no {TIMING}"
+    yield seconds(title, timing) if timing else ui.Section(title, missing=why)
 
 
 def tiles(stats: ui.Row) -> list[ui.Tile]:
