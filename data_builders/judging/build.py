@@ -117,10 +117,9 @@ def build(
     count: CountTokens | None = None,
     on_progress: OnProgress = lambda name, rows: None,
 ) -> JudgingPrompts:
-    """Read every source and write the prompts.
+    """Read every source and write the prompts; `out` None writes nothing.
 
     Args:
-        out: the folder to write to; None writes nothing.
         count: tokens of rendered prompts, where the recipe limits them.
         on_progress: called with a source and how many of its pairs are done.
 

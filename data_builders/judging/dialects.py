@@ -113,9 +113,7 @@ DIALECTS: dict[str, Callable[[Row, Reading, PreferenceSource], PreferencePair]] 
 def read_pair(row: Row, source: PreferenceSource) -> tuple[str, PreferencePair]:
     """The row's dialect (the recipe's, else recognised by structure) and its pair.
 
-    Raises:
-        RowProblem: the row fits no dialect, something in it is malformed, or it holds no
-            preference that the recipe takes.
+    Raises RowProblem: no dialect fits, something is malformed, or no preference is there to take.
     """
     how = Reading(
         roles=source.roles,

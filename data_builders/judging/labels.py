@@ -103,11 +103,7 @@ def majority(votes: Sequence[Any], field: str, source: PreferenceSource) -> Outc
 
 
 def gold_of(ranking: float, row: Row, source: PreferenceSource) -> Gold:
-    """The ranking with the row's own scores, if any, on the scale of 1 to 5.
-
-    Raises:
-        RowProblem: `malformed_label`; one score without the other, or one outside its scale.
-    """
+    """The ranking with the row's own scores, if any, on the scale of 1 to 5. Raises RowProblem."""
     names = ("score_1", "score_2")
     values = [row.get(name) for name in names]
     if values == [None, None]:

@@ -92,9 +92,7 @@ _MARKS = tuple((f"[The Begin of Response {n}]", f"[The End of Response {n}]") fo
 def frame_of(messages: Sequence[Message], where: str) -> tuple[Frame, str, str]:
     """The texts around the responses, and the responses as they stand between their marks.
 
-    Raises:
-        RowProblem: `unsplit_prompt`: not one user turn with each mark once, in this order. Then a
-            response holds a mark, or the prompt is laid out in another way.
+    Raises RowProblem `unsplit_prompt`: not one user turn with each mark once, in this order.
     """
     if len(messages) != 1 or messages[0].role != "user":
         raise RowProblem("unsplit_prompt", where, "a judging prompt is one user turn")
@@ -133,10 +131,8 @@ _TURN = re.compile(r"\n?<extra_id_1>(User|Assistant)\n")
 def marked_turns(prompt: Any) -> Any:
     """The messages of a text that holds several turns, as HelpSteer2's; anything else as it is.
 
-    Marked as in NeMo-Aligner (`examples/nlp/data/steerlm/common.py`).
-
-    Raises:
-        RowProblem: the marks do not part a user's and an assistant's turns.
+    Marked as in NeMo-Aligner (`examples/nlp/data/steerlm/common.py`). Raises RowProblem where the
+    marks do not part a user's and an assistant's turns.
     """
     if not isinstance(prompt, str) or "<extra_id_" not in prompt:
         return prompt
@@ -150,11 +146,7 @@ def marked_turns(prompt: Any) -> Any:
 
 
 def history_of(row: Row, how: Reading) -> tuple[Message, ...]:
-    """The conversation that both responses answer, reasoning removed.
-
-    Raises:
-        RowProblem: none is there, or as `plain_history`.
-    """
+    """The conversation that both responses answer, reasoning removed. Raises RowProblem."""
     for key in CONTEXT_KEYS:
         if row.get(key) is not None:
             return plain_history(with_system(row, read_prompt(marked_turns(row[key]), how, key)))
@@ -164,12 +156,7 @@ def history_of(row: Row, how: Reading) -> tuple[Message, ...]:
 
 
 def plain_history(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Turns without their reasoning, the last of them one that is to be answered.
-
-    Raises:
-        RowProblem: `nothing_to_answer`: they end on an answer, or on an empty turn;
-            `empty_user_turn` for an earlier one.
-    """
+    """Turns without their reasoning, the last of them one to be answered. Raises RowProblem."""
     if not messages or messages[-1].role not in ("user", "tool"):
         raise RowProblem("nothing_to_answer", "the conversation", "it does not end on a question")
     if not messages[-1].content.strip():
@@ -198,11 +185,7 @@ def shared_messages(first: Sequence[Message], second: Sequence[Message]) -> int:
 
 
 def final_answer(turns: Sequence[Message], where: str) -> str:
-    """The answer of a response of one turn, with the calls that it ends with as JSON.
-
-    Raises:
-        RowProblem: `several_turns`.
-    """
+    """The answer of a response of one turn, with its last calls as JSON. Raises RowProblem."""
     if len(turns) != 1 or turns[0].role != "assistant":
         raise RowProblem("several_turns", where, "a response of more than one assistant turn")
     # as `reward.judge.prompt.shown_answer` shows a completion

@@ -40,9 +40,7 @@ def read_offline(
     seed: int = 0,
     counts: RowCounts | None = None,
 ) -> Iterator[tuple[Pair | Dropped, int]]:
-    """Stream a source's pairs, each with the number of rows that it was read from.
-
-    Every row comes out, in a pair or as dropped with its reason.
+    """Stream a source's pairs or drops, each with the number of rows that it was read from.
 
     Args:
         seed: takes the rejected response where a row has several.

@@ -145,11 +145,7 @@ class Audit:
 
 
 def audit_set(found: Iterable[MaskedSequence], marks: Marks) -> Audit:
-    """Audit a data set.
-
-    Args:
-        found: the sequences; gone through a second time where there are copies to show.
-    """
+    """Audit a data set; its sequences are gone through again where there are copies to show."""
     audit = Audit()
     for batch in batches(found, lambda one: len(one.ids), most=_TOKENS, count=_SEQUENCES):
         tokens = batch_of([(one.ids, one.trained) for one in batch])

@@ -62,8 +62,7 @@ class SetReader:
     """The sequences of some paths, in order; can be iterated again, rows are counted once.
 
     Args:
-        paths: our artifacts (`sft_data`, `dpo_data`), HF dataset directories, files, folders of
-            files.
+        paths: our artifacts (`sft_data`, `dpo_data`), HF dataset directories, files or folders.
         largest_id: ids beyond it are not the tokenizer's.
     """
 
@@ -147,11 +146,7 @@ class SetReader:
 
 
 def data_files(path: Path) -> list[tuple[Path, str]]:
-    """The files of a foreign data set, each with the source that it is counted under.
-
-    Raises:
-        DataError: there is nothing that can be read.
-    """
+    """The files of a foreign data set with their sources. Raises DataError: nothing to read."""
     if path.is_file():
         if path.suffix.lower() not in _SUFFIXES:
             raise DataError(f"{path}: known are .parquet and .arrow, and directories of them")
@@ -176,11 +171,7 @@ def _saved(folder: Path) -> list[Path]:
 
 
 def arrow_batches(file: Path) -> Iterator[pa.RecordBatch]:
-    """A file's rows, a few at a time, of the columns that an audit reads.
-
-    Raises:
-        DataError: the file cannot be read.
-    """
+    """A file's rows, a few at a time, of the columns that an audit reads. Raises DataError."""
     try:
         if file.suffix.lower() == ".parquet":
             with pq.ParquetFile(file) as table:

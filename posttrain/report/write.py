@@ -70,11 +70,7 @@ def write_report(artifact: Path | str, *, out: Path | str | None = None) -> Path
 
     Args:
         artifact: a finished artifact's directory, or that of a training run that has begun.
-            Parents are looked for where its manifest says.
         out: the file to write, `report.html` in the artifact's directory by default.
-
-    Returns:
-        The file written.
 
     Raises:
         DataError: no finished artifact, or a file that changed since its manifest was written.

@@ -39,11 +39,7 @@ MEANS = {
 
 
 def read_groups(node: Node) -> list[ui.Row]:
-    """The groups of at most `MOST_STEPS` batches, evenly spread, the first and the last among them.
-
-    Raises:
-        DataError: a file is gone, or is not what the manifest says.
-    """
+    """The groups of at most `MOST_STEPS` batches, spread evenly. Raises as `listed_rows`."""
     assert node.manifest is not None
     files = sorted(file.path for file in node.manifest.files if file.path.startswith(FOLDER))
     if len(files) > MOST_STEPS:
