@@ -76,7 +76,7 @@ def last_turn(
 def encode_turns(
     turns: Sequence[tuple[TrainingSample, int]], encoder: PairEncoder
 ) -> list[Encoded]:
-    """Sequences of `last_turn`, cut after the messages of the prompt; each text is tokenised once."""
+    """Sequences of `last_turn`, cut after the prompt's messages; each text is tokenised once."""
     texts = list(dict.fromkeys(s.text for sample, _ in turns for s in sample.segments))
     ids_of = dict(zip(texts, encoder.encode(texts), strict=True)) if texts else {}
     done: list[Encoded] = []
