@@ -110,7 +110,7 @@ def _rendered_sampler(
 
         engine = open_vllm(backend, checkpoint=Path(path), weights=weights_digest(path))
     else:
-        from posttrain.sampling.engines.completions import CompletionsEngine
+        from posttrain.sampling.engines.vllm import CompletionsEngine
 
         assert client is not None
         # where a server listens may change while a run goes on; what it serves may not
