@@ -53,7 +53,7 @@ def dispatch(arguments: list[str]) -> None:
         ConfigError: there is no such stage; it names the nearest.
     """
     from posttrain.config.load import nearest
-    from posttrain.config.shipped import recipe_names
+    from posttrain.config.recipe_files import recipe_names
     from posttrain.errors import ConfigError
 
     first, *rest = arguments or ["--help"]
@@ -99,7 +99,7 @@ def launch(arguments: list[str]) -> None:
         ConfigError: no stage among the arguments, or a config file that is not there.
         SystemExit: with the exit code of the process that failed first.
     """
-    from posttrain.config.shipped import recipe_file
+    from posttrain.config.recipe_files import recipe_file
     from posttrain.errors import ConfigError
 
     at = next((i for i, argument in enumerate(arguments) if argument in STAGES), None)

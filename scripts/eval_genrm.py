@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
-from posttrain.config.eval_genrm import EvalGenRmConfig
+from posttrain.config.eval import EvalGenRmConfig
 from posttrain.runs import Run, parent_of, read_artifact
 
 if TYPE_CHECKING:

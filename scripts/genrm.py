@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
-from posttrain.config.genrm import GenRmConfig
+from posttrain.config.rlhf import GenRmConfig
 from posttrain.rollouts import prompt_from_row
 from posttrain.runs import parent_of, read_artifact
 

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
-from posttrain.config.profile import ProfileConfig
+from posttrain.config.sample import ProfileConfig
 from posttrain.runs import Run, atomic_write_text, open_run, read_artifact
 
 

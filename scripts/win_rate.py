@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
-from posttrain.config.win_rate import WinRateConfig
+from posttrain.config.eval import WinRateConfig
 from posttrain.runs import Run
 
 KIND, WORK = "win_rate", "work"

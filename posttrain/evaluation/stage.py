@@ -194,7 +194,7 @@ async def make_records(recipe: EvalConfig, plan: EvaluationPlan, progress: Progr
     out = Path(recipe.out)
     for name in recipe.checkpoints:
         missing = [u for u in plan.units if not record_path(out, name, u.name).is_file()]
-        progress.restored(sum(unit.size for unit in plan.units if unit not in missing))
+        progress.add(restored=sum(unit.size for unit in plan.units if unit not in missing))
         if not missing:
             continue
         backend, path = recipe.backend_of(name), recipe.path_of(name)
@@ -204,7 +204,7 @@ async def make_records(recipe: EvalConfig, plan: EvaluationPlan, progress: Progr
                 timed = TimedSampler(sampler, times_path(out, name, unit.name))
                 if unit.prompts[0].grader == INSPECT:
                     records = await _inspect_records(recipe, name, unit, timed)
-                    progress.restored(len(records))
+                    progress.add(restored=len(records))
                 else:
                     records = await _unit_records(recipe, plan, name, unit, timed, progress)
                 write_records(record_path(out, name, unit.name), records)

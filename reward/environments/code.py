@@ -15,19 +15,15 @@ speak for.
 from __future__ import annotations
 
 import ast
-import asyncio
 import json
-import os
 import re
 import secrets
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
-from weakref import WeakKeyDictionary
 
-from posttrain.environments.sandbox import check_sandbox, run_sandboxed
-from posttrain.environments.sandbox.limits import Limits, SandboxResult
+from posttrain.environments.sandbox import Limits, SandboxResult, check_sandbox, run_sandboxed
 from posttrain.errors import ConfigError
 from posttrain.records import Score
 from posttrain.rollouts import Completion, Prompt, metadata_of
@@ -120,16 +116,10 @@ class CodeEnvironment(RLVREnvironment):
         return _compare(lines, tests, function is not None)
 
 
-# a semaphore belongs to an event loop; as many programs at a time as there are processors
-_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
-
-
 async def run_program(options: Sequence[str], order: bytes, limits: Limits) -> SandboxResult:
     """Run a program of ours in a sandbox, by the interpreter with these options."""
     argv = [check_sandbox().executable, *options]
-    loop = asyncio.get_running_loop()
-    async with _turns.setdefault(loop, asyncio.Semaphore(os.cpu_count() or 1)):
-        return await run_sandboxed(argv, stdin=order, limits=limits)
+    return await run_sandboxed(argv, stdin=order, limits=limits)
 
 
 def find_program(answer: str, function: str | None) -> str | None:

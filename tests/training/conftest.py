@@ -22,7 +22,7 @@ from posttrain.config.load import validate
 from posttrain.config.sft import SftConfig
 from posttrain.hashing import digest_of
 from posttrain.runs import atomic_write_json
-from posttrain.training import memory
+from posttrain.training import memory, stage
 from posttrain.training.activations import StepMemory, measure_step, rollout_bytes
 from tests.training.rl.policy import write_policy
 from tests.training.tiny import attention_model, hybrid_model, write_artifact
@@ -61,6 +61,17 @@ def measured_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             lambda *asked: StepMemory(**once(lambda: asdict(measure(*asked)), *asked)),
         )
         patch.setattr(memory, "rollout_bytes", lambda *asked: once(lambda: count(*asked), *asked))
+        yield
+
+
+@pytest.fixture(scope="module")
+def bare() -> Iterator[None]:
+    """Runs whose memory is not measured and whose report is not drawn, which take most of their
+    time: for modules that are about neither."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "measure_step", lambda *_: StepMemory(1, 1, 1))
+        patch.setattr(memory, "rollout_bytes", lambda *_: 1)
+        patch.setattr(stage, "ensure_report", lambda out: f"no report of {out}")
         yield
 
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from posttrain.environments.base import Environment
-from posttrain.environments.sandbox.limits import Limits
+from posttrain.environments.sandbox import Limits
 from posttrain.hashing import digest_of
 from posttrain.jsontext import load_json
 from posttrain.records import Score

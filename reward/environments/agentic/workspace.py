@@ -21,8 +21,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from posttrain.environments.base import RESULT_CHARACTERS, Tool, Toolbox, clip
-from posttrain.environments.sandbox.limits import Limits
+from posttrain.environments.base import Tool, Toolbox, clip
+from posttrain.environments.sandbox import Limits
 from posttrain.jsontext import writable
 from posttrain.records import json_text
 from reward.environments.code import run_program
@@ -247,7 +247,7 @@ class Workspace:
 def toolbox(workspace: Workspace | None, names: Iterable[str]) -> Toolbox:
     """The named tools; without a workspace they can only be declared."""
     tools = [Tool(n, *TOOLS[n], getattr(workspace or Workspace, n)) for n in names]
-    return Toolbox(tools, result_characters=RESULT_CHARACTERS)
+    return Toolbox(tools)
 
 
 def inside(path: str) -> str:

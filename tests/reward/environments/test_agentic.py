@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from posttrain.environments.sandbox.limits import SandboxResult
+from posttrain.environments.sandbox import SandboxResult
 from posttrain.errors import DataError
 from posttrain.evaluation.agentic import deciding, failures
 from posttrain.records import Score
