@@ -6,7 +6,7 @@ import dataclasses
 import importlib.util
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,31 +20,17 @@ from posttrain.errors import ConfigError
 from posttrain.report import charts
 from posttrain.report.html import UNFINISHED
 from posttrain.runs import read_artifact
-from posttrain.training import memory
 from posttrain.training import stage as training_stage
-from posttrain.training.activations import StepMemory
 from posttrain.training.launch import Launched, check_launch
 from posttrain.training.sft.stage import SftStage
 from scripts.__main__ import launch, load
-from tests.training.conftest import TRAINER
+from tests.training.conftest import TRAINER, draw
 from tests.training.forks import forked, launch_environment, shipped
 from tests.training.methods import Method, write_methods
 from tests.training.rl.policy import write_policy
 from tests.training.tiny import ROOT, log_rows, losses, sha
 
 METHODS = ("sft", "dpo", "grpo", "rlhf")
-draw = charts._drawn
-
-
-@pytest.fixture(scope="module", autouse=True)
-def neither_measured_nor_drawn() -> Iterator[None]:
-    """Nothing here depends on the memory of a step; and of runs whose logs are equal, the charts of
-    the undisturbed one are enough."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory, "measure_step", lambda *_: StepMemory(0, 0, 0))
-        patch.setattr(memory, "rollout_bytes", lambda *_: 0)
-        patch.setattr(charts, "_drawn", lambda *_, **__: "")
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +40,7 @@ def methods(data: Path, attention_path: Path, tmp_path_factory) -> dict[str, Met
 
 @pytest.fixture(scope="module")
 def undisturbed(methods: dict[str, Method]) -> Callable[[str], Path]:
-    """Runs each method once; one process."""
+    """Runs each method once, with the charts of its page; one process."""
 
     def run(name: str) -> Path:
         out = methods[name].recipe.parent / f"undisturbed-{name}"
