@@ -41,12 +41,9 @@ _DRIVER = Path(__file__).with_name("code_driver.py").read_text("utf-8")
 
 
 class CodeEnvironment(RLVREnvironment):
-    """Programs and functions in Python, with tests."""
-
     name = "code"
 
     def malformed(self, prompt: Prompt) -> str | None:
-        """No tests, too many, a test without input or output, or code that is not Python."""
         task = metadata_of(prompt)
         tests, check = task.get("tests"), task.get("check")
         if (tests is None) == (check is None):
@@ -66,15 +63,12 @@ class CodeEnvironment(RLVREnvironment):
         return "a test without output" if missing else None
 
     def gold(self, prompt: Prompt) -> Script | None:
-        """The gold program; many rows have none."""
         return None if prompt.gold is None else says(f"```python\n{prompt.gold}\n```")
 
     def wrong(self, prompt: Prompt) -> list[Script]:
-        """A program that ends at once with exit code 0."""
         return [says("```python\nimport sys\nsys.exit(0)\n```")]
 
     async def score(self, prompt: Prompt, completion: Completion) -> Score:
-        """Run all tests in one sandbox, the first that fails ends them."""
         task = metadata_of(prompt)
         function = task.get("function")
         program = find_program(completion.answer, function)

@@ -27,12 +27,9 @@ LARGEST = 5000  # of what a constraint counts
 
 
 class InstructionFollowingEnvironment(RLVREnvironment):
-    """Verifiable constraints on form."""
-
     name = "instruction_following"
 
     def malformed(self, prompt: Prompt) -> str | None:
-        """No constraints, an unknown one, or arguments that it does not take."""
         task = metadata_of(prompt)
         if task.get("grading", "all") not in ("all", "fraction"):
             return f"grading {task['grading']!r} is neither all nor fraction"
@@ -48,15 +45,12 @@ class InstructionFollowingEnvironment(RLVREnvironment):
         return None
 
     def gold(self, prompt: Prompt) -> Script | None:
-        """The row's own text; most rows of others have none."""
         return None if prompt.gold is None else says(prompt.gold)
 
     def wrong(self, prompt: Prompt) -> list[Script]:
-        """A text that only says that it complies."""
         return [says("Done!")]
 
     def check(self, prompt: Prompt, completion: Completion) -> Score:
-        """Every checker; texts are long and words are the row's, so it runs in a worker."""
         text = completion.answer.strip()
         if len(text) > LONGEST:
             return Score(0.0, None, f"longer than {LONGEST} characters")
@@ -69,7 +63,6 @@ class InstructionFollowingEnvironment(RLVREnvironment):
         return Score(value, None, f"breaks {', '.join(broken)}" if broken else "all constraints")
 
     def row(self, seed: int, number: int) -> dict[str, Any]:
-        """A topic and one to four constraints of a text, so that there always is an answer."""
         rng = random.Random(f"{seed}/if/{number}")
         text = rng.choice(_STYLES)(rng.sample(_SENTENCES, rng.randint(1, 5)))
         constraints: list[dict[str, Any]] = []

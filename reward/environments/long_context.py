@@ -29,20 +29,16 @@ _GROUPED = re.compile(r"-?\d{1,3}(?:,\d{3})+")
 
 
 class LongContextEnvironment(RLVREnvironment):
-    """Reports of depots: totals over a region with its corrections, and parcels on their way."""
-
     name = "long_context"
     passes_at = 0.5  # right, and less than half of it copied
 
     def malformed(self, prompt: Prompt) -> str | None:
-        """No gold, or a prompt that asks for no `Answer:`."""
         if prompt.gold is None or not _plain(prompt.gold):
             return "no gold"
         asked = any("answer:" in message.content.lower() for message in prompt.messages)
         return None if asked else "no message asks for a line Answer:"
 
     async def score(self, prompt: Prompt, completion: Completion) -> Score:
-        """Right or wrong, and how much of it is copied; linear in both texts."""
         answers = {_plain(answer) for answer in _answers(completion.answer)}
         if len(answers) != 1:
             return Score(0.0, None, f"{len(answers)} different lines Answer:, not one")
@@ -56,11 +52,9 @@ class LongContextEnvironment(RLVREnvironment):
         return Score(1 - copied, score.answer, f"{score.explanation}, {copied:.0%} copied")
 
     def gold(self, prompt: Prompt) -> Script:
-        """The gold on its line."""
         return says(f"Answer: {prompt.gold}")
 
     def wrong(self, prompt: Prompt) -> list[Script]:
-        """Another, none, hedged, both, a flood, all of the prompt, and talk."""
         gold = prompt.gold or ""
         other = str(int(gold) + 1) if gold.isdecimal() else "Nowhere"
         words = dict.fromkeys(prompt.messages[-1].content.replace(".", " ").split())
@@ -76,7 +70,6 @@ class LongContextEnvironment(RLVREnvironment):
         ]
 
     def row(self, seed: int, number: int) -> dict[str, Any]:
-        """A question over 8 to 64 documents, about 500 to 10,000 words."""
         rng = random.Random(f"{seed}/long_context/{number}")
         size, filler = rng.choice((8, 12, 24, 48, 64)), rng.choice((2, 5, 10))
         documents, needed, question, gold = rng.choice((_total, _route))(rng, size)

@@ -49,12 +49,9 @@ class Event:
 
 
 class SchedulingEnvironment(RLVREnvironment):
-    """Calendars of a day."""
-
     name = "scheduling"
 
     def malformed(self, prompt: Prompt) -> str | None:
-        """Constraints that are not understood, or that no calendar meets."""
         events = _events(prompt)
         if not 1 <= len(events) <= MOST_EVENTS:
             return f"events: 1 to {MOST_EVENTS}, found {len(events)}"
@@ -62,7 +59,6 @@ class SchedulingEnvironment(RLVREnvironment):
         return None
 
     def check(self, prompt: Prompt, completion: Completion) -> Score:
-        """Every constraint on the one list of the answer."""
         answer, events = completion.answer, _events(prompt)
         try:
             starts = _read(answer, events)
@@ -72,12 +68,10 @@ class SchedulingEnvironment(RLVREnvironment):
         return Score(float(problem is None), one_line(answer), problem or "meets every constraint")
 
     def gold(self, prompt: Prompt) -> Script:
-        """The calendar in which every event starts as early as it can."""
         events = _events(prompt)
         return says(_written(events, _solve(events)))
 
     def wrong(self, prompt: Prompt) -> list[Script]:
-        """Late, lost, doubled, shortened, overlapping, hedged, boastful and many at once."""
         events = _events(prompt)
         starts = _solve(events)
         gold, key = _written(events, starts), min(starts)
@@ -99,7 +93,6 @@ class SchedulingEnvironment(RLVREnvironment):
         ]
 
     def row(self, seed: int, number: int) -> dict[str, Any]:
-        """Constraints taken from a calendar that meets them."""
         rng = random.Random(f"{seed}/scheduling/{number}")
         titles = rng.sample(TITLES, rng.randint(2, 7))
         order, now = rng.sample(range(len(titles)), len(titles)), 9 * 60

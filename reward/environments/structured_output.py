@@ -35,12 +35,9 @@ GROUNDED = 0.25  # share of values in the prompt's words, where no fields are gi
 
 
 class StructuredOutputEnvironment(RLVREnvironment):
-    """An object that a schema describes, in one of three formats."""
-
     name = "structured_output"
 
     def malformed(self, prompt: Prompt) -> str | None:
-        """No schema, or one that is none; an unknown format; a tool that is not declared."""
         task = metadata_of(prompt)
         schema: Any = task.get("schema")
         kind = task.get("format")
@@ -57,15 +54,12 @@ class StructuredOutputEnvironment(RLVREnvironment):
         return None
 
     def gold(self, prompt: Prompt) -> Script | None:
-        """The gold in its format."""
         return None if prompt.gold is None else _written(prompt, json.loads(prompt.gold))
 
     def wrong(self, prompt: Prompt) -> list[Script]:
-        """Filler: values of the right types that are empty."""
         return [_written(prompt, filler(metadata_of(prompt)["schema"]))]
 
     def check(self, prompt: Prompt, completion: Completion) -> Score:
-        """Format, then schema, then content."""
         task = metadata_of(prompt)
         try:
             value = _read(task, completion)

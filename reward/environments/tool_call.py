@@ -33,12 +33,9 @@ Fields = Mapping[str, Any]
 
 
 class ToolCallEnvironment(RLVREnvironment):
-    """Single-step function calling."""
-
     name = "tool_call"
 
     def malformed(self, prompt: Prompt) -> str | None:
-        """A gold without calls or checkable message, with an undeclared tool, or with prose."""
         gold, tools = _gold(prompt), declared(prompt)
         if not tools:
             return "no tools"
@@ -56,7 +53,6 @@ class ToolCallEnvironment(RLVREnvironment):
         return None
 
     def gold(self, prompt: Prompt) -> Script:
-        """The gold's calls, or its message."""
         gold = _gold(prompt)
         if "message" in gold:
             mentioned = " ".join(str(group[0]) for group in gold["mentions"])
@@ -64,13 +60,11 @@ class ToolCallEnvironment(RLVREnvironment):
         return calls(*((call["name"], call["arguments"]) for call in gold["calls"]))
 
     def wrong(self, prompt: Prompt) -> list[Script]:
-        """No call where one is due, a call where none is."""
         if "message" not in _gold(prompt):
             return [says("Done.")]
         return [says("OK."), calls((next(iter(declared(prompt))), {}))]
 
     async def score(self, prompt: Prompt, completion: Completion) -> Score:
-        """The verdict; small values are compared, so no worker is needed."""
         step, gold = completion.steps[-1], _gold(prompt)
         if broken := _BROKEN & set(step.parsed.problems):
             return Score(0.0, None, f"calls that cannot be read: {', '.join(sorted(broken))}")

@@ -1,6 +1,6 @@
 """The ten agentic families by name; docs/guides/agentic.md says what each wants."""
 
-from reward.environments.agentic.base import AgenticEnvironment
+from reward.environments.agentic.base import Family
 from reward.environments.agentic.fix_failing_test import FixFailingTest
 from reward.environments.agentic.handle_ambiguous_requirement import HandleAmbiguousRequirement
 from reward.environments.agentic.investigate_log import InvestigateLog
@@ -12,7 +12,7 @@ from reward.environments.agentic.refactor_duplicated_code import RefactorDuplica
 from reward.environments.agentic.sql_investigation import SqlInvestigation
 from reward.environments.agentic.trace_through_codebase import TraceThroughCodebase
 
-FAMILIES: tuple[type[AgenticEnvironment], ...] = (
+FAMILIES: tuple[type[Family], ...] = (
     FixFailingTest,
     RefactorDuplicatedCode,
     InvestigateLog,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 
-from reward.environments.agentic.base import AgenticEnvironment, Final, Fixture, read, sh, write
+from reward.environments.agentic.base import Family, Final, Fixture, read, sh, write
 from reward.environments.agentic.programs import Arguments, Function, choose
 
 MODULES = ("billing", "planning", "reporting", "accounts", "routes", "summary", "intake")
@@ -17,13 +17,10 @@ RUN_TESTS = "python3 -m unittest discover -s tests"
 Case = tuple[Arguments, object]
 
 
-class FixFailingTest(AgenticEnvironment):
-    """Find the broken line behind a failing test."""
-
+class FixFailingTest(Family):
     name = "fix_failing_test"
 
     def build(self, rng: random.Random) -> Fixture:
-        """Which module is broken, and how, depends on the seed."""
         functions = choose(rng, 3)
         modules = rng.sample(MODULES, 3)
         cases = {f.name: f.cases(rng, 14) for f in functions}

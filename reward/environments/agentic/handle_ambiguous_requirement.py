@@ -10,14 +10,7 @@ from __future__ import annotations
 import itertools
 import random
 
-from reward.environments.agentic.base import (
-    AgenticEnvironment,
-    Final,
-    Fixture,
-    Wrong,
-    sh,
-    write_json,
-)
+from reward.environments.agentic.base import Family, Final, Fixture, Wrong, sh, write_json
 
 DECISION, RESULT = "decision.json", "result.json"
 # term → its two readings, each with what it means
@@ -32,13 +25,10 @@ Row = dict[str, str | int]
 Readings = dict[str, str]
 
 
-class HandleAmbiguousRequirement(AgenticEnvironment):
-    """Ask, or state an assumption, where a requirement can be read in two ways."""
-
+class HandleAmbiguousRequirement(Family):
     name = "handle_ambiguous_requirement"
 
     def build(self, rng: random.Random) -> Fixture:
-        """The open term, the settled readings and the table vary; one task in four is settled."""
         settled = {term: rng.choice(list(readings)) for term, readings in TERMS.items()}
         open_term = None if rng.random() < 0.25 else rng.choice(list(TERMS))
         month, region = rng.randint(2, 11), rng.choice(REGIONS)

@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import random
 
-from reward.environments.agentic.base import AgenticEnvironment, Final, Fixture, sh, write_json
+from reward.environments.agentic.base import Family, Final, Fixture, sh, write_json
 
 LOG, REPORT = "logs/service.log", "report.json"
 SETTINGS = ("pool.size", "cache.bytes", "retry.limit", "queue.depth", "read.timeout_ms")
 LINES = 700
 
 
-class InvestigateLog(AgenticEnvironment):
-    """Find the change behind an incident."""
-
+class InvestigateLog(Family):
     name = "investigate_log"
 
     def build(self, rng: random.Random) -> Fixture:
-        """Hosts, settings, times and counts vary; noise is louder than the fault."""
         hosts = [f"{rng.choice(('node', 'app', 'core'))}-{n}" for n in rng.sample(range(10, 99), 6)]
         bad, loud, *_ = rng.sample(hosts, 6)
         settings = rng.sample(SETTINGS, 5)

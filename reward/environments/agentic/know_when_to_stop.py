@@ -10,26 +10,16 @@ from __future__ import annotations
 import datetime
 import random
 
-from reward.environments.agentic.base import (
-    AgenticEnvironment,
-    Final,
-    Fixture,
-    Wrong,
-    sh,
-    write_json,
-)
+from reward.environments.agentic.base import Family, Final, Fixture, Wrong, sh, write_json
 
 ANSWER = "answer.json"
 SERIES = ("revenue", "visitors", "output", "returns", "calls")
 
 
-class KnowWhenToStop(AgenticEnvironment):
-    """Say so where the data do not suffice, and only there."""
-
+class KnowWhenToStop(Family):
     name = "know_when_to_stop"
 
     def build(self, rng: random.Random) -> Fixture:
-        """Half of the tasks can be answered; too few rows or gaps are why the others cannot."""
         window, series = rng.randint(6, 12), rng.choice(SERIES)
         variant = rng.choice(("answerable", "answerable", "few_rows", "gaps"))
         days = rng.randint(3, window - 2) if variant == "few_rows" else window + rng.randint(0, 4)

@@ -9,20 +9,17 @@ from __future__ import annotations
 import difflib
 import random
 
-from reward.environments.agentic.base import AgenticEnvironment, Final, Fixture, Wrong, read, write
+from reward.environments.agentic.base import Family, Final, Fixture, Wrong, read, write
 from reward.environments.agentic.programs import choose
 
 MOST_CHANGED = 4
 FILES = ("helpers.py", "toolkit.py", "calc.py", "rules.py")
 
 
-class MinimalFix(AgenticEnvironment):
-    """Repair one function and touch nothing else."""
-
+class MinimalFix(Family):
     name = "minimal_fix"
 
     def build(self, rng: random.Random) -> Fixture:
-        """Five functions in an order of their own, one of them broken; a report names it."""
         functions = choose(rng, 5)
         bad = functions[rng.randrange(5)]
         path = rng.choice(FILES)

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import random
 
-from reward.environments.agentic.base import AgenticEnvironment, Call, Final, Fixture, Wrong, write
+from reward.environments.agentic.base import Call, Family, Final, Fixture, Wrong, write
 
 PREFIXES = ("step", "stage", "part", "phase")
 FOLDERS = ("steps", "plan", "work", "out")
 WORDS = ("amber", "birch", "cobalt", "dune", "ember", "fjord", "grove", "harbor", "iris", "juniper")
 
 
-class MultiStepPlan(AgenticEnvironment):
-    """Carry a plan out to its end without deviating."""
-
+class MultiStepPlan(Family):
     name = "multi_step_plan"
 
     def build(self, rng: random.Random) -> Fixture:
-        """Four to six files; a number goes from each to the next."""
         count, folder, prefix = rng.randint(4, 6), rng.choice(FOLDERS), rng.choice(PREFIXES)
         words, number = rng.sample(WORDS, count), rng.randint(10, 99)
         paths = [f"{folder}/{prefix}{n}.txt" for n in range(1, count + 1)]

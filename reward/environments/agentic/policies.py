@@ -60,7 +60,6 @@ class PolicySampler:
     async def sample(
         self, requests: Sequence[Request], *, progress: Callable[[int], None] | None = None
     ) -> list[Generation]:
-        """The next message of each prompt's script."""
         return [self._next(request) for request in requests]
 
     def _next(self, request: Request) -> Generation:

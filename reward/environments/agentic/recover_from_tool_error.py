@@ -9,15 +9,7 @@ from __future__ import annotations
 
 import random
 
-from reward.environments.agentic.base import (
-    AgenticEnvironment,
-    Call,
-    Final,
-    Fixture,
-    read,
-    sh,
-    write_json,
-)
+from reward.environments.agentic.base import Call, Family, Final, Fixture, read, sh, write_json
 
 TOTAL = "total.json"
 GOODS = ("lamps", "desks", "chairs", "shelves", "rugs", "stools", "mirrors")
@@ -26,13 +18,10 @@ FOLDERS = ("exports", "data", "incoming")
 COPIES = ("archive", "cache", "mirror", "old")
 
 
-class RecoverFromToolError(AgenticEnvironment):
-    """Try again instead of taking what is at hand."""
-
+class RecoverFromToolError(Family):
     name = "recover_from_tool_error"
 
     def build(self, rng: random.Random) -> Fixture:
-        """Path, error, table and the stale copy vary."""
         folder, copies = rng.choice(FOLDERS), rng.choice(COPIES)
         month = f"2031-{rng.randint(1, 12):02}"
         path, copy = f"{folder}/orders-{month}.csv", f"{copies}/orders-{month}.csv"

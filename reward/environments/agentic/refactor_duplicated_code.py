@@ -12,16 +12,7 @@ import json
 import random
 from typing import Any
 
-from reward.environments.agentic.base import (
-    AgenticEnvironment,
-    Call,
-    Final,
-    Fixture,
-    Wrong,
-    read,
-    sh,
-    write,
-)
+from reward.environments.agentic.base import Call, Family, Final, Fixture, Wrong, read, sh, write
 
 RUN = 3  # statements in a row that two functions may not share
 HEADS = ("orders", "returns", "invoices", "tickets", "parcels", "quotes")
@@ -37,13 +28,10 @@ _BLOCK = """    {v} = []
 """
 
 
-class RefactorDuplicatedCode(AgenticEnvironment):
-    """Move a duplicated block into one function."""
-
+class RefactorDuplicatedCode(Family):
     name = "refactor_duplicated_code"
 
     def build(self, rng: random.Random) -> Fixture:
-        """Names, the block's details and the way the third module differs vary."""
         modules = rng.sample(HEADS, 3)
         helper, shared = rng.choice(HELPERS), rng.choice(SHARED)
         old, new = rng.sample(("-", "_", ".", "/", " "), 2)

@@ -10,14 +10,7 @@ from __future__ import annotations
 
 import random
 
-from reward.environments.agentic.base import (
-    DATABASE,
-    AgenticEnvironment,
-    Final,
-    Fixture,
-    sh,
-    write_json,
-)
+from reward.environments.agentic.base import DATABASE, Family, Final, Fixture, sh, write_json
 from reward.environments.agentic.workspace import BASIC
 
 FINDING = "finding.json"
@@ -37,13 +30,10 @@ SELECT account_id, SUM(cents) FROM invoices WHERE status != 'cancelled' GROUP BY
 """.strip()
 
 
-class SqlInvestigation(AgenticEnvironment):
-    """Find the account that is paid twice."""
-
+class SqlInvestigation(Family):
     name = "sql_investigation"
 
     def build(self, rng: random.Random) -> Fixture:
-        """Accounts, amounts and who the decoys are vary."""
         count = rng.randint(14, 20)
         ids = rng.sample(range(100, 999), count)
         names = [f"{rng.choice(NAMES)} Ltd" for _ in ids]

@@ -9,14 +9,7 @@ from __future__ import annotations
 
 import random
 
-from reward.environments.agentic.base import (
-    AgenticEnvironment,
-    Final,
-    Fixture,
-    read,
-    sh,
-    write_json,
-)
+from reward.environments.agentic.base import Family, Final, Fixture, read, sh, write_json
 
 ANSWER = "answer.json"
 VERBS = ("adjust", "scale", "offset", "clamp", "convert", "weigh", "settle", "derive", "refine")
@@ -24,13 +17,10 @@ NOUNS = ("rates", "limits", "units", "margins", "bands", "levels", "factors", "q
 ROUTES = ("north", "coast", "inland", "island")
 
 
-class TraceThroughCodebase(AgenticEnvironment):
-    """Follow a value from the entry to the result."""
-
+class TraceThroughCodebase(Family):
     name = "trace_through_codebase"
 
     def build(self, rng: random.Random) -> Fixture:
-        """Depth, arithmetic, module names and the decoys vary."""
         depth = rng.randint(4, 6)
         modules, verbs = rng.sample(NOUNS, depth), rng.sample(VERBS, depth)
         route, wrong_route = rng.sample(ROUTES, 2)
