@@ -297,17 +297,12 @@ def _bank(rng: random.Random) -> Tables:
         tables["customers"][owner] = {"name": name, "code": code, "note": notes[number - 1]}
         for place, kind in enumerate(("current", "savings"), 2 * number):
             own, account = {"customer": owner}, f"accounts-{place}"
-            fee = rng.randint(2, 30)
+            card = {"account": account, "kind": "debit" if place % 2 else "credit"}
+            fee = {"kind": kind, "amount": rng.randint(2, 30), "refunded": False}
             day = rng.randint(340, 399) if place % 2 else rng.randint(200, 339)
             tables["accounts"][account] = own | {"kind": kind, "balance": rng.randint(1500, 4000)}
-            tables["cards"][f"cards-{place}"] = own | {
-                "account": account,
-                "kind": "debit" if place % 2 else "credit",
-                "status": "active",
-            }
-            tables["fees"][f"fees-{place}"] = own | {
-                "kind": kind, "amount": fee, "refunded": False, "day": day
-            }  # fmt: skip
+            tables["cards"][f"cards-{place}"] = own | card | {"status": "active"}
+            tables["fees"][f"fees-{place}"] = own | fee | {"day": day}
     return tables | {"session": {}}
 
 

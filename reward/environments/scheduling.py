@@ -35,12 +35,8 @@ Starts = dict[int, int]  # event → minutes since midnight
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event; times in minutes since midnight.
-
-    Attributes:
-        earliest: start; `latest`: end.
-        after: events that have ended before it starts.
-    """
+    """One event that starts at `earliest` or later, ends at `latest` or earlier, both in minutes
+    since midnight, and starts when those in `after` have ended."""
 
     duration: int
     earliest: int
@@ -59,13 +55,13 @@ class SchedulingEnvironment(RLVREnvironment):
         return None
 
     def check(self, prompt: Prompt, completion: Completion) -> Score:
-        answer, events = completion.answer, _events(prompt)
+        events = _events(prompt)
         try:
-            starts = _read(answer, events)
-        except ValueError as problem:
-            return Score(0.0, None, str(problem))
-        problem = _violation(events, starts)
-        return Score(float(problem is None), one_line(answer), problem or "meets every constraint")
+            problem = _violation(events, _read(completion.answer, events))
+        except ValueError as error:
+            return Score(0.0, None, str(error))
+        shown = one_line(completion.answer)
+        return Score(float(problem is None), shown, problem or "meets every constraint")
 
     def gold(self, prompt: Prompt) -> Script:
         events = _events(prompt)
@@ -105,12 +101,9 @@ class SchedulingEnvironment(RLVREnvironment):
             first, last = start - rng.choice((15, 30, 60)), now + rng.choice((15, 30, 60))
             first, last = max(first, 9 * 60), min(last, 22 * 60)
             kind = rng.choice(("before", "after", "at", "between", "free", "follows"))
-            constraint = {
-                "before": f"before {_spoken(last)}",
-                "after": f"after {_spoken(first)}",
-                "at": f"at {_spoken(start)}",
-                "between": f"between {_spoken(first)} and {_spoken(last)}",
-            }.get(kind)
+            between = f"between {_spoken(first)} and {_spoken(last)}"
+            constraint = {"before": f"before {_spoken(last)}", "after": f"after {_spoken(first)}",
+                          "at": f"at {_spoken(start)}", "between": between}.get(kind)  # fmt: skip
             after = [before] if kind == "follows" and before is not None else []
             events[str(key)] = {"duration": length, "constraint": constraint, "after": after,
                                 "min_time": "09:00", "max_time": "22:00"}  # fmt: skip

@@ -159,13 +159,25 @@ class Final:
                 raise Wrong(f"{module}.{name}{tuple(arguments)!r:.100} is another value")
 
 
+Check = Callable[[Final], Awaitable[None]]  # raises Wrong where the task is not solved
+
+
+def answers(path: str, expected: Mapping[str, Any], *, unchanged: Sequence[str]) -> Check:
+    """A check that a file holds an object of these fields and that others are as they were."""
+
+    async def check(final: Final) -> None:
+        final.unchanged(*unchanged)
+        final.answer(path, **expected)
+
+    return check
+
+
 @dataclass(frozen=True, slots=True)
 class Fixture:
     """One task.
 
     Attributes:
         files: path → text.
-        check: raises Wrong on a final state that does not solve the task.
         oracle: a run that solves it.
         wrong: runs that end with a wrong answer, by name.
         unfinished: runs that give up before their end, by name.
@@ -177,7 +189,7 @@ class Fixture:
 
     task: str
     files: Mapping[str, str]
-    check: Callable[[Final], Awaitable[None]]
+    check: Check
     oracle: ScriptedRun
     wrong: Mapping[str, ScriptedRun]
     unfinished: Mapping[str, ScriptedRun] = field(default_factory=dict[str, "ScriptedRun"])
