@@ -21,12 +21,9 @@ LONGEST = 200_000  # characters of an answer
 
 
 class MathEnvironment(RLVREnvironment):
-    """Numbers and formulas with one gold answer."""
-
     name = "math"
 
     def malformed(self, prompt: Prompt) -> str | None:
-        """No gold, a bad tolerance, or a prompt that asks for no box."""
         if prompt.gold is None or not gold_text(prompt.gold):
             return "no gold"
         tolerance_of(prompt)
@@ -34,16 +31,13 @@ class MathEnvironment(RLVREnvironment):
         return None if asked else "no message asks for \\boxed{}"
 
     def gold(self, prompt: Prompt) -> Script:
-        """The gold in a box."""
         return says(f"The answer is $\\boxed{{{gold_text(prompt.gold or '')}}}$.")
 
     def wrong(self, prompt: Prompt) -> list[Script]:
-        """Another number; the gold without a box."""
         gold = gold_text(prompt.gold or "")
         return [says("\\boxed{-98765.4321}"), says(f"The answer is {gold}.")]
 
     def check(self, prompt: Prompt, completion: Completion) -> Score:
-        """Algebra runs here and now: the worker is killed where it does not end."""
         # imported here: it loads sympy, which only a worker needs
         from reward.graders.worker_main import InlineRunner
 
