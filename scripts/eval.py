@@ -79,8 +79,7 @@ def rescore_run(arguments: list[str], console: Console) -> None:
 
     from data_builders.graders import all_graders
     from data_builders.prompts.evaluation import grade_by_name
-    from posttrain.evaluation.grade import changed_grades
-    from posttrain.evaluation.run import JOURNALS, LABELS, read_run
+    from posttrain.evaluation.run import JOURNALS, LABELS, changed_grades, read_run
     from posttrain.evaluation.stage import keep_rescored, metrics_of, rescored_records
     from posttrain.report import write_report
     from posttrain.report.console import print_sections
@@ -128,7 +127,7 @@ def compare(arguments: list[str], console: Console) -> None:
     if options.json is not None:
         atomic_write_json(options.json, {"a": options.a, "b": options.b, "pairs": rows})
     if gate is not None:
-        from posttrain.evaluation.gate import gate_rows, passes
+        from posttrain.evaluation.compare import gate_rows, passes
         from posttrain.report.pages.evaluation import gated
 
         verdicts = gate_rows(gate, *comparable(a, b, despite=options.despite))
