@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from posttrain.records import Score
 from posttrain.rollouts import Completion, Prompt, metadata_of
-from reward.graders.base import Attempt, before_reading, one_line, unscored
+from reward.graders.base import Attempt, PlainGrader, one_line, unscored
 
 Reason = Literal[
     "correct", "wrong_answer", "false_answer", "needless_refusal", "undeclared_call", "wrong_state",
@@ -70,18 +70,8 @@ def grade(
     return "needless_refusal" if refused else "wrong_answer"
 
 
-class TinyWorldGrader:
-    """Grades by an item's metadata, which the prompt carries."""
-
-    def refuse(self, prompts: Sequence[Prompt]) -> list[str | None]:
-        """A prompt without an item's metadata, or whose gold its own family refuses."""
-        return [_refusal(prompt) for prompt in prompts]
-
-    def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
-        return [before_reading(attempt) or _grade(attempt) for attempt in attempts]
-
-
 def _refusal(prompt: Prompt) -> str | None:
+    """Why a prompt is no item that can be graded, or its own gold is refused."""
     metadata = metadata_of(prompt)
     missing = [name for name in NEEDED if name not in metadata]
     if missing:
@@ -115,3 +105,7 @@ def _final_state(metadata: Mapping[str, Any], completion: Completion) -> Mapping
         if state is not None:
             return state
     return (metadata.get("initial_state") or {}) if metadata["grading"] == "state" else None
+
+
+# grades by an item's metadata, which the prompt carries
+TINY_WORLD_GRADER = PlainGrader(_refusal, _grade)

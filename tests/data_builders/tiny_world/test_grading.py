@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from data_builders.tiny_world.families import FAMILIES
-from data_builders.tiny_world.grading import TinyWorldGrader, grade
+from data_builders.tiny_world.grading import TINY_WORLD_GRADER, grade
 from data_builders.tiny_world.items import family_items
 from data_builders.tiny_world.tools import ToolWorld
 from posttrain.chat.parse import ParsedCompletion
@@ -115,14 +115,14 @@ def completion_of(answer: str, *, calls: tuple[str, ...] = (), state: Any = None
 
 
 def score(prompt: Prompt, completion: Completion) -> Score:
-    return TinyWorldGrader().grade([Attempt(prompt, completion)])[0]
+    return TINY_WORLD_GRADER.grade([Attempt(prompt, completion)])[0]
 
 
 def test_gold_of_every_family_is_accepted_unless_it_answers_a_reply() -> None:
     for item in (item for family in FAMILIES for item in items(family, 4)):
         prompt, metadata = prompt_of(item), item["metadata"]
         asks = metadata["grading"] == "question"
-        assert TinyWorldGrader().refuse([prompt]) == ["needs_replies" if asks else None]
+        assert TINY_WORLD_GRADER.refuse([prompt]) == ["needs_replies" if asks else None]
         right = completion_of(metadata["gold"], state=metadata["gold_state"])
         assert score(prompt, right).value == float(not asks)
 
@@ -151,6 +151,6 @@ def test_no_answer_and_no_item_to_grade() -> None:
     assert score(prompt, cut) == Score(0.0, None, "truncated: token_limit")
     assert score(prompt, failed).value is None
     other = dataclasses.replace(prompt, metadata="{}")
-    [refusal] = TinyWorldGrader().refuse([other])
+    [refusal] = TINY_WORLD_GRADER.refuse([other])
     assert refusal.startswith("no_item: metadata lacks grading, gold")
     assert score(other, completion_of("5")).value is None
