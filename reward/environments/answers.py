@@ -49,7 +49,7 @@ class MathEnvironment(RLVREnvironment):
 
     def check(self, prompt: Prompt, completion: Completion) -> Score:
         # imported here: it loads sympy, which only a worker needs
-        from reward.graders.worker_main import InlineRunner
+        from reward.graders.worker_main import run_inline
 
         answer = completion.answer
         box = joined_boxes(answer) if len(answer) <= LONGEST else None
@@ -58,7 +58,7 @@ class MathEnvironment(RLVREnvironment):
         step = completion.steps[-1]
         boxed = replace(step, parsed=replace(step.parsed, answer=f"\\boxed{{{box}}}"))
         attempt = Attempt(prompt, replace(completion, steps=(boxed,)))
-        [score] = Math(workers=InlineRunner()).grade([attempt])
+        [score] = Math(run=run_inline).grade([attempt])
         if score.value is None and score.failure is None:  # a box that holds nothing to compare
             return Score(0.0, score.answer, score.explanation)
         return score
