@@ -65,8 +65,7 @@ def judged_of(checkpoint: str, prompt: Prompt, completion: Completion) -> Judged
     """A judgement compared with its gold; None where the backend failed."""
     from posttrain.evaluation.judges import Judged
     from posttrain.rollouts import metadata_of
-    from reward.judge.training import gold_from, outcome_of
-    from reward.judge.verdict import preferred
+    from reward.judge.verdict import gold_from, outcome_of, preferred
 
     outcome, about = outcome_of(completion, gold_from(prompt)), metadata_of(prompt)
     if outcome is None:

@@ -29,8 +29,8 @@ def main(argv: list[str] | None = None) -> None:
     from posttrain.training.finish import RESUME
     from posttrain.training.rl.plan import check_reachable
     from posttrain.training.rl.stage import GroupStage, grpo_arguments
-    from reward.judge.cache import VerdictCache
     from reward.judge.judge import GenRmJudge, judge_parents, open_judges
+    from reward.judge.votes import VerdictCache
     from reward.rlhf import JudgedReward
 
     parents = plan.parents + judge_parents(recipe.judge.models, out=out)
