@@ -6,8 +6,6 @@
 /help lists the commands. Lines may also come from a pipe.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 from typing import get_args

@@ -1,7 +1,5 @@
 """The recipe of an audit, and the thresholds on masks that it shares with builds of SFT data."""
 
-from __future__ import annotations
-
 from pydantic import Field
 
 from posttrain.config.base import Strict

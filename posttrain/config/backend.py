@@ -3,8 +3,6 @@
 A key's value is never in a recipe: `api_key_env` names the environment variable.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Any, Literal
 

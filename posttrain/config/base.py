@@ -3,8 +3,6 @@
 Defaults live on the schema field and nowhere else.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Self

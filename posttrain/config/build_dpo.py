@@ -1,7 +1,5 @@
 """The recipe of preference data: `posttrain build_dpo --config tiny/build_dpo`."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """The recipe of the judge's data: `posttrain build_genrm --config tiny/build_genrm`."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field

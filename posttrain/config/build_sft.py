@@ -1,7 +1,5 @@
 """The recipe of the SFT data stage: `posttrain build_sft --config tiny/build_sft`."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Literal
 

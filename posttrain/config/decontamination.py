@@ -1,7 +1,5 @@
 """The recipe's block `decontamination:`, which keeps what is evaluated on out of training."""
 
-from __future__ import annotations
-
 from pydantic import Field
 
 from posttrain.config.base import Strict

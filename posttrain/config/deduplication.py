@@ -1,7 +1,5 @@
 """The recipe's block `deduplication:`; without it, no record is dropped for being like another."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import Field

@@ -4,8 +4,6 @@ launch.world_size    whole number ≥ 1, or null = null
       processes that the launcher must have started; null: unchecked.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import json

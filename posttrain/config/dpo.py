@@ -3,8 +3,6 @@
 `trainer:` passes through to the installed TRL `DPOConfig`; what this project decides is refused.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field

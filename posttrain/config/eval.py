@@ -1,9 +1,7 @@
 """The recipes of evaluations: of checkpoints, of judges, of one policy against another; gates."""
 
-from __future__ import annotations
-
 import re
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import Field
 
@@ -274,7 +272,7 @@ class EvalConfig(CheckpointsConfig):
         """Completions of each prompt in a setting."""
         return next(s.n for s in self.settings if s.name == setting) or self.n
 
-    def part(self, tasks: tuple[str, ...]) -> EvalConfig:
+    def part(self, tasks: tuple[str, ...]) -> Self:
         """The recipe with some of its tasks alone, and the settings that use these.
 
         Raises:
@@ -296,7 +294,7 @@ class EvalConfig(CheckpointsConfig):
         sources = tuple(source for source in self.prompts if source.name in tasks)
         return self.model_copy(update={"prompts": sources, "settings": kept})
 
-    def of_rows(self) -> EvalConfig | None:
+    def of_rows(self) -> Self | None:
         """The recipe without the tasks of inspect; None where it has no other."""
         names = tuple(task.name for task in self.row_tasks)
         return self.part(names) if names else None

@@ -1,7 +1,5 @@
 """Which rows a source loses: structural checks and filters of the text, with their patterns."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -169,7 +167,7 @@ def read_patterns(path: Path) -> list[Any]:
 
 
 def _as_mapping(item: Any) -> dict[str, Any]:
-    return item if isinstance(item, dict) else {"pattern": item}
+    return cast(dict[str, Any], item) if isinstance(item, dict) else {"pattern": item}
 
 
 def _read(given: object) -> object:

@@ -3,8 +3,6 @@
 Sampling and retries are those of NVIDIA's public code (nemotron-3-nano reference, `genrm_compare`).
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """Where prompts come from and in which settings they are asked, for sampling and evaluation."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Literal
 

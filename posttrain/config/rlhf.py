@@ -1,7 +1,5 @@
 """The recipes of RLHF and of its judge's training: `posttrain rlhf`, `posttrain genrm`."""
 
-from __future__ import annotations
-
 from pydantic import Field
 
 from posttrain.config.base import source

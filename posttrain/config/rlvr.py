@@ -4,8 +4,6 @@ The paper (3.2) fixes each domain's share and lets the mean of a Gaussian over p
 linearly; the shares, the means, the sigma and the rest of the curriculum are ours.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """The recipes of sampling and of profiles: `posttrain sample`, `posttrain profile_prompts`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 `trainer:` passes through to the installed TRL `SFTConfig`; what this project decides is refused.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import re

@@ -1,7 +1,5 @@
 """One source of rows in a data recipe: where its rows are, how to read them, which to drop."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, cast
@@ -56,19 +54,28 @@ def _is_value(given: Any) -> bool:
     return isinstance(given, str | int | float)
 
 
+def _is_ordered(given: Any) -> bool:
+    return _is_value(given) and not isinstance(given, bool)
+
+
+def _are_values(given: Any) -> bool:
+    items = cast(list[Any], given) if isinstance(given, list | tuple) else []
+    return len(items) > 0 and all(map(_is_value, items))
+
+
+def _is_truth(given: Any) -> bool:
+    return isinstance(given, bool)
+
+
 _VALUE = (_is_value, "a text, a number or a truth value (exists: false for null)")
-_ORDER = (lambda v: _is_value(v) and not isinstance(v, bool), "a number or a text")
-_SEVERAL = (
-    lambda v: isinstance(v, list | tuple) and v and all(map(_is_value, cast(list[Any], v))),
-    "a list of texts, numbers or truth values",
-)
-ORDERED = ("ge", "gt", "le", "lt")
+_ORDERED = (_is_ordered, "a number or a text")
+_SEVERAL = (_are_values, "a list of texts, numbers or truth values")
 # operator → whether it takes a value, and what it takes
-_TAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
+_TAKES: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("eq", "ne"), _VALUE),
-    **dict.fromkeys(ORDERED, _ORDER),
+    **dict.fromkeys(("ge", "gt", "le", "lt"), _ORDERED),
     **dict.fromkeys(("in", "not_in"), _SEVERAL),
-    "exists": (lambda v: isinstance(v, bool), "true or false"),
+    "exists": (_is_truth, "true or false"),
 }
 
 
@@ -82,9 +89,9 @@ def _conditions(given: Any) -> dict[str, dict[str, Any]]:
 
 
 def _operators(field: str, given: Any) -> dict[str, Any]:
-    if not isinstance(given, Mapping):
-        given = {"in" if isinstance(given, list | tuple) else "eq": given}
-    operators = cast(dict[str, Any], given)
+    operators: dict[str, Any] = {"in" if isinstance(given, list | tuple) else "eq": given}
+    if isinstance(given, Mapping):
+        operators = cast(dict[str, Any], given)
     for name, value in operators.items():
         if name not in _TAKES:
             hint = nearest(name.replace("te", "e"), [*_TAKES])  # gte and lte of other languages

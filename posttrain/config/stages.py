@@ -1,7 +1,5 @@
 """The recipe of a chain: `posttrain stages --config one-gpu/rlvr_stages`."""
 
-from __future__ import annotations
-
 from pydantic import Field
 
 from posttrain.config.base import Strict

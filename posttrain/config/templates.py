@@ -1,7 +1,5 @@
 """Prompt templates: several ways to give one question, each with the answer format it requests."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The recipes of the tiny world: how much of each family, how hard, how talkative."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Field

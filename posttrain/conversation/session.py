@@ -1,4 +1,4 @@
-"""A conversation turn by turn: its history, its settings, its tools, and its row for training.
+"""A conversation turn by turn: its history, its settings and its tools.
 
 Every turn is a new prompt with the whole history, which the template renders as in training. Within
 a turn the steps between tool calls continue each other's tokens.
@@ -7,14 +7,13 @@ a turn the steps between tool calls continue each other's tokens.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from posttrain.chat.masks import message_texts
 from posttrain.environments.base import Toolbox
-from posttrain.records import Message, json_text, message_to_template
+from posttrain.records import Message, json_text
 from posttrain.rollouts import Completion, Prompt, Step
 from posttrain.sampling.rollout import Rollout, RolloutLimits
 from posttrain.sampling.sampler import Sampler, unframing
@@ -118,20 +117,6 @@ class Session:
         if completion.finish != "failed":
             self.messages = (*self.messages, user, *completion.messages)
         return completion
-
-    def row(self) -> dict[str, Any]:
-        """The conversation as a row of training data in OpenAI's layout."""
-        rows: list[dict[str, Any]] = []
-        for message in (*self._system(), *self.messages):
-            row = message_to_template(message)
-            row.pop("thinking", None)  # the same trace under another name
-            for call in row.get("tool_calls", ()):
-                call["function"]["arguments"] = json_text(call["function"]["arguments"])
-            rows.append(row)
-        if self.tools is None:
-            return {"messages": rows}
-        schemas = self.tools.schemas(Prompt("", "", "", ()))
-        return {"messages": rows, "tools": json.loads(schemas)}
 
     def _system(self) -> tuple[Message, ...]:
         return () if self.system is None else (Message("system", self.system),)

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import TextIO
 
 from rich.console import Console
@@ -33,7 +31,6 @@ HELP = """\
 /reasoning          show reasoning, or fold it
 /system TEXT        set the system message; without a text: remove it
 /reset              forget the conversation
-/save FILE          append the conversation to FILE as one row of training data
 /exit               end, as Ctrl-D; Ctrl-C stops an answer"""
 
 
@@ -250,22 +247,8 @@ def _command(line: str, session: Session, terminal: Terminal) -> None:
     elif name == "/reset":
         session.messages = ()
         terminal.note("forgotten")
-    elif name == "/save":
-        terminal.note(_save(rest, session))
     else:
         terminal.note(HELP if name == "/help" else f"no command {name}\n{HELP}")
-
-
-def _save(name: str, session: Session) -> str:
-    if not name or not session.messages:
-        return "nothing to save yet" if name else "name a file: /save FILE"
-    path = Path(name).expanduser()
-    try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(session.row(), ensure_ascii=False) + "\n")
-    except OSError as error:
-        return f"{path}: {error.strerror}"
-    return f"{path}: one row of {len(session.messages)} messages"
 
 
 def open_terminal() -> Terminal:
