@@ -46,13 +46,12 @@ class LossConfig(Strict):
     β is what the paper's "KL loss coefficient" 0.05 is in NVIDIA's code. Defaults are the paper's
     (Appendix C); the form of the SFT term is the default of NVIDIA's code.
 
-    Args:
-        beta: of the preference loss.
-        preference_weight, sft_weight: of the two terms.
-        sft_form: `sum` over a completion's tokens, averaged over pairs; `mean` over the chosen
-            tokens of the whole batch, smaller by about the length of a completion.
-        kl_weight: of a separate KL(reference ‖ policy) on the chosen tokens, normalised as
-            `sft_form` says; not in the paper. Above 0 the reference cache holds 4 bytes a token.
+    beta: of the preference loss.
+    preference_weight, sft_weight: of the two terms.
+    sft_form: `sum` over a completion's tokens, averaged over pairs; `mean` over the chosen tokens
+        of the whole batch, smaller by about the length of a completion.
+    kl_weight: of a separate KL(reference ‖ policy) on the chosen tokens, normalised as `sft_form`
+        says; not in the paper. Above 0 the reference cache holds 4 bytes a token.
     """
 
     beta: float = Field(default=0.05, gt=0, json_schema_extra=source("paper, App. C"))
@@ -65,14 +64,13 @@ class LossConfig(Strict):
 class DpoConfig(PolicyRecipe):
     """One DPO run.
 
-    Args:
-        data: the directory that build_dpo wrote.
-        layout: how a pair lies in a batch; `shared_prompt` computes its prompt once, `unpacked`
-            puts each completion in a row of its own.
-        batch: pairs an optimiser step, over all processes.
-        max_epochs: how often a pair may be drawn; `trainer.max_steps` × `batch` pairs are.
-        chosen_floor: nats per token; a mean change of the chosen log-probability below it warns.
-        reference_cache: a folder that several runs share; default: `reference/` in `out`.
+    data: the directory that build_dpo wrote.
+    layout: how a pair lies in a batch; `shared_prompt` computes its prompt once, `unpacked` puts
+        each completion in a row of its own.
+    batch: pairs an optimiser step, over all processes.
+    max_epochs: how often a pair may be drawn; `trainer.max_steps` × `batch` pairs are.
+    chosen_floor: nats per token; a mean change of the chosen log-probability below it warns.
+    reference_cache: a folder that several runs share; default: `reference/` in `out`.
     """
 
     owned = OWNED_TRAINER_FIELDS

@@ -73,9 +73,8 @@ OWNED_TRAINER_FIELDS = OWNED_EVERYWHERE | owned_fields({
 class CompletionLimit(Strict):
     """From a batch of rollouts on, the most tokens of a completion.
 
-    Args:
-        from_batch: the first batch that it holds for, counted from 1.
-        tokens: of all steps of a completion together.
+    from_batch: the first batch that it holds for, counted from 1.
+    tokens: of all steps of a completion together.
     """
 
     from_batch: int = Field(ge=1)
@@ -85,11 +84,10 @@ class CompletionLimit(Strict):
 class RolloutSampling(Strict):
     """How the policy's rollouts are sampled, from its whole distribution.
 
-    Args:
-        temperature: 1 is the policy's own distribution.
-        max_tokens: of one step of a completion, reasoning included.
-        max_turns: steps of a completion whose prompt declares tools.
-        max_completion: a schedule of limits on the tokens of all steps; null: none (Nano).
+    temperature: 1 is the policy's own distribution.
+    max_tokens: of one step of a completion, reasoning included.
+    max_turns: steps of a completion whose prompt declares tools.
+    max_completion: a schedule of limits on the tokens of all steps; null: none (Nano).
     """
 
     temperature: float = Field(default=1.0, gt=0, json_schema_extra=_REFERENCE)
@@ -119,8 +117,7 @@ class RolloutSampling(Strict):
 class InProcessRollouts(Strict):
     """Rollouts decoded in the training processes; weights that are sharded are gathered meanwhile.
 
-    Args:
-        batch_size: rollouts decoded at a time on one process.
+    batch_size: rollouts decoded at a time on one process.
     """
 
     engine: Literal["in_process"]
@@ -130,8 +127,7 @@ class InProcessRollouts(Strict):
 class LoraServer(Server):
     """A vLLM server that holds the base model and loads the adapter before every batch.
 
-    Args:
-        model: what the names begin with under which adapters are loaded.
+    model: what the names begin with under which adapters are loaded.
     """
 
     engine: Literal["lora_server"]
@@ -141,8 +137,7 @@ class LoraServer(Server):
 class WeightServer(Server):
     """A vLLM server that is sent all weights before every batch, by NCCL.
 
-    Args:
-        group_port: where the main process waits for the server to join the transfer.
+    group_port: where the main process waits for the server to join the transfer.
     """
 
     engine: Literal["vllm_server"]
@@ -153,10 +148,9 @@ class ColocatedVllm(Strict):
     """vLLM in each training process, on the same device. Its rollouts end together, turn by turn:
     verifiers run behind each turn, not beside it.
 
-    Args:
-        gpu_memory: share of the device that vLLM takes.
-        max_length: longest prompt and completion; null is the model's own limit.
-        sleep: give up weights and cache between batches.
+    gpu_memory: share of the device that vLLM takes.
+    max_length: longest prompt and completion; null is the model's own limit.
+    sleep: give up weights and cache between batches.
     """
 
     engine: Literal["vllm_colocate"]
@@ -178,16 +172,16 @@ class ImportanceConfig(Strict):
     The values are the reference code's; those of Nano are not published. A completion that is left
     out still counts in the tokens that the loss is divided by (not so in the reference).
 
-    Args:
-        token_low, token_high: bounds of a token's ratio trainer / sampler, which scales its loss.
-        outside: `mask` takes a token outside them out of the loss (NeMo RL's icepop, 0.5 to 5);
-            `truncate` moves its ratio to the bound (0 to 5 in Super, 0.2 to 5 in Ultra).
-        sequence_limit: a completion whose mean of exp |difference| is above it is left out (NeMo
-            RL's seq_logprob_error_threshold, 2 in Nano's public recipe).
-        geometric_low, geometric_high: so is one whose geometric mean of the ratios is outside (NeMo
-            RL's seq-mask-tis, 0.999 and 1.002); null: no such bound.
-        product_high: so is one whose *product* of the ratios is above (TRL's sequence_mask, 3.0),
-            where long completions stray soonest; null: no such bound.
+    token_low, token_high: bounds of a token's ratio trainer / sampler, which scales its loss.
+    outside: `mask` takes a token outside them out of the loss (NeMo RL's icepop, 0.5 to 5);
+        `truncate` (truncated importance sampling) moves its ratio to the bound (0 to 5 in Super,
+        0.2 to 5 in Ultra).
+    sequence_limit: a completion whose mean of exp |difference| is above it is left out (NeMo RL's
+        seq_logprob_error_threshold, 2 in Nano's public recipe).
+    geometric_low, geometric_high: so is one whose geometric mean of the ratios is outside (NeMo
+        RL's seq-mask-tis, 0.999 and 1.002); null: no such bound.
+    product_high: so is one whose *product* of the ratios is above (TRL's sequence_mask, 3.0), where
+        long completions stray soonest; null: no such bound.
     """
 
     token_low: float = Field(default=0.5, ge=0, lt=1, json_schema_extra=source("NeMo RL, icepop"))
@@ -202,20 +196,19 @@ class ImportanceConfig(Strict):
 class GrpoLossConfig(Strict):
     """Token-level clipped policy loss over the global batch.
 
-    Args:
-        clip_low, clip_high: the ratio to the policy that sampled is clipped to 1 − low … 1 + high.
-        num_iterations: optimiser steps on each batch of rollouts; 1 is exactly on-policy.
-        kl: weight of KL(policy ‖ initial policy), estimator k3, token by token. Above 0 a second
-            copy of the model is kept (none with an adapter).
-        overlong: `mask` keeps truncated completions in their group's baseline and out of the loss;
-            `train` trains on them.
-        importance: null multiplies nothing and masks nothing.
-        force_on_policy_ratio: the clipped ratio is 1 in every update of a batch, and importance
-            sampling corrects for all that moved since (Super, Ultra; not Nano).
-        advantage_clip: of advantages, to ± this; null: none (Nano). 50 in Super, 20 in Ultra.
-        malformed_call_advantage, malformed_tag_advantage: of a completion that no limit cut, with a
-            call that cannot be read, or reasoning tags out of place; null: as its reward says
-            (Nano). −5 in Super.
+    clip_low, clip_high: the ratio to the policy that sampled is clipped to 1 − low … 1 + high.
+    num_iterations: optimiser steps on each batch of rollouts; 1 is exactly on-policy.
+    kl: weight of KL(policy ‖ initial policy), estimator k3, token by token. Above 0 a second copy
+        of the model is kept (none with an adapter).
+    overlong: `mask` keeps truncated completions in their group's baseline and out of the loss;
+        `train` trains on them.
+    importance: null multiplies nothing and masks nothing.
+    force_on_policy_ratio: the clipped ratio is 1 in every update of a batch, and importance
+        sampling corrects for all that moved since (Super, Ultra; not Nano).
+    advantage_clip: of advantages, to ± this; null: none (Nano). 50 in Super, 20 in Ultra.
+    malformed_call_advantage, malformed_tag_advantage: of a completion that no limit cut, with a
+        call that cannot be read, or reasoning tags out of place; null: as its reward says (Nano).
+        −5 in Super.
     """
 
     clip_low: float = Field(default=0.2, gt=0, lt=1, json_schema_extra=_REFERENCE)
@@ -240,10 +233,9 @@ class GrpoLossConfig(Strict):
 class MoeConfig(Strict):
     """What happens to expert routers; without effect on a model that has none.
 
-    Args:
-        freeze_router: their weights are not trained.
-        bias_update_rate: by which, after every step, the score-correction bias falls of an expert
-            with more tokens than the mean, and rises of one with fewer.
+    freeze_router: their weights are not trained.
+    bias_update_rate: by which, after every step, the score-correction bias falls of an expert with
+        more tokens than the mean, and rises of one with fewer.
     """
 
     freeze_router: bool = True
@@ -253,9 +245,8 @@ class MoeConfig(Strict):
 class Limit(Strict):
     """Limits of one sign.
 
-    Args:
-        warn: a line is printed from here on; null: never.
-        stop: the run ends; null: never.
+    warn: a line is printed from here on; null: never.
+    stop: the run ends; null: never.
     """
 
     warn: float | None = Field(default=None, ge=0)
@@ -266,14 +257,13 @@ class GuardConfig(Strict):
     """Signs that a run goes wrong, each as a mean over the last `window` batches of rollouts; the
     limits are ours, and may be changed when a stopped run is started again.
 
-    Args:
-        window: batches of rollouts.
-        zero_variance: share of the groups whose rewards are all equal.
-        truncated: share of the completions that ran to a limit.
-        unscored: share of the completions without a reward.
-        masked: share of the completions in the loss that importance sampling leaves out.
-        entropy: lower limits, as a share of the mean of the first `window` batches.
-        length: of a completion, as a multiple of the mean of the first `window` batches.
+    window: batches of rollouts.
+    zero_variance: share of the groups whose rewards are all equal.
+    truncated: share of the completions that ran to a limit.
+    unscored: share of the completions without a reward.
+    masked: share of the completions in the loss that importance sampling leaves out.
+    entropy: lower limits, as a share of the mean of the first `window` batches.
+    length: of a completion, as a multiple of the mean of the first `window` batches.
     """
 
     window: int = Field(default=4, ge=1)
@@ -288,12 +278,11 @@ class GuardConfig(Strict):
 class GroupTraining(PolicyRecipe):
     """One run of group-relative policy optimisation.
 
-    Args:
-        prompts_per_step: groups in a batch of rollouts, over all processes.
-        num_generations: rollouts of a prompt.
-        max_epochs: how often a prompt may be drawn.
-        chat_template, template_variables: as for a backend that samples; `own` is the one that the
-            policy was trained with.
+    prompts_per_step: groups in a batch of rollouts, over all processes.
+    num_generations: rollouts of a prompt.
+    max_epochs: how often a prompt may be drawn.
+    chat_template, template_variables: as for a backend that samples; `own` is the one that the
+        policy was trained with.
     """
 
     owned = OWNED_TRAINER_FIELDS

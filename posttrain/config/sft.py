@@ -99,12 +99,11 @@ OWNED_TRAINER_FIELDS = OWNED_EVERYWHERE | owned_fields({
 class ModelConfig(Strict):
     """Where the weights come from: a checkpoint (`path`) or a random initialisation (`config`).
 
-    Args:
-        path: a checkpoint's directory, or a hub id.
-        revision: commit of a hub id.
-        config: fields of a transformers config, `model_type` among them, for random weights.
-        dtype: of the weights that are held; `bfloat16` only for what an adapter leaves frozen.
-        attention: `auto`, or an implementation that transformers knows.
+    path: a checkpoint's directory, or a hub id.
+    revision: commit of a hub id.
+    config: fields of a transformers config, `model_type` among them, for random weights.
+    dtype: of the weights that are held; `bfloat16` only for what an adapter leaves frozen.
+    attention: `auto`, or an implementation that transformers knows.
     """
 
     path: str | None = None
@@ -123,13 +122,12 @@ class ModelConfig(Strict):
 class AdapterConfig(Strict):
     """LoRA (Hu et al. 2021) or QLoRA (Dettmers et al. 2023) on a checkpoint.
 
-    Args:
-        method: `qlora` holds the frozen base in 4 bits.
-        preset: what is reached: `attention`, `attention_mlp`, or `nemotron_h` (attention, Mamba
-            projections, shared and routed experts).
-        modules, parameters: further names, matched as suffixes.
-        rank, alpha: of the update, which is scaled by alpha / rank.
-        dropout: of the adapter's input.
+    method: `qlora` holds the frozen base in 4 bits.
+    preset: what is reached: `attention`, `attention_mlp`, or `nemotron_h` (attention, Mamba
+        projections, shared and routed experts).
+    modules, parameters: further names, matched as suffixes.
+    rank, alpha: of the update, which is scaled by alpha / rank.
+    dropout: of the adapter's input.
     """
 
     method: Literal["lora", "qlora"] = "lora"
@@ -151,8 +149,7 @@ class AdapterConfig(Strict):
 class BalanceConfig(Strict):
     """Sequence-wise expert balance (DeepSeek-V3, Eq. 17–20).
 
-    Args:
-        coefficient: of the term; 0 leaves it out.
+    coefficient: of the term; 0 leaves it out.
     """
 
     coefficient: float = Field(default=0.0, ge=0)
@@ -161,9 +158,8 @@ class BalanceConfig(Strict):
 class LaunchConfig(Strict):
     """What the launcher must have started; a run that got anything else stops.
 
-    Args:
-        world_size: processes; null: unchecked.
-        sharding: of weights and optimiser, by the accelerate config; null: unchecked.
+    world_size: processes; null: unchecked.
+    sharding: of weights and optimiser, by the accelerate config; null: unchecked.
     """
 
     world_size: int | None = Field(default=None, ge=1)
@@ -173,9 +169,8 @@ class LaunchConfig(Strict):
 class TrainingRecipe(Strict):
     """What the recipes of all training stages have.
 
-    Args:
-        end_token: ends a turn; null: the tokenizer's, `<|im_end|>` before eos.
-        pad_token: a token other than the end token; null: the tokenizer's, or one that is free.
+    end_token: ends a turn; null: the tokenizer's, `<|im_end|>` before eos.
+    pad_token: a token other than the end token; null: the tokenizer's, or one that is free.
     """
 
     owned: ClassVar[Mapping[str, str]]  # fields of the TRL config that no recipe sets → why
@@ -231,11 +226,10 @@ class PolicyRecipe(TrainingRecipe):
 class SftConfig(TrainingRecipe):
     """One SFT run.
 
-    Args:
-        data: the directory that build_sft wrote.
-        document_masking: how packed documents are kept apart: `varlen` and `block_diagonal` in
-            attention, `unpacked` in rows of their own; `auto` takes the quickest that is exact.
-        keep_epochs: epochs whose model stays, in `checkpoint-epoch-N/`.
+    data: the directory that build_sft wrote.
+    document_masking: how packed documents are kept apart: `varlen` and `block_diagonal` in
+        attention, `unpacked` in rows of their own; `auto` takes the quickest that is exact.
+    keep_epochs: epochs whose model stays, in `checkpoint-epoch-N/`.
     """
 
     owned = OWNED_TRAINER_FIELDS

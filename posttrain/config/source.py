@@ -110,14 +110,13 @@ Where = Annotated[dict[str, dict[str, Any]], BeforeValidator(_conditions)]
 class RowPlace(Strict):
     """Where a source's rows are.
 
-    Args:
-        path: file, HF dataset directory or glob, or a list of them, relative to the base directory:
-            `.jsonl`, `.ndjson`, `.json` (an object a line, or one array), each also `.gz` or
-            `.zst`; `.parquet`.
-        hub: a Hugging Face dataset id, read as a stream.
-        revision: of a hub id, as a 40-digit commit.
-        subset: of a hub id that has several configurations.
-        split: the split of a hub id, or of an HF directory that holds several.
+    path: file, HF dataset directory or glob, or a list of them, relative to the base directory:
+        `.jsonl`, `.ndjson`, `.json` (an object a line, or one array), each also `.gz` or `.zst`;
+        `.parquet`.
+    hub: a Hugging Face dataset id, read as a stream.
+    revision: of a hub id, as a 40-digit commit.
+    subset: of a hub id that has several configurations.
+    split: the split of a hub id, or of an HF directory that holds several.
     """
 
     name: str = Field(min_length=1)
@@ -154,18 +153,17 @@ class RowPlace(Strict):
 class SourceConfig(RowPlace):
     """Where a source's rows are and how they become records.
 
-    Args:
-        dialect: name it to forbid recognition by structure; rows that do not fit are dropped.
-        fields: canonical name → the row's own name for it (a dotted path reaches inside objects).
-        roles: the row's own role names → ours, beside the usual ones.
-        where: keep only the rows that meet these conditions (`posttrain.config.source`).
-        license: of every row, or of those that lack `license_field`.
-        license_field: the row's own field (a dotted path) with its license.
-        metadata: fields of the row (dotted paths) to carry along, keyed by their last part.
-        ending: conversations that do not end on an assistant turn are trimmed to it, or dropped.
-        prefilled_think: assistant texts start inside a trace, the opening tag is not in the text.
-        strict: stop at the first row that cannot be read as a record instead of dropping it.
-        filters: structural checks and filters of the text (`posttrain.config.filters`).
+    dialect: name it to forbid recognition by structure; rows that do not fit are dropped.
+    fields: canonical name → the row's own name for it (a dotted path reaches inside objects).
+    roles: the row's own role names → ours, beside the usual ones.
+    where: keep only the rows that meet these conditions (`posttrain.config.source`).
+    license: of every row, or of those that lack `license_field`.
+    license_field: the row's own field (a dotted path) with its license.
+    metadata: fields of the row (dotted paths) to carry along, keyed by their last part.
+    ending: conversations that do not end on an assistant turn are trimmed to it, or dropped.
+    prefilled_think: assistant texts start inside a trace, the opening tag is not in the text.
+    strict: stop at the first row that cannot be read as a record instead of dropping it.
+    filters: structural checks and filters of the text (`posttrain.config.filters`).
     """
 
     dialect: DialectName | None = None
