@@ -74,8 +74,7 @@ def rescore(argv: list[str], console: Console) -> None:
 
     from data_builders.graders import all_graders
     from data_builders.prompts.evaluation import grade_by_name
-    from posttrain.evaluation.grade import changed_grades
-    from posttrain.evaluation.run import JOURNALS, LABELS, read_run
+    from posttrain.evaluation.run import JOURNALS, LABELS, changed_grades, read_run
     from posttrain.evaluation.stage import keep_rescored, metrics_of, rescored_records
     from posttrain.report import write_report
     from posttrain.report.console import print_sections
@@ -112,8 +111,13 @@ def compare(argv: list[str], console: Console) -> None:
     options = parser.parse_intermixed_args(argv)
     gate = None if options.gate is None else load_recipe(options.gate, GateConfig)
 
-    from posttrain.evaluation.compare import comparable, compare_runs, side_of
-    from posttrain.evaluation.gate import gate_rows, passes
+    from posttrain.evaluation.compare import (
+        comparable,
+        compare_runs,
+        gate_rows,
+        passes,
+        side_of,
+    )
     from posttrain.report.console import print_sections
     from posttrain.report.pages.evaluation import differences, gated
 

@@ -29,7 +29,7 @@ def open_checkpoint(
 
     from posttrain.models.chat_template import chat_template_of
     from posttrain.models.inference import generation_stops, load_for_inference, weights_digest
-    from posttrain.sampling.engines.stream import StreamingEngine
+    from posttrain.sampling.engines.transformers import StreamingEngine
     from posttrain.sampling.render import RenderedSampler
     from posttrain.tokens.tokenizer import encoder_of, largest_id, load_any_tokenizer
 
