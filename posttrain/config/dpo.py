@@ -14,29 +14,24 @@ PairLayout = Literal["auto", "shared_prompt", "unpacked"]
 SftForm = Literal["sum", "mean"]
 
 OWNED_TRAINER_FIELDS = OWNED_EVERYWHERE | owned_fields({
-    "set loss: instead": ("beta", "loss_type", "loss_weights"),
-    "this stage trains the paper's loss: sigmoid preference and SFT on the chosen": (
-        "label_smoothing", "ld_alpha", "f_divergence_type", "f_alpha_divergence_coef",
-        "use_weighting", "discopop_tau", "router_aux_loss_coef",
-    ),
-    "pairs are rendered, tokenised and filtered by build_dpo; nothing is cut off here": (
-        "max_length", "truncation_mode", "dataset_num_proc",
-    ),
-    "set layout: instead": ("padding_free", "pad_to_multiple_of"),
-    "the reference is the policy before step 1; its log-probabilities are kept on disk": (
-        "precompute_ref_log_probs", "precompute_ref_batch_size", "sync_ref_model",
-    ),
-    "policy and reference are compared without dropout": ("disable_dropout",),
-    "set batch: it follows from batch, micro-batch and processes": ("gradient_accumulation_steps",),
-    "set max_steps; epochs follow one another, max_epochs: bounds them": ("num_train_epochs",),
-    "every step has exactly batch: pairs": ("dataloader_drop_last",),
-    "its row, the loss before any update, is always there": ("logging_first_step",),
-    "pairs are drawn in keyed permutations, the same in every layout": (
-        "train_sampling_strategy", "group_by_length",
-    ),
-    "measure the checkpoint with posttrain eval instead": (
-        "do_eval", "eval_strategy", "load_best_model_at_end",
-    ),
+    "set loss: instead": "beta loss_type loss_weights",
+    "this stage trains the paper's loss: sigmoid preference and SFT on the chosen":
+        "label_smoothing ld_alpha f_divergence_type f_alpha_divergence_coef use_weighting "
+        "discopop_tau router_aux_loss_coef",
+    "pairs are rendered, tokenised and filtered by build_dpo; nothing is cut off here":
+        "max_length truncation_mode dataset_num_proc",
+    "set layout: instead": "padding_free pad_to_multiple_of",
+    "the reference is the policy before step 1; its log-probabilities are kept on disk":
+        "precompute_ref_log_probs precompute_ref_batch_size sync_ref_model",
+    "policy and reference are compared without dropout": "disable_dropout",
+    "set batch: it follows from batch, micro-batch and processes": "gradient_accumulation_steps",
+    "set max_steps; epochs follow one another, max_epochs: bounds them": "num_train_epochs",
+    "every step has exactly batch: pairs": "dataloader_drop_last",
+    "its row, the loss before any update, is always there": "logging_first_step",
+    "pairs are drawn in keyed permutations, the same in every layout":
+        "train_sampling_strategy group_by_length",
+    "measure the checkpoint with posttrain eval instead":
+        "do_eval eval_strategy load_best_model_at_end",
 })  # fmt: skip
 
 

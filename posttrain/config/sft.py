@@ -26,9 +26,9 @@ _TAKES_NO = ("eval_strategy", "save_strategy", "logging_strategy")
 _GLOBAL = "the loss is per trained token over the global batch"
 
 
-def owned_fields(groups: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+def owned_fields(groups: Mapping[str, str]) -> dict[str, str]:
     """Fields of a trainer's config that no recipe sets: name → what to do instead."""
-    return {name: why for why, names in groups.items() for name in names}
+    return {name: why for why, names in groups.items() for name in names.split()}
 
 
 def trainer_fields(method: str) -> frozenset[str]:
@@ -56,43 +56,36 @@ def _annotations(method: str) -> dict[str, str]:
 
 # what every trainer has
 OWNED_EVERYWHERE = owned_fields({
-    "set out: instead": ("output_dir",),
-    "set the recipe's seed: instead": ("seed", "data_seed"),
-    "set the recipe's pad_token: instead": ("pad_token",),
-    "the columns are those that the build wrote": ("label_names", "remove_unused_columns"),
-    _GLOBAL: ("label_smoothing_factor", "average_tokens_across_devices"),
-    "it would change the global batch while the run goes on": ("auto_find_batch_size",),
-    "set model: instead": ("model_init_kwargs",),
-    "set model: instead; remote code is never run": ("trust_remote_code",),
-    "every run resumes exactly from its own output directory": (
-        "resume_from_checkpoint", "overwrite_output_dir", "ignore_data_skip", "save_only_model",
-    ),
-    "publish the finished artifact directory instead": (
-        "push_to_hub", "hub_model_id", "hub_token", "hub_private_repo", "hub_strategy",
-    ),
-    "sharding comes from the accelerate config (recipes/accelerate/) and launch.sharding": (
-        "deepspeed", "fsdp", "fsdp_config", "parallelism_config",
-    ),
-    "this stage trains": ("do_train", "do_predict"),
+    "set out: instead": "output_dir",
+    "set the recipe's seed: instead": "seed data_seed",
+    "set the recipe's pad_token: instead": "pad_token",
+    "the columns are those that the build wrote": "label_names remove_unused_columns",
+    _GLOBAL: "label_smoothing_factor average_tokens_across_devices",
+    "it would change the global batch while the run goes on": "auto_find_batch_size",
+    "set model: instead": "model_init_kwargs",
+    "set model: instead; remote code is never run": "trust_remote_code",
+    "every run resumes exactly from its own output directory":
+        "resume_from_checkpoint overwrite_output_dir ignore_data_skip save_only_model",
+    "publish the finished artifact directory instead":
+        "push_to_hub hub_model_id hub_token hub_private_repo hub_strategy",
+    "sharding comes from the accelerate config (recipes/accelerate/) and launch.sharding":
+        "deepspeed fsdp fsdp_config parallelism_config",
+    "this stage trains": "do_train do_predict",
 })  # fmt: skip
 OWNED_TRAINER_FIELDS = OWNED_EVERYWHERE | owned_fields({
-    _PACKED: (
-        "packing", "packing_strategy", "eval_packing", "truncation_mode", "completion_only_loss",
-        "assistant_only_loss", "dataset_text_field", "dataset_kwargs", "dataset_num_proc",
+    _PACKED:
+        "packing packing_strategy eval_packing truncation_mode completion_only_loss "
+        "assistant_only_loss dataset_text_field dataset_kwargs dataset_num_proc "
         "chat_template_path",
-    ),
-    "set end_token: instead": ("eos_token",),
-    _LAYOUT: ("padding_free", "max_length", "pad_to_multiple_of"),
-    "the order of packs is a keyed permutation of seed and epoch, the same in every layout": (
-        "shuffle_dataset", "train_sampling_strategy", "group_by_length",
-    ),
-    "an incomplete last batch is filled with empty packs, none is dropped": (
-        "dataloader_drop_last",
-    ),
-    _GLOBAL: ("loss_type",),
-    "set balance.coefficient: TRL's term fails on sigmoid routers": ("router_aux_loss_coef",),
-    "set keep_epochs: to name the checkpoints that stay": ("load_best_model_at_end",),
-    "set eval_strategy: instead": ("do_eval",),
+    "set end_token: instead": "eos_token",
+    _LAYOUT: "padding_free max_length pad_to_multiple_of",
+    "the order of packs is a keyed permutation of seed and epoch, the same in every layout":
+        "shuffle_dataset train_sampling_strategy group_by_length",
+    "an incomplete last batch is filled with empty packs, none is dropped": "dataloader_drop_last",
+    _GLOBAL: "loss_type",
+    "set balance.coefficient: TRL's term fails on sigmoid routers": "router_aux_loss_coef",
+    "set keep_epochs: to name the checkpoints that stay": "load_best_model_at_end",
+    "set eval_strategy: instead": "do_eval",
 })  # fmt: skip
 
 

@@ -15,21 +15,9 @@ DialectName = Literal[
     "openai", "inline_think", "sharegpt", "alpaca", "prompt_completion", "chosen_rejected"
 ]
 FieldName = Literal[
-    "messages",
-    "role",
-    "content",
-    "tools",
-    "system",
-    "reasoning",
-    "instruction",
-    "input",
-    "output",
-    "history",
-    "prompt",
-    "completion",
-    "chosen",
-    "rejected",
-]
+    "messages", "role", "content", "tools", "system", "reasoning", "instruction", "input", "output",
+    "history", "prompt", "completion", "chosen", "rejected",
+]  # fmt: skip
 EndingPolicy = Literal["trim", "drop"]
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")

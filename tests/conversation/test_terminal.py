@@ -13,7 +13,7 @@ from rich.console import Console
 
 from posttrain.chat.parse import parse_completion
 from posttrain.conversation.session import REFUSED, Session
-from posttrain.conversation.terminal import TagSplitter, Terminal, printable, talk
+from posttrain.conversation.terminal import TagSplitter, Terminal, printable
 from posttrain.environments.base import open_toolkit
 from posttrain.records import Message
 from posttrain.rollouts import Step
@@ -69,15 +69,10 @@ def run(
     sampler = Scripted(texts)
     sampler.terminal = terminal
     sampler.meanwhile = meanwhile or sampler.meanwhile
-    session = Session(
-        sampler,
-        RolloutLimits(Parameters()),
-        terminal,
-        tools=open_toolkit(tools) if tools else None,
-        ask=terminal.ask,
-    )
+    toolkit = open_toolkit(tools) if tools else None
+    session = Session(sampler, RolloutLimits(Parameters()), terminal, toolkit)
     with asyncio.Runner() as runner:
-        talk(session, terminal, runner)
+        session.talk(runner)
     return out.getvalue(), sampler, session
 
 
