@@ -4,8 +4,6 @@ posttrain build_dpo --config tiny/build_dpo
 posttrain build_dpo --config tiny/build_dpo out=runs/x total=400 --dry-run
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from pathlib import Path

@@ -4,8 +4,6 @@ posttrain build_genrm --config tiny/build_genrm
 posttrain build_genrm --config nemotron-3-nano/build_genrm --dry-run
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -5,8 +5,6 @@ posttrain profile_prompts --config tiny/profile out=runs/x n=4 --dry-run
 posttrain profile_prompts --config tiny/profile_second
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from pathlib import Path

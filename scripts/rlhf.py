@@ -4,8 +4,6 @@ posttrain rlhf --config tiny/rlhf
 posttrain launch --config_file accelerate/ddp rlhf --config tiny/rlhf
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from pathlib import Path

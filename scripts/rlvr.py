@@ -4,8 +4,6 @@ posttrain rlvr --config tiny/rlvr
 posttrain launch --config_file accelerate/ddp rlvr --config tiny/rlvr
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from pathlib import Path

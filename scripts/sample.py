@@ -4,8 +4,6 @@ posttrain sample --config tiny/sample
 posttrain sample --config tiny/sample out=runs/x n=4 --dry-run
 """
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import sys
