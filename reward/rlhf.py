@@ -56,7 +56,6 @@ class JudgedReward:
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """As `GroupReward.identity`."""
         return {
             "judge": dict(self._judge.identity),
             "pairing": self._pairing.model_dump(mode="json"),
@@ -64,7 +63,6 @@ class JudgedReward:
         }
 
     async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:
-        """As `GroupReward.reward`."""
         paired = [list(self._pairs(group)) for group in groups]
         comparisons = [comparison for pairs in paired for _, _, comparison in pairs]
         watching = asyncio.create_task(asyncio.to_thread(self._accuracies, groups))
@@ -79,7 +77,6 @@ class JudgedReward:
         ]
 
     def settle(self, requests: int, failures: Sequence[Failure], *, domain: str = "") -> None:
-        """As `GroupReward.settle`. Raises JudgeError beyond `config.max_failure_rate`."""
         refuse_failures(requests, failures, max_failure_rate=self._config.max_failure_rate)
         self._judge.keep_failures()
 

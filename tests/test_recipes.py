@@ -18,18 +18,14 @@ from posttrain.config.build_genrm import BuildGenRmConfig
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.command import parse_recipe, recipe_parser
 from posttrain.config.dpo import DpoConfig
-from posttrain.config.eval import EvalConfig
-from posttrain.config.eval_genrm import EvalGenRmConfig
-from posttrain.config.genrm import GenRmConfig
+from posttrain.config.eval import EvalConfig, EvalGenRmConfig, WinRateConfig
 from posttrain.config.load import load_recipe, read_recipe
-from posttrain.config.profile import ProfileConfig
-from posttrain.config.rlhf import RlhfConfig
+from posttrain.config.rlhf import GenRmConfig, RlhfConfig
 from posttrain.config.rlvr import RlvrConfig
-from posttrain.config.sample import SampleConfig
+from posttrain.config.sample import ProfileConfig, SampleConfig
 from posttrain.config.sft import SftConfig
 from posttrain.config.stages import StagesConfig
 from posttrain.config.tiny_world import TinyJudgementsConfig, TinyWorldConfig
-from posttrain.config.win_rate import WinRateConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 # a recipe is named after its stage; recipes/accelerate holds accelerate's own files

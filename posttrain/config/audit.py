@@ -1,19 +1,44 @@
-"""The recipe of an audit: `posttrain audit --config F`, or its keys alone on the command line.
-
-    data: [data/packed]
-    tokenizer: {path: Qwen/Qwen3-0.6B, revision: c1899de…}
-    limits: {min_trained: 0.1}
-    out: runs/audit_packed
-
-Paths are relative to the directory the command is run in.
-"""
+"""The recipe of an audit, and the thresholds on masks that it shares with builds of SFT data."""
 
 from __future__ import annotations
 
 from pydantic import Field
 
 from posttrain.config.base import Strict
-from posttrain.config.supervision import SupervisionLimits
+
+
+class SupervisionLimits(Strict):
+    """What stops a build or fails an audit, as shares of one source's sequences. `null` sets no
+    limit. All are ours.
+
+    Args:
+        nothing_trained: most in which no token is trained: no answer, or none left after clipping.
+        min_end_trained: least whose last answer ends with a trained end token; an answer without
+            one teaches not to stop, and some are clipped in any long data.
+        max_empty_answers: most with an answer of which nothing but its end is trained, which
+            teaches to stop at once.
+        max_think_header: most in which the `<think>` that the generation prompt opens, or its empty
+            trace, is trained: inference gives it, the model is never to write it.
+        max_turn_tokens: most in which a token that opens turns, or the pad, is trained: an unmasked
+            prompt, or a chat pasted into an answer.
+        max_prompt_trained: most in which a token of a system, user or tool turn is trained, where
+            turns can be told apart.
+        min_trained: least share of trained *tokens*; long documents with a short answer are honest.
+        max_duplicated: most that are copies of another sequence, beside the mixture's repeats; some
+            sets repeat a short chat on purpose.
+        max_empty_think: most that train an answer after an empty trace, as is right for every
+            source that does not reason.
+    """
+
+    nothing_trained: float = Field(default=0.01, ge=0, le=1)
+    min_end_trained: float | None = Field(default=0.95, ge=0, le=1)
+    max_empty_answers: float | None = Field(default=0.01, ge=0, le=1)
+    max_think_header: float | None = Field(default=0.01, ge=0, le=1)
+    max_turn_tokens: float | None = Field(default=0.01, ge=0, le=1)
+    max_prompt_trained: float | None = Field(default=0.01, ge=0, le=1)
+    min_trained: float | None = Field(default=None, ge=0, le=1)
+    max_duplicated: float | None = Field(default=None, ge=0, le=1)
+    max_empty_think: float | None = Field(default=None, ge=0, le=1)
 
 
 class AuditTokenizer(Strict):

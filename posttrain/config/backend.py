@@ -1,14 +1,6 @@
-"""The `backend:` block of recipes that ask a model: which one, and how it is reached.
+"""The `backend:` block: which model is asked, and how it is reached.
 
-    backend: {kind: transformers, batch_size: 256}
-    backend: {kind: vllm, tensor_parallel: 2}
-    backend: {kind: completions, url: "http://localhost:8000/v1", model: nano, tokenizer: out/sft}
-    backend: {kind: chat, url: "https://api.example.com/v1", model: big, api_key_env: EXAMPLE_KEY}
-    backend: {kind: chat, url: "http://localhost:8000/v1", model: nano, server: vllm,
-              thinking: enable_thinking}
-
-The first three render and parse here, with the checkpoint's own template; `chat` leaves both to the
-server. A key's value is never in a recipe: `api_key_env` names the environment variable.
+A key's value is never in a recipe: `api_key_env` names the environment variable.
 """
 
 from __future__ import annotations
@@ -129,12 +121,11 @@ class ChatBackend(Server):
     Args:
         server: `any` gets standard fields alone; `openai` the same, with `max_completion_tokens`;
             `vllm` and `sglang` also `top_k`, and the reasoning and tool names of earlier turns.
-        thinking: the field that switches thinking on and off, as the server or the model spells it:
-            `enable_thinking` (vLLM and SGLang with Nemotron's and Qwen3's templates) and `thinking`
-            (with DeepSeek's and Granite's) in `chat_template_kwargs`; `enable_thinking_field` at
-            the top (DashScope); `reasoning_effort`, `none` for off (OpenAI); `reasoning`, `enabled`
-            (OpenRouter). `fixed` sends nothing: the recipe then names the one mode
-            that the server uses by itself.
+        thinking: the field that switches thinking, as the server spells it: `enable_thinking` (vLLM
+            and SGLang with Nemotron's and Qwen3's templates) and `thinking` (DeepSeek's, Granite's)
+            in `chat_template_kwargs`; `enable_thinking_field` at the top (DashScope);
+            `reasoning_effort`, `none` for off (OpenAI); `reasoning`, `enabled` (OpenRouter).
+            `fixed` sends nothing: settings then name the one mode that the server uses.
     """
 
     kind: Literal["chat"]

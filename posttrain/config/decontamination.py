@@ -1,10 +1,4 @@
-"""The recipe's block `decontamination:`, which keeps what is evaluated on out of training.
-
-decontamination:
-  files:
-    - {path: eval/gsm8k_test.jsonl, fields: [question]}
-    - {path: "eval/mmlu/*.parquet", fields: [question, choices]}
-"""
+"""The recipe's block `decontamination:`, which keeps what is evaluated on out of training."""
 
 from __future__ import annotations
 
@@ -19,10 +13,9 @@ class EvaluationFile(Strict):
     Args:
         path: relative to the base directory.
         split: of a dataset directory that holds several.
-        fields: dotted paths of the texts to look for; lists and objects stand for all texts in
-            them. Options to choose from are looked for beside their question alone: fields named
-            `A` to `J`, `choices`, `options` and the like, and lists beside a named field of text.
-            Without `fields` every text of a row counts, its options apart.
+        fields: dotted paths of the texts to look for, lists and objects standing for all texts in
+            them; () takes every text of a row. Options (fields named `A` to `J`, `choices`,
+            `options` and the like, lists beside a named text) count beside their question alone.
     """
 
     path: str = Field(min_length=1)
@@ -38,8 +31,7 @@ class DecontaminationConfig(Strict):
         ngram: words of a run, and the own words of an item that must be found at least; a question
             with fewer is found with its options, or as a whole message.
         coverage: the share of an item's own words that must lie in runs that one message also has.
-        common: a run that more distinct items of all files than this have is a template; own words
-            are those in no template.
+        common: a run in more distinct items than this is a template, whose words are no item's own.
     """
 
     files: tuple[EvaluationFile, ...] = Field(min_length=1)

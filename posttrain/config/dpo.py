@@ -1,14 +1,6 @@
 """The recipe of the DPO stage: `posttrain dpo --config tiny/dpo`.
 
-    data: runs/tiny/dpo_data          # what build_dpo wrote
-    out: runs/tiny/dpo
-    model: {path: runs/tiny/sft}      # the policy, and the reference that it starts as
-    batch: 128
-    loss: {beta: 0.05, preference_weight: 1.0, sft_weight: 0.2, sft_form: sum}
-    trainer: {learning_rate: 3.0e-6, max_steps: 50, per_device_train_batch_size: 8}
-
-`trainer:` passes through to the installed TRL `DPOConfig` and is checked there field by field
-(`posttrain.training.dpo.stage`); the fields that this project decides are refused here by name.
+`trainer:` passes through to the installed TRL `DPOConfig`; what this project decides is refused.
 """
 
 from __future__ import annotations
@@ -60,10 +52,9 @@ class LossConfig(Strict):
         beta: of the preference loss.
         preference_weight, sft_weight: of the two terms.
         sft_form: `sum` over a completion's tokens, averaged over pairs; `mean` over the chosen
-            tokens of the whole batch. They differ by about the length of a completion.
+            tokens of the whole batch, smaller by about the length of a completion.
         kl_weight: of a separate KL(reference ‖ policy) on the chosen tokens, normalised as
-            `sft_form` says. Not in the paper. Above 0, the reference cache holds 4 bytes for each
-            chosen token instead of two numbers a pair; no further forward pass.
+            `sft_form` says; not in the paper. Above 0 the reference cache holds 4 bytes a token.
     """
 
     beta: float = Field(default=0.05, gt=0, json_schema_extra=source("paper, App. C"))

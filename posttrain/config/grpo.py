@@ -1,24 +1,13 @@
-"""What every recipe of group-relative training has: `rlhf` and `genrm` add where prompts come from.
+"""What every recipe of group-relative training has.
 
-    model: {path: runs/tiny/dpo}
-    prompts_per_step: 128            # × num_generations = the rollouts of a step
-    num_generations: 16
-    sampling: {temperature: 1.0, max_tokens: 16384}
-    rollouts: {engine: in_process, batch_size: 64}
-    loss: {clip_low: 0.2, clip_high: 0.28, kl: 0.0}
-    moe: {freeze_router: true, bias_update_rate: 1.0e-3}
-    guard: {truncated: {warn: 0.3, stop: 0.9}}
-    trainer: {learning_rate: 3.0e-6, max_steps: 100, per_device_train_batch_size: 8}
-
-`trainer:` passes through to the installed TRL `GRPOConfig` and is checked there field by field
-(`posttrain.training.rl.stage`); the fields that this project decides are refused by name.
+`trainer:` passes through to the installed TRL `GRPOConfig`; what this project decides is refused.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from posttrain.config.backend import REACHING, Server
 from posttrain.config.base import Strict, source
@@ -102,8 +91,7 @@ class RolloutSampling(Strict):
         temperature: 1 is the policy's own distribution.
         max_tokens: of one step of a completion, reasoning included.
         max_turns: steps of a completion whose prompt declares tools.
-        max_completion: a schedule of the tokens that the policy may write in all steps of a
-            completion; null: no such limit (Nano).
+        max_completion: a schedule of limits on the tokens of all steps; null: none (Nano).
     """
 
     temperature: float = Field(default=1.0, gt=0, json_schema_extra=_REFERENCE)
@@ -116,10 +104,9 @@ class RolloutSampling(Strict):
         past = [one for one in self.max_completion or () if one.from_batch <= batch]
         return past[-1].tokens if past else None
 
-    @model_validator(mode="after")
-    def _schedule_reaches_all(self) -> RolloutSampling:
+    def check(self) -> None:
         if self.max_completion is None:
-            return self
+            return
         starts = [limit.from_batch for limit in self.max_completion]
         if starts[0] != 1 or starts != sorted(set(starts)):
             raise ValueError("max_completion: from_batch begins with 1, and rises")
@@ -129,7 +116,6 @@ class RolloutSampling(Strict):
                 f"max_completion {most} is never reached: max_tokens {self.max_tokens} in each of "
                 f"max_turns {self.max_turns} is less"
             )
-        return self
 
 
 class InProcessRollouts(Strict):
@@ -192,20 +178,18 @@ class ImportanceConfig(Strict):
     """Importance sampling between what sampled a token and what trains it.
 
     The values are the reference code's; those of Nano are not published. A completion that is left
-    out is not left out of the tokens that the loss is divided by (in the reference it is).
+    out still counts in the tokens that the loss is divided by (not so in the reference).
 
     Args:
-        token_low, token_high: bounds of a token's ratio trainer / sampler, which multiplies its
-            loss.
-        outside: `mask` takes a token outside them out of the loss (NeMo RL's icepop, 0.5 to
-            5); `truncate` moves its ratio to the bound (truncated importance sampling; 0 to 5 in
-            Super, 0.2 to 5 in Ultra).
+        token_low, token_high: bounds of a token's ratio trainer / sampler, which scales its loss.
+        outside: `mask` takes a token outside them out of the loss (NeMo RL's icepop, 0.5 to 5);
+            `truncate` moves its ratio to the bound (0 to 5 in Super, 0.2 to 5 in Ultra).
         sequence_limit: a completion whose mean of exp |difference| is above it is left out (NeMo
             RL's seq_logprob_error_threshold, 2 in Nano's public recipe).
         geometric_low, geometric_high: so is one whose geometric mean of the ratios is outside (NeMo
             RL's seq-mask-tis, 0.999 and 1.002); null: no such bound.
-        product_high: so is one whose *product* of the ratios is above (TRL's sequence_mask, 3.0):
-            another scale, on which long completions stray soonest; null: no such bound.
+        product_high: so is one whose *product* of the ratios is above (TRL's sequence_mask, 3.0),
+            where long completions stray soonest; null: no such bound.
     """
 
     token_low: float = Field(default=0.5, ge=0, lt=1, json_schema_extra=source("NeMo RL, icepop"))
@@ -222,9 +206,7 @@ class GrpoLossConfig(Strict):
 
     Args:
         clip_low, clip_high: the ratio to the policy that sampled is clipped to 1 − low … 1 + high.
-            It moves away from 1 only with several updates a batch.
-        num_iterations: optimiser steps on each batch of rollouts; 1 is exactly on-policy, as in the
-            paper.
+        num_iterations: optimiser steps on each batch of rollouts; 1 is exactly on-policy.
         kl: weight of KL(policy ‖ initial policy), estimator k3, token by token. Above 0 a second
             copy of the model is kept (none with an adapter).
         overlong: `mask` keeps truncated completions in their group's baseline and out of the loss;
@@ -232,11 +214,10 @@ class GrpoLossConfig(Strict):
         importance: null multiplies nothing and masks nothing.
         force_on_policy_ratio: the clipped ratio is 1 in every update of a batch, and importance
             sampling corrects for all that moved since (Super, Ultra; not Nano).
-        advantage_clip: advantages are clipped to ± this; null: not (Nano). 50 in Super, 20 in
-            Ultra.
-        malformed_call_advantage, malformed_tag_advantage: the advantage of a completion, not cut by
-            a limit, with a tool call that cannot be read, or with reasoning tags out of place;
-            null: as its reward says (Nano). −5 in Super.
+        advantage_clip: of advantages, to ± this; null: none (Nano). 50 in Super, 20 in Ultra.
+        malformed_call_advantage, malformed_tag_advantage: of a completion that no limit cut, with a
+            call that cannot be read, or reasoning tags out of place; null: as its reward says
+            (Nano). −5 in Super.
     """
 
     clip_low: float = Field(default=0.2, gt=0, lt=1, json_schema_extra=_REFERENCE)
@@ -250,14 +231,12 @@ class GrpoLossConfig(Strict):
     malformed_call_advantage: float | None = Field(default=None, lt=0)
     malformed_tag_advantage: float | None = Field(default=None, lt=0)
 
-    @model_validator(mode="after")
-    def _ratio_moves(self) -> GrpoLossConfig:
+    def check(self) -> None:
         if self.force_on_policy_ratio and (self.num_iterations == 1 or self.importance is None):
             raise ValueError(
                 "force_on_policy_ratio needs num_iterations above 1 (with one update the ratio is "
                 "1 anyway) and importance, which then corrects for the updates"
             )
-        return self
 
 
 class MoeConfig(Strict):
@@ -265,8 +244,8 @@ class MoeConfig(Strict):
 
     Args:
         freeze_router: their weights are not trained.
-        bias_update_rate: after every step the score-correction bias of an expert that got more
-            tokens than the mean falls by this, of one that got fewer it rises; 0 leaves it.
+        bias_update_rate: by which, after every step, the score-correction bias falls of an expert
+            with more tokens than the mean, and rises of one with fewer.
     """
 
     freeze_router: bool = True
@@ -286,13 +265,12 @@ class Limit(Strict):
 
 
 class GuardConfig(Strict):
-    """Signs that a run goes wrong, each as a mean over the last `window` batches of rollouts.
-
-    The limits are ours. They can be changed when a stopped run is started again.
+    """Signs that a run goes wrong, each as a mean over the last `window` batches of rollouts; the
+    limits are ours, and may be changed when a stopped run is started again.
 
     Args:
         window: batches of rollouts.
-        zero_variance: share of the groups whose rewards are all equal: nothing to learn from.
+        zero_variance: share of the groups whose rewards are all equal.
         truncated: share of the completions that ran to a limit.
         unscored: share of the completions without a reward.
         masked: share of the completions in the loss that importance sampling leaves out.
@@ -334,17 +312,15 @@ class GroupTraining(PolicyRecipe):
     moe: MoeConfig = MoeConfig()
     guard: GuardConfig = GuardConfig()
 
-    @model_validator(mode="after")
-    def _possible(self) -> GroupTraining:
+    def check(self) -> None:
         engine, adapter, sharding = self.rollouts.engine, self.adapter, self.launch.sharding
-        if isinstance(self.rollouts, ColocatedVllm) and self.sampling.max_completion is not None:
-            most = max(limit.tokens for limit in self.sampling.max_completion)
-            room = self.rollouts.max_length
-            if room is not None and most >= room:
-                raise ValueError(
-                    f"sampling.max_completion {most} does not fit rollouts.max_length {room}, "
-                    "which holds the prompt too, for the whole run: raise max_length"
-                )
+        room = self.rollouts.max_length if isinstance(self.rollouts, ColocatedVllm) else None
+        most = max((limit.tokens for limit in self.sampling.max_completion or ()), default=0)
+        if room is not None and most >= room:
+            raise ValueError(
+                f"sampling.max_completion {most} does not fit rollouts.max_length {room}, which "
+                "holds the prompt too, for the whole run: raise max_length"
+            )
         if engine == "lora_server":
             if adapter is None:
                 raise ValueError(
@@ -357,7 +333,6 @@ class GroupTraining(PolicyRecipe):
                 f"rollouts.engine {engine} is sent all weights, and those of adapter.method qlora "
                 "are held in 4 bits: use engine: lora_server or in_process, or method: lora"
             )
-        return self
 
 
 def refuse_lora_server(sharding: str | None) -> None:

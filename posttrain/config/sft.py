@@ -1,16 +1,6 @@
-"""The recipe of the SFT stage: `posttrain sft --config tiny/sft`.
+"""The recipe of the SFT stage: `posttrain sft --config tiny/sft`; what all training recipes have.
 
-    data: runs/tiny/sft_data          # what build_sft wrote
-    out: runs/tiny/sft
-    model: {config: {model_type: qwen3, hidden_size: 128, …}}
-    document_masking: auto
-    balance: {coefficient: 1.0e-4}
-    keep_epochs: [1, 3]
-    launch: {world_size: 2, sharding: zero2}
-    trainer: {learning_rate: 1.0e-3, per_device_train_batch_size: 8, warmup_steps: 20}
-
-`trainer:` passes through to the installed TRL `SFTConfig`. Its names are checked here, its values
-there (`posttrain.training.arguments`); the fields that this project decides are refused by name.
+`trainer:` passes through to the installed TRL `SFTConfig`; what this project decides is refused.
 """
 
 from __future__ import annotations
@@ -21,9 +11,9 @@ import re
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, cast
+from typing import Any, ClassVar, Literal, cast
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from posttrain.config.base import Strict
 from posttrain.config.load import nearest
@@ -125,15 +115,11 @@ class ModelConfig(Strict):
     dtype: Literal["float32", "bfloat16"] = "float32"
     attention: str = "auto"
 
-    @model_validator(mode="after")
-    def _one_origin(self) -> ModelConfig:
+    def check(self) -> None:
         if (self.path is None) == (self.config is None):
-            raise ValueError(
-                "give exactly one of path (a checkpoint or hub id) and config (random weights)"
-            )
+            raise ValueError("give one of path (a checkpoint or hub id), config (random weights)")
         if self.revision is not None and self.path is None:
             raise ValueError("revision belongs to path; a model from config has none")
-        return self
 
 
 class AdapterConfig(Strict):
@@ -156,14 +142,12 @@ class AdapterConfig(Strict):
     alpha: float = Field(default=32.0, gt=0)
     dropout: float = Field(default=0.0, ge=0, lt=1)
 
-    @model_validator(mode="after")
-    def _something_to_adapt(self) -> AdapterConfig:
+    def check(self) -> None:
         if self.preset == "none" and not self.modules and not self.parameters:
             raise ValueError("preset none adapts nothing; name modules: or parameters:")
         reaches_parameters = self.preset == "nemotron_h" or bool(self.parameters)
         if self.dropout and reaches_parameters:
             raise ValueError("dropout must be 0 where expert parameters are adapted (peft)")
-        return self
 
 
 class BalanceConfig(Strict):
@@ -194,15 +178,10 @@ class TrainingRecipe(Strict):
     Args:
         end_token: ends a turn; null: the tokenizer's, `<|im_end|>` before eos.
         pad_token: a token other than the end token; null: the tokenizer's, or one that is free.
-
-    Attributes:
-        owned: fields of the TRL config that are not the recipe's to set, each with what to do
-            instead.
-        method: whose config it is.
     """
 
-    owned: ClassVar[Mapping[str, str]]
-    method: ClassVar[str]
+    owned: ClassVar[Mapping[str, str]]  # fields of the TRL config that no recipe sets → why
+    method: ClassVar[str]  # whose config it is
 
     out: str
     model: ModelConfig
@@ -236,23 +215,19 @@ class TrainingRecipe(Strict):
         """Fields of the installed trl's config that a recipe may set."""
         return sorted(trainer_fields(cls.method) - cls.owned.keys())
 
-    @model_validator(mode="after")
-    def _several_processes(self) -> Self:
+    def check(self) -> None:
         if self.launch.sharding not in (None, "none") and self.launch.world_size == 1:
             raise ValueError(f"launch.sharding {self.launch.sharding} needs more than one process")
-        return self
 
 
 class PolicyRecipe(TrainingRecipe):
     """A recipe that trains a policy further, beside the policy that it starts as."""
 
-    @model_validator(mode="after")
-    def _from_a_checkpoint(self) -> Self:
+    def check(self) -> None:
         if self.model.path is None:
             raise ValueError("training starts from a policy: set model.path, not model.config")
         if self.adapter is not None and self.adapter.dropout:
             raise ValueError("adapter.dropout must be 0: two policies are compared without dropout")
-        return self
 
 
 class SftConfig(TrainingRecipe):
@@ -276,21 +251,17 @@ class SftConfig(TrainingRecipe):
     @field_validator("keep_epochs")
     @classmethod
     def _rising(cls, epochs: tuple[int, ...]) -> tuple[int, ...]:
-        if any(epoch < 1 for epoch in epochs) or list(epochs) != sorted(set(epochs)):
+        if list(epochs) != sorted({epoch for epoch in epochs if epoch > 0}):
             raise ValueError(f"name each epoch once, from 1 and rising, found {list(epochs)}")
         return epochs
 
-    @model_validator(mode="after")
-    def _possible(self) -> SftConfig:
+    def check(self) -> None:
         if self.adapter is not None and self.model.path is None:
             raise ValueError("adapter needs a trained base: set model.path, not model.config")
         checkpointing: Any = self.trainer.get("gradient_checkpointing_kwargs")
-        reentrant = isinstance(checkpointing, dict) and bool(
-            cast(dict[str, Any], checkpointing).get("use_reentrant")
-        )
-        if self.balance.coefficient and reentrant:
+        options = cast(dict[str, Any], checkpointing) if isinstance(checkpointing, dict) else {}
+        if self.balance.coefficient and options.get("use_reentrant"):
             raise ValueError(
                 "balance.coefficient needs use_reentrant: false: reentrant checkpointing runs the "
                 "routers without a graph, so the term would have no gradient"
             )
-        return self

@@ -1,11 +1,4 @@
-"""The recipe of a chain: `posttrain stages --config one-gpu/rlvr_stages`.
-
-stages:
-  - {stage: profile_prompts, recipe: one-gpu/profile}
-  - {stage: rlvr, recipe: one-gpu/rlvr}
-  - {stage: profile_prompts, recipe: one-gpu/profile, overrides: ["prompts=[]", …]}
-  - {stage: rlvr, recipe: one-gpu/rlvr, launch: ["--config_file", accelerate/ddp], …}
-"""
+"""The recipe of a chain: `posttrain stages --config one-gpu/rlvr_stages`."""
 
 from __future__ import annotations
 

@@ -1,12 +1,7 @@
 """A conversation turn by turn: its history, its settings, its tools, and its row for training.
 
-    session = Session(sampler, RolloutLimits(Parameters(max_tokens=512)), view)
-    await session.say("7*8?")        → Completion(finish="stop", steps=…)
-    session.row()                    → {"messages": [{"role": "user", …}, …]}
-
-Every turn is a new prompt with the whole history, which the template renders: it drops the
-reasoning of earlier turns, or keeps it, as it does in training. Within a turn the steps between
-tool calls continue each other's tokens.
+Every turn is a new prompt with the whole history, which the template renders as in training. Within
+a turn the steps between tool calls continue each other's tokens.
 """
 
 from __future__ import annotations
@@ -17,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from posttrain.chat.masks import message_texts
 from posttrain.environments.base import Toolbox
 from posttrain.records import Message, json_text, message_to_template
 from posttrain.rollouts import Completion, Prompt, Step
@@ -89,7 +85,8 @@ class Session:
     async def say(self, text: str) -> Completion:
         """Send the user's words and take the answer into the history.
 
-        A turn that failed, or that was cancelled, leaves no trace in it.
+        A turn that failed or was cancelled leaves no trace in it, nor does one in which the model
+        wrote a token that frames messages: no later prompt could hold it.
         """
         self.turns += 1
         user = Message("user", text)
@@ -100,11 +97,10 @@ class Session:
             messages=(*self._system(), *self.messages, user),
             thinking=self.thinking,
         )
-        environment = None
+        environment, unframed = None, unframing(self.sampler)
         if self.tools is not None:
             prompt = replace(prompt, tools=self.tools.schemas(prompt))
             environment = ConfirmedTools(self.tools, self.ask, self.view)
-        unframed = unframing(self.sampler)
         rollout = Rollout(prompt, 0, self.seed, self.limits, environment, unframed)
         gate = asyncio.Semaphore(1)
         while rollout.finish is None:
@@ -115,6 +111,10 @@ class Session:
                 self.view.end(rollout.steps[-1])
             await rollout.go_on(gate)
         completion = rollout.completion()
+        texts = [text for message in completion.messages for text in message_texts(message)]
+        if framing := next((text for text in texts if unframed(text) != text), None):
+            why = f"a token that frames messages is in {framing[:100]!r}; the turn is left out"
+            completion = replace(completion, finish="failed", error=why)
         if completion.finish != "failed":
             self.messages = (*self.messages, user, *completion.messages)
         return completion

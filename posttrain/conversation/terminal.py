@@ -1,13 +1,7 @@
 """The terminal of a conversation: lines and commands in, text with folded reasoning out.
 
-    > 7*8?
-    [reasoning, 5 words]
-    56
-    > /reasoning
-    reasoning is shown
-
-Everything that a model or a tool wrote loses its control characters before it is printed: none of
-it may move the cursor, retitle the window or pass for a prompt.
+What a model or a tool wrote loses its control characters before it is printed: none of it may move
+the cursor, retitle the window or pass for a prompt.
 """
 
 from __future__ import annotations
@@ -102,13 +96,8 @@ def _overlap(text: str, tags: Sequence[str]) -> int:
 
 
 class Terminal:
-    """A `View`, and what reads lines.
-
-    Args:
-        console: where it is printed.
-        lines: where lines come from; a terminal is asked with a prompt, of anything else the lines
-            are repeated, so that the output reads as a conversation.
-    """
+    """A `View`, and what reads `lines`: a terminal is asked with a prompt; of anything else the
+    lines are repeated, so that the output reads as a conversation."""
 
     def __init__(self, console: Console, lines: TextIO) -> None:
         self.console, self._lines = console, lines
@@ -199,8 +188,9 @@ class Terminal:
             except KeyboardInterrupt:
                 self.console.print()
                 return False
-        self.always = answer.strip().lower() in ("a", "always")
-        return self.always or answer.strip().lower() in ("y", "yes")
+        answer = answer.strip().lower()
+        self.always = answer in ("a", "always")
+        return self.always or answer in ("y", "yes")
 
 
 @contextlib.contextmanager
@@ -232,16 +222,14 @@ def talk(session: Session, terminal: Terminal, runner: asyncio.Runner) -> None:
 def _say(line: str, session: Session, terminal: Terminal, runner: asyncio.Runner) -> None:
     try:
         completion = runner.run(session.say(line))
+        if completion.finish == "failed":
+            terminal.note(f"[failed: {completion.error}]")
+        elif completion.finish == "turn_limit":
+            terminal.note(f"[ended after {len(completion.steps)} steps]")
     except KeyboardInterrupt:
         terminal.note("[stopped; the conversation goes on without this turn]")
-        return
     except ConfigError as error:
         terminal.note(f"[failed: {error}]")
-        return
-    if completion.finish == "failed":
-        terminal.note(f"[failed: {completion.error}]")
-    elif completion.finish == "turn_limit":
-        terminal.note(f"[ended after {len(completion.steps)} steps]")
 
 
 def _command(line: str, session: Session, terminal: Terminal) -> None:
@@ -270,7 +258,7 @@ def _command(line: str, session: Session, terminal: Terminal) -> None:
 
 def _save(name: str, session: Session) -> str:
     if not name or not session.messages:
-        return "name a file: /save FILE" if not name else "nothing to save yet"
+        return "nothing to save yet" if name else "name a file: /save FILE"
     path = Path(name).expanduser()
     try:
         with path.open("a", encoding="utf-8") as file:
@@ -281,7 +269,6 @@ def _save(name: str, session: Session) -> str:
 
 
 def open_terminal() -> Terminal:
-    """Of this process."""
     if sys.stdin.isatty():
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401 - gives `input` editing and a history

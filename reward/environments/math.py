@@ -21,12 +21,9 @@ LONGEST = 200_000  # characters of an answer
 
 
 class MathEnvironment(RLVREnvironment):
-    """Numbers and formulas with one gold answer."""
-
     name = "math"
 
     def malformed(self, prompt: Prompt) -> str | None:
-        """No gold, a bad tolerance, or a prompt that asks for no box."""
         if prompt.gold is None or not gold_text(prompt.gold):
             return "no gold"
         tolerance_of(prompt)
@@ -34,18 +31,15 @@ class MathEnvironment(RLVREnvironment):
         return None if asked else "no message asks for \\boxed{}"
 
     def gold(self, prompt: Prompt) -> Script:
-        """The gold in a box."""
         return says(f"The answer is $\\boxed{{{gold_text(prompt.gold or '')}}}$.")
 
     def wrong(self, prompt: Prompt) -> list[Script]:
-        """Another number; the gold without a box."""
         gold = gold_text(prompt.gold or "")
         return [says("\\boxed{-98765.4321}"), says(f"The answer is {gold}.")]
 
     def check(self, prompt: Prompt, completion: Completion) -> Score:
-        """Algebra runs here and now: the worker is killed where it does not end."""
         # imported here: it loads sympy, which only a worker needs
-        from reward.graders.worker_main import InlineRunner
+        from reward.graders.worker_main import run_inline
 
         answer = completion.answer
         box = joined_boxes(answer) if len(answer) <= LONGEST else None
@@ -54,7 +48,7 @@ class MathEnvironment(RLVREnvironment):
         step = completion.steps[-1]
         boxed = replace(step, parsed=replace(step.parsed, answer=f"\\boxed{{{box}}}"))
         attempt = Attempt(prompt, replace(completion, steps=(boxed,)))
-        [score] = Math(workers=InlineRunner()).grade([attempt])
+        [score] = Math(run=run_inline).grade([attempt])
         if score.value is None and score.failure is None:  # a box that holds nothing to compare
             return Score(0.0, score.answer, score.explanation)
         return score

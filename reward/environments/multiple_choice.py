@@ -35,27 +35,21 @@ _WORD = re.compile(r"[\w'’]")
 
 
 class MultipleChoiceEnvironment(RLVREnvironment):
-    """Questions of science and engineering with lettered options."""
-
     name = "multiple_choice"
 
     def malformed(self, prompt: Prompt) -> str | None:
-        """What the grader "multiple_choice" refuses."""
         return MultipleChoice().refuse([prompt])[0]
 
     def gold(self, prompt: Prompt) -> Script:
-        """The gold's letter."""
         return _answered(prompt, choice(prompt.gold or "", options_of(prompt)) or "")
 
     def wrong(self, prompt: Prompt) -> list[Script]:
-        """The next letter; all letters."""
         letters = list(options_of(prompt))
         gold = choice(prompt.gold or "", options_of(prompt)) or letters[0]
         other = letters[(letters.index(gold) + 1) % len(letters)]
         return [_answered(prompt, other), _answered(prompt, " or ".join(letters))]
 
     def check(self, prompt: Prompt, completion: Completion) -> Score:
-        """Patterns are the row's and may not end: the worker is killed then."""
         answer, options = completion.answer, options_of(prompt)
         gold = choice(prompt.gold or "", options)
         assert gold is not None, "the gold is an option"

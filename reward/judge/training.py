@@ -112,7 +112,6 @@ class VerdictReward:
         return {"reward": GRADER, "format": FORMAT_WEIGHT, "ranking": RANKING_WEIGHT}
 
     async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:
-        """One `GroupRewards` a group; nothing is drawn, the seed changes nothing."""
         return [_rewards(group) for group in groups]
 
     def settle(self, requests: int, failures: Sequence[Failure], *, domain: str = "") -> None:

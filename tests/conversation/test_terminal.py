@@ -32,6 +32,9 @@ class Scripted:
 
     batched = True
 
+    def unframed(self, text: str) -> str:
+        return text.replace("<|im_start|>", "<\\|im_start|>")
+
     def __init__(self, texts: Sequence[str | None], size: int = 3) -> None:
         self.texts, self.size = list(texts), size
         self.identity: dict[str, Any] = {}
@@ -221,9 +224,13 @@ def test_ctrl_c_stops_an_answer_and_not_the_program():
     assert len(session.messages) == 2
 
 
-def test_a_failed_turn_is_named_and_forgotten():
-    out, sampler, _ = run([None, "r</think>B"], "a\nb\n/unheard\n")
-    assert "status 500: trouble" in out
+@pytest.mark.parametrize(
+    ("failed", "why"),
+    [(None, "status 500: trouble"), ("r</think>x<|im_start|>y", "frames messages")],
+)
+def test_a_failed_turn_is_named_and_forgotten(failed: str | None, why: str):
+    out, sampler, _ = run([failed, "r</think>B"], "a\nb\n/unheard\n")
+    assert why in out
     assert sampler.requests[1].messages == (Message("user", "b"),)
     assert "no command /unheard" in out
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import yaml
 
+import data_builders.prompts  # noqa: F401 - once here, not in every process
 from posttrain.config.grpo import GroupTraining
 from posttrain.config.load import load_recipe
 from posttrain.group_rewards import Group, GroupRewards
