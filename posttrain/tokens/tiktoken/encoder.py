@@ -1,11 +1,8 @@
 """Texts → ids through tiktoken, with the ids that `tokenizers` gives, several times as fast.
 
-    encoder = TiktokenEncoder(ranks, slow=lambda texts: …)
-    encoder.arrays(["Hi there", "<|im_end|>"])   →  [array([13347, 1070]), array([100265])]
-
-All texts of a call are tokenised as one, joined by a separator that is a special token: special
-tokens part a text exactly, and thousands of short texts then cost one call. Texts on which the two
-libraries could differ, or on which tiktoken's backtracking gives up, go to `tokenizers` one by one.
+All texts of a call are tokenised as one, joined by a separator that is a special token, which parts
+a text exactly. Texts on which the two libraries could differ, or on which tiktoken's backtracking
+gives up, go to `tokenizers` one by one.
 """
 
 from __future__ import annotations
