@@ -10,7 +10,7 @@ import contextlib
 import functools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from posttrain.chat.locate import (
@@ -269,24 +269,13 @@ PROBES: tuple[tuple[Message, ...], ...] = (
 def variants_hint(template: ChatTemplate) -> str:
     """For a refused template: those of the installed TRL that give the same prompt and work."""
     question: list[Row] = [{"role": "user", "content": "q"}]
-    try:
-        prompt = template.text(question, add_generation_prompt=True)
-    except RenderError:
-        return ""
     working: list[str] = []
     for name, source in trl_templates().items():
-        other = ChatTemplate(
-            source,
-            name=name,
-            variables=template.variables,
-            special_tokens=template.special_tokens,
-        )
-        try:
-            if other.text(question, add_generation_prompt=True) == prompt:
-                profile_of(other)
+        other = replace(template, source=source, name=name)
+        with contextlib.suppress(RenderError):
+            prompts = [t.text(question, add_generation_prompt=True) for t in (template, other)]
+            if prompts[0] == prompts[1] and profile_of(other):
                 working.append(f"{name}.jinja")
-        except RenderError:
-            continue
     if not working:
         return ""
     return (

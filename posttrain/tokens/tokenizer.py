@@ -26,7 +26,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from posttrain.config.sft import ModelConfig
 from posttrain.errors import ConfigError, DataError
-from posttrain.tokens.tiktoken.encoder import TiktokenEncoder, disagreement, probe_texts
+from posttrain.tokens.tiktoken.encoder import TiktokenEncoder, disagreement
 from posttrain.tokens.tiktoken.ranks import PATTERNS, pattern_of, ranks_of
 
 TURN_END = "<|im_end|>"
@@ -171,7 +171,6 @@ class Encoder:
     digest: str
     fast: TiktokenEncoder | None = None
     reason: str = ""
-    fast_offsets: bool = False
     cuts: bool = False
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
@@ -186,10 +185,6 @@ class Encoder:
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """The character span of each token."""
-        if self.fast is not None and self.fast_offsets:
-            spans = self.fast.offsets(text)
-            if spans is not None:
-                return spans
         return self.backend.encode(text, add_special_tokens=False).offsets
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -272,7 +267,7 @@ def encoder_of(
         return Encoder(own, digest, cuts=cuts)
     fast = _tiktoken_encoder(own, text, probes)
     if isinstance(fast, TiktokenEncoder):
-        return Encoder(own, digest, fast, fast_offsets=_same_offsets(own, fast))
+        return Encoder(own, digest, fast)
     if backend == "tiktoken":
         raise ConfigError(
             f"tiktoken cannot stand for the tokenizer {tokenizer.name_or_path!r}: {fast}; "
@@ -295,15 +290,6 @@ def _tiktoken_encoder(
     fast = TiktokenEncoder(ranks, slow=slow)
     bad = disagreement(fast.arrays, slow, special=list(ranks.special), more=probes)
     return fast if bad is None else f"other ids for {bad!r:.80}"
-
-
-def _same_offsets(own: tokenizers.Tokenizer, fast: TiktokenEncoder) -> bool:
-    """Whether the tokenizer gives the true spans of tokens; some leave out white space."""
-    for text in probe_texts([]):
-        spans = fast.offsets(text)
-        if spans is not None and spans != own.encode(text, add_special_tokens=False).offsets:
-            return False
-    return True
 
 
 def parts_at_lines(tokenizer: Mapping[str, Any]) -> bool:
