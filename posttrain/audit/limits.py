@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from posttrain.config.supervision import SupervisionLimits
+from posttrain.config.audit import SupervisionLimits
 
 REPEATED = "repeated"
 # in the order in which they are shown

@@ -21,7 +21,7 @@ from typing import Any
 
 from rich.console import Console
 
-from posttrain.config.eval_genrm import EvalGenRmConfig
+from posttrain.config.eval import EvalGenRmConfig
 from posttrain.errors import DataError
 from posttrain.evaluation.compare import differences, length_difference, rate_difference
 from posttrain.evaluation.intervals import Values, length, rate

@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from posttrain.config.win_rate import WinRateConfig
+from posttrain.config.eval import WinRateConfig
 from posttrain.errors import ConfigError
 from posttrain.evaluation.compare import length_difference, side_of
-from posttrain.evaluation.grade import unit_name
 from posttrain.evaluation.intervals import Values, by_question, rate
+from posttrain.evaluation.run import unit_name
 from posttrain.rollouts import Completion, Prompt
 from posttrain.runs import (
     Counts,

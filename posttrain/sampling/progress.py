@@ -17,7 +17,7 @@ from typing import Any
 
 from rich.console import Console
 
-from posttrain.rollouts import FINISHES, TRUNCATED, Completion, Prompt, prompt_to_row
+from posttrain.rollouts import FINISHES, TRUNCATED, Prompt, prompt_to_row
 
 LINE_SECONDS = 15.0
 REFRESH_SECONDS = 0.2
@@ -47,20 +47,13 @@ class ProgressBar:
     def __exit__(self, *_: object) -> None:
         self._show(end="\n")
 
-    def restored(self, completions: int) -> None:
-        """So many were there already."""
-        self._restored += completions
-        self._show_at_intervals()
-
-    def tokens(self, new: int) -> None:
-        """So many new tokens came."""
-        self._tokens += new
-        self._show_at_intervals()
-
-    def done(self, completion: Completion) -> None:
-        """A completion came to its end."""
-        self._done += 1
-        self._show_at_intervals()
+    def add(self, *, restored: int = 0, done: int = 0, tokens: int = 0) -> None:
+        """Completions that were there already, completions that ended now, and new tokens."""
+        self._restored += restored
+        self._done += done
+        self._tokens += tokens
+        if self._clock() - self._last_shown >= self._interval:
+            self._show()
 
     def line(self) -> str:
         """The state in one line."""
@@ -86,10 +79,6 @@ class ProgressBar:
             "tokens": self._tokens,
             "tokens_per_second": round(self._tokens / seconds, 1) if seconds > 0 else None,
         }
-
-    def _show_at_intervals(self) -> None:
-        if self._clock() - self._last_shown >= self._interval:
-            self._show()
 
     def _show(self, end: str | None = None) -> None:
         self._last_shown = self._clock()

@@ -3,16 +3,15 @@
     sampler = RenderedSampler(engine, template=template, encoder=encoder_of(tokenizer))
     await sampler.sample([Request(messages, None, True, parameters, seed=7)])
 
-A conversation is rendered and tokenised, the engine continues its ids, and the new ids are decoded
-and parsed. A continued completion keeps its sampled ids: only what came since is rendered and
-tokenised. How a template ends turns, frames reasoning and goes on after tools is learnt from what
-it writes around a few words: any works that ends turns with a special token; others are refused.
+A continued completion keeps its sampled ids: only what came since is rendered and tokenised. How a
+template ends turns, frames reasoning and goes on after tools is learnt from what it writes around a
+few words: any works that ends turns with a special token; others are refused.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,9 +41,7 @@ class RenderedSampler:
     """A `Sampler` around an engine.
 
     Args:
-        engine: continues token ids.
         template: the one the model was trained with.
-        encoder: its tokenizer.
         stop_ids: further ids at which it stops, such as those of its generation config.
 
     Raises:
@@ -61,8 +58,7 @@ class RenderedSampler:
     ) -> None:
         self.engine, self.template, self.encoder = engine, template, encoder
         self._frames = framing_tokens(template)
-        also = [(i, encoder.decode([i])) for i in stop_ids]
-        self._turns = turn_format(template, encoder.encode, also_stops=also)
+        self._turns = turn_format(template, encoder, stop_ids)
 
     @property
     def batched(self) -> bool:
@@ -84,7 +80,7 @@ class RenderedSampler:
         return self._frames.sub(lambda token: f"{token[0][0]}\\{token[0][1:]}", text)
 
     async def sample(
-        self, requests: Sequence[Request], *, progress: Callable[[int], None] | None = None
+        self, requests: Sequence[Request], *, progress: Progress = None
     ) -> list[Generation]:
         """As `Sampler.sample`, with the errors of `sample_each`."""
         ended: dict[int, Generation] = {}
@@ -104,26 +100,23 @@ class RenderedSampler:
         """
         keys = [(r.messages, r.tools, r.thinking, r.continues is None) for r in requests]
         # equal conversations are rendered and tokenised once
-        texts = {
-            key: self._text(request)
-            for key, request in dict(zip(keys, requests, strict=True)).items()
-        }
+        one_of = dict(zip(keys, requests, strict=True))
+        texts = {key: self._text(request) for key, request in one_of.items()}
         distinct = list({text for text in texts.values() if isinstance(text, str)})
         ids = dict(zip(distinct, self.encoder.encode(distinct), strict=True)) if distinct else {}
-        prompts = [texts[key] for key in keys]
-        sent: list[tuple[int, EngineRequest]] = []
-        for k, (request, text) in enumerate(zip(requests, prompts, strict=True)):
+        sent: list[tuple[int, str, EngineRequest]] = []
+        for k, (request, text) in enumerate(zip(requests, map(texts.get, keys), strict=True)):
             if isinstance(text, str):
                 ids_now = (*_kept_ids(request), *ids[text])
-                sent.append((k, self._engine_request(request, ids_now, text)))
+                sent.append((k, text, self._engine_request(request, ids_now, text)))
             else:
                 on_done(k, Generation(None, error=str(text)))
 
         def ended(number: int, output: EngineOutput) -> None:
-            k, request = sent[number]
-            on_done(k, self._generation(requests[k], str(prompts[k]), request.ids, output))
+            k, text, request = sent[number]
+            on_done(k, self._generation(requests[k], text, request.ids, output))
 
-        given = [request for _, request in sent]
+        given = [request for *_, request in sent]
         if isinstance(self.engine, IncrementalEngine):
             await self.engine.generate_each(given, on_done=ended, progress=progress)
             return
@@ -167,7 +160,7 @@ class RenderedSampler:
         return EngineRequest(ids, request.parameters, request.seed, self._turns.stop_ids, budget)
 
     def _budget(self, tokens: int, opened: bool) -> Budget:
-        turns, decode, encode = self._turns, self.encoder.decode, self.encoder.encode
+        turns, encoder = self._turns, self.encoder
         closing, close_id = turns.closing, turns.close_id
         if closing is None or close_id is None or (turns.open_id is None and not opened):
             raise ConfigError(
@@ -179,8 +172,8 @@ class RenderedSampler:
 
         def closed(reasoning: Ids) -> Ids:
             # as a trace cut in training is rendered: on a line of its own, without a blank before
-            ends_line = decode(reasoning).endswith("\n")
-            return encode([closing.removeprefix("\n") if ends_line else closing])[0]
+            ends_line = encoder.decode(reasoning).endswith("\n")
+            return encoder.encode([closing.removeprefix("\n") if ends_line else closing])[0]
 
         return Budget(tokens, close_id, closed, None if opened else turns.open_id)
 
@@ -212,11 +205,7 @@ class RenderedSampler:
         self, output: EngineOutput, text: str, reasons: bool, opened: bool
     ) -> tuple[int, int]:
         """Tokens of the reasoning and of the answer; tags, stop token and forced ids are neither.
-
-        Args:
-            reasons: whether it begins with reasoning; without a close, all of it is.
-            opened: whether the prompt has opened the reasoning.
-        """
+        `reasons`: it begins with reasoning, which the prompt may have `opened`."""
         turns, ids = self._turns, output.ids
         written = len(ids) - (bool(ids) and ids[-1] in turns.stop_ids)
         if not reasons:
@@ -245,13 +234,12 @@ def _opens_reasoning(prompt: str) -> bool:
 
 def _kept_ids(request: Request) -> tuple[int, ...]:
     """The ids of the completion so far."""
-    before = request.continues
-    if before is None:
+    if (before := request.continues) is None:
         return ()
+    step = before.step
     assert before.prompt_ids is not None, "a step of this sampler has its prompt's ids"
-    assert before.step is not None and before.step.ids is not None  # noqa: PT018
-    assert before.step.finish == "stop", "a step that ran to its limit cannot go on"
-    return (*before.prompt_ids, *before.step.ids)
+    assert step is not None and step.ids is not None and step.finish == "stop"  # noqa: PT018
+    return (*before.prompt_ids, *step.ids)
 
 
 # -- what sampling must know of a template and its tokenizer ---------------------------------------
@@ -280,10 +268,7 @@ class TurnFormat:
 
     def between(self, messages: Sequence[Message], *, tools: str | None, thinking: bool) -> str:
         """The text from behind the last assistant's end token to where the next one begins.
-
-        Raises:
-            RenderError: the template refuses them, or puts no end token behind the turn.
-        """
+        Raises RenderError where there is none."""
         last = max(k for k, m in enumerate(messages) if m.role == "assistant")
         since = messages[last + 1 :]
         assert since, "nothing has come since"
@@ -312,39 +297,20 @@ class TurnFormat:
         return layout.text[max(ends) :]
 
 
-def turn_format(
-    template: ChatTemplate,
-    encode: Callable[[Sequence[str]], list[list[int]]],
-    *,
-    also_stops: Sequence[tuple[int, str]] = (),
-) -> TurnFormat:
-    """Try the template on a few words.
-
-    Args:
-        encode: texts → ids, nothing added.
-        also_stops: further ids, with their texts, at which the model was made to stop.
-
-    Raises:
-        ConfigError: it refuses them, or no special token ends a turn and none is in `also_stops`.
-    """
+def turn_format(template: ChatTemplate, encoder: Encoder, stop_ids: Sequence[int]) -> TurnFormat:
+    """Try the template on a few words. Raises ConfigError as `RenderedSampler`."""
     end = _end_token(template)
-    stops = {} if end is None else {encode([end])[0][0]: end}
-    stops |= dict(also_stops)
+    stops = {} if end is None else {encoder.encode([end])[0][0]: end}
+    stops |= {i: encoder.decode([i]) for i in stop_ids}
     if not stops:
         raise ConfigError(
             f"{template.name}: behind an assistant's words it writes no special token of this "
             "tokenizer, and the model names no token to stop at: a sample would have no end"
         )
-    single = [ids[0] if len(ids) == 1 else None for ids in encode([OPEN, CLOSE])]
-    return TurnFormat(
-        template=template,
-        stop_ids=tuple(stops),
-        stop_texts=tuple(stops.values()),
-        open_id=single[0],
-        close_id=single[1],
-        closing=_closing(template),
-        writes_results=_writes_results(template),
-    )
+    open_id, close_id = (ids[0] if len(ids) == 1 else None for ids in encoder.encode([OPEN, CLOSE]))
+    closing, results = _closing(template), _writes_results(template)
+    texts = tuple(stops.values())
+    return TurnFormat(template, tuple(stops), texts, open_id, close_id, closing, results)
 
 
 def _end_token(template: ChatTemplate) -> str | None:

@@ -23,8 +23,7 @@ from inspect_ai.util import (
     sandboxenv,
 )
 
-from posttrain.environments.sandbox import Sandbox, open_sandbox
-from posttrain.environments.sandbox.limits import Limits, SandboxResult
+from posttrain.environments.sandbox import Limits, Sandbox, SandboxResult, open_sandbox
 
 _LIMITS = Limits(seconds=180, cpu_seconds=120, output_bytes=10 * 1024 * 1024)
 # the directory, then what the program is given, found in the sandbox's own PATH

@@ -18,6 +18,8 @@ from tests.training.rl.judge_server import judge_server, label
 from tests.training.rl.policy import make_prompts, raw_recipe, write_policy
 from tests.training.tiny import log_rows
 
+pytestmark = pytest.mark.usefixtures("bare")
+
 ITEM = "Is it short?"
 UNREADABLE = 90  # of 256 labels
 

@@ -16,6 +16,8 @@ from tests.training.rl.judge_server import judge_server
 from tests.training.rl.policy import raw_recipe, write_policy
 from tests.training.tiny import log_rows, sha
 
+pytestmark = pytest.mark.usefixtures("bare")
+
 
 @pytest.fixture(scope="module")
 def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -17,6 +17,7 @@ from data_builders.prompts.profile import read_profile
 from posttrain.errors import ConfigError, DataError, TrainingError
 from posttrain.group_rewards import Failure, Group
 from posttrain.records import FailureKind, Score
+from posttrain.report.write import ensure_report
 from posttrain.rollouts import Completion, Prompt
 from posttrain.runs import read_artifact
 from reward.rlvr import Domain, RoutedReward
@@ -24,6 +25,8 @@ from tests.training.forks import Ended, forked
 from tests.training.methods import Mortal, arm, die, script
 from tests.training.rl.conftest import BATCH, N
 from tests.training.tiny import log_rows, sha
+
+pytestmark = pytest.mark.usefixtures("bare")
 
 
 def run(
@@ -92,7 +95,7 @@ def test_each_step_has_the_prompts_of_the_plan_and_honest_figures(root: Path, tr
     seconds = [json.loads(line) for line in (trained / "timing.jsonl").read_text().splitlines()]
     assert all(set(row["verifiers"]) == {"one", "b"} for row in seconds)
     assert "| one |" in (trained / "README.md").read_text()
-    report = (trained / "report.html").read_text()
+    report = ensure_report(trained).read_text()
     assert "Curriculum" in report
     assert "pass rate of its prompts" in report
     kinds = {parent.kind for parent in read_artifact(trained).parents}
@@ -174,7 +177,7 @@ def test_groups_that_teach_nothing_are_replaced_within_their_domain(
     stats, files = manifest.stats, {file.path for file in manifest.files}
     assert stats["counts"]["refills"] == refills
     assert stats["counts"]["empty_places"] == empty
-    assert "further prompts were rolled out" in (out / "report.html").read_text()
+    assert "further prompts were rolled out" in ensure_report(out).read_text()
     assert files & {"curriculum.jsonl", "draws.jsonl"} == (
         {"draws.jsonl"} if keys == POOLS else {"curriculum.jsonl", "draws.jsonl"}
     )

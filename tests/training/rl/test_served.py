@@ -23,6 +23,8 @@ from tests.training.rl.policy import (
 from tests.training.rl.policy_server import policy_server
 from tests.training.tiny import log_rows
 
+pytestmark = pytest.mark.usefixtures("bare")
+
 PROMPTS = make_prompts(24)
 
 

@@ -21,6 +21,8 @@ from tests.training.rl.policy import (
 )
 from tests.training.tiny import log_rows
 
+pytestmark = pytest.mark.usefixtures("bare")
+
 PROMPTS = make_prompts(24)
 STATE: dict[str, Any] = {
     "use_cpu": False, "accelerator_config": {"use_configured_state": True},

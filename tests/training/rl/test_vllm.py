@@ -37,6 +37,8 @@ from tests.training.rl.test_sharded import ADAPTER, PROMPTS, STATE, rollouts
 from tests.training.rl.vllm_stand_in import Llm, VllmServer, install_vllm, vllm_server
 from tests.training.tiny import log_rows
 
+pytestmark = pytest.mark.usefixtures("bare")
+
 STEPS: dict[str, Any] = {"learning_rate": 0.05}
 
 
