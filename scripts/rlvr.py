@@ -1,18 +1,11 @@
 """Train a policy by RLVR: verified rollouts over many environments at once.
 
-    posttrain rlvr --config tiny/rlvr
-
-Under several processes: `posttrain launch --config_file accelerate/ddp rlvr --config …`.
-Overrides follow as `key.path=value`; `--dry-run` checks everything, prints the plan with its
-curriculum and trains nothing. Started again after a kill, the same command finishes the run, with
-the prompts of the same curriculum.
+posttrain rlvr --config tiny/rlvr
+posttrain launch --config_file accelerate/ddp rlvr --config tiny/rlvr
 """
-
-from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
 from pathlib import Path
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
@@ -20,8 +13,7 @@ from posttrain.config.rlvr import RlvrConfig
 from posttrain.runs import MANIFEST, parent_of, read_artifact
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Parse the recipe, read the profile, plan the curriculum, then plan or train."""
+def main(argv: list[str] | None = None) -> None:
     recipe, options = parse_recipe(recipe_parser("Train a policy by RLVR."), RlvrConfig, argv)
     read_artifact(recipe.pass_rates, kind="pass_rates", verify=False)  # before anything is loaded
 

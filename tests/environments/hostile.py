@@ -9,6 +9,7 @@ that do escape when run on the host as they are: what they try would otherwise s
 
 from __future__ import annotations
 
+import platform
 from dataclasses import dataclass
 
 from posttrain.environments.sandbox.syscalls import call_numbers
@@ -46,7 +47,7 @@ class Case:
 
 def numbered(program: str) -> str:
     """The program with `{mount}` and the like as this machine's numbers of system calls."""
-    for name, number in call_numbers().items():
+    for name, number in call_numbers(platform.machine()).items():
         program = program.replace(f"{{{name}}}", str(number))
     return program
 

@@ -18,8 +18,7 @@ from typing import Any
 
 import pytest
 
-from posttrain.environments.sandbox import check_sandbox, run_sandboxed
-from posttrain.environments.sandbox.limits import Limits, SandboxResult
+from posttrain.environments.sandbox import Limits, SandboxResult, check_sandbox, run_sandboxed
 from tests.environments.hostile import RESOURCES, Case
 from tests.environments.hostile_escapes import ESCAPES
 

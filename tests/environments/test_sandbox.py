@@ -19,14 +19,14 @@ from pathlib import Path
 import pytest
 
 from posttrain.environments.sandbox import (
+    Limits,
     Sandbox,
     bubblewrap,
     check_sandbox,
     open_sandbox,
     run_sandboxed,
 )
-from posttrain.environments.sandbox.launch import launch_run
-from posttrain.environments.sandbox.limits import Limits
+from posttrain.environments.sandbox.bubblewrap import launch_run
 from posttrain.environments.sandbox.supervise import supervise
 from tests.environments.test_hostile import survivors
 
@@ -200,8 +200,7 @@ def test_a_cancelled_run_leaves_no_process(mark: str):
 
 _PARENT = """
 import asyncio, signal
-from posttrain.environments.sandbox.limits import Limits
-from posttrain.environments.sandbox import open_sandbox
+from posttrain.environments.sandbox import Limits, open_sandbox
 async def main():
     async with open_sandbox(Limits(seconds=600)) as box:
         await box.run(["mkfifo", "ready"])

@@ -47,6 +47,6 @@ def test_a_kernel_without_namespaces_is_refused(monkeypatch: pytest.MonkeyPatch,
 @pytest.mark.usefixtures("unchecked")
 def test_an_interpreter_that_does_not_start_is_refused(monkeypatch: pytest.MonkeyPatch):
     broken = bubblewrap.Interpreter(None, "/usr/bin/false")
-    monkeypatch.setattr(sandbox.Interpreter, "here", lambda: broken)
+    monkeypatch.setattr(sandbox, "find_interpreter", lambda: broken)
     with pytest.raises(ConfigError, match="Python does not start in the sandbox"):
         check_sandbox()

@@ -19,9 +19,9 @@ from trl.models.utils import add_hooks, remove_hooks
 
 from posttrain.config.grpo import LoraServer
 from posttrain.errors import ConfigError
-from posttrain.sampling.engines.completions import CompletionsEngine
 from posttrain.sampling.engines.http import Client, key_headers
 from posttrain.sampling.engines.transformers import decode_in_thread
+from posttrain.sampling.engines.vllm import CompletionsEngine
 from posttrain.sampling.sampler import Engine, EngineOutput, EngineRequest, OnOutput, Progress
 from posttrain.training.launch import read_launch
 

@@ -21,9 +21,8 @@ from trl.import_utils import is_vllm_available
 
 from posttrain.config.grpo import ColocatedVllm, WeightServer
 from posttrain.errors import ConfigError
-from posttrain.sampling.engines.completions import CompletionsEngine
 from posttrain.sampling.engines.http import Client
-from posttrain.sampling.engines.vllm import VllmEngine
+from posttrain.sampling.engines.vllm import CompletionsEngine, VllmEngine
 from posttrain.training.rl.policy import LiveEngine
 
 if TYPE_CHECKING:
