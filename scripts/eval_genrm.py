@@ -5,6 +5,8 @@ posttrain eval_genrm --config F out=runs/x pairs=100 --dry-run
 posttrain eval_genrm rescore RUN               # read the records again
 """
 
+from __future__ import annotations
+
 import argparse
 import sys
 from pathlib import Path
