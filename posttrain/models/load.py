@@ -167,6 +167,22 @@ def set_special_tokens(model: PreTrainedModel, special: SpecialTokens) -> None:
     generation.pad_token_id = special.pad_id
 
 
+def find_routers(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    """The top-k routers of a model by name: a 2-D weight, `top_k`, and a count of experts."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if hasattr(module, "top_k")
+        and hasattr(module, "num_experts")
+        and getattr(getattr(module, "weight", None), "ndim", 0) > 0
+    }
+
+
+def uses_sigmoid(router: torch.nn.Module) -> bool:
+    """Routers with a score-correction bias score with a sigmoid (DeepSeek-V3, NemotronH, GLM-4)."""
+    return hasattr(router, "e_score_correction_bias")
+
+
 def recurrent_layers(model: torch.nn.Module) -> int:
     """Layers that carry a state from token to token (Mamba, linear attention)."""
     return sum(

@@ -217,14 +217,13 @@ def _names_as_they_are(model: Any) -> Iterator[None]:
     files, and its trainer resumes by the names in memory: it then finds nothing, and says so in a
     warning (transformers 5.23).
     """
-    if isinstance(model, PeftModel):
-        yield
-        return
-    model.save_pretrained = functools.partial(model.save_pretrained, save_original_format=False)
+    whole = model.save_pretrained
+    if not isinstance(model, PeftModel):
+        model.save_pretrained = functools.partial(whole, save_original_format=False)
     try:
         yield
     finally:
-        del model.save_pretrained
+        vars(model).pop("save_pretrained", None)
 
 
 def score_labels(model: Any, inputs: dict[str, Any], *fields: str) -> tuple[torch.Tensor, ...]:
@@ -303,34 +302,27 @@ def write_model(
         for name in _NOT_MODEL:
             for path in (partial / name, partial / ADAPTER / name):
                 path.unlink(missing_ok=True)
-        _move_into_place(partial, target)
+        target.mkdir(parents=True, exist_ok=True)
+        for path in sorted(partial.iterdir()):
+            goal = target / path.name
+            if goal.is_dir():
+                shutil.rmtree(goal)
+            path.replace(goal)
+        partial.rmdir()
     trainer.accelerator.wait_for_everyone()
 
 
 def _write_merged(partial: Path, base: ModelConfig, special: SpecialTokens) -> None:
-    _order_lists(partial / ADAPTER / "adapter_config.json")
-    merged = merge_adapter(partial / ADAPTER, base)
+    config = partial / ADAPTER / "adapter_config.json"
+    # PEFT keeps module names in sets: their order in the file differs between processes
+    read = json.loads(config.read_text("utf-8"))
+    ordered = {k: sorted(v) if isinstance(v, list) else v for k, v in read.items()}
+    config.write_text(json.dumps(ordered, indent=2, sort_keys=True), encoding="utf-8")
+    merged = merge_adapter(config.parent, base)
     set_special_tokens(merged, special)
     merged.save_pretrained(str(partial))
-    for path in sorted((partial / ADAPTER).iterdir()):
+    for path in sorted(config.parent.iterdir()):
         if path.name.startswith(
             ("tokenizer", "chat_template", "special_tokens", "vocab", "merges")
         ):
             path.replace(partial / path.name)
-
-
-def _order_lists(config: Path) -> None:
-    """PEFT keeps module names in sets: their order in the file differs between processes."""
-    read = json.loads(config.read_text("utf-8"))
-    ordered = {k: sorted(v) if isinstance(v, list) else v for k, v in read.items()}
-    config.write_text(json.dumps(ordered, indent=2, sort_keys=True), encoding="utf-8")
-
-
-def _move_into_place(partial: Path, target: Path) -> None:
-    target.mkdir(parents=True, exist_ok=True)
-    for path in sorted(partial.iterdir()):
-        goal = target / path.name
-        if goal.is_dir():
-            shutil.rmtree(goal)
-        path.replace(goal)
-    partial.rmdir()
