@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from data_builders.dialects import Conversation, RowProblem, reading_of
-from data_builders.dialects.chosen_rejected import read_side
+from data_builders.dialects.texts import read_side
 from data_builders.filters.structure import structural_drop
 from data_builders.keyed import key64
 from data_builders.pairs.candidates import CandidatePair

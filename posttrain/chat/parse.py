@@ -177,7 +177,7 @@ def parse_calls(
 
 def _read_json(inner: str) -> ToolCall | None:
     try:
-        fields = _mapping(load_json(inner))
+        fields = as_mapping(load_json(inner))
         name, call_id = fields.get("name"), fields.get("id")
         given = [fields[key] for key in ("arguments", "parameters") if key in fields]
         # a field that a call cannot hold would be lost, so such a block is none
@@ -227,19 +227,21 @@ def _read_parameters(body: str) -> list[tuple[str, str]] | None:
 def _parameter_schemas(tools: str | None) -> dict[str, Schema]:
     """Tool name → parameter name → schema, from the declared tools as far as they are readable."""
     schemas: dict[str, Schema] = {}
-    for tool in _list(load_json(tools)) if tools else []:
-        declared = _mapping(_mapping(tool).get("function", tool))
+    for tool in as_list(load_json(tools)) if tools else []:
+        declared = as_mapping(as_mapping(tool).get("function", tool))
         name = declared.get("name")
         if isinstance(name, str):
-            schemas[name] = _mapping(_mapping(declared.get("parameters")).get("properties"))
+            schemas[name] = as_mapping(as_mapping(declared.get("parameters")).get("properties"))
     return schemas
 
 
-def _mapping(value: Any) -> dict[str, Any]:
+def as_mapping(value: Any) -> dict[str, Any]:
+    """A decoded object; empty for any other value."""
     return cast(dict[str, Any], value) if isinstance(value, dict) else {}
 
 
-def _list(value: Any) -> list[Any]:
+def as_list(value: Any) -> list[Any]:
+    """A decoded list; empty for any other value."""
     return cast(list[Any], value) if isinstance(value, list) else []
 
 
@@ -266,16 +268,21 @@ _ORDER = ("null", "boolean", "integer", "number", "object", "array", "string")
 
 
 def _kinds(schema: Any) -> list[str]:
-    fields = _mapping(schema)
+    fields = as_mapping(schema)
     kinds: list[str] = []
     declared = fields.get("type")
     for kind in cast(list[Any], declared if isinstance(declared, list) else [declared]):
         if isinstance(kind, str):
             kinds.append(_ALIASES.get(kind.lower(), kind.lower()))
     for key in ("anyOf", "oneOf"):
-        for option in _list(fields.get(key)):
+        for option in as_list(fields.get(key)):
             kinds += _kinds(option)
     return [kind for kind in _ORDER if kind in kinds]
+
+
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "integer": (int,), "number": (int, float), "object": (dict,), "array": (list,)
+}  # fmt: skip
 
 
 def _read_kind(text: str, kind: str) -> Any:
@@ -286,14 +293,8 @@ def _read_kind(text: str, kind: str) -> Any:
     if kind == "boolean":
         return {"true": True, "false": False}.get(text.lower(), _UNREADABLE)
     value = _json_or_unreadable(text)
-    wanted: dict[str, tuple[type, ...]] = {
-        "integer": (int,),
-        "number": (int, float),
-        "object": (dict,),
-        "array": (list,),
-    }
     whole = kind == "integer" and isinstance(value, float) and value.is_integer()  # 5.0 is one
-    fits = isinstance(value, wanted[kind]) and not isinstance(value, bool)
+    fits = isinstance(value, _TYPES[kind]) and not isinstance(value, bool)
     return value if fits or whole else _UNREADABLE
 
 

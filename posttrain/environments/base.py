@@ -96,7 +96,6 @@ class Tool:
         return None
 
     async def call(self, arguments: Mapping[str, Any]) -> str:
-        """The result of a call, or an error as text. A plain function runs in a thread."""
         if (broken := self.violation(arguments)) is not None:
             return f"error: {broken}"
         try:
@@ -124,21 +123,17 @@ class Toolbox:
             self._tools[tool.name] = tool
 
     def schemas(self, prompt: Prompt) -> str:
-        """JSON text of the tools' schemas."""
         return json_text([tool.schema() for tool in self._tools.values()])
 
     def open(self, prompt: Prompt) -> Toolbox:
-        """The toolbox itself."""
         return self
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Run one call."""
         if (tool := self._tools.get(name)) is None:
             return writable(f"error: no tool {clip(name, 80)}; there is {', '.join(self._tools)}")
         return writable(clip(await tool.call(arguments), RESULT_CHARACTERS))
 
     def snapshot(self) -> str:
-        """No state."""
         return "{}"
 
     async def close(self) -> None:

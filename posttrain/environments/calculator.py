@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any
+from typing import Any, cast
 
 from posttrain.environments.base import Tool
 
@@ -139,8 +139,8 @@ _OPERATORS: dict[type[ast.operator], Operator] = {
 }
 # name → how many arguments it takes, at least and at most; what it does
 _FUNCTIONS: dict[str, tuple[int, int, Callable[..., Number]]] = {
-    "sqrt": (1, 1, _square_root), "abs": (1, 1, abs), "round": (1, 2, _rounded),
-    "floor": (1, 1, math.floor), "ceil": (1, 1, math.ceil),
+    "sqrt": (1, 1, _square_root), "abs": (1, 1, cast(Any, abs)),
+    "round": (1, 2, _rounded), "floor": (1, 1, math.floor), "ceil": (1, 1, math.ceil),
     "min": (1, 50, lambda *values: min(values)), "max": (1, 50, lambda *values: max(values)),
     "factorial": (1, 1, _factorial),
     "gcd": (2, 50, _on(_whole, math.gcd)), "lcm": (2, 50, _on(_whole, math.lcm)),

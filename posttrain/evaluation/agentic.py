@@ -23,9 +23,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from posttrain.evaluation.compare import rate_difference
-from posttrain.evaluation.grade import Record
 from posttrain.evaluation.intervals import Values, by_question, length, wilson
 from posttrain.evaluation.metrics import correct
+from posttrain.evaluation.run import Record
 from posttrain.jsontext import load_json
 from posttrain.records import Score, ToolCall
 from posttrain.rollouts import Completion, Prompt, metadata_of

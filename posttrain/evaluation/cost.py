@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 
 from posttrain.config.eval import EvalConfig, Price
-from posttrain.evaluation.grade import INSPECT, Record, Unit, by_unit
 from posttrain.evaluation.journal import read_lines
 from posttrain.evaluation.metrics import correct
+from posttrain.evaluation.run import INSPECT, Record, Unit, by_unit
 from posttrain.models.chat_template import PromptRenderer
 from posttrain.rollouts import Completion, Step, prompt_to_row
 from posttrain.runs import atomic_write_json

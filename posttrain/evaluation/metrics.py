@@ -21,7 +21,6 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from posttrain.chat.reasoning import CLOSE, OPEN
-from posttrain.evaluation.grade import Record
 from posttrain.evaluation.intervals import (
     Values,
     by_question,
@@ -30,6 +29,7 @@ from posttrain.evaluation.intervals import (
     rate,
     rate_of_means,
 )
+from posttrain.evaluation.run import Record
 from posttrain.rollouts import Step
 
 ALL = "all"

@@ -24,9 +24,9 @@ import numpy as np
 from scipy import stats
 from scipy.optimize import brentq
 
-from posttrain.evaluation.grade import Record
 from posttrain.evaluation.intervals import Floats, wilson
 from posttrain.evaluation.metrics import ALL, Cell, by_cell
+from posttrain.evaluation.run import Record
 
 Row = dict[str, Any]
 Answers = Mapping[str, Mapping[str, Sequence[Record]]]

@@ -1,9 +1,7 @@
 """Generate, grade, measure: a recipe's checkpoints → records → the `evaluation` artifact.
 
-    plan = EvaluationPlan(units=units, renderers=renderers, grade=grade, …)
-    run_evaluation(stage, recipe, plan, console)  → out/records, metrics.json, manifest.json, …
-
-Prompts, environments and graders are arguments; samples are made as `scripts/sample.py` makes them.
+plan = EvaluationPlan(units=units, renderers=renderers, grade=grade, …)
+run_evaluation(stage, recipe, plan, console)  → out/records, metrics.json, manifest.json, …
 """
 
 from __future__ import annotations
@@ -15,6 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +26,11 @@ from posttrain.evaluation.agentic import agentic_rows
 from posttrain.evaluation.compare import paired_rows
 from posttrain.evaluation.cost import estimate_rows, times_path, write_costs
 from posttrain.evaluation.export import EXPORT, write_exports
-from posttrain.evaluation.grade import (
-    INSPECT,
-    Grade,
-    Record,
-    Unit,
-    by_unit,
-    grade_completions,
-    unit_name,
-    write_records,
-)
-from posttrain.evaluation.journal import JournaledSampler, TimedSampler, sort_lines
+from posttrain.evaluation.journal import TimedSampler, sort_lines
 from posttrain.evaluation.metrics import cell_rows, examples
 from posttrain.evaluation.run import (
     EXAMPLES,
+    INSPECT,
     INSPECT_LOGS,
     JOURNALS,
     LOCK,
@@ -48,14 +38,21 @@ from posttrain.evaluation.run import (
     PACKAGES,
     RECORDS,
     WORK,
+    Grade,
+    Record,
+    Unit,
     bind_lock,
     bind_weights,
+    by_unit,
+    grade_completions,
     journal_path,
     make_lock,
     read_lock,
     read_run,
     record_path,
     records_of,
+    unit_name,
+    write_records,
 )
 from posttrain.evaluation.sensitivity import sensitivity_rows
 from posttrain.jsontext import printable
@@ -65,14 +62,7 @@ from posttrain.report import show_finished, show_up_to_date, write_report
 from posttrain.report.console import print_sections
 from posttrain.report.pages.evaluation import estimated
 from posttrain.rollouts import prompt_to_row
-from posttrain.runs import (
-    Counts,
-    Manifest,
-    Parent,
-    Run,
-    atomic_write_json,
-    parent_of,
-)
+from posttrain.runs import Counts, Manifest, Parent, Run, atomic_write_json, parent_of
 from posttrain.sampling.generate import generate, read_completions, rollouts_at_once, tasks_of
 from posttrain.sampling.open import opened_sampler
 from posttrain.sampling.progress import ProgressBar
@@ -139,15 +129,13 @@ def run_evaluation(stage: Run, recipe: EvalConfig, plan: EvaluationPlan, console
         ConfigError: the run was begun with something else.
         DataError: a backend gave up too often.
     """
-    out, complete = stage.path, stage.complete
-    rendering = {
-        name: renderer
-        and {
+    out = stage.path
+    rendering: dict[str, Mapping[str, str] | None] = {}
+    for name, renderer in plan.renderers.items():
+        rendering[name] = renderer and {
             "template": renderer.template.digest,
             "tokenizer": encoder_of(renderer.tokenizer).digest,
         }
-        for name, renderer in plan.renderers.items()
-    }
     lock = make_lock(
         recipe,
         stage.config_digest,
@@ -157,8 +145,8 @@ def run_evaluation(stage: Run, recipe: EvalConfig, plan: EvaluationPlan, console
         parents=plan.parents,
         judge=plan.judge,
     )
-    bind_lock(out / LOCK, lock, finished=complete)
-    if complete:
+    bind_lock(out / LOCK, lock, finished=stage.complete)
+    if stage.complete:
         write_tables(out, recipe.prices)
         write_report(out)
         show_up_to_date(console, out)
@@ -249,17 +237,16 @@ async def _inspect_records(
     out = Path(recipe.out)
     config = next(task for task in recipe.inspect_tasks if task.name == unit.task)
     async with contextlib.AsyncExitStack() as stack:
-        roles: dict[str, Sampler] = {}
+        samplers: dict[str, Sampler | None] = {"": sampler}
         for name, role in config.roles.items():
             opened = opened_sampler(role.backend, checkpoint=role.checkpoint)
-            journal = journal_path(out, checkpoint, unit.name, name)
-            roles[name] = JournaledSampler(await stack.enter_async_context(opened), journal)
+            samplers[name] = await stack.enter_async_context(opened)
         records = await run_task(
             inspect_run(recipe, config, unit.setting),
             unit.prompts,
-            JournaledSampler(sampler, journal_path(out, checkpoint, unit.name)),
+            samplers,
             checkpoint=checkpoint,
-            roles=roles,
+            journal=partial(journal_path, out, checkpoint, unit.name),
             logs=out / WORK / checkpoint / unit.name,
         )
     failed = [record.completion.error for record in records if record.failed]
@@ -272,7 +259,7 @@ async def _inspect_records(
 
 
 def rescored_records(
-    run: Path, manifest: Manifest, before: Records, grade: Grade
+    out: Path, manifest: Manifest, before: Records, grade: Grade
 ) -> dict[str, list[Record]]:
     """The records of a run graded anew; no model is used.
 
@@ -286,23 +273,19 @@ def rescored_records(
     for unit, row in manifest.stats.get("inspect", {}).items():
         from posttrain.evaluation.inspect_adapter.tasks import InspectRun, run_task
 
-        how = InspectRun.of_row(row)
+        run = InspectRun.of_row(row)
         for name, records in after.items():
             own = {r.prompt.id: r.prompt for r in records if unit_name(r.prompt) == unit}
             with tempfile.TemporaryDirectory() as logs:
-                replayed = asyncio.run(
-                    run_task(
-                        how,
-                        [*own.values()],
-                        JournaledSampler(None, journal_path(run, name, unit)),
-                        checkpoint=name,
-                        roles={
-                            role: JournaledSampler(None, journal_path(run, name, unit, role))
-                            for role in how.roles
-                        },
-                        logs=Path(logs),
-                    )
+                replay = run_task(
+                    run,
+                    [*own.values()],
+                    dict.fromkeys(("", *run.roles)),
+                    checkpoint=name,
+                    journal=partial(journal_path, out, name, unit),
+                    logs=Path(logs),
                 )
+                replayed = asyncio.run(replay)
             found = {(r.prompt.id, r.completion.index): r for r in replayed}
             after[name] = [found.get((r.prompt.id, r.completion.index), r) for r in records]
     return after
@@ -314,16 +297,14 @@ def metrics_of(records: Records, *, seed: int) -> dict[str, Any]:
     Args:
         seed: of bootstrap draws and permutations.
     """
-    first, *others = records
+    first, *others = records.values()
     agentic = agentic_rows(records, seed=seed)
-    sensitive = [row for name in records for row in sensitivity_rows(records[name])]
+    sensitive = [row for own in records.values() for row in sensitivity_rows(own)]
     return {
         **({} if agentic is None else {"agentic": agentic}),
         **({"sensitivity": sensitive} if sensitive else {}),
-        "cells": [row for name in records for row in cell_rows(records[name], seed=seed)],
-        "pairs": [
-            row for name in others for row in paired_rows(records[first], records[name], seed=seed)
-        ],
+        "cells": [row for own in records.values() for row in cell_rows(own, seed=seed)],
+        "pairs": [row for own in others for row in paired_rows(first, own, seed=seed)],
     }
 
 
@@ -336,12 +317,7 @@ def finish_run(
     seed: int,
     stats: Mapping[str, Any],
 ) -> None:
-    """Write `metrics.json`, `examples.jsonl` and the manifest; the records and the lock are there.
-
-    Args:
-        records: all of every checkpoint, the first being the one others are compared with.
-        counts: of prompts.
-    """
+    """Write `metrics.json`, `examples.jsonl` and the manifest; `records` and the lock are there."""
     out = stage.path
     lock = read_lock(out / LOCK)
     atomic_write_json(out / METRICS, metrics_of(records, seed=seed))

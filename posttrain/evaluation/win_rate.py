@@ -18,8 +18,8 @@ from typing import Any
 from posttrain.config.eval import WinRateConfig
 from posttrain.errors import ConfigError
 from posttrain.evaluation.compare import length_difference, side_of
-from posttrain.evaluation.grade import unit_name
 from posttrain.evaluation.intervals import Values, by_question, rate
+from posttrain.evaluation.run import unit_name
 from posttrain.rollouts import Completion, Prompt
 from posttrain.runs import (
     Counts,

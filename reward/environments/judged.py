@@ -6,8 +6,7 @@
 
 Equivalence is judged in both orders, and counts where both say so; a judge that contradicts itself
 leaves the answer unscored. A rubric passes if every item is as its `pass_criteria` says. A label
-that cannot be read is no 0, and neither is a call that fails: both are unscored. Rows are read
-without a judge, unless they bring an answer to a rubric.
+that cannot be read and a call that fails leave it unscored too.
 """
 
 from __future__ import annotations
@@ -47,9 +46,7 @@ PROMPT_DIGEST = digest_of([_TASK, _EQUIVALENCE, _RUBRIC])  # of all that a judge
 class LabelJudge:
     """A model that is asked for one boolean; the same text gets the same seeds.
 
-    Args:
-        sampling: of a judgement.
-        retries: further calls, with other seeds, where a label cannot be read.
+    `retries` are further calls, with other seeds, where a label cannot be read.
     """
 
     def __init__(
@@ -93,12 +90,13 @@ class JudgedEnvironment(RLVREnvironment):
     def __init__(self, judge: LabelJudge | None = None) -> None:
         self._judge = judge
 
-    @property
-    def judge(self) -> LabelJudge:
-        """Raises ConfigError where there is none."""
+    async def label(
+        self, task: str, parts: Sequence[tuple[str, str]], *, label: str
+    ) -> bool | None:
+        """As `LabelJudge.label`. Raises ConfigError where there is no judge."""
         if self._judge is None:
             raise ConfigError(f"the environment {self.name} needs a judge model: set judge:")
-        return self._judge
+        return await self._judge.label(task, parts, label=label)
 
 
 def _unread(answer: str, problem: str) -> Score:
@@ -106,22 +104,18 @@ def _unread(answer: str, problem: str) -> Score:
 
 
 class EquivalenceEnvironment(JudgedEnvironment):
-    """Whether the final answer says what the gold says."""
-
     name = "equivalence"
 
     def malformed(self, prompt: Prompt) -> str | None:
-        """No gold."""
         return None if prompt.gold is not None and prompt.gold.strip() else "no gold"
 
     async def score(self, prompt: Prompt, completion: Completion) -> Score:
-        """1 or 0 where both orders agree; the gold itself needs no judge."""
         answer, gold = shown_answer(completion), prompt.gold or ""
         if _plain(answer) == _plain(gold):
             return Score(1.0, one_line(answer), "the gold word for word")
         question = "\n".join(message.content for message in prompt.messages)
         labels = [
-            await self.judge.label(
+            await self.label(
                 _EQUIVALENCE,
                 [("the question", question), ("answer A", first), ("answer B", second)],
                 label="equivalent",
@@ -136,36 +130,30 @@ class EquivalenceEnvironment(JudgedEnvironment):
         return Score(float(labels[0] is True), one_line(answer), f"{said} the gold, both orders")
 
     def gold(self, prompt: Prompt) -> Script:
-        """The gold itself."""
         return says(prompt.gold or "")
 
 
 class RubricEnvironment(JudgedEnvironment):
-    """Whether a response meets every item of a rubric."""
-
     name = "rubric"
 
     def malformed(self, prompt: Prompt) -> str | None:
-        """No items, or one that is no question with YES or NO."""
         for question, wanted in (items := _items(prompt)):
             if not question.strip() or wanted not in ("YES", "NO"):
                 return "rubric: an item has a question and pass_criteria YES or NO"
         return None if items else "rubric: no items"
 
     async def score(self, prompt: Prompt, completion: Completion) -> Score:
-        """1 if every item is met; unscored where the label of one cannot be read."""
         answer, missed = shown_answer(completion), 0
         turns = "\n".join(f"{m.role}: {m.content}" for m in prompt.messages)
         for question, wanted in _items(prompt):
             parts = [("the conversation", turns), ("the response", answer), ("the item", question)]
-            label = await self.judge.label(_RUBRIC, parts, label="yes")
+            label = await self.label(_RUBRIC, parts, label="yes")
             if label is None:
                 return _unread(answer, "no readable label")
             missed += label != (wanted == "YES")
         return Score(float(not missed), one_line(answer), f"{missed} items not met")
 
     def gold(self, prompt: Prompt) -> Script | None:
-        """A response that the row brings; most bring none."""
         return says(prompt.gold) if prompt.gold else None
 
 

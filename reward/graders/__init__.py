@@ -16,17 +16,17 @@ import functools
 from collections.abc import Callable
 
 from reward.graders.base import Grader
-from reward.graders.choice import Contains, Exact, MultipleChoice
+from reward.graders.choice import MultipleChoice, contains, exact
 from reward.graders.constraints import PACKAGE, Constraints
 from reward.graders.math import Math, Numeric
 
 GRADERS: dict[str, Callable[[], Grader]] = {
     "math": Math,
     "multiple_choice": MultipleChoice,
-    "exact": Exact,
+    "exact": exact,
     "numeric": Numeric,
-    "contains_all": functools.partial(Contains, enough=False),
-    "contains_any": functools.partial(Contains, enough=True),
+    "contains_all": functools.partial(contains, enough=False),
+    "contains_any": functools.partial(contains, enough=True),
     "ifeval": functools.partial(Constraints, "ifeval"),
     "ifbench": functools.partial(Constraints, "ifbench"),
 }

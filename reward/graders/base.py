@@ -9,7 +9,7 @@ no format, leaves the attempt unscored. An answer outside the requested format s
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -36,6 +36,22 @@ class Grader(Protocol):
     def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
         """One score an attempt, in order."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlainGrader:
+    """A grader of two functions that always end: a prompt's drop reason, and an answer's score."""
+
+    refusal: Callable[[Prompt], str | None]
+    score: Callable[[Attempt], Score]
+
+    def refuse(self, prompts: Sequence[Prompt]) -> list[str | None]:
+        """Per prompt: the drop reason, or None."""
+        return [self.refusal(prompt) for prompt in prompts]
+
+    def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
+        """One score an attempt."""
+        return [before_reading(attempt) or self.score(attempt) for attempt in attempts]
 
 
 # name → how a prompt asks for it, what an answer in it holds
@@ -88,9 +104,7 @@ def no_answer(attempt: Attempt) -> Score:
         return unscored(None, "no answer found; the prompt asks for no format")
     formats = " or ".join(names)
     if used:
-        return unscored(
-            None, f"no answer that can be read in the {formats} that the prompt asks for"
-        )
+        return unscored(None, f"no answer that can be read in the {formats} of the prompt")
     return Score(0.0, None, f"no answer found; the prompt asks for {formats}")
 
 

@@ -20,7 +20,7 @@ from typing import Any, cast
 from posttrain.records import Score
 from posttrain.rollouts import Prompt, metadata_of
 from reward.graders.base import Attempt, before_reading, unscored
-from reward.graders.workers import SHARED_WORKERS, JobResult, JobRunner
+from reward.graders.workers import JobResult, RunJobs, run_shared
 
 PACKAGE = "if_verifiable"
 NLTK_DATA = "nltk_data_missing: python -m nltk.downloader punkt_tab"
@@ -37,13 +37,13 @@ class Constraints:
         benchmark: "ifeval" or "ifbench": whose checkers.
     """
 
-    def __init__(self, benchmark: str, *, workers: JobRunner = SHARED_WORKERS) -> None:
-        self._benchmark, self._workers = benchmark, workers
+    def __init__(self, benchmark: str, *, run: RunJobs = run_shared) -> None:
+        self._benchmark, self._run = benchmark, run
 
     def refuse(self, prompts: Sequence[Prompt]) -> list[str | None]:
         """Unknown constraints, missing arguments, or data of NLTK that is not installed."""
         checks = [_checks(prompt) for prompt in prompts]
-        results = iter(self._run([(check, _PROBE) for check in checks if check]))
+        results = iter(self._check([(check, _PROBE) for check in checks if check]))
         return [next(results)[1] if check else "no_constraints" for check in checks]
 
     def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
@@ -51,12 +51,12 @@ class Constraints:
         scores = [_unchecked(attempt) for attempt in attempts]
         pairs = list(zip(attempts, scores, strict=True))
         jobs = [(_checks(a.prompt) or [], a.completion.answer) for a, score in pairs if not score]
-        checked = iter(self._run(jobs))
+        checked = iter(self._check(jobs))
         return [score or _score(attempt, *next(checked)) for attempt, score in pairs]
 
-    def _run(self, jobs: Sequence[tuple[list[Any], str]]) -> list[tuple[JobResult, str | None]]:
+    def _check(self, jobs: Sequence[tuple[list[Any], str]]) -> list[tuple[JobResult, str | None]]:
         """Per check and answer: what the worker found, and the problem."""
-        results = self._workers.run(
+        results = self._run(
             [("constraints", [self._benchmark, *check, answer]) for check, answer in jobs]
         )
         return [(r, r.problem or cast(dict[str, Any], r.value)["problem"]) for r in results]

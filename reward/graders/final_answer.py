@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from posttrain.jsontext import load_json
 from reward.graders.numbers import MONEY, NUMBER, SCALES, UNITS, read_number
@@ -62,8 +61,7 @@ _COMMAND_IN_JSON = re.compile(r"""\\\\|\\(?!["/]|[bfnrt](?![A-Za-z]))""")
 _ONLY_FIELD = re.compile(rf"""^\W*?(?:json\s*)?\{{\s*["'][^"'\n]{{1,60}}{_VALUE}\s*\}}\W*$""")
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerPlace:
+class AnswerPlace(NamedTuple):
     """The text in which the answer stands: all of it in a tag, a box or a field; behind a label,
     at its head; in a line, at its end."""
 
@@ -136,8 +134,7 @@ def _json_field(text: str) -> str | None:
     return (str(load_json(value)) if value.startswith('"') else value.strip("'")).strip() or None
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
+class _Piece(NamedTuple):
     """A box, formula or number of a text; `contents` is "" for a box that does not close."""
 
     start: int

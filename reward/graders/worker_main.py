@@ -54,18 +54,15 @@ def verify(environment: str, prompt: dict[str, Any], completion: dict[str, Any])
     return [score.value, score.answer, score.explanation, score.failure]
 
 
-class InlineRunner:
-    """What `Workers` are, inside one: the job at hand is the one to be killed."""
-
-    def run(self, jobs: Sequence[Job]) -> list[JobResult]:
-        """One result a job, in order."""
-        results: list[JobResult] = []
-        for name, arguments in jobs:
-            try:
-                results.append(JobResult(JOBS[name](*arguments)))
-            except Exception as error:  # noqa: BLE001 - whatever algebra raises is that job's own
-                results.append(JobResult(None, f"{type(error).__name__}: {error}"[:200]))
-        return results
+def run_inline(jobs: Sequence[Job]) -> list[JobResult]:
+    """As `Workers.run`, inside one: the job at hand is the one to be killed."""
+    results: list[JobResult] = []
+    for name, arguments in jobs:
+        try:
+            results.append(JobResult(JOBS[name](*arguments)))
+        except Exception as error:  # noqa: BLE001 - whatever algebra raises is that job's own
+            results.append(JobResult(None, f"{type(error).__name__}: {error}"[:200]))
+    return results
 
 
 JOBS: dict[str, Callable[..., Any]] = {
@@ -97,7 +94,7 @@ def main() -> None:
             return
         name, arguments = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
-        [result] = InlineRunner().run([(name, arguments)])
+        [result] = run_inline([(name, arguments)])
         signal.setitimer(signal.ITIMER_PROF, 0)
         print(json.dumps(asdict(result)), file=answers, flush=True)
 

@@ -23,7 +23,7 @@ from posttrain.evaluation.agentic import (
     scored_expectations,
     share_row,
 )
-from posttrain.evaluation.grade import Record, read_records
+from posttrain.evaluation.run import Record, read_records
 from posttrain.records import Message, Score, ToolCall
 from posttrain.report.pages.agentic import failing_step, in_words
 from posttrain.report.pages.agentic import figures as sections

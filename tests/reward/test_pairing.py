@@ -63,8 +63,6 @@ def test_a_circle_has_every_response_once_in_each_position():
 def test_too_few_to_compare(strategy: str):
     assert STRATEGIES[strategy](0) == []
     assert STRATEGIES[strategy](1) == []
-    with pytest.raises(ValueError, match="-1 responses"):
-        STRATEGIES[strategy](-1)
 
 
 def test_a_circle_of_three_by_hand():

@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import json
 import os
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from posttrain.runs import read_artifact
 from posttrain.training import stage as training_stage
 from posttrain.training.launch import Launched, check_launch
 from posttrain.training.sft.stage import SftStage
-from scripts.__main__ import launch, load
+from scripts.__main__ import launch
 from tests.training.conftest import TRAINER, draw
 from tests.training.forks import forked, launch_environment, shipped
 from tests.training.methods import Method, write_methods
@@ -218,7 +219,7 @@ def launch_forks(arguments: list[str]) -> None:
     def elastic_launch(config: Any, entrypoint: str) -> Callable[..., Any]:
         def run(*command: str) -> None:
             script = next(at for at, word in enumerate(command) if word.endswith(".py"))
-            load(Path(command[script]).stem).main(command[script + 1 :])
+            runpy.run_path(command[script])["main"](command[script + 1 :])
 
         return whole(dataclasses.replace(config, start_method="fork"), run)
 

@@ -31,9 +31,8 @@ from inspect_ai.log import (
 from inspect_ai.model import ChatMessage, GenerateConfig, ModelOutput, ModelUsage
 from inspect_ai.scorer import Score
 
-from posttrain.evaluation.grade import Record, by_unit
-from posttrain.evaluation.inspect_adapter.messages import to_inspect, to_output
-from posttrain.evaluation.run import LOCK, METRICS, Lock, read_lock, read_run
+from posttrain.evaluation.inspect_adapter.provider import to_inspect, to_output
+from posttrain.evaluation.run import LOCK, METRICS, Lock, Record, by_unit, read_lock, read_run
 from posttrain.hashing import digest_of
 from posttrain.runs import Manifest
 

@@ -70,6 +70,7 @@ class StreamedMessage:
         self._places: dict[str, dict[str, Any]] = {}  # the last call of each index
         self._rest: dict[str, Any] = {}
         self._finish: object = None
+        self._half = ""
 
     def add(self, event: Mapping[str, Any]) -> None:
         """Take one event. Raises RequestFailed for an error in place of a delta."""
@@ -123,7 +124,10 @@ class StreamedMessage:
         for part in parts:
             text = part.get("text") if isinstance(part, dict) else part
             if isinstance(text, str):
-                self._show(kind, writable(text))
+                # a character beyond U+FFFF may come in two halves
+                text = self._half + text
+                self._half = text[-1] if "\ud800" <= text[-1:] <= "\udbff" else ""
+                self._show(kind, writable(text.removesuffix(self._half)))
 
     def _add_call(self, piece: Any) -> None:
         if not isinstance(piece, dict):

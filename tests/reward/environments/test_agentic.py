@@ -17,7 +17,7 @@ from posttrain.records import Score
 from posttrain.rollouts import Completion, Prompt
 from reward.environments import ENVIRONMENTS
 from reward.environments.agentic import base, workspace
-from reward.environments.agentic.base import AgenticEnvironment, Call, read, script, sh, write
+from reward.environments.agentic.base import Call, Family, read, script, sh, write
 from reward.environments.agentic.policies import ENVIRONMENT_OF, policy_of, run_policy
 from reward.environments.base import Script, admit, replay
 from reward.environments.world import Refused
@@ -70,7 +70,7 @@ def test_every_policy_ends_as_it_has_to(family: str):
 @pytest.mark.parametrize("family", ENVIRONMENT_OF)
 def test_rows_are_the_same_for_a_seed_and_say_nothing_of_the_gold(family: str):
     environment = ENVIRONMENTS[family]()
-    assert isinstance(environment, AgenticEnvironment)
+    assert isinstance(environment, Family)
     rows = environment.rows(seed=3, count=4)
     assert rows == environment.rows(seed=3, count=4)
     fixtures = [environment.fixture(environment.prompt(row)) for row in rows]

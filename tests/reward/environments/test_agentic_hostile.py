@@ -160,7 +160,7 @@ def test_contained(name: str, ends: dict[str, Any]):
     assert use.says in results[-1], results[-1][:500]
     everything = json.dumps(results) + repr(sorted(files.items()))
     assert SECRET not in everything
-    assert "AgenticEnvironment" not in everything
+    assert "Family" not in everything
     assert all(len(result) < 10_000 for result in results)
     assert sum(map(len, files.values())) <= workspace.MOST_BYTES
     assert not any(path.startswith(("/", "../")) for path in files)

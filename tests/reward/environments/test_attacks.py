@@ -18,7 +18,7 @@ from posttrain.rollouts import Prompt
 from reward.environments import ENVIRONMENTS, base
 from reward.environments.base import RLVREnvironment, replay, same_value, says
 from reward.environments.code import find_program, same_output
-from reward.environments.constraints import CONSTRAINTS
+from reward.environments.instruction_following import CONSTRAINTS
 from reward.graders.workers import Workers
 
 

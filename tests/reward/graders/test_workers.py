@@ -64,7 +64,7 @@ def test_sixty_four_threads_at_once_score_as_one_call(workers: Workers):
     """math-verify's own time limit is a signal: outside the main thread it scores 0."""
     golds = [("\\sqrt{8}", "2\\sqrt{2}"), ("x+1", "1+x"), ("7", "7"), ("x", "y")]
     requests = [(prompt_of(gold), f"It is $\\boxed{{{answer}}}$") for gold, answer in golds]
-    grader = Math(workers=workers)
+    grader = Math(run=workers.run)
     with ThreadPoolExecutor(64) as threads:
         scores = [threads.submit(values, grader, requests[k % 4 :]) for k in range(64)]
     alone = [1.0, 1.0, 1.0, 0.0]

@@ -16,11 +16,10 @@ from posttrain.config.judge import JudgeConfig
 from posttrain.records import Message
 from posttrain.rollouts import Completion, Finish, Prompt, Step
 from posttrain.sampling.sampler import Request
-from reward.judge.cache import VerdictCache
 from reward.judge.judge import GenRmJudge, JudgeSampler
 from reward.judge.prompt import verdict_text
 from reward.judge.verdict import Verdict
-from reward.judge.votes import Comparison
+from reward.judge.votes import Comparison, VerdictCache
 from tests.sampling.scripted import END, Script, Scripted
 
 ANSWERS = re.compile(r"\[A1\](.*?)\[/A1\]\n\[A2\](.*?)\[/A2\]", re.DOTALL)

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from posttrain.sampling.sampler import Generation, Request
-from reward.judge.cache import VerdictCache
 from reward.judge.verdict import Verdict
-from reward.judge.votes import Judgement, Vote
+from reward.judge.votes import Judgement, VerdictCache, Vote
 from tests.reward.judge.judging import babble, fair, judge_of, numbered
 from tests.sampling.scripted import Scripted
 
@@ -110,7 +109,7 @@ import itertools, sys
 from pathlib import Path
 from reward.judge.verdict import Verdict
 from reward.judge.votes import Vote
-from reward.judge.cache import VerdictCache
+from reward.judge.votes import VerdictCache
 
 cache = VerdictCache(Path(sys.argv[1]))
 for k in itertools.count():

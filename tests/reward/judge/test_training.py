@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import astuple
 
 import pytest
 
@@ -11,8 +12,7 @@ from posttrain.errors import DataError
 from posttrain.group_rewards import Group, GroupRewards
 from posttrain.records import Message
 from posttrain.rollouts import Completion, Finish, Prompt, Step
-from reward.judge.training import VerdictReward, gold_from, outcome_of
-from reward.judge.verdict import Gold, Verdict, preferred
+from reward.judge.verdict import Gold, Verdict, VerdictReward, gold_from, outcome_of, preferred
 
 SAID = '{"score_1": 4, "score_2": 2, "ranking": 2}'
 
@@ -83,7 +83,7 @@ def test_a_verdict_in_the_reasoning_is_none():
 )
 def test_scores_decide_and_the_ranking_breaks_their_tie(verdict: Verdict | Gold, wanted: int):
     assert preferred(verdict) == wanted
-    assert preferred(verdict.swapped()) == {1: 2, 2: 1, 0: 0}[wanted]
+    assert preferred(Gold(*astuple(verdict)).swapped()) == {1: 2, 2: 1, 0: 0}[wanted]
 
 
 def test_no_side_is_half_right_and_a_tied_gold_has_no_right_side():

@@ -144,9 +144,9 @@ def test_malformed_is_ten_worse_than_the_worst_verdict():
 
 
 def test_swapping_twice_is_nothing_and_keeps_the_reward():
-    verdict, gold = Verdict(4, 2, 1.5), Gold(5, None, 2)
-    assert verdict.swapped() == Verdict(2, 4, 5.5)
+    gold = Gold(5, None, 2)
     assert gold.swapped() == Gold(None, 5, 5)
-    assert verdict.swapped().swapped() == verdict
-    assert training_reward(verdict.swapped(), gold.swapped()) == training_reward(verdict, gold)
+    assert gold.swapped().swapped() == gold
+    swapped = training_reward(Verdict(2, 4, 5.5), gold.swapped())
+    assert swapped == training_reward(Verdict(4, 2, 1.5), gold)
     assert math.isfinite(training_reward(None, gold))
