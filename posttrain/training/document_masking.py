@@ -71,12 +71,13 @@ def choose_document_masking(requested: str, model: PreTrainedModel) -> str:
 
 def describe_document_masking(document_masking: str, attention: str) -> str:
     """One line for the plan: which mask is active."""
-    if document_masking == "varlen":
-        kernels = "varlen kernels" if attention in VARLEN_ATTENTION else "a block-diagonal mask"
-        return f"varlen: a micro-batch is one row, {kernels} ({attention})"
-    if document_masking == "block_diagonal":
-        return f"block_diagonal: sequences side by side, masked from each other ({attention})"
-    return f"unpacked: a sequence is a row, right-padded ({attention})"
+    kernels = "varlen kernels" if attention in VARLEN_ATTENTION else "a block-diagonal mask"
+    text = {
+        "varlen": f"a micro-batch is one row, {kernels}",
+        "block_diagonal": "sequences side by side, masked from each other",
+        "unpacked": "a sequence is a row, right-padded",
+    }[document_masking]
+    return f"{document_masking}: {text} ({attention})"
 
 
 def make_collator(document_masking: str, pad_id: int) -> Collator:
@@ -190,11 +191,6 @@ def sequence_ids(batch: Batch) -> tuple[torch.Tensor, int]:
     kept = trained > 0
     renumbered = torch.where(kept, kept.cumsum(0) - 1, -1)
     return torch.where(real, renumbered[raw], -1), int(kept.sum())
-
-
-def real_tokens(batch: Batch) -> int:
-    """Tokens of trained sequences in a batch: no padding, no filler."""
-    return int((sequence_ids(batch)[0] >= 0).sum())
 
 
 @dataclass(frozen=True, slots=True)

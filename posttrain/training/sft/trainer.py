@@ -18,7 +18,7 @@ from trl.trainer.sft_trainer import SFTTrainer
 
 from posttrain.errors import ConfigError
 from posttrain.tokens.encode import IGNORED
-from posttrain.training.document_masking import real_tokens, sequence_ids
+from posttrain.training.document_masking import sequence_ids
 from posttrain.training.moe import ExpertBalance
 from posttrain.training.order import EpochOrder
 from posttrain.training.trainer import Resumable
@@ -102,15 +102,12 @@ class PackedSFTTrainer(Resumable, SFTTrainer):
     ) -> tuple[list[Any], Any]:
         """As the parent; also counts tokens and sequences of the global batch."""
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
-        counts = torch.tensor(
-            [
-                sum(real_tokens(batch) for batch in batches),
-                sum(int((batch["labels"] != IGNORED).sum()) for batch in batches),
-                sum(sequence_ids(batch)[1] for batch in batches),
-            ],
-            device=device,
-        )
-        tokens, trained, sequences = self.accelerator.reduce(counts, "sum").tolist()
+        counts = torch.zeros(3, dtype=torch.long)
+        for batch in batches:
+            ids, sequences = sequence_ids(batch)
+            trained = batch["labels"] != IGNORED
+            counts += torch.tensor([int((ids >= 0).sum()), int(trained.sum()), sequences])
+        tokens, trained, sequences = self.accelerator.reduce(counts.to(device), "sum").tolist()
         self.tokens_seen += tokens
         self.trained_seen += trained
         self._step_sequences = sequences
