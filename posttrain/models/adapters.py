@@ -1,12 +1,7 @@
 """LoRA presets that reach what they name, the proof that they do, and the merged model.
 
-    attention          q_proj k_proj v_proj o_proj
-    attention_mlp      attention + the dense and shared-expert projections
-    nemotron_h         attention_mlp + Mamba in_proj + routed experts (fused 3-D parameters)
-
 Mamba's `out_proj` is left out: the fused training kernel reads its weight past any adapter, and
-peft refuses it for that reason. Routers are never adapted.
-"""
+peft refuses it for that reason. Routers are never adapted."""
 
 from __future__ import annotations
 

@@ -1,12 +1,4 @@
-"""A tokenizer with its chat template: for prompts, for training data, for data to audit.
-
-    chat_template_of(AutoTokenizer.from_pretrained("Qwen/Qwen3-0.6B"), choice="own")
-    renderer_of(recipe.backend, recipe.checkpoint).text(prompt)  → "<|im_start|>…<think>\\n"
-    load_data_renderer(recipe.tokenizer)                         → DataRenderer(template, marks, …)
-    audit_tokens(recipe, first=Path("runs/tiny/sft_data"))       → AuditTokens(stop_ids=(2,), …)
-
-No model's weights are needed for any of them.
-"""
+"""A tokenizer with its chat template: for prompts, for training data, for data to audit."""
 
 from __future__ import annotations
 

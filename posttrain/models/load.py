@@ -1,7 +1,4 @@
-"""A causal language model, from a checkpoint or from a config, ready to train and to stop.
-
-model = load_model(recipe.model, special=special, vocabulary=1024, seed=0)
-"""
+"""A causal language model, from a checkpoint or from a config, ready to train and to stop."""
 
 from __future__ import annotations
 
@@ -45,7 +42,6 @@ def load_model(
     """Load or initialise the model and set its special tokens.
 
     Args:
-        spec: the recipe's `model:` block.
         special: end and pad of the tokenizer that the data was made with.
         vocabulary: rows the embedding must have at least (largest token id + 1).
         seed: for a random initialisation.

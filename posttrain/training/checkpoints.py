@@ -1,10 +1,5 @@
-"""Resume checkpoints that are whole or ignored, and the rotation that never leaves none.
-
-resume/checkpoint-40/complete.json  {"step": 40, "files": {"optimizer.pt": 81234, …}, "tokens": …}
-
-The trainer writes a checkpoint file by file; a kill in between leaves a directory that looks like
-one. Only a directory whose `complete.json` exists, and whose files have the sizes it lists, counts.
-"""
+"""Resume checkpoints that are whole or ignored: `complete.json`, written last, lists the files'
+sizes. The rotation never leaves none."""
 
 from __future__ import annotations
 
@@ -21,7 +16,7 @@ COMPLETE = "complete.json"
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What the trainer itself does not store: running counts and the layout that wrote it."""
+    """Running counts, which the trainer does not store, and the layout that wrote them."""
 
     step: int
     tokens: int

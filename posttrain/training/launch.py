@@ -1,10 +1,5 @@
-"""What the launcher really started, and a refusal when it is not what was asked for.
-
-`accelerate launch --cpu --num_processes 2` starts one process and says nothing; a DeepSpeed or FSDP
-config with CPU forced trains as plain DDP and says nothing; `mixed_precision: bf16` trains a
-recipe that says `bf16: false` in bf16; a launcher for GPUs trains on the CPU where there is none.
-All of these stop here, as do weights that would not move.
-"""
+"""What the launcher really started, and a refusal when it is not what was asked for: accelerate
+drops processes, sharding and precision without a word. So do weights that would not move."""
 
 from __future__ import annotations
 
@@ -60,8 +55,7 @@ def check_launch(
 
     Args:
         requested: the recipe's `launch:` block; its Nones are not checked.
-        launched: what runs.
-        env: the process environment, where accelerate leaves what its config asked for.
+        env: where accelerate leaves what its config asked for.
 
     Raises:
         ConfigError: naming what was requested, what runs, and the command that gives it.
@@ -102,9 +96,7 @@ def check_device(
     """Stop when a launcher for GPUs would train on the CPU.
 
     Args:
-        args: of the trainer, made under the launcher's environment.
         trainer: the recipe's block; a `use_cpu` in it is the user's own word.
-        env: the process environment, where accelerate leaves what its config asked for.
 
     Raises:
         ConfigError: naming the precision that gives the launcher away, and the ways out.
@@ -126,11 +118,6 @@ def check_precision(
     env: Mapping[str, str] = os.environ,
 ) -> None:
     """Stop when launcher and recipe name different precisions, or the weights would not move.
-
-    Args:
-        args: of the trainer, made under the launcher's environment.
-        model, adapter: the recipe's blocks.
-        env: the process environment, where accelerate leaves what its config asked for.
 
     Raises:
         ConfigError: naming both sides, and what to change.

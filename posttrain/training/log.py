@@ -1,10 +1,5 @@
-"""`log.jsonl`: one row a logged step, the same bytes whether or not the run was interrupted.
-
-    {"step": 10, "epoch": 0.5, "loss": 3.21, "grad_norm": 1.1, "learning_rate": 0.001, "tokens": …}
-
-Seconds and rates are left out, they go to `speed.jsonl`, which the manifest does not list. Methods
-with many figures a step print a line of their own choice for each row.
-"""
+"""`log.jsonl`, one row a logged step, the same bytes whether or not the run was interrupted; the
+page of the run so far; a line a step on the console. Seconds go to `speed.jsonl`."""
 
 from __future__ import annotations
 
@@ -34,7 +29,7 @@ def log_row(entry: dict[str, Any]) -> dict[str, Any] | None:
 
 
 class LogRows(TrainerCallback):
-    """Appends each logged row; starts from the history that a resumed checkpoint holds."""
+    """Append each logged row; start from the history that a resumed checkpoint holds."""
 
     def __init__(self, out: Path) -> None:
         self.log = out / LOG
@@ -50,7 +45,6 @@ class LogRows(TrainerCallback):
             atomic_write_text(self.log, "".join(_line(row) for row in rows if row))
 
     def on_log(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-        """Append the newest row."""
         row = log_row(dict(state.log_history[-1]))
         if row and state.is_world_process_zero:
             with self.log.open("a", encoding="utf-8") as handle:
@@ -86,13 +80,11 @@ class LivePage(TrainerCallback):
         self._due, self._wait = 0.0, self.EVERY
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-        """Write the page of the part before a resume, or of no step."""
         self._begun = self._last_row = time.monotonic()
         self._first_step = state.global_step
         self._write(state, None)
 
     def on_log(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-        """Write the page if its time has come."""
         now = time.monotonic()
         self._pause, self._last_row = max(self._pause, now - self._last_row), now
         if now >= self._due:
@@ -132,14 +124,8 @@ def write_page(write: Callable[[], object]) -> bool:
 
 
 class StepLines(TrainerCallback):
-    """Prints one line a logged step, with the seconds that are left.
-
-    step 12/50   loss 5.1021  preference 0.6712  …  41 s left
-
-    Args:
-        describe: the figures of a row worth a look; None where the row is not a step's.
-        timing: what to print behind the seconds.
-    """
+    """Prints the figures that `describe` picks of a row (None: it is not a step's), the seconds
+    that are left and `timing`."""
 
     def __init__(
         self,
@@ -150,11 +136,9 @@ class StepLines(TrainerCallback):
         self._started = (0.0, 0)
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-        """Seconds count from here; a resumed run's from its first own step."""
         self._started = (time.perf_counter(), state.global_step)
 
     def on_log(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-        """Print the newest row."""
         text = self._describe(dict(state.log_history[-1]))
         if text is None or not state.is_world_process_zero:
             return

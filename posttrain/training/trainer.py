@@ -1,13 +1,7 @@
 """What the trainers of all methods share: whole checkpoints, a log that survives a resume, saving.
 
-class PackedSFTTrainer(Resumable, SFTTrainer): …
-
-train_to_the_end(trainer, Path("runs/tiny/sft"), base=recipe.model, special=special)
-→ config.json generation_config.json model.safetensors tokenizer.json … [adapter/]
-
 A trained model lies on disk as plain transformers reads it. With an adapter, the adapter goes to
-`adapter/` and the directory itself holds the merged model.
-"""
+`adapter/` and the directory itself holds the merged model."""
 
 from __future__ import annotations
 
@@ -211,12 +205,9 @@ class Resumable(Trainer):
 
 @contextlib.contextmanager
 def _names_as_they_are(model: Any) -> Iterator[None]:
-    """Save weights under the names that they have in memory, for this checkpoint is loaded by name.
-
-    transformers saves some models (NemotronH, mixtures of experts) under the names of their first
-    files, and its trainer resumes by the names in memory: it then finds nothing, and says so in a
-    warning (transformers 5.23).
-    """
+    """Save weights under the names that they have in memory, for this checkpoint is loaded by name:
+    transformers (5.23) saves NemotronH under the names of its first files, and its trainer then
+    finds nothing."""
     whole = model.save_pretrained
     if not isinstance(model, PeftModel):
         model.save_pretrained = functools.partial(whole, save_original_format=False)
@@ -283,11 +274,8 @@ def train_to_the_end(
 def write_model(
     trainer: Resumable, target: Path, *, out: Path, base: ModelConfig, special: SpecialTokens
 ) -> None:
-    """Write the model to `target`, the stage's `out` or a folder in it. Runs on every process.
-
-    Args:
-        base: what an adapter is merged into.
-    """
+    """Write the model to `target`, the stage's `out` or a folder in it; an adapter is merged into
+    `base`. Runs on every process."""
     partial = out / f".{target.name}.partial"
     first = trainer.is_world_process_zero()
     if first:

@@ -1,9 +1,5 @@
-"""TRL's `SFTTrainer` on packed shards, with what it lacks and nothing else.
-
-What this adds, method by method: the order of packs (`_get_train_sampler`), a token-weighted
-evaluation loss (`evaluation_loop`), the expert balance term (`compute_loss`), and exact counts
-(`get_batch_samples`, `log`). Checkpoints that are whole are `Resumable`'s.
-"""
+"""TRL's `SFTTrainer` on packed shards, with what it lacks and nothing else: the order of packs, an
+evaluation loss by trained tokens, the expert balance term, exact counts."""
 
 from __future__ import annotations
 
@@ -28,10 +24,9 @@ class PackedSFTTrainer(Resumable, SFTTrainer):
     """One optimiser step = `global_batch` packs, whatever the layout of processes.
 
     Args:
-        document_masking: the layout of the collator.
         balance_coefficient: weight of the expert balance term; 0 leaves the routers unhooked.
-        keep_epochs: epochs after which `keep_model(epoch)` is called, before any later checkpoint.
-        keep_model: writes the model of a finished epoch; called on every process.
+        keep_epochs: epochs after which `keep_model(epoch)` is called, on every process, before any
+            later checkpoint.
     """
 
     train_dataset: Any
@@ -204,7 +199,6 @@ class PackedSFTTrainer(Resumable, SFTTrainer):
         return metrics | overall
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """As the parent, without TRL's count of tokens."""
         # the parent's own count restarts at 0 on resume and counts padding
         self._metrics["train"].pop("num_tokens", None)
         super().log(logs, start_time)
