@@ -90,8 +90,8 @@ class Example:
     """One conversation and where it came from.
 
     `tools` is the JSON text of a list of tool schemas, `None` when none is declared; `metadata` is
-    that of an object. `id` derives from messages and tools alone, however rows are ordered, sharded
-    and named; build examples with `make_example`, which computes it.
+    that of an object. `id` derives from messages and tools alone, not from where a row stands or
+    what it is called; build examples with `make_example`, which computes it.
     """
 
     messages: tuple[Message, ...]

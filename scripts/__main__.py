@@ -4,8 +4,6 @@ In a checkout `python scripts STAGE …` is the same. Installed, this folder is 
 `posttrain_scripts`, where nobody's own `scripts` is in the way.
 """
 
-from __future__ import annotations
-
 import ast
 import logging
 import re

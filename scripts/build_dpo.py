@@ -4,8 +4,6 @@ posttrain build_dpo --config tiny/build_dpo
 posttrain build_dpo --config tiny/build_dpo out=runs/x total=400 --dry-run
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from pathlib import Path
@@ -44,9 +42,8 @@ def main(argv: list[str] | None = None) -> None:
             return pairs.build_pairs(
                 recipe,
                 all_graders(),
-                pairs.pair_encoder(renderer),
+                renderer,
                 out=folder,
-                work=folder / "work",
                 base_dir=Path(),
                 on_progress=lambda what, n: line.update(f"{what}: {n:,}"),
             )

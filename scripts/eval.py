@@ -8,8 +8,6 @@ posttrain eval compare RUN_A RUN_B --gate G.yaml  # exits with 1 where B is wors
 posttrain eval leaderboard RUN[:NAME] …           # agentic tasks, several models
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

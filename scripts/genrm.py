@@ -4,8 +4,6 @@ posttrain genrm --config tiny/genrm
 posttrain launch --config_file accelerate/ddp genrm --config tiny/genrm
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -4,8 +4,6 @@ posttrain rlhf --config tiny/rlhf
 posttrain launch --config_file accelerate/ddp rlhf --config tiny/rlhf
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from pathlib import Path
@@ -19,7 +17,7 @@ from posttrain.runs import read_artifact
 def main(argv: list[str] | None = None) -> None:
     recipe, options = parse_recipe(recipe_parser("Train a policy by RLHF."), RlhfConfig, argv)
 
-    from data_builders.prompts import PromptPlan, refuse_changes
+    from data_builders.prompts.build import PromptPlan, refuse_changes
 
     out = Path(recipe.out)
     # the names of graders and tools, and the files, before torch is loaded

@@ -149,12 +149,14 @@ def test_every_size_of_the_chain_fits_the_schemas(size: str):
 
 
 def test_a_chain_of_own_recipes_leaves_out_what_has_none(tmp_path: Path):
-    own = tmp_path / "sft.yaml"
+    folder = tmp_path / "my recipes"
+    folder.mkdir()
+    own = folder / "sft.yaml"
     own.write_text((ROOT / "recipes/tiny/sft.yaml").read_text())
-    assert dict(stages(f"RECIPES={tmp_path}")) == {own: []}
-    own.rename(tmp_path / "stf.yaml")
+    assert dict(stages(f"RECIPES={folder}")) == {own: []}
+    own.rename(folder / "stf.yaml")
     (tmp_path / ".installed").touch()
-    make = ["make", "smoke", f"RECIPES={tmp_path}", f"BIN={tmp_path}"]
+    make = ["make", "smoke", f"RECIPES={folder}", f"BIN={tmp_path}"]
     done = subprocess.run(make, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode != 0
     assert "stf.yaml: no stage" in done.stdout

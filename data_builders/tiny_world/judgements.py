@@ -1,10 +1,5 @@
 """Pairs of answers to questions of the tiny world, with what a judge should say of them and why.
 
-    make_judgement(Place(3, "train", "maths", 7), choices)
-    → {"id": "judgement-train-3-maths-7", "messages": [{"role": "user", "content": "Add 3 and 4."}],
-       "response_1": "8", "response_2": "7", "score_1": 1, "score_2": 5, "ranking": 6,
-       "reasoning": "3+4\\n3+4=7\\n7\\n[A1]8 8=7 no wrong\\n[A2]7 7=7 yes right", "metadata": {…}}
-
 The question is an item of the tiny world, held out as items are; the answers are drawn each on its
 own, so that neither position is favoured. Two answers of the same worth rank 3.5. The reasoning
 works the question out and then holds each answer against the result, digit by digit.
@@ -153,10 +148,7 @@ def same_or_not(one: str, other: str) -> str:
 
 
 def compared(answer: str, gold: str) -> str:
-    """Two numbers held against each other digit by digit, up to the first that differs.
-
-    compared("613", "623") == "6=6 yes 1=2 no wrong"; a digit too many is held against "-".
-    """
+    """Two numbers held against each other digit by digit: "6=6 yes 1=2 no wrong"."""
     seen: list[str] = []
     for one, other in itertools.zip_longest(answer, gold, fillvalue="-"):
         seen.append(same_or_not(one, other))

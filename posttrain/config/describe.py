@@ -4,8 +4,6 @@ launch.world_size    whole number ≥ 1, or null = null
       processes that the launcher must have started; null: unchecked.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import json
@@ -34,7 +32,7 @@ _COMMON = dict.fromkeys(("engine", "format", "kind"), "chooses the block.") | {
     "write_dropped": "write the dropped rows, each with its reason, to dropped.jsonl.",
 }
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
-_ARGUMENT = re.compile(r"    (\w+(?:, \w+)*): (.*)")
+_KEYS = re.compile(r"(\w+(?:, \w+)*): (.*)", re.DOTALL)
 
 
 def describe(schema: type[BaseModel]) -> str:
@@ -140,24 +138,16 @@ def _default(field: FieldInfo, value: Any) -> str:
 def description(schema: type[BaseModel], name: str, field: FieldInfo) -> str:
     """What a field is, by the docstring of its schema, of one above it, or of its block."""
     owners = [owner for owner in schema.__mro__ if owner is not BaseModel]
-    texts = [text for owner in owners if (text := _arguments(owner).get(name))]
+    texts = [text for owner in owners if (text := _keys(owner).get(name))]
     blocks = [part for _, part in _parts(field.annotation) if _is_block(part)]
     texts += [(inspect.getdoc(block) or "").partition("\n\n")[0] for block in blocks[:1]]
     return next(iter([*texts, field.description or _COMMON.get(name, "")]))
 
 
 @functools.cache
-def _arguments(owner: type) -> dict[str, str]:
-    """The `Args:` of a class's own docstring."""
-    _, _, listed = (inspect.cleandoc(owner.__dict__.get("__doc__") or "")).partition("\nArgs:\n")
-    found: dict[str, str] = {}
-    names: list[str] = []
-    for line in listed.splitlines():
-        if match := _ARGUMENT.fullmatch(line):
-            names = match[1].split(", ")
-            found |= dict.fromkeys(names, match[2])
-        elif line.strip() and not line.startswith(" "):
-            break
-        elif line.strip() and names:
-            found |= {name: f"{found[name]} {line.strip()}" for name in names}
-    return found
+def _keys(owner: type) -> dict[str, str]:
+    """The lines `key: …` of a class's own docstring."""
+    _, _, listed = inspect.cleandoc(owner.__dict__.get("__doc__") or "").rpartition("\n\n")
+    entries = re.split(r"\n(?! )", listed)
+    matches = [match for entry in entries if (match := _KEYS.fullmatch(entry))]
+    return {name: " ".join(m[2].split()) for m in matches for name in m[1].split(", ")}

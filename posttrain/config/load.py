@@ -3,8 +3,6 @@
 The file is laid over its `extends` file (one level, relative to it), and the overrides over both.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import types

@@ -1,7 +1,5 @@
 """The recipes of the tiny world: how much of each family, how hard, how talkative."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -17,12 +15,11 @@ Difficulty = Annotated[int, Field(ge=1, le=5)]
 class FamilyConfig(Strict):
     """One family's rows.
 
-    Args:
-        train, heldout: rows; `train: 0` holds the whole family out of training.
-        difficulties: drawn from alike.
-        tools_declared: share of the rows; for families that can do without tools (maths, lookups)
-            or have no use for them (logs, steps).
-        several_turns: share of the rows; matters only to families of single questions.
+    train, heldout: rows; `train: 0` holds the whole family out of training.
+    difficulties: drawn from alike.
+    tools_declared: share of the rows; for families that can do without tools (maths, lookups) or
+        have no use for them (logs, steps).
+    several_turns: share of the rows; matters only to families of single questions.
     """
 
     train: Rows
@@ -35,8 +32,7 @@ class FamilyConfig(Strict):
 class VerbosityConfig(Strict):
     """Relative weights of the three lengths of worked reasoning.
 
-    Args:
-        terse, plain, chatty: of each length.
+    terse, plain, chatty: of each length.
     """
 
     terse: Annotated[float, Field(ge=0)] = 0.4
@@ -51,9 +47,8 @@ class VerbosityConfig(Strict):
 class TinyTokenizerConfig(Strict):
     """The byte-level BPE.
 
-    Args:
-        vocab_size: its tokens.
-        rows_per_family: training rows of each family that it learns from.
+    vocab_size: its tokens.
+    rows_per_family: training rows of each family that it learns from.
     """
 
     vocab_size: Annotated[int, Field(ge=320)] = 1024
@@ -63,9 +58,8 @@ class TinyTokenizerConfig(Strict):
 class TinyWorldConfig(Strict):
     """Everything that shapes the artifact; the same config gives the same bytes.
 
-    Args:
-        families: the families of rows, by name.
-        seed, heldout_seed: of the training rows and of the held-out prompts.
+    families: the families of rows, by name.
+    seed, heldout_seed: of the training rows and of the held-out prompts.
     """
 
     out: str
@@ -94,9 +88,8 @@ class JudgedFamily(Strict):
 
     Questions come alone and declare no tools.
 
-    Args:
-        warm_up, train, heldout: pairs.
-        difficulties: drawn from alike.
+    warm_up, train, heldout: pairs.
+    difficulties: drawn from alike.
     """
 
     warm_up: Rows
@@ -108,11 +101,10 @@ class JudgedFamily(Strict):
 class TinyJudgementsConfig(Strict):
     """Everything that shapes the artifact; the same config gives the same bytes.
 
-    Args:
-        families: those whose answers are numbers.
-        drills: rows that only compare numbers digit by digit, for the warm-up.
-        layout: of the judging prompts in the warm-up rows.
-        seed, heldout_seed: as the tiny world's.
+    families: those whose answers are numbers.
+    drills: rows that only compare numbers digit by digit, for the warm-up.
+    layout: of the judging prompts in the warm-up rows.
+    seed, heldout_seed: as the tiny world's.
     """
 
     out: str

@@ -1,8 +1,7 @@
 """One of a prompt's options, a given text, or references that the answer has to contain.
 
-Prompt(gold="B", metadata='{"options":{"A":"3","B":"4"}}')
-metadata may hold `output_regex`, a pattern or several, tried before anything else: the last match
-of the first that matches, whatever its case, and of that its first group.
+`output_regex` of metadata, a pattern or several, is tried before anything else: the last match of
+the first that matches, whatever its case, and of that its first group.
 """
 
 from __future__ import annotations
@@ -236,11 +235,8 @@ def exact() -> PlainGrader:
 def contains(*, enough: bool) -> PlainGrader:
     """The share of the prompt's `outputs` that the answer contains, whatever their case.
 
-    These are RULER's metrics (NVIDIA/RULER, scripts/eval/synthetic/constants.py), but that a
-    completion which a limit ended is wrong.
-
-    Args:
-        enough: one of them counts as all: RULER's metric of its question answering tasks.
+    RULER's metrics (NVIDIA/RULER, scripts/eval/synthetic/constants.py), but that a completion which
+    a limit ended is wrong. With `enough` one of them counts as all: its metric of questions.
     """
 
     def grade(attempt: Attempt) -> Score:

@@ -1,8 +1,4 @@
-"""The graders "math" and "numeric": numbers exactly and at once, formulas in workers.
-
-Math().grade([Attempt(prompt with gold "1/2", completion ending in \\\\boxed{0.5})])
-→ [Score(1.0, "0.5", "equal to the gold 1/2")]
-"""
+"""The graders "math" and "numeric": numbers exactly and at once, formulas in workers."""
 
 from __future__ import annotations
 

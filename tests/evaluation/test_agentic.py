@@ -15,8 +15,8 @@ from posttrain.chat.parse import ParsedCompletion
 from posttrain.errors import ConfigError
 from posttrain.evaluation.agentic import (
     PRECEDENCE,
+    RunFailure,
     agentic_rows,
-    deciding,
     failures,
     family_of,
     paired,
@@ -107,10 +107,8 @@ def test_flags_and_what_decides(
 ):
     score = Score(value, None, "")
     assert modes(run, score) == flags
-    failure = deciding(PROMPT, run, score)
-    assert (failure and (failure.mode, failure.step)) == (
-        None if step is None else (flags[0], step)
-    )
+    if step is not None:
+        assert failures(PROMPT, run, score)[0] == RunFailure(flags[0], step)
     assert list(flags) == sorted(flags, key=PRECEDENCE.index)
 
 

@@ -18,10 +18,14 @@ import torch
 from posttrain.config.load import validate
 from posttrain.config.sft import SftConfig
 from posttrain.report import charts
-from posttrain.training import memory, stage
-from posttrain.training.activations import StepMemory
+from posttrain.training import stage
 from tests.training.rl.policy import write_policy
-from tests.training.tiny import attention_model, hybrid_model, write_artifact
+from tests.training.tiny import (
+    attention_model,
+    hybrid_model,
+    neither_measure_nor_draw,
+    write_artifact,
+)
 
 torch.set_num_threads(1)
 draw = charts._drawn
@@ -38,12 +42,9 @@ def extensions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def neither_measured_nor_drawn() -> Iterator[None]:
-    """What a step needs takes longer to measure than a tiny run takes, and so do its charts to draw:
-    test_memory.py measures, and test_resume.py draws the page of every method."""
+    """But in test_memory.py, and for the page of every method once, in test_resume.py."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory, "measure_step", lambda *_: StepMemory(0, 0, 0))
-        patch.setattr(memory, "rollout_bytes", lambda *_: 0)
-        patch.setattr(charts, "_drawn", lambda *_, **__: "")
+        neither_measure_nor_draw(patch)
         yield
 
 

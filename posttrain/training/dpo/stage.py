@@ -30,7 +30,6 @@ from posttrain.training.dpo.data import (
     LAYOUTS,
     Pairs,
     check_pairs,
-    check_probe,
     choose_layout,
     load_pairs,
     make_pair_collator,
@@ -205,18 +204,18 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
 
     def probe(self, trainer: PairTrainer) -> Preflight:
         """The layout measured on the model."""
-        layout, tokenizer = trainer.layout, cast(PreTrainedTokenizerBase, trainer.processing_class)
-        pad_id = cast(int, tokenizer.pad_token_id)
-        probe = probe_layout(trainer.probe, trainer.pairs, layout, pad_id)
-        apart = probe.apart
-        check_probe(apart, layout, str(trainer.base_model.dtype).removeprefix("torch."))
-        text = f"{layout}: log-probability a token in its batch vs alone {apart:.1e}"
+        layout, dtype = trainer.layout, str(trainer.base_model.dtype).removeprefix("torch.")
+        pad_id = cast(PreTrainedTokenizerBase, trainer.processing_class).pad_token_id
+        probe = probe_layout(
+            trainer.probe, trainer.pairs, layout, pad_id=cast(int, pad_id), dtype=dtype
+        )
+        text = f"{layout}: log-probability a token in its batch vs alone {probe.apart:.1e}"
         lines = [("probe", text)]
         means = {"chosen_sum": probe.chosen_sum, "chosen_mean": probe.chosen_mean}
         if warning := sft_outweighs(self.recipe.loss, **means):
             lines.append(("warning", warning))
         # an upper bound to one digit: the last bits differ between machines
-        return Preflight(lines, {"batch_vs_alone": float(f"{apart:.0e}")})
+        return Preflight(lines, {"batch_vs_alone": float(f"{probe.apart:.0e}")})
 
     def largest_batch(self, trainer: PairTrainer) -> Mapping[str, torch.Tensor]:
         """Of the longest pairs."""

@@ -1,9 +1,6 @@
-"""Signs that a run goes wrong, looked for after every batch of rollouts.
+"""Signs that a run goes wrong, looked for after every batch of rollouts in the rows of the log.
 
-    guard = HealthGuard(recipe.guard)
-    guard.check(rows)   → ["truncated is 0.41 over the last 4 batches (warns at 0.3): …"]
-
-It looks at the rows of the log, which a resumed run has too; it keeps nothing itself.
+check_health(rows, recipe.guard)  → ["truncated is 0.41 over the last 4 batches (warns at 0.3): …"]
 """
 
 from __future__ import annotations
@@ -15,6 +12,8 @@ from typing import Any
 
 from posttrain.config.grpo import GuardConfig, Limit, Overlong
 from posttrain.errors import TrainingError
+
+Rows = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,43 +66,43 @@ SIGNS = (
 )
 
 
-class HealthGuard:
-    """Compares the last batches with the recipe's limits."""
+def check_health(rows: Rows, config: GuardConfig, *, last: bool = False) -> list[str]:
+    """Warnings, from the rows of all batches so far, the newest last.
 
-    def __init__(self, config: GuardConfig) -> None:
-        self.config = config
+    Args:
+        last: no batch follows: a run shorter than the window is looked at as a whole.
 
-    def check(self, rows: Sequence[Mapping[str, Any]], *, last: bool = False) -> list[str]:
-        """Warnings, from the rows of all batches so far, the newest last.
+    Raises:
+        TrainingError: a sign has reached its `stop`; the message names what to do.
+    """
+    window = min(config.window, len(rows)) if last else config.window
+    if len(rows) < window:
+        return []
+    warnings: list[str] = []
+    for sign in SIGNS:
+        limit: Limit = getattr(config, sign.name)
+        value = _value(sign, rows, window)
+        if value is None:
+            continue
+        unit = " of what it was in the first ones" if sign.relative else ""
+        batches = f"{window} batch{'es' if window > 1 else ''}"
+        finding = f"{sign.name.replace('_', ' ')} is {value:.3g}{unit} over the last {batches}"
+        stop, warn = (
+            at is not None and (value <= at if sign.falls else value >= at)
+            for at in (limit.stop, limit.warn)
+        )
+        if stop:
+            raise TrainingError(
+                f"step {rows[-1]['step']}: {finding} (guard.{sign.name}.stop is {limit.stop:g})"
+                f": {sign.advice}. To go on as it is, set guard.{sign.name}.stop: null and "
+                "start again"
+            )
+        if warn:
+            warnings.append(f"{finding} (warns at {limit.warn:g}): {sign.advice}")
+    return warnings
 
-        Args:
-            last: no batch follows: a run shorter than the window is looked at as a whole.
 
-        Raises:
-            TrainingError: a sign has reached its `stop`; the message names what to do.
-        """
-        window = min(self.config.window, len(rows)) if last else self.config.window
-        if len(rows) < window:
-            return []
-        warnings: list[str] = []
-        for sign in SIGNS:
-            limit: Limit = getattr(self.config, sign.name)
-            value = _value(sign, rows, window)
-            if value is None:
-                continue
-            finding = _finding(sign, value, window)
-            if limit.stop is not None and _reached(sign, value, limit.stop):
-                raise TrainingError(
-                    f"step {rows[-1]['step']}: {finding} (guard.{sign.name}.stop is {limit.stop:g})"
-                    f": {sign.advice}. To go on as it is, set guard.{sign.name}.stop: null and "
-                    "start again"
-                )
-            if limit.warn is not None and _reached(sign, value, limit.warn):
-                warnings.append(f"{finding} (warns at {limit.warn:g}): {sign.advice}")
-        return warnings
-
-
-def why_untrained(rows: Sequence[Mapping[str, Any]], *, overlong: Overlong) -> str:
+def why_untrained(rows: Rows, *, overlong: Overlong) -> str:
     """What kept every rollout out of the loss, as shares of all of them, and what to do."""
     keeping_out = {"unscored"} if overlong == "train" else {"unscored", "truncated"}
     return "; ".join(
@@ -113,7 +112,7 @@ def why_untrained(rows: Sequence[Mapping[str, Any]], *, overlong: Overlong) -> s
     )
 
 
-def _value(sign: _Sign, rows: Sequence[Mapping[str, Any]], window: int) -> float | None:
+def _value(sign: _Sign, rows: Rows, window: int) -> float | None:
     last = _mean(rows[-window:], sign.key)
     if not sign.relative or last is None:
         return last
@@ -122,16 +121,6 @@ def _value(sign: _Sign, rows: Sequence[Mapping[str, Any]], window: int) -> float
     return last / first if first else None
 
 
-def _mean(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
+def _mean(rows: Rows, key: str) -> float | None:
     values = [row[key] for row in rows if key in row]
     return statistics.fmean(values) if values else None
-
-
-def _reached(sign: _Sign, value: float, limit: float) -> bool:
-    return value <= limit if sign.falls else value >= limit
-
-
-def _finding(sign: _Sign, value: float, window: int) -> str:
-    unit = " of what it was in the first ones" if sign.relative else ""
-    name = sign.name.replace("_", " ")
-    return f"{name} is {value:.3g}{unit} over the last {window} batch{'es' if window > 1 else ''}"

@@ -47,13 +47,9 @@ from posttrain.training.finish import RESUME, RunOutcome
 from posttrain.training.launch import Launched
 from posttrain.training.moe import freeze_routers
 from posttrain.training.plan import ModelSize, RunPlan, check_enough
-from posttrain.training.rl.domains import domain_stats, domain_table
 from posttrain.training.rl.draws import PromptDraws
-from posttrain.training.rl.metrics import run_stats
-from posttrain.training.rl.plan import (
-    check_environments,
-    make_plan,
-)
+from posttrain.training.rl.metrics import domain_stats, domain_table, run_stats
+from posttrain.training.rl.plan import make_plan
 from posttrain.training.rl.step import Rollouts, accumulation
 from posttrain.training.rl.trainer import GroupTrainer
 from posttrain.training.stage import PolicyTokenizer, Preflight, PreparedRun, TrainingStage
@@ -71,24 +67,14 @@ _CLOSING = (
 def grpo_arguments(
     recipe: GroupTraining, *, out: Path, env: Mapping[str, str] = os.environ
 ) -> GRPOConfig:
-    """The trainer's arguments.
-
-    Args:
-        out: where resume checkpoints go.
-        env: the process environment, where the launcher leaves processes and precision.
+    """The trainer's arguments; `out` is where resume checkpoints go, `env` what the launcher left.
 
     Raises:
         ConfigError: an unknown field, a value the trainer refuses, groups that would be split.
     """
     micro, processes = batch_layout(recipe, GRPOConfig, env)
     revision, num_iterations = recipe.model.revision, recipe.loss.num_iterations
-    micro_batches = accumulation(
-        per_step=recipe.prompts_per_step,
-        num_generations=recipe.num_generations,
-        num_iterations=num_iterations,
-        micro=micro,
-        processes=processes,
-    )
+    micro_batches = accumulation(recipe, micro=micro, processes=processes)
     args = make_arguments(
         GRPOConfig,
         recipe,
@@ -146,7 +132,6 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         open_environment: runs the calls of prompts that declare tools; None: there are no such.
         runner: whose event loop the reward lives in, if it holds connections; None makes one.
         curriculum: the prompts of every step; None: whole permutations one after the other.
-        rounds: as of `Rollouts`.
         method: of the manifest and the card, such as `rlhf`.
         parents: what prompts and reward were made from; the policy is added.
         stats: more for the manifest.
@@ -163,7 +148,6 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         open_environment: OpenEnvironment | None = None,
         runner: asyncio.Runner | None = None,
         curriculum: PromptDraws | None = None,
-        rounds: int = 1,
         method: str = "grpo",
         parents: Sequence[Parent] = (),
         stats: Mapping[str, Any] | None = None,
@@ -172,12 +156,11 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         self.prompts, self.reward, self.method = prompts, reward, method
         self.open_environment, self.runner = open_environment, runner or asyncio.Runner()
         self.parents, self.stats = parents, stats or {}
-        self.curriculum, self.rounds = curriculum, rounds
+        self.curriculum = curriculum
         self._lengths: list[int] = []
         self._routers = 0
 
     def arguments(self, out: Path) -> GRPOConfig:
-        """As `grpo_arguments`."""
         return grpo_arguments(self.recipe, out=out)
 
     def identity(self) -> dict[str, Any]:
@@ -196,7 +179,6 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         return config
 
     def data_parents(self) -> list[Parent]:
-        """Those that were given."""
         return list(self.parents)
 
     def load_tokenizer(self, args: GRPOConfig) -> PolicyTokenizer:
@@ -204,7 +186,12 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         recipe, num_iterations = self.recipe, self.recipe.loss.num_iterations
         if not self.prompts:
             raise DataError("there are no prompts")
-        check_environments(self.prompts, self.open_environment)
+        tools = next((p for p in self.prompts if p.environment is not None), None)
+        if tools is not None and self.open_environment is None:
+            raise ConfigError(
+                f"prompt {tools.id!r} names the environment {tools.environment!r}, and this stage "
+                "runs no tools"
+            )
         if self.curriculum is None:
             check_enough(
                 len(self.prompts),
@@ -245,20 +232,10 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
 
         tools = self.open_environment or (lambda _: None)
         rollouts = Rollouts(
-            self.prompts,
-            self.reward,
-            make_sampler,
-            tools,
-            self.runner,
-            curriculum=self.curriculum,
-            rounds=self.rounds,
+            self.prompts, self.reward, make_sampler, tools, self.runner, self.curriculum
         )
         return GroupTrainer(
-            **parts,
-            train_dataset=data,
-            recipe=recipe,
-            rollouts=rollouts,
-            pad_id=special.pad_id,
+            **parts, train_dataset=data, recipe=recipe, rollouts=rollouts, pad_id=special.pad_id
         )
 
     def check(self, trainer: GroupTrainer, special: SpecialTokens, launched: Launched) -> Preflight:
@@ -303,7 +280,6 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
     def plan(
         self, prepared: PreparedRun[GroupTrainer], size: ModelSize, *, measure: bool
     ) -> RunPlan:
-        """Rollouts, steps; a few rollouts are timed."""
         return make_plan(prepared, size, measure=measure)
 
     def train(self, prepared: PreparedRun[GroupTrainer], directory: Run) -> Manifest | None:
@@ -314,7 +290,6 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         return super().train(prepared, directory)
 
     def outcome(self, prepared: PreparedRun[GroupTrainer], base: str | None) -> RunOutcome:
-        """The figures of the first and last batches of rollouts."""
         recipe, trainer, loss = self.recipe, prepared.trainer, self.recipe.loss
         batches = trainer.args.max_steps // loss.num_iterations
         drawn, rows = batches * recipe.prompts_per_step, len(self.prompts)
