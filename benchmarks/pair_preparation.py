@@ -27,7 +27,7 @@ from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.dpo_trainer import DPOTrainer
 
 from data_builders.dialects import canonical, reading_of
-from data_builders.dialects.chosen_rejected import read_side
+from data_builders.dialects.texts import read_side
 from data_builders.pairs.encode import PairEncoder
 from data_builders.pairs.offline import read_offline
 from data_builders.pairs.shards import read_pairs, write_pairs

@@ -31,8 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import yaml
 
 from data_builders.rows.read import read_examples
-from data_builders.sft.part import preparer_of
-from data_builders.sft.prepare import prepare
+from data_builders.sft.prepare import Preparer, prepare
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.load import load_recipe
 from posttrain.config.source import SourceConfig
@@ -124,7 +123,7 @@ def make_inputs(work: Path, rows: Sequence[str], tokenizer: str, capacity: int) 
     given = load_recipe(work / "recipe.yaml", BuildSftConfig, [])
     renderer = load_data_renderer(given.tokenizer)
     (work / "template.jinja").write_text(renderer.template.source, "utf-8")
-    preparer = preparer_of(given, given.sources[0], renderer)
+    preparer = Preparer(given, given.sources[0], renderer)
     texts: list[str] = []
     with (work / "rows.jsonl").open("w") as ours, (work / "trl.jsonl").open("w") as theirs:
         for example, row in original_rows(rows):

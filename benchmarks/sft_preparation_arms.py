@@ -87,7 +87,7 @@ def ours(backend: str, *, steps: bool = False) -> Arm:
         clock = Clock() if steps else None
         if clock is not None:
             clock.watch(type(renderer))
-        state = WorkerState(recipe, lambda: renderer)
+        state = WorkerState(recipe, lambda: (renderer, None))
         for source in recipe.sources:
             state.preparer(source)
         out = work / f"out-{backend}"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from data_builders.tiny_world.grading import TinyWorldGrader
+from data_builders.tiny_world.grading import TINY_WORLD_GRADER
 from posttrain.config.judge import JudgeSampling, LabelJudgeConfig
 from posttrain.evaluation.journal import JournaledSampler
 from posttrain.records import Score
@@ -97,4 +97,4 @@ def all_graders(
         judge, labels: as of `EnvironmentGrader`.
     """
     made = {name: make() for name, make in GRADERS.items()}
-    return made | {"environment": EnvironmentGrader(judge, labels), "tiny_world": TinyWorldGrader()}
+    return made | {"environment": EnvironmentGrader(judge, labels), "tiny_world": TINY_WORLD_GRADER}

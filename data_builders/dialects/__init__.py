@@ -4,7 +4,7 @@ read_row({"instruction": "Add.", "input": "2 2", "output": "4"}, config)
     → ("alpaca", Conversation(messages=(…), tools=None))
 
 Here are the rows that hold a list of messages, OpenAI's (with or without inline reasoning) and
-ShareGPT's; every other dialect has a file of its own.
+ShareGPT's; the others are in `texts.py`.
 
 {"messages": [{"role": "user", "content": "2+2?"},
               {"role": "assistant", "reasoning_content": "…", "content": "4"}], "tools": […]}
@@ -15,7 +15,7 @@ ShareGPT's; every other dialect has a file of its own.
                    {"from": "observation", "value": "rain"},
                    {"from": "gpt", "value": "It rains."}], "tools": "[…]", "system": "…"}
 
-To add a dialect: one function in a file here, one line in `DIALECTS`, its shape in `recognise`, its
+To add a dialect: one function here, one line in `DIALECTS`, its shape in `recognise`, its
 name in `posttrain.config.source.DialectName`, a section in `docs/guides/dialects.md`.
 """
 
@@ -26,8 +26,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from data_builders.dialects.alpaca import OUTPUT_KEYS, alpaca
-from data_builders.dialects.chosen_rejected import chosen_rejected
 from data_builders.dialects.messages import (
     LIST_KEYS,
     content_of,
@@ -36,8 +34,14 @@ from data_builders.dialects.messages import (
     read_messages,
     role_of,
 )
-from data_builders.dialects.prompt_completion import COMPLETION_KEYS, prompt_completion
 from data_builders.dialects.reading import Conversation, Reading, Row, RowProblem, not_a
+from data_builders.dialects.texts import (
+    COMPLETION_KEYS,
+    OUTPUT_KEYS,
+    alpaca,
+    prompt_completion,
+    read_side,
+)
 from data_builders.rows.where import lookup
 from posttrain.chat.reasoning import OPEN
 from posttrain.config.source import SourceConfig
@@ -64,7 +68,7 @@ def read_list(row: Row, reading: Reading, *, dialect: str, key: str) -> Conversa
 
 
 DIALECTS: dict[str, Callable[[Row, Reading], Conversation]] = {
-    "chosen_rejected": chosen_rejected,
+    "chosen_rejected": lambda row, reading: read_side(row, "chosen", reading),
     "openai": partial(read_list, dialect="openai", key="role"),
     # an assistant's content may start with its trace
     "inline_think": partial(read_list, dialect="inline_think", key="role"),

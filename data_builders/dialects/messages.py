@@ -11,7 +11,6 @@ from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from data_builders.dialects.calls import read_calls, read_id, read_tools
 from data_builders.dialects.columns import (
     SYSTEM_KEYS,
     TOOL_KEYS,
@@ -22,7 +21,7 @@ from data_builders.dialects.columns import (
     trained_by_masks,
     unread_columns,
 )
-from data_builders.dialects.content import read_content
+from data_builders.dialects.content import read_calls, read_content, read_id, read_tools
 from data_builders.dialects.reading import Conversation, Reading, Row, RowProblem
 from posttrain.chat.reasoning import CLOSE, OPEN, has_tags, split_think
 from posttrain.jsontext import load_json

@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 from data_builders.dialects import Reading, RowProblem, mapped
-from data_builders.dialects.chosen_rejected import read_side
 from data_builders.dialects.content import read_text
 from data_builders.dialects.messages import as_messages, read_messages
 from data_builders.dialects.reading import Row
+from data_builders.dialects.texts import read_side
 from data_builders.judging.labels import gold_of, majority, outcome_of, ranked, strength, won
 from data_builders.judging.pair import (
     RESPONSE_KEYS,

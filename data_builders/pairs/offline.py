@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from data_builders.dialects import Conversation, RowProblem, reading_of
-from data_builders.dialects.chosen_rejected import read_side
+from data_builders.dialects.texts import read_side
 from data_builders.filters.structure import structural_drop
 from data_builders.judging.pair import shared_messages
 from data_builders.keyed import key64

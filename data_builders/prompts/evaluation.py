@@ -21,7 +21,7 @@ from reward.environments.judged import PROMPT_DIGEST
 from reward.graders.base import Attempt, Grader
 
 if TYPE_CHECKING:
-    from posttrain.evaluation.grade import Grade
+    from posttrain.evaluation.run import Grade
     from posttrain.evaluation.stage import EvaluationPlan
 
 
@@ -53,8 +53,7 @@ def evaluation_plan(
 
     Raises as `build_prompts` and `task_prompts`, and DataError for a task without a usable row.
     """
-    from posttrain.evaluation.grade import units_of
-    from posttrain.evaluation.run import JOURNALS, LABELS
+    from posttrain.evaluation.run import JOURNALS, LABELS, units_of
     from posttrain.evaluation.stage import EvaluationPlan
     from posttrain.models.chat_template import renderer_of
     from posttrain.sampling.open import checkpoint_parents

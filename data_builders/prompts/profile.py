@@ -21,7 +21,7 @@ from data_builders.environments import Environments, open_label_judge
 from data_builders.pairs.grading import read_groups
 from data_builders.prompts.build import PromptPlan
 from data_builders.sft.inputs import Input, evaluation_files, load_decontaminator
-from posttrain.config.profile import ProfileConfig
+from posttrain.config.sample import ProfileConfig
 from posttrain.errors import DataError
 from posttrain.jsontext import jsonl_rows
 from posttrain.models.chat_template import PromptRenderer

@@ -22,10 +22,9 @@ from rich.console import Console
 
 from data_builders.decontamination.match import Decontaminator
 from data_builders.progress import Stages
-from data_builders.rows.files import count_rows, input_files
+from data_builders.rows.files import input_files
 from data_builders.sft.audit import audit_sources
 from data_builders.sft.duplicates import dropped_lines, find_copies
-from data_builders.sft.expected import ask_for_epochs, show_expected
 from data_builders.sft.inputs import (
     Input,
     as_stats,
@@ -35,24 +34,27 @@ from data_builders.sft.inputs import (
     load_decontaminator,
     scan_inputs,
 )
-from data_builders.sft.part import WorkerState, prepare_sources, preparer_of
+from data_builders.sft.part import WorkerState, prepare_sources
 from data_builders.sft.plan import plan_build
 from data_builders.sft.preflight import (
     PROBED,
     PROBED_DRY,
     Probe,
+    ask_for_epochs,
     check_markup,
     check_probe,
     check_template,
     first_texts,
     probe_source,
+    show_expected,
 )
+from data_builders.sft.prepare import Preparer
 from data_builders.sft.shards import join_files, write_jsonl, write_splits
 from data_builders.sft.stats import check_left, counts_by_source, data_stats, few_kept, total_counts
 from data_builders.workers import Executor, ProcessPool, RayPool, Serial
 from posttrain.audit.limits import bounds, violations
 from posttrain.chat import profile_of, variants_hint
-from posttrain.config.build_sft import EXECUTION, OPTIONAL, BuildSftConfig, SftTokenizer
+from posttrain.config.build_sft import EXECUTION, OPTIONAL, BuildSftConfig
 from posttrain.errors import ConfigError, DataError, RenderError
 from posttrain.hashing import digest_of
 from posttrain.models.chat_template import DataRenderer, load_data_renderer
@@ -69,8 +71,7 @@ KIND = "sft_data"
 class Setup:
     """What a build needs before it reads rows, checked on the first records of every source.
 
-    `rows` are about those of each source, None where nobody knows. `problems` are those at which it
-    would stop, which only a dry run is given.
+    `problems` are those at which it would stop, which only a dry run is given.
     """
 
     recipe: BuildSftConfig
@@ -79,7 +80,6 @@ class Setup:
     decontaminator: Decontaminator | None
     evaluation: list[Input]
     probes: list[Probe]
-    rows: dict[str, int | None]
     warnings: list[str]
     problems: list[str]
 
@@ -105,38 +105,26 @@ def set_up(
     evaluation = evaluation_files(recipe.decontamination, base_dir)
     decontaminator = load_decontaminator(recipe.decontamination, base_dir, evaluation)
     renderer = load_data_renderer(recipe.tokenizer, first_texts(recipe, base_dir))
-    template, encoder = renderer.template, renderer.encoder
+    template = renderer.template
     check_template(template)
     try:
         console.print(f"template: {profile_of(template).describe()}", highlight=False)
     except RenderError as error:
         raise ConfigError(f"{error}{variants_hint(template)}") from None
-    console.print(f"tokenizer: {encoder.describe()}", highlight=False)
+    console.print(f"tokenizer: {renderer.encoder.describe()}", highlight=False)
     warnings = check_markup(template, list(renderer.tokenizer.get_vocab()))
     warnings += decontaminator.warnings if decontaminator is not None else []
-    preparers = {s.name: preparer_of(recipe, s, renderer, decontaminator) for s in recipe.sources}
-    records = PROBED_DRY if dry_run else PROBED
-    probes = [
-        probe_source(recipe, s, preparers[s.name], base_dir, records=records)
-        for s in recipe.sources
-    ]
-    rows = {s.name: count_rows(input_files(s, base_dir)) for s in recipe.sources}
-    problems = ask_for_epochs(recipe, probes, rows)
-    for probe in probes:
-        found = check_probe(
-            probe,
-            recipe,
-            preparers[probe.name],
-            decode=encoder.decode,
-            stop_ids=renderer.special.stop_ids,
-            estimate=dry_run,
-        )
+    problems, probes = list[str](), list[Probe]()
+    for source in recipe.sources:
+        preparer = Preparer(recipe, source, renderer, decontaminator)
+        probe = probe_source(preparer, base_dir, records=PROBED_DRY if dry_run else PROBED)
+        found = check_probe(probe, preparer, estimate=dry_run)
         warnings, problems = warnings + found[0], problems + found[1]
+        probes.append(probe)
+    problems = ask_for_epochs(recipe, probes) + problems
     if problems and not dry_run:
         raise ConfigError("\n  ".join(problems))
-    return Setup(
-        recipe, base_dir, renderer, decontaminator, evaluation, probes, rows, warnings, problems
-    )
+    return Setup(recipe, base_dir, renderer, decontaminator, evaluation, probes, warnings, problems)
 
 
 def show_plan(setup: Setup, console: Console) -> None:
@@ -151,7 +139,7 @@ def show_plan(setup: Setup, console: Console) -> None:
         # refuses a directory not ours
         Run.open(out, kind=KIND, config=build_config(recipe), dry_run=True)
     _warn(console, [*setup.warnings, *few_kept({p.name: p.stats for p in setup.probes})])
-    problems = [*setup.problems, *show_expected(console, recipe, setup.probes, setup.rows)]
+    problems = [*setup.problems, *show_expected(console, recipe, setup.probes)]
     if problems:
         raise ConfigError("\n  ".join(["this build would stop:", *problems]))
 
@@ -273,33 +261,26 @@ def build(setup: Setup, stage: Run, console: Console) -> bool:
 
 def _executor(setup: Setup, stack: ExitStack) -> Executor:
     """This process, or workers that load tokenizer, template and evaluation files themselves."""
-    recipe = setup.recipe
-    make_state = partial(
-        WorkerState,
-        recipe,
-        partial(load_data_renderer, _for_workers(recipe.tokenizer, setup.renderer.encoder.name)),
-        partial(
-            load_decontaminator,
-            recipe.decontamination,
-            setup.base_dir.absolute(),
-            setup.evaluation,
-        ),
-    )
-    if recipe.executor == "ray":
-        return stack.enter_context(RayPool(make_state, recipe.workers))
-    if recipe.workers > 1:
-        return stack.enter_context(ProcessPool(make_state, recipe.workers))
-    return Serial(WorkerState(recipe, lambda: setup.renderer, lambda: setup.decontaminator))
+    recipe, config = setup.recipe, setup.recipe.tokenizer
+    if recipe.executor == "local" and recipe.workers == 1:
+        return Serial(WorkerState(recipe, lambda: (setup.renderer, setup.decontaminator)))
+    # with the library that proved exact, and paths that do not depend on where a worker starts
+    changed = {"backend": setup.renderer.encoder.name}
+    if Path(config.path).is_dir():
+        changed["path"] = str(Path(config.path).absolute())
+    if config.chat_template not in ("own", "nemotron_3_nano"):
+        changed["chat_template"] = str(Path(config.chat_template).absolute())
+    theirs = recipe.model_copy(update={"tokenizer": config.model_copy(update=changed)})
+    load = partial(_load, theirs, setup.base_dir.absolute(), setup.evaluation)
+    pool = RayPool if recipe.executor == "ray" else ProcessPool
+    return stack.enter_context(pool(partial(WorkerState, recipe, load), recipe.workers))
 
 
-def _for_workers(tokenizer: SftTokenizer, backend: str) -> SftTokenizer:
-    """With the library that proved exact, and paths that do not depend on where a worker starts."""
-    changed = {"backend": backend}
-    if Path(tokenizer.path).is_dir():
-        changed["path"] = str(Path(tokenizer.path).absolute())
-    if tokenizer.chat_template not in ("own", "nemotron_3_nano"):
-        changed["chat_template"] = str(Path(tokenizer.chat_template).absolute())
-    return tokenizer.model_copy(update=changed)
+def _load(
+    recipe: BuildSftConfig, base_dir: Path, evaluation: Sequence[Input]
+) -> tuple[DataRenderer, Decontaminator | None]:
+    decontaminator = load_decontaminator(recipe.decontamination, base_dir, evaluation)
+    return load_data_renderer(recipe.tokenizer), decontaminator
 
 
 def _setup_stats(setup: Setup) -> dict[str, Any]:

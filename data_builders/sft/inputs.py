@@ -7,9 +7,10 @@ scan_inputs(recipe, Path("."))
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -49,70 +50,43 @@ def scan_inputs(
     parts: dict[str, list[Part]] = {}
     with ThreadPoolExecutor(recipe.workers) as pool:  # hashing leaves the interpreter free
         for source in recipe.sources:
-            pieces: list[Piece] = []
-            for found in _scanned(source, base_dir, recipe.part_bytes, pool):
-                inputs += found[0]
-                pieces += found[1]
+            paths = find_files(source, base_dir)
+            sizes = [path.stat().st_size if path.is_file() else 0 for path in paths]
+            scan = partial(_scan, source, base_dir, recipe.part_bytes)
+            scanned = list(pool.map(scan, paths, accumulate(sizes, initial=0)))
+            if source.hub is not None:
+                name = f"{source.hub}@{source.revision}"
+                digest = digest_of([source.hub, source.subset, source.revision, source.split])
+                piece = Piece(name, name, "hub", 0, 0, 1, None, 1, digest)
+                scanned = [([Input(source.name, name, None, None)], [piece])]
+            inputs += [file for files, _ in scanned for file in files]
+            pieces = [piece for _, own in scanned for piece in own]
             parts[source.name] = gather(source.name, pieces, recipe.part_bytes)
     return inputs, parts
 
 
-def _scanned(
-    source: SftSource, base_dir: Path, size: int, pool: ThreadPoolExecutor
-) -> Iterator[tuple[list[Input], list[Piece]]]:
-    """The inputs and pieces of each path of a source."""
-    if source.hub is not None:
-        name = f"{source.hub}@{source.revision}"
-        digest = digest_of([source.hub, source.subset, source.revision, source.split])
-        piece = Piece(name, name, "hub", 0, 0, 1, None, 1, digest)
-        yield [Input(source.name, name, None, None)], [piece]
-        return
-
-    def scan(path: Path, start: int) -> tuple[list[Input], list[Piece]]:
-        name = os.path.relpath(path, base_dir)
-        if path.is_dir():
-            return _directory(source, path, base_dir, name, size)
-        digest, pieces = cut_file(path.absolute(), name, size, start=start)
-        shown = _shown(path, base_dir)
-        return [Input(source.name, shown, path.stat().st_size, digest)], pieces
-
-    paths = find_files(source, base_dir)
-    sizes = [path.stat().st_size if path.is_file() else 0 for path in paths]
-    yield from pool.map(scan, paths, accumulate(sizes, initial=0))
-
-
-def _directory(
-    source: SftSource, path: Path, base_dir: Path, name: str, size: int
+def _scan(
+    source: SftSource, base_dir: Path, size: int, path: Path, start: int
 ) -> tuple[list[Input], list[Piece]]:
-    """A dataset directory: its files are inputs, its rows are cut evenly."""
+    """The inputs and pieces of a path, `start` bytes of its source behind others."""
+    name = os.path.relpath(path, base_dir)
+    if path.is_file():
+        digest, pieces = cut_file(path.absolute(), name, size, start=start)
+        return [_input(source.name, path, base_dir, digest)], pieces
+    # a dataset directory: its files are inputs, its rows are cut evenly
     files = sorted(p for p in path.rglob("*") if p.is_file())
-    inputs = [
-        Input(source.name, _shown(file, base_dir), file.stat().st_size, sha256_file(file))
-        for file in files
-    ]
+    inputs = [_input(source.name, file, base_dir, sha256_file(file)) for file in files]
     digest = digest_of([[i.bytes, i.sha256] for i in inputs])
     total, rows = sum(i.bytes or 0 for i in inputs), count_saved(path, source)
     count = min(max(1, -(-total // part_size(total, size))), max(rows, 1))
-    edges = [rows * k // count for k in range(count + 1)]
-    pieces = [
-        Piece(
-            str(path.absolute()),
-            name,
-            "directory",
-            a,
-            b,
-            a + 1,
-            b - a,
-            max(total // count, 1),
-            digest,
-        )
-        for a, b in pairwise(edges)
-    ]
-    return inputs, pieces
+    edges = pairwise(rows * k // count for k in range(count + 1))
+    place, least = (str(path.absolute()), name, "directory"), max(total // count, 1)
+    return inputs, [Piece(*place, a, b, a + 1, b - a, least, digest) for a, b in edges]
 
 
-def _shown(path: Path, base_dir: Path) -> str:
-    return str(path.relative_to(base_dir) if path.is_relative_to(base_dir) else path)
+def _input(source: str, path: Path, base_dir: Path, digest: str) -> Input:
+    shown = path.relative_to(base_dir) if path.is_relative_to(base_dir) else path
+    return Input(source, str(shown), path.stat().st_size, digest)
 
 
 EVALUATION = "evaluation files"  # no source can have a name with a space
@@ -126,10 +100,7 @@ def evaluation_files(config: DecontaminationConfig | None, base_dir: Path) -> li
     """
     entries = config.files if config is not None else ()
     paths = [path for file in entries for path in input_files(as_source(file), base_dir)]
-    return [
-        Input(EVALUATION, _shown(path, base_dir), path.stat().st_size, sha256_file(path))
-        for path in dict.fromkeys(paths)
-    ]
+    return [_input(EVALUATION, p, base_dir, sha256_file(p)) for p in dict.fromkeys(paths)]
 
 
 def load_decontaminator(

@@ -1,6 +1,6 @@
 """How often each record of each source is seen: a plan made from counts, before any token is moved.
 
-    plan_mixture([Available.of("maths", read)], recipe)
+    plan_mixture([Available("maths", read, total)], recipe)
     → [SourcePlan("maths", requested=Amount("tokens", 200_000), epochs=2, extra=[True, …], …)]
 
 A source is taken a number of whole times, and then a part of it once more: the records whose keyed
@@ -9,8 +9,9 @@ hashes are the smallest, until the amount is reached. Input order changes nothin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +27,7 @@ Records = npt.NDArray[np.void]
 COLUMNS = ("row64", "tokens", "trained", "sequences")
 
 
-@dataclass(frozen=True, slots=True)
-class Total:
+class Total(NamedTuple):
     """What some records add up to."""
 
     rows: int = 0
@@ -37,16 +37,11 @@ class Total:
 
     def plus(self, other: Total, times: int = 1) -> Total:
         """The sum with the other one `times`."""
-        pairs = zip(astuple(self), astuple(other), strict=True)
-        return Total(*(a + times * b for a, b in pairs))
+        return Total(*(a + times * b for a, b in zip(self, other, strict=True)))
 
     def scaled(self, factor: float) -> Total:
         """So many times as much, in whole numbers."""
-        return Total(*(round(factor * value) for value in astuple(self)))
-
-    def amount(self, unit: str) -> int:
-        """One of its fields."""
-        return getattr(self, unit)
+        return Total(*(round(factor * value) for value in self))
 
 
 def total_of(records: Records) -> Total:
@@ -54,23 +49,25 @@ def total_of(records: Records) -> Total:
     return Total(len(records), *(int(records[c].sum(dtype=np.int64)) for c in COLUMNS[1:]))
 
 
+def lost_rows(dropped: Mapping[str, int], held_out: int = 0) -> str:
+    """Where rows went, most first: "1,500 unrecognised, 12 license, 30 held out"."""
+    most_first = sorted(dropped.items(), key=lambda item: -item[1])
+    parts = [f"{count:,} {reason}" for reason, count in (*most_first, ("held out", held_out))]
+    return ", ".join(part for part in parts if not part.startswith("0 ")) or "no rows"
+
+
 @dataclass(frozen=True, slots=True)
 class Available:
     """The records of a source that may be trained on; `read` gives their `COLUMNS`.
 
     Without `read` the total is an estimate, and plans are made to a fraction of a record. `lost`
-    says why there are none, for the message: "1,500 unrecognised".
+    says why there are none.
     """
 
     name: str
     read: Callable[[], Records] | None
     total: Total
     lost: str = "no rows"
-
-    @classmethod
-    def of(cls, name: str, read: Callable[[], Records], lost: str = "no rows") -> Available:
-        """With the total counted."""
-        return cls(name, read, total_of(read()), lost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +110,11 @@ def plan_mixture(sources: Sequence[Available], recipe: BuildSftConfig) -> list[S
     """
     caps = _caps(recipe, MAX_EPOCHS if recipe.mixture.total else 1.0)
     total = recipe.mixture.total or _largest_total(sources, caps, recipe)
-    plans = [
-        _plan(own, _requested(source, total, recipe.mixture.unit), cap, recipe.seed)
-        for source, own, cap in zip(recipe.sources, sources, caps, strict=True)
-    ]
+    plans: list[SourcePlan] = []
+    for source, own, cap in zip(recipe.sources, sources, caps, strict=True):
+        plans.append(_plan(own, _requested(source, total, recipe.mixture.unit), cap, recipe.seed))
     for plan in plans:
-        _check(plan, recipe)
+        _check(plan, recipe.mixture.tolerance)
     return plans
 
 
@@ -127,20 +123,25 @@ def epochs_question(sources: Sequence[Available], recipe: BuildSftConfig) -> str
 
     None where it is said, or where every source is taken about once anyway.
     """
-    sharing = [(s, own) for s, own in zip(recipe.sources, sources, strict=True) if s.share]
-    mixture, unit = recipe.mixture, recipe.mixture.unit
-    if mixture.total or mixture.max_epochs or all(s.max_epochs for s, _ in sharing):
-        return None
-    if not all(own.total.amount(unit) for _, own in sharing):
+    sharing = [
+        (s.name, s.share, getattr(own.total, recipe.mixture.unit))
+        for s, own in zip(recipe.sources, sources, strict=True)
+        if s.share
+    ]
+    mixture = recipe.mixture
+    said = (
+        mixture.total or mixture.max_epochs or all(s.max_epochs for s in recipe.sources if s.share)
+    )
+    if said or not all(available for *_, available in sharing):
         return None  # a source without anything to give is a problem of its own
     ways: list[str] = []
     for cap in (1.0, MAX_EPOCHS):
         total = _largest_total(sources, _caps(recipe, cap), recipe) or 0.0
-        times = [(s.share or 0.0) * total / own.total.amount(unit) for s, own in sharing]
-        if cap == 1 and min(times) >= 1 - mixture.tolerance:
+        times = {name: share * total / available for name, share, available in sharing}
+        if cap == 1 and min(times.values()) >= 1 - mixture.tolerance:
             return None
-        seen = (f"{s.name} {t:.1f} times" for (s, _), t in zip(sharing, times, strict=True))
-        ways.append(f"mixture.max_epochs={cap:g} takes {total:,.0f} {unit}: {', '.join(seen)}")
+        seen = ", ".join(f"{name} {often:.1f} times" for name, often in times.items())
+        ways.append(f"mixture.max_epochs={cap:g} takes {total:,.0f} {mixture.unit}: {seen}")
     return (
         "shares need to know how much they divide, or how often a record may be repeated: set "
         f"mixture.total, or mixture.max_epochs. {'; '.join(ways)}"
@@ -164,14 +165,14 @@ def _largest_total(
     for source, own, cap in zip(recipe.sources, sources, caps, strict=True):
         if source.share is None:
             continue
-        available = own.total.amount(recipe.mixture.unit)
+        available = getattr(own.total, recipe.mixture.unit)
         if available == 0:
             raise DataError(
                 f"source {source.name!r} has share {source.share:g} and nothing to give: none of "
                 f"its records was kept for training ({own.lost}). Mend or remove it"
             )
         bounds.append(cap * available / source.share)
-    return min(bounds) if bounds else None
+    return min(bounds, default=None)
 
 
 def _requested(source: SftSource, total: float | None, unit: Unit) -> Amount | None:
@@ -190,18 +191,18 @@ def _plan(own: Available, amount: Amount | None, cap: float, seed: int) -> Sourc
     rows = own.total.rows
     if amount is None:
         return SourcePlan(own.name, None, cap, 1, None, own, own.total, rows)
-    one = own.total.amount(amount.unit)
+    one = getattr(own.total, amount.unit)
     wanted = min(amount.value, cap * one)
     epochs = int(wanted // one) if one else 0
     left = wanted - epochs * one
     total, extra, distinct = Total().plus(own.total, epochs), None, rows if epochs else 0
-    if left > 0 and one and own.read is None:
-        more = own.total.scaled(left / one)
-        total, distinct = total.plus(more), distinct or more.rows
-    elif left > 0 and one and own.read is not None:
-        records = own.read()
-        extra = _extra(records, amount.unit, left, key64(seed, "epoch", own.name, epochs))
-        more = total_of(records[extra])
+    if left > 0 and one:
+        if own.read is None:
+            more = own.total.scaled(left / one)
+        else:
+            records = own.read()
+            extra = _extra(records, amount.unit, left, key64(seed, "epoch", own.name, epochs))
+            more = total_of(records[extra])
         total, distinct = total.plus(more), distinct or more.rows
     return SourcePlan(own.name, amount, cap, epochs, extra, own, total, distinct)
 
@@ -221,33 +222,31 @@ def _extra(records: Records, unit: Unit, wanted: float, salt: int) -> npt.NDArra
     return extra
 
 
-def _check(plan: SourcePlan, recipe: BuildSftConfig) -> None:
+def _check(plan: SourcePlan, tolerance: float) -> None:
     if plan.requested is None:
         return
-    unit, wanted = plan.requested.unit, plan.requested.value
-    realised = plan.total.amount(unit)
-    off = abs(realised - wanted) / wanted if wanted else 1.0
-    if off <= recipe.mixture.tolerance:
+    unit, wanted, share = plan.requested.unit, plan.requested.value, plan.requested.share
+    realised, available = (getattr(t, unit) for t in (plan.total, plan.available.total))
+    off = abs(realised - wanted) / wanted
+    if off <= tolerance:
         return
-    available = plan.available.total.amount(unit)
-    problem = (
-        f"source {plan.name!r}: {wanted:,.0f} {unit} requested, {realised:,} realised "
-        f"({off:.1%} off, tolerance {recipe.mixture.tolerance:.1%})"
-    )
     if available == 0:
-        raise DataError(f"{problem}: no record of it was kept ({plan.available.lost})")
-    if wanted > plan.cap * available:
-        most, share = plan.cap * available, plan.requested.share
-        raise DataError(
-            f"{problem}: it has {available:,} {unit} and max_epochs {plan.cap:g}. Raise its "
-            f"max_epochs to {wanted / available:.2f}, "
-            + (
-                f"or ask for at most {int(most):,} {unit}"
-                if share is None
-                else f"lower its share, or set mixture.total to at most {int(most / share):,}"
-            )
+        why = f"no record of it was kept ({plan.available.lost})"
+    elif wanted > plan.cap * available:
+        most = plan.cap * available
+        less = f"or ask for at most {int(most):,} {unit}"
+        if share is not None:
+            less = f"lower its share, or set mixture.total to at most {int(most / share):,}"
+        why = (
+            f"it has {available:,} {unit} and max_epochs {plan.cap:g}. Raise its max_epochs to "
+            f"{wanted / available:.2f}, {less}"
+        )
+    else:
+        why = (
+            "one record more or less overshoots, the records are too large for the amount. Raise "
+            "mixture.tolerance or the amount"
         )
     raise DataError(
-        f"{problem}: one record more or less overshoots, the records are too large for the amount. "
-        "Raise mixture.tolerance or the amount"
+        f"source {plan.name!r}: {wanted:,.0f} {unit} requested, {realised:,} realised "
+        f"({off:.1%} off, tolerance {tolerance:.1%}): {why}"
     )

@@ -25,14 +25,20 @@ import numpy as np
 import numpy.typing as npt
 
 from data_builders.keyed import is_among, key64, shuffled_keys
-from data_builders.sft.mixture import COLUMNS, Available, Records, SourcePlan, plan_mixture
-from data_builders.sft.prepared import PreparedPart, PreparedSource
+from data_builders.sft.mixture import (
+    COLUMNS,
+    Available,
+    SourcePlan,
+    lost_rows,
+    plan_mixture,
+    total_of,
+)
+from data_builders.sft.prepared import PreparedPart, PreparedSource, Rows
 from posttrain.config.build_sft import BuildSftConfig, HeldOutConfig
 
 Int = npt.NDArray[np.int64]
 # `number` counts the sequences of all passes (`Pass`)
 PLANNED = np.dtype([("key", "<u8"), ("length", "<u4"), ("number", "<u4")])
-Table = npt.NDArray[np.void]
 Keys = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[np.uint32]
 Mask = npt.NDArray[np.bool_]
@@ -49,58 +55,64 @@ class Pass:
 
 @dataclass
 class GroupStats:
-    """What the sequences and packs of one group add up to. `bins` are powers of two of the length.
+    """What the sequences and packs of one group add up to.
 
-    `reasoning` and `truncated` count sequences; `fills` counts packs by percent.
+    `reasoning` and `truncated` count sequences. `bins`, by powers of two of the length: sequences,
+    trained and untrained tokens. `fills` counts packs by percent.
     """
 
     capacity: int
-    packs: int = 0
-    sequences: int = 0
     reasoning: int = 0
     truncated: int = 0
     longest: int = 0
     bins: Int = field(default_factory=lambda: np.zeros((64, 3), np.int64))
     fills: Int = field(default_factory=lambda: np.zeros(101, np.int64))
 
-    def add(self, rows: npt.NDArray[np.void]) -> None:
+    @classmethod
+    def joined(cls, groups: Sequence[GroupStats]) -> GroupStats:
+        """All groups together."""
+        return cls(
+            groups[0].capacity,
+            reasoning=sum(own.reasoning for own in groups),
+            truncated=sum(own.truncated for own in groups),
+            longest=max(own.longest for own in groups),
+            bins=np.sum([own.bins for own in groups], axis=0),
+            fills=np.sum([own.fills for own in groups], axis=0),
+        )
+
+    @property
+    def sequences(self) -> int:
+        """All that were counted."""
+        return int(self.bins[:, 0].sum())
+
+    def add(self, rows: Rows) -> None:
         """Count some sequences."""
         length, trained = rows["length"].astype(np.int64), rows["trained"].astype(np.int64)
-        self.sequences += len(rows)
         self.reasoning += int(rows["reasons"].sum())
         self.truncated += int((rows["budget"] >= 0).sum())
         self.longest = max(self.longest, int(length.max(initial=0)))
         place = np.ceil(np.log2(np.maximum(length, 1))).astype(np.int64)
-        np.add.at(self.bins[:, 0], place, 1)
-        np.add.at(self.bins[:, 1], place, trained)
-        np.add.at(self.bins[:, 2], place, length - trained)
+        for k, weights in enumerate((None, trained, length - trained)):
+            self.bins[:, k] += np.bincount(place, weights, len(self.bins)).astype(np.int64)
 
     def add_packs(self, tokens: Int) -> None:
         """Count packs by their tokens."""
-        self.packs += len(tokens)
         self.fills += np.bincount(tokens * 100 // self.capacity, minlength=101)
-
-    def join(self, other: GroupStats) -> None:
-        """Count another group too."""
-        for name in ("packs", "sequences", "reasoning", "truncated"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.longest = max(self.longest, other.longest)
-        self.bins += other.bins
-        self.fills += other.fills
 
     def stats(self) -> dict[str, Any]:
         """For the manifest."""
-        trained, tokens = int(self.bins[:, 1].sum()), int(self.bins[:, 1:].sum())
+        sequences, trained, untrained = self.bins.sum(axis=0).tolist()
+        packs = int(self.fills.sum())
         return {
-            "packs": self.packs,
-            "sequences": self.sequences,
-            "tokens": tokens,
+            "packs": packs,
+            "sequences": sequences,
+            "tokens": trained + untrained,
             "trained": trained,
             "reasoning": self.reasoning,
             "truncated": self.truncated,
             "longest": self.longest,
-            "fill": tokens / (self.packs * self.capacity) if self.packs else 0.0,
-            "sequences_per_pack": self.sequences / self.packs if self.packs else 0.0,
+            "fill": (trained + untrained) / (packs * self.capacity) if packs else 0.0,
+            "sequences_per_pack": sequences / packs if packs else 0.0,
         }
 
     def lengths(self) -> list[dict[str, int]]:
@@ -114,9 +126,9 @@ class GroupStats:
 
 @dataclass(frozen=True, slots=True)
 class PlannedGroup:
-    """Planned sequences that may share packs."""
+    """Planned sequences that may share packs; `table` has a `PLANNED` for each."""
 
-    table: Table
+    table: Rows
     stats: GroupStats
 
 
@@ -164,26 +176,29 @@ def plan_build(
         DataError: the mixture cannot be met (`plan_mixture`).
     """
     drops = drops or [{} for _ in sources]
-    usable = [_usable(source, own) for source, own in zip(sources, drops, strict=True)]
-    held_out = hold_out(sources, usable, recipe)
-    trainable = [
-        mask & ~is_among(source.records("id64")["id64"], held_out.ids)
-        for source, mask in zip(sources, usable, strict=True)
-    ]
-    available = [
-        Available.of(source.name, partial(_read, source, mask), _lost(source, own, int(left.sum())))
-        for source, mask, own, left in zip(sources, trainable, drops, usable, strict=True)
-    ]
+    usable: list[Mask] = []
+    for source, own in zip(sources, drops, strict=True):
+        usable.append(np.ones(len(source), np.bool_))
+        for numbers in own.values():
+            usable[-1][numbers] = False
+    held_out, withheld = hold_out(sources, usable, recipe)
+    trainable: list[Mask] = []
+    available: list[Available] = []
+    for source, mask, own in zip(sources, usable, drops, strict=True):
+        left = mask & ~is_among(source.records("id64")["id64"], withheld)
+        read = partial(_read, source, left)
+        dropped = {**source.stats["dropped"], **{name: len(rows) for name, rows in own.items()}}
+        lost = lost_rows(dropped, int(mask.sum()))
+        trainable.append(left)
+        available.append(Available(source.name, read, total_of(read()), lost))
     mixture = plan_mixture(available, recipe)
-    epochs = [max(plan.epochs + (plan.extra is not None), 1) for plan in mixture]
-    passes = _passes(sources, epochs)
-    how = {"seed": recipe.seed, "capacity": recipe.packing.max_length}
+    passes = _passes(sources, mixture)
     return BuildPlan(
         passes=passes,
-        train=_training(sources, trainable, mixture, passes, **how),
-        evaluation=_evaluation(sources, held_out, passes, **how),
+        train=_training(sources, trainable, mixture, passes, recipe),
+        evaluation=_evaluation(sources, held_out, passes, recipe),
         mixture=mixture,
-        held_out=[len(rows) for rows in held_out.rows],
+        held_out=[len(rows) for rows in held_out],
         dropped=[
             {
                 **own,
@@ -191,52 +206,31 @@ def plan_build(
                 "held_out_duplicate": np.setdiff1d(np.flatnonzero(left & ~mask), rows),
             }
             for own, left, mask, plan, rows in zip(
-                drops, usable, trainable, mixture, held_out.rows, strict=True
+                drops, usable, trainable, mixture, held_out, strict=True
             )
         ],
     )
 
 
-def _read(source: PreparedSource, mask: Mask) -> Records:
+def _read(source: PreparedSource, mask: Mask) -> Rows:
     """The columns of the mixture, of the records in a mask."""
     return source.records(*COLUMNS)[mask]
 
 
-def _usable(source: PreparedSource, drops: Mapping[str, Int]) -> Mask:
-    usable = np.ones(len(source), np.bool_)
-    for rows in drops.values():
-        usable[rows] = False
-    return usable
-
-
-def _lost(source: PreparedSource, drops: Mapping[str, Int], held_out: int) -> str:
-    """Where a source's rows went, most first."""
-    counts = {**source.stats["dropped"], **{name: len(rows) for name, rows in drops.items()}}
-    dropped = sorted(counts.items(), key=lambda item: -item[1])
-    parts = [f"{count:,} {reason}" for reason, count in dropped]
-    if held_out:
-        parts.append(f"{held_out:,} held out")
-    return ", ".join(parts) or "no rows"
-
-
-@dataclass(frozen=True, slots=True)
-class HeldOut:
-    """What is kept out of training, and what of it evaluation sees."""
-
-    ids: Keys
-    rows: tuple[Int, ...]
-
-
 def hold_out(
     sources: Sequence[PreparedSource], usable: Sequence[Mask], recipe: BuildSftConfig
-) -> HeldOut:
+) -> tuple[list[Int], Keys]:
     """Choose in every source; of a conversation in several, evaluation sees the first source's.
 
     Args:
         usable: which records of each source may be used at all.
+
+    Returns:
+        Per source the numbers of the records that evaluation sees, and the ids of all
+        conversations that are kept out of training.
     """
     salt = key64(recipe.seed, "held_out")
-    ids = np.empty(0, np.uint64)
+    ids, keys = np.empty(0, np.uint64), np.empty(0, np.uint64)
     rows: list[Int] = []
     for own, source, mask in zip(recipe.sources, sources, usable, strict=True):
         records = source.records("id64", "row64")
@@ -251,44 +245,33 @@ def hold_out(
         unique, first = np.unique(found["id64"][order], return_index=True)
         rows.append(np.sort(numbers[order[first]]))
         ids = np.union1d(ids, unique)
-    return HeldOut(_with_leaked(ids, rows, sources, usable), tuple(rows))
-
-
-def _last(places: Keys, how: HeldOutConfig) -> int:
-    """The largest place that is chosen; -1 for none."""
-    if how.rate is not None:
-        return int(how.rate * 2.0**64) - 1
-    assert how.rows is not None
-    smallest = np.unique(places)[: how.rows]
-    return int(smallest[-1]) if len(smallest) else -1
-
-
-def _with_leaked(
-    ids: Keys, rows: Sequence[Int], sources: Sequence[PreparedSource], usable: Sequence[Mask]
-) -> Keys:
-    """The ids, and those of conversations that share a sequence with a held-out record."""
-    keys = np.empty(0, np.uint64)
-    for source, own in zip(sources, rows, strict=True):
-        for part in source.parts() if len(own) else ():
-            chosen = is_among(part.numbers, own)
-            keys = np.union1d(keys, part.sequences["key"][chosen[part.owners]])
-    if not len(keys):
-        return ids
-    for source, mask in zip(sources, usable, strict=True):
+        for part in source.parts() if len(rows[-1]) else ():
+            seen = is_among(part.numbers, rows[-1])[part.owners]
+            keys = np.union1d(keys, part.sequences["key"][seen])
+    # the ids of conversations that share a sequence with a held-out record, too
+    for source, mask in zip(sources, usable, strict=True) if len(keys) else ():
         for part in source.parts():
             leaked = np.zeros(len(part.records), np.bool_)
             leaked[part.owners[is_among(part.sequences["key"], keys)]] = True
             leaked &= mask[part.first : part.first + len(leaked)]
             ids = np.union1d(ids, part.records["id64"][leaked])
-    return ids
+    return rows, ids
 
 
-def _passes(sources: Sequence[PreparedSource], epochs: Sequence[int]) -> list[Pass]:
+def _last(places: Keys, config: HeldOutConfig) -> int:
+    """The largest place that is chosen; -1 for none."""
+    if config.rate is not None:
+        return int(config.rate * 2.0**64) - 1
+    smallest = np.unique(places)[: config.rows]
+    return int(smallest[-1]) if len(smallest) else -1
+
+
+def _passes(sources: Sequence[PreparedSource], mixture: Sequence[SourcePlan]) -> list[Pass]:
     """Every epoch of every source, with the numbers of its sequences."""
     passes: list[Pass] = []
     first = 0
-    for k, (source, count) in enumerate(zip(sources, epochs, strict=True)):
-        for epoch in range(count):
+    for k, (source, plan) in enumerate(zip(sources, mixture, strict=True)):
+        for epoch in range(max(plan.epochs + (plan.extra is not None), 1)):
             passes.append(Pass(k, epoch, first))
             first += int(source.sequence_starts()[-1])
     assert first < 1 << 32, "numbers of sequences have 32 bits"
@@ -300,61 +283,55 @@ def _training(
     trainable: Sequence[Mask],
     mixture: Sequence[SourcePlan],
     passes: Sequence[Pass],
-    *,
-    seed: int,
-    capacity: int,
+    recipe: BuildSftConfig,
 ) -> PlannedGroup:
     """All training sequences, pass after pass."""
     whole = np.empty(sum(plan.total.sequences for plan in mixture), PLANNED)
-    stats = GroupStats(capacity)
+    stats, filled = GroupStats(recipe.packing.max_length), 0
     for k, (source, mask, plan) in enumerate(zip(sources, trainable, mixture, strict=True)):
         times = np.zeros(len(mask), np.int64)
         times[mask] = plan.times()
-        salts = [
-            (one, key64(seed, "order", plan.name, one.epoch)) for one in passes if one.source == k
-        ]
+        own = [one for one in passes if one.source == k]
+        salts = [key64(recipe.seed, "order", plan.name, one.epoch) for one in own]
         for part in source.parts():
-            own = times[part.first : part.first + len(part.records)]
-            for one, salt in salts:
-                table, rows = _planned(part, np.flatnonzero(own > one.epoch), one.first, salt)
-                whole[stats.sequences : stats.sequences + len(table)] = table
+            taken = times[part.first : part.first + len(part.records)]
+            for one, salt in zip(own, salts, strict=True):
+                table, rows = _planned(part, np.flatnonzero(taken > one.epoch), one.first, salt)
+                whole[filled : filled + len(table)] = table
+                filled += len(table)
                 stats.add(rows)
-    assert stats.sequences == len(whole), "the mixture counted what is planned"
+    assert filled == len(whole), "the mixture counted what is planned"
     return PlannedGroup(whole, stats)
 
 
 def _evaluation(
     sources: Sequence[PreparedSource],
-    held_out: HeldOut,
+    held_out: Sequence[Int],
     passes: Sequence[Pass],
-    *,
-    seed: int,
-    capacity: int,
+    recipe: BuildSftConfig,
 ) -> dict[str, PlannedGroup]:
     """The held-out sequences of each source, by reasoning mode; groups without any are left out."""
     groups: dict[str, PlannedGroup] = {}
-    for k, (source, numbers) in enumerate(zip(sources, held_out.rows, strict=True)):
+    for k, (source, numbers) in enumerate(zip(sources, held_out, strict=True)):
         first = next(one.first for one in passes if one.source == k)
-        salt = key64(seed, "order", source.name, "eval")
-        tables = {mode: [np.empty(0, PLANNED)] for mode in ("off", "on")}
-        stats = {mode: GroupStats(capacity) for mode in tables}
-        for part in source.parts() if len(numbers) else ():
-            chosen = np.flatnonzero(is_among(part.numbers, numbers))
-            table, rows = _planned(part, chosen, first, salt)
-            for mode, reasons in (("off", False), ("on", True)):
+        salt = key64(recipe.seed, "order", source.name, "eval")
+        planned = [
+            _planned(part, np.flatnonzero(is_among(part.numbers, numbers)), first, salt)
+            for part in (source.parts() if len(numbers) else ())
+        ]
+        for mode, reasons in (("off", False), ("on", True)):
+            stats = GroupStats(recipe.packing.max_length)
+            tables = [np.empty(0, PLANNED)]
+            for table, rows in planned:
                 own = rows["reasons"] == reasons
-                tables[mode].append(table[own])
-                stats[mode].add(rows[own])
-        for mode, found in stats.items():
-            if found.sequences:
-                table = np.concatenate(tables[mode])
-                groups[f"{source.name}/{mode}"] = PlannedGroup(table, found)
+                tables.append(table[own])
+                stats.add(rows[own])
+            if stats.sequences:
+                groups[f"{source.name}/{mode}"] = PlannedGroup(np.concatenate(tables), stats)
     return dict(sorted(groups.items()))
 
 
-def _planned(
-    part: PreparedPart, chosen: Int, first: int, salt: int
-) -> tuple[Table, npt.NDArray[np.void]]:
+def _planned(part: PreparedPart, chosen: Int, first: int, salt: int) -> tuple[Rows, Rows]:
     """The table of all sequences of some of a part's records, and the sequences themselves."""
     records = part.records[chosen]
     counts = records["sequences"].astype(np.int64)

@@ -29,7 +29,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from data_builders.dedup.columns import COLUMN_FILES, mapped, write_columns
+from data_builders.dedup.columns import COLUMN_FILES, mapped
 from data_builders.keyed import key64
 from data_builders.sft.prepare import Prepared, PreparedSequence
 from posttrain.errors import DataError
@@ -86,13 +86,16 @@ _OPEN_FILES = 256
 
 
 class PartWriter(AbstractContextManager["PartWriter"]):
-    """Writes one part; the folder appears under its name when the writer is closed without error.
+    """Writes one part; the folder appears under its name when the part is finished.
 
     Args:
         folder: the part's.
         scratch: names the unfinished folder; two builds that share a folder give different ones.
         marks: by which each sequence's supervision is read.
-        dedup: the columns of deduplication are written too, or of them where records were read.
+        dedup: whether there are files for the columns of deduplication.
+
+    Attributes:
+        files: by name, open; those of deduplication and `dropped.jsonl` are for the caller to fill.
     """
 
     def __init__(self, folder: Path, *, scratch: str, marks: Marks, dedup: bool = False) -> None:
@@ -101,7 +104,7 @@ class PartWriter(AbstractContextManager["PartWriter"]):
         self._partial = folder.with_name(f"{folder.name}.{scratch}-{uuid.uuid4().hex}")
         self._partial.mkdir(parents=True)
         names = (*_FILES, *COLUMN_FILES) if dedup else _FILES
-        self._files: dict[str, BinaryIO] = {n: (self._partial / n).open("wb") for n in names}
+        self.files: dict[str, BinaryIO] = {n: (self._partial / n).open("wb") for n in names}
         self._records = self._sequences = self._tokens = self._text = 0
 
     def write(self, batch: Sequence[Prepared]) -> None:
@@ -115,27 +118,19 @@ class PartWriter(AbstractContextManager["PartWriter"]):
         counts = [len(p.sequences) for p in kept]
         sequences["record"] = self._records + np.repeat(np.arange(len(kept)), counts)
         self._records += len(kept)
-        self._files["records.bin"].write(self._record_rows(kept, sequences).tobytes())
-        self._files["sequences.bin"].write(sequences.tobytes())
+        self.files["records.bin"].write(self._record_rows(kept, sequences).tobytes())
+        self.files["sequences.bin"].write(sequences.tobytes())
         tokens = [part for row in rows for part in (row.tokens.ids, row.tokens.spans)]
         joined = np.concatenate(tokens, dtype="<i4", casting="same_kind")
-        self._files["tokens.bin"].write(joined.tobytes())
+        self.files["tokens.bin"].write(joined.tobytes())
         self._tokens += len(joined)
         self._sequences += len(rows)
-
-    def write_columns(self, rows: Rows, shingles: bytes) -> None:
-        """Write the columns of deduplication of the records that `write` was given, in order."""
-        write_columns(self._files, rows, shingles)
-
-    def drop(self, line: str) -> None:
-        """Write one line of `dropped.jsonl`."""
-        self._files["dropped.jsonl"].write(line.encode())
 
     def finish(self, counts: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> None:
         """Write the counts and the samples; the part is complete."""
         for row in samples:
-            self._files["samples.jsonl"].write(json.dumps(row).encode() + b"\n")
-        sizes = {name: file.tell() for name, file in self._files.items()}
+            self.files["samples.jsonl"].write(json.dumps(row).encode() + b"\n")
+        sizes = {name: file.tell() for name, file in self.files.items()}
         self.__exit__()
         text = json.dumps({"files": sizes, "counts": counts}, ensure_ascii=True)
         (self._partial / _COUNTS).write_text(text, "utf-8")
@@ -149,7 +144,7 @@ class PartWriter(AbstractContextManager["PartWriter"]):
 
     def __exit__(self, *_: object) -> None:
         # an unfinished folder is left, and goes when its build is run again
-        for file in self._files.values():
+        for file in self.files.values():
             file.close()
 
     def _record_rows(self, kept: Sequence[Prepared], sequences: Rows) -> Rows:
@@ -163,7 +158,7 @@ class PartWriter(AbstractContextManager["PartWriter"]):
         texts = [json.dumps(row).encode() for row in rows]
         sizes = np.array([len(text) for text in texts], np.int64)
         found["text"], found["text_size"] = self._text + np.cumsum(sizes) - sizes, sizes
-        self._text += self._files["texts.bin"].write(b"".join(texts))
+        self._text += self.files["texts.bin"].write(b"".join(texts))
         found["sequences"], found["first"] = counts, self._sequences + starts
         found["tokens"] = np.add.reduceat(sequences["length"], starts, dtype=np.uint64)
         found["trained"] = np.add.reduceat(sequences["trained"], starts, dtype=np.uint64)

@@ -15,7 +15,8 @@ import json
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ import pyarrow.parquet as pq
 
 from data_builders.keyed import key64
 from data_builders.progress import Stages
-from data_builders.sft.plan import BuildPlan, Numbers, PlannedGroup
-from data_builders.sft.prepared import RECORD, SEQUENCE, PreparedSource, Reader
+from data_builders.sft.plan import BuildPlan, Numbers, Pass, PlannedGroup
+from data_builders.sft.prepared import RECORD, SEQUENCE, PreparedSource, Reader, Rows
 from data_builders.workers import Executor, OnProgress
 from posttrain.config.build_sft import BuildSftConfig, ShardConfig
 from posttrain.tokens import pack_lengths
@@ -56,26 +57,19 @@ INDEX = pa.schema(
 )
 # where a pack's sequences end, its tokens, its group
 PACK = np.dtype([("stop", "<u8"), ("tokens", "<u4"), ("group", "<i4")])
-Packs = npt.NDArray[np.void]
 # one planned sequence, with what the shard and its index hold of it
 ENTRY = np.dtype(
     [
-        ("at", "<u8"),  # in its part's tokens.bin
+        *SEQUENCE.descr,
         ("text", "<u8"),  # in its part's texts.bin
         ("text_size", "<u4"),
-        ("length", "<u4"),
-        ("trained", "<u4"),
-        ("edges", "<u4"),
         ("part", "<u4"),  # counted through all sources
-        ("budget", "<i4"),
-        ("turn", "<i2"),
-        ("epoch", "<i2"),
         ("source", "<u2"),
-        ("reasons", "?"),
-        ("_", "V1"),
+        ("epoch", "<i2"),
+        ("pack", "<i4"),
+        ("offset", "<i4"),
     ]
 )
-Entries = npt.NDArray[np.void]
 
 
 def write_splits(
@@ -103,22 +97,16 @@ def write_splits(
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
     stages.start("packing")
-    folders = [
-        (s.name, [str(folder) for folder in s.folders], s.sequence_starts().tolist())
-        for s in sources
-    ]
-    passes = [(one.source, one.epoch, one.first) for one in plan.passes]
+    columns = [(s.name, s.folders, s.sequence_starts()) for s in sources]
     jobs: list[ShardJob] = []
     for split, groups in (("train", {"": plan.train}), ("eval", plan.evaluation)):
         numbers, packs = pack_split(split, groups, plan, sources, recipe)
-        saved = str(scratch / f"{split}.numbers"), str(scratch / f"{split}.packs")
-        numbers.astype("<u4").tofile(saved[0])
-        packs.tofile(saved[1])
-        files = SplitFiles(*saved, folders, passes, list(groups) if split == "eval" else None)
-        path = scratch / f"{split}.json"
-        path.write_text(json.dumps(asdict(files)), "utf-8")
+        labels = list(groups) if split == "eval" else None
+        files = SplitFiles(scratch / split, columns, plan.passes, labels)
+        numbers.astype("<u4").tofile(files.numbers)
+        packs.tofile(files.packs)
         for k, (own, within) in enumerate(cut_shards(packs, recipe.shards)):
-            jobs.append(ShardJob(f"{split}-{k:05d}", own, within, str(path), str(out)))
+            jobs.append(ShardJob(f"{split}-{k:05d}", own, within, files, out))
     stages.start("writing shards", total=sum(len(job.sequences) for job in jobs), unit="sequences")
     for _ in executor.run(jobs, stages.advance):
         pass
@@ -134,7 +122,7 @@ def pack_split(
     plan: BuildPlan,
     sources: Sequence[PreparedSource],
     recipe: BuildSftConfig,
-) -> tuple[Numbers, Packs]:
+) -> tuple[Numbers, Rows]:
     """The numbers of a split's sequences, pack after pack, and a `PACK` for each pack.
 
     Every group is put in the order of its keys and packed. No pack holds two groups, or two
@@ -163,7 +151,7 @@ def pack_split(
     return np.concatenate(numbers), np.concatenate(packs)
 
 
-def cut_shards(packs: Packs, config: ShardConfig) -> list[tuple[range, range]]:
+def cut_shards(packs: Rows, config: ShardConfig) -> list[tuple[range, range]]:
     """Each shard's packs and sequences; it closes with the pack that reaches one of the limits."""
     shards: list[tuple[range, range]] = []
     first = start = size = 0
@@ -179,22 +167,31 @@ def cut_shards(packs: Packs, config: ShardConfig) -> list[tuple[range, range]]:
 
 @dataclass(frozen=True, slots=True)
 class SplitFiles:
-    """What all shards of a split share, saved once as JSON, since a job is sent to a worker.
+    """What all shards of a split share. `groups` label packs, None where they have no label.
 
-    `numbers` and `packs` are the files of what `pack_split` returned. `sources`: name, folders of
-    the parts and `sequence_starts` of each. `passes`: source, epoch and first number of each.
-    `groups` label packs, None where they have no label.
+    `path` names the files of what `pack_split` returned. `sources`: name, folders of the parts and
+    `sequence_starts` of each.
     """
 
-    numbers: str
-    packs: str
-    sources: Sequence[tuple[str, Sequence[str], Sequence[int]]]
-    passes: Sequence[tuple[int, int, int]]
+    path: Path
+    sources: Sequence[tuple[str, Sequence[Path], npt.NDArray[np.int64]]]
+    passes: Sequence[Pass]
     groups: Sequence[str] | None
 
-    def entries(self, numbers: Numbers, reader: Reader) -> Entries:
-        """The planned sequences with these numbers."""
-        source_of, epoch_of, first_of = np.array(self.passes, np.int64).T
+    @property
+    def numbers(self) -> Path:
+        """The numbers of the split's sequences."""
+        return self.path.with_suffix(".numbers")
+
+    @property
+    def packs(self) -> Path:
+        """Its packs."""
+        return self.path.with_suffix(".packs")
+
+    def entries(self, numbers: Numbers, reader: Reader) -> Rows:
+        """An `ENTRY` for each of the planned sequences with these numbers, but for its pack."""
+        passes = [(one.source, one.epoch, one.first) for one in self.passes]
+        source_of, epoch_of, first_of = np.array(passes, np.int64).T
         which = np.searchsorted(first_of, numbers, side="right") - 1
         found = np.zeros(len(numbers), ENTRY)
         found["source"], found["epoch"] = source_of[which], epoch_of[which]
@@ -204,27 +201,26 @@ class SplitFiles:
             own = source_of[which] == k
             part = np.searchsorted(starts, places[own], side="right") - 1
             found["part"][own] = first_part + part
-            places[own] -= np.array(starts)[part]
+            places[own] -= starts[part]
             first_part += len(folders)
         parts = found["part"].astype(np.int64)
         sequences = reader.rows(parts, places, "sequences.bin", SEQUENCE)
-        for name in ("at", "length", "trained", "edges", "budget", "turn", "reasons"):
+        records = reader.rows(parts, sequences["record"].astype(np.int64), "records.bin", RECORD)
+        for name in SEQUENCE.names or ():
             found[name] = sequences[name]
-        owners = sequences["record"].astype(np.int64)
-        records = reader.rows(parts, owners, "records.bin", RECORD)
         found["text"], found["text_size"] = records["text"], records["text_size"]
         return found
 
 
 @dataclass(frozen=True, slots=True)
 class ShardJob:
-    """Write one shard of these packs and sequences. `files` is a saved `SplitFiles`."""
+    """Write one shard of these packs and sequences."""
 
     name: str
     packs: range
     sequences: range
-    files: str
-    out: str
+    split: SplitFiles
+    out: Path
 
     @property
     def paths(self) -> tuple[str, str]:
@@ -238,23 +234,23 @@ class ShardJob:
     def run(self, state: Any, on_progress: OnProgress) -> None:
         """Do it; `on_progress` is called with numbers of sequences."""
         del state  # the plan and the prepared parts decide everything
-        split = SplitFiles(**json.loads(Path(self.files).read_text("utf-8")))
-        folders = [Path(folder) for _, own, _ in split.sources for folder in own]
-        paths = [Path(self.out) / path for path in self.paths]
+        split = self.split
+        folders = [folder for _, own, _ in split.sources for folder in own]
+        paths = [self.out / path for path in self.paths]
         partial = [path.with_name(f".{path.name}.{uuid.uuid4().hex}") for path in paths]
         fields = [(name, _INT_LIST) for name in ("input_ids", "labels", "seq_lengths")]
         group = [] if split.groups is None else [("group", pa.string())]
         schema = pa.schema([*fields, *group])
-        waiting: list[tuple[Int32, Int32, Entries]] = []
+        waiting: list[Rows] = []
         with (
             Reader(folders) as reader,
             pa.ipc.new_stream(str(partial[0]), schema) as stream,
             pq.ParquetWriter(partial[1], INDEX, compression="zstd") as index,
         ):
-            for first, packs, entries in self._batches(split, reader):
+            for packs, entries in self._batches(reader):
                 stream.write_batch(_batch(packs, entries, reader, split, schema))
-                waiting.append((*_places(first, packs, entries), entries))
-                if sum(len(entries) for *_, entries in waiting) >= _INDEX_ROWS:
+                waiting.append(entries)
+                if sum(map(len, waiting)) >= _INDEX_ROWS:
                     index.write_table(_index_table(waiting, split, reader))
                     waiting = []
                 on_progress(len(entries))
@@ -263,24 +259,29 @@ class ShardJob:
         for written, path in zip(partial, paths, strict=True):
             written.replace(path)
 
-    def _batches(self, split: SplitFiles, reader: Reader) -> Iterator[tuple[int, Packs, Entries]]:
-        """The number of the first pack, some packs, and their entries; few tokens at a time."""
-        first, begin = self.packs.start, self.sequences.start
+    def _batches(self, reader: Reader) -> Iterator[tuple[Rows, Rows]]:
+        """Some packs and their entries; few tokens at a time."""
+        first, begin, split = self.packs.start, self.sequences.start, self.split
         packs = np.fromfile(split.packs, PACK, len(self.packs), offset=first * PACK.itemsize)
         numbers = np.fromfile(split.numbers, "<u4", len(self.sequences), offset=4 * begin)
+        counts = np.diff(packs["stop"].astype(np.int64), prepend=begin)
         sums = np.cumsum(packs["tokens"], dtype=np.int64)
         start = at = 0
         while start < len(packs):
             before = int(sums[start - 1]) if start else 0
             end = int(np.searchsorted(sums, before + _BATCH_TOKENS, side="left")) + 1
-            some = packs[start:end]
-            until = int(some["stop"][-1]) - begin
-            yield first + start, some, split.entries(numbers[at:until], reader)
-            at, start = until, end
+            own = counts[start:end]
+            entries = split.entries(numbers[at : at + own.sum()], reader)
+            entries["pack"] = first + start + np.repeat(np.arange(len(own)), own)
+            ends = np.cumsum(entries["length"], dtype=np.int64)
+            heads = np.append(0, ends[np.cumsum(own)[:-1] - 1])  # where each pack begins
+            entries["offset"] = ends - entries["length"] - np.repeat(heads, own)
+            yield packs[start:end], entries
+            at, start = at + len(entries), end
 
 
 def _batch(
-    packs: Packs, entries: Entries, reader: Reader, split: SplitFiles, schema: pa.Schema
+    packs: Rows, entries: Rows, reader: Reader, split: SplitFiles, schema: pa.Schema
 ) -> pa.RecordBatch:
     """Rows of the shard."""
     lengths = entries["length"].astype(np.int32)
@@ -295,17 +296,11 @@ def _batch(
     columns: list[pa.Array] = [
         _lists(ids, packs["tokens"]),
         _lists(labels, packs["tokens"]),
-        _lists(lengths, _counts(packs, entries)),
+        _lists(lengths, np.bincount(entries["pack"] - entries["pack"][0])),
     ]
     if split.groups is not None:
         columns.append(pa.array([split.groups[k] for k in packs["group"].tolist()], pa.string()))
     return pa.record_batch(columns, schema=schema)
-
-
-def _counts(packs: Packs, entries: Entries) -> npt.NDArray[np.int64]:
-    """Sequences in each of the packs that the entries are of."""
-    stops = packs["stop"].astype(np.int64)
-    return np.diff(stops, prepend=stops[-1] - len(entries))
 
 
 def _lists(values: Int32, lengths: npt.NDArray[np.integer]) -> pa.Array:
@@ -313,28 +308,15 @@ def _lists(values: Int32, lengths: npt.NDArray[np.integer]) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
 
 
-def _places(first: int, packs: Packs, entries: Entries) -> tuple[Int32, Int32]:
-    """The pack of each entry, counted from `first` on, and where in the pack it begins."""
-    counts = _counts(packs, entries)
-    pack = np.repeat(np.arange(first, first + len(packs), dtype=np.int32), counts)
-    length = entries["length"].astype(np.int64)
-    begin = np.cumsum(length) - length
-    heads = np.repeat(begin[np.cumsum(counts) - counts], counts)
-    return pack, (begin - heads).astype(np.int32)
-
-
-def _index_table(
-    waiting: Sequence[tuple[Int32, Int32, Entries]], split: SplitFiles, reader: Reader
-) -> pa.Table:
+def _index_table(waiting: Sequence[Rows], split: SplitFiles, reader: Reader) -> pa.Table:
     """Rows of the index, one a sequence, in the order of the shard."""
-    packs, offsets, entries = (np.concatenate(column) for column in zip(*waiting, strict=True))
+    entries = np.concatenate(waiting)
     places = zip(*(entries[n].tolist() for n in ("part", "text", "text_size")), strict=True)
     texts = [reader.text(*place) for place in places]
     names = [name for name, _, _ in split.sources]
+    plain = ("pack", "offset", "length", "trained", "turn", "epoch")
     columns: dict[str, Any] = {
-        "pack": packs,
-        "offset": offsets,
-        **{name: entries[name] for name in ("length", "trained", "turn", "epoch")},
+        **{name: entries[name] for name in plain},
         "source": [names[k] for k in entries["source"].tolist()],
         "reasoning": ["on" if reasons else "off" for reasons in entries["reasons"].tolist()],
         "truncated_budget": pa.array(entries["budget"], mask=entries["budget"] < 0),
@@ -356,12 +338,7 @@ def join_files(target: Path, parts: Sequence[Path], more: Iterable[str] = ()) ->
     """Concatenate files of lines, and then some more lines; returns how many."""
     lines = 0
     with target.open("wb") as whole:
-        for part in parts:
-            with part.open("rb") as file:
-                for line in file:
-                    whole.write(line)
-                    lines += 1
-        for line in more:
-            whole.write(line.encode())
-            lines += 1
+        for text in chain(map(Path.read_bytes, parts), (line.encode() for line in more)):
+            whole.write(text)
+            lines += text.count(b"\n")
     return lines

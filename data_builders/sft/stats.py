@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from data_builders.keyed import unit
 from data_builders.rows.read import RowCounts
-from data_builders.sft.mixture import Amount, SourcePlan
+from data_builders.sft.mixture import SourcePlan, lost_rows
 from data_builders.sft.plan import BuildPlan, GroupStats
 from data_builders.sft.prepare import LEFT_OUT, Prepared, PreparedSequence
 from data_builders.sft.prepared import PreparedSource
@@ -32,10 +31,10 @@ def counts_by_source(sources: Sequence[PreparedSource], plan: BuildPlan) -> dict
     """Per source: rows in = kept (in a shard) + dropped by reason, `not_sampled` included."""
     counts: dict[str, Counts] = {}
     for k, source in enumerate(sources):
-        taken = plan.mixture[k].distinct
-        dropped = dict(source.stats["dropped"])
-        dropped.update({reason: len(rows) for reason, rows in plan.dropped[k].items() if len(rows)})
-        counts[source.name] = Counts(source.stats["rows_in"], taken + plan.held_out[k], dropped)
+        late = {reason: len(rows) for reason, rows in plan.dropped[k].items() if len(rows)}
+        kept = plan.mixture[k].distinct + plan.held_out[k]
+        dropped = {**source.stats["dropped"], **late}
+        counts[source.name] = Counts(source.stats["rows_in"], kept, dropped)
     return counts
 
 
@@ -48,25 +47,21 @@ def check_left(counts: Mapping[str, Counts], plan: BuildPlan) -> None:
     if any(planned.total.trained for planned in plan.mixture):
         return
     total = total_counts(counts)
-    gone = [f"{count:,} {reason}" for reason, count in total.dropped.items()]
-    held_out, rows = sum(plan.held_out), sum(p.total.rows for p in plan.mixture)
-    gone += [f"{held_out:,} held out"] if held_out else []
-    gone += [f"{rows:,} without a token that is trained on"] if rows else []
-    where = f": {', '.join(gone)}" if gone else ""
-    raise DataError(f"nothing is left to train on, of {total.rows_in:,} rows{where}")
+    rows = sum(planned.total.rows for planned in plan.mixture)
+    gone = dict(total.dropped) | {"without a token that is trained on": rows}
+    raise DataError(
+        f"nothing is left to train on, of {total.rows_in:,} rows: "
+        f"{lost_rows(gone, sum(plan.held_out))}"
+    )
 
 
 def total_counts(counts: Mapping[str, Counts]) -> Counts:
     """The counts of all sources together."""
-    dropped: dict[str, int] = {}
+    dropped = Counter[str]()
     for own in counts.values():
-        for reason, count in own.dropped.items():
-            dropped[reason] = dropped.get(reason, 0) + count
-    return Counts(
-        sum(c.rows_in for c in counts.values()),
-        sum(c.kept for c in counts.values()),
-        {reason: dropped[reason] for reason in sorted(dropped)},
-    )
+        dropped.update(own.dropped)
+    rows_in, kept = sum(c.rows_in for c in counts.values()), sum(c.kept for c in counts.values())
+    return Counts(rows_in, kept, dict(sorted(dropped.items())))
 
 
 def data_stats(
@@ -79,10 +74,7 @@ def data_stats(
     groups = {label: group.stats for label, group in plan.evaluation.items()}
     splits = {"train": plan.train.stats.stats()}
     if groups:
-        everything = GroupStats(capacity)
-        for own in groups.values():
-            everything.join(own)
-        splits["eval"] = everything.stats()
+        splits["eval"] = GroupStats.joined(list(groups.values())).stats()
     budgets = Counter[int]()
     for source in sources:
         budgets.update(dict(source.stats["budgets"]))
@@ -92,7 +84,7 @@ def data_stats(
         "max_length": capacity,
         "splits": splits,
         "eval_groups": {label: own.stats() for label, own in groups.items()},
-        "sources": source_stats(sources, plan, counts),
+        "sources": _source_stats(sources, plan, counts),
         "control": {
             **control,
             "strip_rate": control["stripped"] / max(control["reasoned"], 1),
@@ -101,41 +93,12 @@ def data_stats(
         "histograms": {
             "length": plan.train.stats.lengths(),  # by powers of two
             "fill_percent": plan.train.stats.fills.tolist(),
-            "budgets": [[budget, budgets[budget]] for budget in sorted(budgets)],
+            "budgets": sorted(budgets.items()),
         },
     }
 
 
-def source_stats(
-    sources: Sequence[PreparedSource], plan: BuildPlan, counts: Mapping[str, Counts]
-) -> dict[str, Any]:
-    """Per source: counts, requested and realised amounts, reasoning control, licenses, dialects."""
-    totals = {unit: sum(p.total.amount(unit) for p in plan.mixture) for unit in UNITS}
-    stats: dict[str, Any] = {}
-    for k, (source, planned) in enumerate(zip(sources, plan.mixture, strict=True)):
-        own, total, available = counts[source.name], planned.total, planned.available.total
-        amounts = {unit: total.amount(unit) for unit in UNITS}
-        stats[source.name] = {
-            "in": own.rows_in,
-            "kept": own.kept,
-            "dropped": dict(own.dropped),
-            "held_out": plan.held_out[k],
-            "requested": planned.requested and _request(planned, planned.requested),
-            "available": {unit: available.amount(unit) for unit in UNITS},
-            "realised": {
-                "rows": total.rows,
-                "distinct_rows": planned.distinct,
-                "tokens": total.tokens,
-                "trained": total.trained,
-                "epochs": total.rows / max(available.rows, 1),
-            },
-            "shares": {unit: amounts[unit] / max(totals[unit], 1) for unit in UNITS},
-            "max_epochs": planned.cap,
-            **{key: source.stats[key] for key in _PREPARED},
-        }
-    return stats
-
-
+# what became of a source's rows in preparation, as `merged` has it
 _PREPARED = (
     "licenses",
     "dialects",
@@ -150,8 +113,39 @@ _PREPARED = (
 )
 
 
-def _request(plan: SourcePlan, requested: Amount) -> dict[str, Any]:
-    realised = plan.total.amount(requested.unit)
+def _source_stats(
+    sources: Sequence[PreparedSource], plan: BuildPlan, counts: Mapping[str, Counts]
+) -> dict[str, Any]:
+    """Per source: counts, requested and realised amounts, reasoning control, licenses, dialects."""
+    totals = {unit: sum(getattr(p.total, unit) for p in plan.mixture) for unit in UNITS}
+    stats: dict[str, Any] = {}
+    for k, (source, planned) in enumerate(zip(sources, plan.mixture, strict=True)):
+        own, total, available = counts[source.name], planned.total, planned.available.total
+        stats[source.name] = {
+            "in": own.rows_in,
+            "kept": own.kept,
+            "dropped": dict(own.dropped),
+            "held_out": plan.held_out[k],
+            "requested": _request(planned),
+            "available": {unit: getattr(available, unit) for unit in UNITS},
+            "realised": {
+                "rows": total.rows,
+                "distinct_rows": planned.distinct,
+                "tokens": total.tokens,
+                "trained": total.trained,
+                "epochs": total.rows / max(available.rows, 1),
+            },
+            "shares": {unit: getattr(total, unit) / max(totals[unit], 1) for unit in UNITS},
+            "max_epochs": planned.cap,
+            **{key: source.stats[key] for key in _PREPARED},
+        }
+    return stats
+
+
+def _request(plan: SourcePlan) -> dict[str, Any] | None:
+    if (requested := plan.requested) is None:
+        return None
+    realised = getattr(plan.total, requested.unit)
     return {
         "unit": requested.unit,
         "amount": requested.value,
@@ -159,6 +153,13 @@ def _request(plan: SourcePlan, requested: Amount) -> dict[str, Any]:
         "realised": realised,
         "difference": realised / requested.value - 1 if requested.value else 0.0,
     }
+
+
+_ADVICE = {
+    "nothing_trained": "Look at write_dropped: true; are these conversations without answers?",
+    "overlong": "Raise packing.max_length, or set packing.overlong to truncate.",
+    "render_error": "Look at write_dropped: true; does this template fit this source?",
+}
 
 
 def losses_exceeded(name: str, stats: Mapping[str, Any], limits: LimitsConfig) -> list[str]:
@@ -183,13 +184,6 @@ def losses_exceeded(name: str, stats: Mapping[str, Any], limits: LimitsConfig) -
     return problems
 
 
-_ADVICE = {
-    "nothing_trained": "Look at write_dropped: true; are these conversations without answers?",
-    "overlong": "Raise packing.max_length, or set packing.overlong to truncate.",
-    "render_error": "Look at write_dropped: true; does this template fit this source?",
-}
-
-
 def left_out_exceeded(
     name: str, stats: Mapping[str, Any], limits: LimitsConfig, *, split_helps: bool = True
 ) -> str | None:
@@ -203,14 +197,16 @@ def left_out_exceeded(
     share = sum(n for reason, n in by_reason if reason.startswith(LEFT_OUT)) / max(rows, 1)
     if share <= limits.left_out:
         return None
-    ways = ["Choose another tokenizer.chat_template"]
+    ways = [
+        "Choose another tokenizer.chat_template",
+        "drop these rows with limits.left_out: 1",
+        f"keep them without it: tokenizer.allow_left_out: [{', '.join(dict(kinds))}]",
+    ]
     if split_helps:
-        ways.append(
+        ways[1:1] = [
             "set tokenizer.split_steps: true, which helps where a text, a trace or one of "
             "several calls is lost because more follows it"
-        )
-    ways.append("drop these rows with limits.left_out: 1")
-    ways.append(f"keep them without it: tokenizer.allow_left_out: [{', '.join(dict(kinds))}]")
+        ]
     if "reasoning" in stats["left_out"]:
         ways.append("train answers alone, without traces: reasoning: {strip: 1.0}")
     return (
@@ -234,7 +230,10 @@ def few_kept(stats: Mapping[str, Mapping[str, Any]]) -> list[str]:
 # -- what became of the rows of a part, and of all parts of a source
 
 
-@dataclass
+_SUMS = ("rows_in", "trimmed_rows", "sequences", "sequences_clipped")
+_COUNTS = ("dropped", "dialects", "licenses", "sequences_lost", "left_out", "templates", "control")
+
+
 class PartCounts:
     """What became of the rows of one part, growing while it is read.
 
@@ -242,65 +241,53 @@ class PartCounts:
     the smallest: how rows are cut into parts changes nothing.
     """
 
-    keep_samples: int
-    seed: int
-    rows: RowCounts = field(default_factory=RowCounts)
-    dropped: Counter[str] = field(default_factory=Counter[str])
-    lost: Counter[str] = field(default_factory=Counter[str])
-    left_out: Counter[str] = field(default_factory=Counter[str])
-    licenses: Counter[str] = field(default_factory=Counter[str])
-    templates: Counter[str] = field(default_factory=Counter[str])
-    control: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(CONTROL, 0)))
-    budgets: Counter[int] = field(default_factory=Counter[int])
-    sequences: int = 0
-    clipped: int = 0
-    samples: list[tuple[float, dict[str, Any]]] = field(default_factory=list)
+    def __init__(self, keep_samples: int, seed: int) -> None:
+        self._keep_samples, self._seed = keep_samples, seed
+        self.rows = RowCounts()
+        self.samples: list[tuple[float, dict[str, Any]]] = []
+        self._counts = {name: Counter[str]() for name in _COUNTS}
+        self._counts["control"].update(dict.fromkeys(CONTROL, 0))
+        self._budgets = Counter[int]()
+        self._sequences = self._clipped = 0
 
-    def add(self, prepared: Prepared) -> None:
+    def add(self, record: Prepared) -> None:
         """Count one record."""
-        record = prepared.controlled
-        if prepared.drop is not None:
-            self.dropped[prepared.drop.reason] += 1
+        counts, control = self._counts, self._counts["control"]
+        if record.drop is not None:
+            counts["dropped"][record.drop.reason] += 1
         else:
-            self.licenses[record.example.license] += 1
-            if prepared.template:
-                self.templates[prepared.template] += 1
-        self.control["reasoned"] += record.reasoned
-        self.control["stripped"] += record.stripped
-        self.control["traces"] += record.traces
-        self.control["truncated"] += len(record.cuts)
-        self.control["too_short"] += record.too_short
-        for cut in record.cuts:
-            self.budgets[cut.budget] += 1
-        for reason in prepared.lost:
-            self.lost[reason] += 1
-        for kind in prepared.left_out:
-            self.left_out[kind] += 1
-        self.sequences += len(prepared.sequences)
-        self.clipped += prepared.clipped
-        for sequence in prepared.sequences[:1]:
-            place = unit(self.seed, "sample", record.example.id)
-            if len(self.samples) < self.keep_samples or place < self.samples[-1][0]:
+            counts["licenses"][record.example.license] += 1
+            if record.template:
+                counts["templates"][record.template] += 1
+        control["reasoned"] += record.stripped or record.traces > 0
+        control["stripped"] += record.stripped
+        control["traces"] += record.traces
+        control["truncated"] += len(record.cuts)
+        control["too_short"] += record.too_short
+        self._budgets.update(cut.budget for cut in record.cuts)
+        counts["sequences_lost"].update(record.lost)
+        counts["left_out"].update(record.left_out)
+        self._sequences += len(record.sequences)
+        self._clipped += record.clipped
+        for sequence in record.sequences[:1]:
+            place = unit(self._seed, "sample", record.example.id)
+            if len(self.samples) < self._keep_samples or place < self.samples[-1][0]:
                 self.samples.append((place, _sample(record.example, sequence)))
                 self.samples.sort(key=lambda item: item[0])
-                del self.samples[self.keep_samples :]
+                del self.samples[self._keep_samples :]
 
     def stats(self) -> dict[str, Any]:
         """The finished counts of a part, JSON-able."""
         return {
+            **self._counts,
             "rows_in": self.rows.rows_in,
-            "dropped": dict(self.rows.dropped + self.dropped),
+            "dropped": self.rows.dropped + self._counts["dropped"],
             "trimmed_rows": self.rows.trimmed_rows,
-            "dialects": dict(self.rows.dialects),
+            "dialects": self.rows.dialects,
             "unread": [[name, *seen] for name, seen in self.rows.unread.items()],
-            "licenses": dict(self.licenses),
-            "sequences": self.sequences,
-            "sequences_lost": dict(self.lost),
-            "sequences_clipped": self.clipped,
-            "left_out": dict(self.left_out),
-            "templates": dict(self.templates),
-            "control": dict(self.control),
-            "budgets": [[budget, n] for budget, n in self.budgets.items()],
+            "sequences": self._sequences,
+            "sequences_clipped": self._clipped,
+            "budgets": list(self._budgets.items()),
             "samples": [place for place, _ in self.samples],
         }
 
@@ -318,10 +305,6 @@ def _sample(example: Example, sequence: PreparedSequence) -> dict[str, Any]:
     }
 
 
-_SUMS = ("rows_in", "trimmed_rows", "sequences", "sequences_clipped")
-_COUNTS = ("dropped", "dialects", "licenses", "sequences_lost", "left_out", "templates", "control")
-
-
 def merged(parts: Iterable[Mapping[str, Any]], *, samples: int) -> dict[str, Any]:
     """The counts of a source from those of its parts, in order.
 
@@ -330,9 +313,7 @@ def merged(parts: Iterable[Mapping[str, Any]], *, samples: int) -> dict[str, Any
     """
     sums = Counter[str](dict.fromkeys(_SUMS, 0))
     counts = {name: Counter[str]() for name in _COUNTS}
-    counts["control"].update(dict.fromkeys(CONTROL, 0))
-    budgets = Counter[int]()
-    rows = RowCounts()
+    budgets, rows = Counter[int](), RowCounts()
     chosen: list[tuple[float, int, int]] = []
     for number, part in enumerate(parts):
         sums.update({name: part[name] for name in _SUMS})
@@ -341,12 +322,12 @@ def merged(parts: Iterable[Mapping[str, Any]], *, samples: int) -> dict[str, Any
         budgets.update(dict(part["budgets"]))
         rows.add_unread(part["unread"])
         chosen += [(place, number, k) for k, place in enumerate(part["samples"])]
-        chosen = sorted(chosen)[:samples]
+    control = dict.fromkeys(CONTROL, 0) | counts["control"]
     return {
         **sums,
         **{name: {key: own[key] for key in sorted(own)} for name, own in counts.items()},
-        "control": dict(counts["control"]),
+        "control": control,
         "unread": [[name, *seen] for name, seen in rows.unread.items()],
-        "budgets": [[budget, n] for budget, n in sorted(budgets.items())],
-        "samples": [(number, k) for _, number, k in chosen],
+        "budgets": sorted(budgets.items()),
+        "samples": [(number, k) for _, number, k in sorted(chosen)[:samples]],
     }

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from posttrain.config.supervision import SupervisionLimits
+from posttrain.config.audit import SupervisionLimits
 
 REPEATED = "repeated"
 

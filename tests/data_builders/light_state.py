@@ -33,4 +33,4 @@ class Characters:
 
 def light_state(recipe: BuildSftConfig) -> WorkerState:
     """Made in no time, as often as somebody wants."""
-    return WorkerState(recipe, Characters)
+    return WorkerState(recipe, lambda: (Characters(), None))

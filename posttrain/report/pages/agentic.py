@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from posttrain.evaluation.grade import Record
+from posttrain.evaluation.run import Record
 from posttrain.report import section as ui
 
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from posttrain.chat.detect import FoundCall, searched
 from posttrain.errors import DataError
-from posttrain.evaluation.grade import record_from_row
+from posttrain.evaluation.run import record_from_row
 from posttrain.report import section as ui
 from posttrain.report.lineage import Node, listed_text, samples_to_read
 from posttrain.report.pages import agentic
 from posttrain.rollouts import Step
 
 if TYPE_CHECKING:
-    from posttrain.evaluation.gate import GateRow
+    from posttrain.evaluation.compare import GateRow
 
 METRICS, COSTS = "metrics.json", "costs.json"
 _NVIDIA = (

@@ -291,6 +291,7 @@ def _places(row: ui.Row) -> dict[str, float]:
 
 # method → how its sections are named, its means before and after, the charts beside them
 _HEADS: dict[str, tuple[str, Mapping[str, str], Sequence[Curve]]] = {
+    "grpo": ("GRPO", _RLHF_MEANS, _REWARD_CURVES),
     "rlhf": ("RLHF", _RLHF_MEANS, _REWARD_CURVES),
     "rlvr": ("RLVR", rlvr.RUN_MEANS, rlvr.CURVES),
     "genrm": ("GenRM", _JUDGE_MEANS, ()),

@@ -18,7 +18,6 @@ import pytest
 
 from data_builders.rows.raw import Dropped
 from data_builders.rows.read import RowCounts, read_examples
-from data_builders.sft.part import preparer_of
 from data_builders.sft.prepare import Preparer, prepare
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.source import SourceConfig
@@ -138,7 +137,7 @@ def _outcome(
         assert not prepared.sequences
         return prepared.drop.reason, prepared.drop.detail
     for sequence in prepared.sequences:
-        assert 0 < sequence.tokens.trained <= len(sequence.tokens.ids) <= preparer.capacity
+        assert 0 < sequence.tokens.trained <= len(sequence.tokens.ids) <= CAPACITY
     return "kept", ""
 
 
@@ -178,7 +177,7 @@ def preparer_for(folder: Path) -> Preparer:
     """What renders and tokenises, with reasoning control switched well up."""
     recipe = BuildSftConfig.model_validate(_recipe(folder, []))
     renderer = load_data_renderer(recipe.tokenizer)
-    return preparer_of(recipe, recipe.sources[0], renderer)
+    return Preparer(recipe, recipe.sources[0], renderer)
 
 
 def _recipe(folder: Path, dialects: list[str]) -> dict[str, Any]:

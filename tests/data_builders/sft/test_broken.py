@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import yaml
 
 from data_builders.sft.preflight import check_probe, probe_source
-from data_builders.sft.prepare import ControlPlan, Preparer
+from data_builders.sft.prepare import Preparer
 from posttrain.chat import nemotron_3_nano_template
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.load import load_recipe
 from posttrain.errors import ConfigError, DataError
+from posttrain.tokens.supervision import NO_MARKS
 from tests.data_builders.small_build import (
     build,
     index,
@@ -135,17 +138,17 @@ def test_a_prompt_tokenised_otherwise_in_pieces_is_refused(tmp_path):
     def with_a_start_token(texts):
         return [np.array([0, *map(ord, text)], np.int32) for text in texts]
 
-    preparer = Preparer(
+    renderer: Any = SimpleNamespace(
         template=nemotron_3_nano_template(),
         encode=with_a_start_token,
         offsets=lambda text: [(i, i + 1) for i in range(len(text))],
-        control=ControlPlan(0.0, 0.0, recipe.reasoning.budgets, recipe.seed),
-        mask_close=False,
-        capacity=4096,
-        clip_overlong=False,
+        marks=NO_MARKS,
+        special_texts={},
+        special=SimpleNamespace(stop_ids=[ord("\n")]),
+        encoder=SimpleNamespace(decode=str),
     )
-    probe = probe_source(recipe, recipe.sources[0], preparer, Path())
-    _, problems = check_probe(probe, recipe, preparer, decode=str, stop_ids=[ord("\n")])
+    preparer = Preparer(recipe, recipe.sources[0], renderer)
+    _, problems = check_probe(probe_source(preparer, Path()), preparer)
     assert any("encodes a prompt in pieces otherwise than as one" in line for line in problems)
 
 

@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 
 from data_builders.keyed import key64
-from data_builders.sft.mixture import Available, Total, epochs_question, plan_mixture
+from data_builders.sft.mixture import (
+    Available,
+    Total,
+    epochs_question,
+    plan_mixture,
+    total_of,
+)
 from data_builders.sft.prepared import RECORD
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.load import validate
@@ -35,7 +41,7 @@ def records(name: str, rows: int, *, tokens: int = 10) -> np.ndarray:
 
 def available(name: str, rows: int | np.ndarray, *, tokens: int = 10) -> Available:
     found = records(name, rows, tokens=tokens) if isinstance(rows, int) else rows
-    return Available.of(name, lambda: found)
+    return Available(name, lambda: found, total_of(found))
 
 
 def test_shares_are_met_by_repeating_the_small_and_sampling_the_large():

@@ -1,0 +1,198 @@
+"""Dialects whose rows hold texts, or messages, in columns of their own.
+
+alpaca              {"instruction": "Translate.", "input": "chat", "output": "cat",
+                     "history": [["Hi", "Hello"]]}
+prompt_completion   {"prompt": "2+2?", "completion": "4"}                                   texts
+                    {"prompt": [{"role": "user", …}], "completion": [{"role": "assistant", …}]}
+chosen_rejected     {"prompt": "…", "chosen": "good", "rejected": "bad"}    texts or messages
+                    {"chosen": [{"role": "user", …}, {"role": "assistant", …}], "rejected": […]}
+                    {"conversations": […], "chosen": {"from": "gpt", "value": "…"}, "rejected": {…}}
+                    {"chosen": "\\n\\nHuman: …\\n\\nAssistant: …", "rejected": "…"}
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from data_builders.dialects.content import read_text
+from data_builders.dialects.messages import (
+    as_messages,
+    assistant_text,
+    conversation,
+    find_list,
+    read_messages,
+    reasoning_of,
+    role_of,
+)
+from data_builders.dialects.reading import (
+    Conversation,
+    Reading,
+    Row,
+    RowProblem,
+    given_keys,
+    not_a,
+)
+from posttrain.records import Message
+
+OUTPUT_KEYS = ("output", "response")
+COMPLETION_KEYS = ("completion", "response")
+REQUEST_KEYS = ("instruction", "input", "context")
+Side = Literal["chosen", "rejected"]
+# what a column beside an answer says when it switches a model's reasoning
+_SWITCHES = frozenset(
+    {"on", "off", "true", "false", "yes", "no", "none", "low", "medium", "high", "auto"}
+)
+_TRANSCRIPT = re.compile(r"\n\n(Human|Assistant):[ ]?")
+# columns that say a part of the prompt in rows of other dialects
+_PARTS_OF_PROMPT = (*REQUEST_KEYS, "query", "question")
+_ASKS = (*REQUEST_KEYS, "prompt", "question", "history")
+
+
+def alpaca(row: Row, reading: Reading) -> Conversation:
+    """`instruction` and, after an empty line, `input` (or Dolly's `context`) → `output`."""
+    outputs = given_keys(row, OUTPUT_KEYS)
+    if "instruction" not in row or len(outputs) != 1:
+        raise not_a("alpaca", row, "it needs instruction and one of output and response")
+    text = read_text(row[outputs[0]], outputs[0])
+    answer = assistant_text(text, reading, reasoning=_row_reasoning(row, reading))
+    turns = (*_history(row, reading), Message("user", request(row)), answer)
+    read = {*REQUEST_KEYS, *reading.columns_of_reasoning, outputs[0], "history"}
+    return conversation(row, turns, reading, read=read)
+
+
+def prompt_completion(row: Row, reading: Reading) -> Conversation:
+    """`prompt` → `completion` (or `response`)."""
+    completions = given_keys(row, COMPLETION_KEYS)
+    if "prompt" not in row or len(completions) != 1:
+        raise not_a("prompt_completion", row, "it needs prompt and one of completion and response")
+    key = completions[0]
+    turns = (
+        *_history(row, reading),
+        *read_prompt(row["prompt"], reading, "prompt"),
+        *read_answer(row[key], reading, key, reasoning=_row_reasoning(row, reading)),
+    )
+    read = {"prompt", key, "history", *reading.columns_of_reasoning}
+    return conversation(row, turns, reading, read=read, parts_of_prompt=_PARTS_OF_PROMPT)
+
+
+def read_side(row: Row, side: Side, reading: Reading) -> Conversation:
+    """The whole conversation that ends on one side of a preference."""
+    if "chosen" not in row or "rejected" not in row:
+        raise not_a("chosen_rejected", row, "it needs chosen and rejected")
+    where, listed = find_list(row) or ("", [])
+    prompt: tuple[Message, ...] | None = None  # where the sides hold it
+    if listed:
+        prompt = read_messages(listed, reading, where, prompt=True)
+        read: tuple[str, ...] = (where,)
+    elif asks := [key for key in ("prompt", "question") if row.get(key) is not None]:
+        prompt = (*_history(row, reading), *read_prompt(row[asks[0]], reading, asks[0]))
+        read = (asks[0], "history")
+    elif row.get("instruction") is not None:
+        prompt = (*_history(row, reading), Message("user", request(row)))
+        read = (*REQUEST_KEYS, "history")
+    else:
+        read = ()
+    if (value := row[side]) is None:
+        raise RowProblem("empty_answer", side, "there is none")
+    if prompt is None and isinstance(value, str):
+        turns = _transcript(value, reading, side)
+    else:
+        turns = _join(prompt or (), read_answer(value, reading, side))
+    if reading.trains and not turns[-1].trained:
+        raise RowProblem("untrained_turn", side, "a loss mask takes its answer out of the loss")
+    read = ("chosen", "rejected", *read)
+    return conversation(
+        row, turns, reading, read=read, parts_of_prompt=_ASKS, listed=listed, where=where
+    )
+
+
+def _join(prompt: tuple[Message, ...], answer: tuple[Message, ...]) -> tuple[Message, ...]:
+    """A side that starts with anything but the assistant is the whole conversation already."""
+    if answer[0].role == "assistant":
+        return (*prompt, *answer)
+    if prompt and prompt[0].role == "system" and answer[0].role != "system":
+        return (prompt[0], *answer)
+    return answer
+
+
+def request(row: Row) -> str:
+    """The user's turn of an Alpaca row."""
+    instruction, given, context = (read_text(row.get(key), key) for key in REQUEST_KEYS)
+    if given.strip() and context.strip():
+        raise RowProblem("malformed_message", "context", "beside an input: one of them is lost")
+    parts = (instruction, given if given.strip() else context)
+    return "\n\n".join(part for part in parts if part.strip())
+
+
+def _row_reasoning(row: Row, reading: Reading) -> str | None:
+    """A trace in a column of its own: the recipe's, or one of the usual names."""
+    return reasoning_of(row, None, reading.columns_of_reasoning, "the row", switches=_SWITCHES)
+
+
+def _history(row: Row, reading: Reading) -> list[Message]:
+    """Earlier exchanges, each a pair of texts."""
+    value = row.get("history")
+    turns: list[Message] = []
+    if value is not None and not isinstance(value, list):
+        raise RowProblem("malformed_message", "history", f"not a list: {value!r:.80}")
+    for index, pair in enumerate(value or []):
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise RowProblem("malformed_message", f"history[{index}]", "not a pair of texts")
+        instruction, answer = (read_text(text, f"history[{index}]") for text in pair)
+        turns += [Message("user", instruction), assistant_text(answer, reading)]
+    return turns
+
+
+def read_prompt(value: Any, reading: Reading, where: str) -> tuple[Message, ...]:
+    """The turns before the answer, from a text, one message or a list of messages."""
+    if (turns := _turns(value, reading, where, prompt=True)) is not None:
+        return turns
+    text = read_text(value, where)
+    if value is None:
+        raise RowProblem("malformed_message", where, "there is no prompt")
+    if text.startswith("\n\nHuman:"):
+        turns = _transcript(text, reading, where)
+        return turns if turns[-1].content else turns[:-1]  # it ends on "Assistant:"
+    return (Message("user", text),)
+
+
+def _transcript(text: str, reading: Reading, where: str) -> tuple[Message, ...]:
+    """Turns of a `\\n\\nHuman: … \\n\\nAssistant: …` transcript."""
+    head, *parts = _TRANSCRIPT.split(text)
+    if head.strip() or not parts:
+        raise RowProblem("unrecognised", where, "a text without a prompt, and no transcript")
+    return tuple(
+        Message("user", turn) if who == "Human" else assistant_text(turn, reading)
+        for who, turn in zip(parts[::2], parts[1::2], strict=True)
+    )
+
+
+def read_answer(
+    value: Any, reading: Reading, where: str, *, reasoning: str | None = None
+) -> tuple[Message, ...]:
+    """The answer's turns, from a text, one message or a list of messages."""
+    turns = _turns(value, reading, where)
+    if turns is None:
+        return (assistant_text(read_text(value, where), reading, reasoning=reasoning),)
+    if reasoning is not None:
+        raise RowProblem("conflicting_reasoning", where, "messages beside a reasoning field")
+    return turns
+
+
+def _turns(
+    value: Any, reading: Reading, where: str, *, prompt: bool = False
+) -> tuple[Message, ...] | None:
+    """One message or a list of them; `None` if `value` is neither.
+
+    An answer's text stays a text; a prompt may be the JSON text of a list of messages.
+    """
+    if isinstance(value, Mapping) and not all(isinstance(v, list) for v in value.values()):
+        value = [value]
+    is_text = isinstance(value, str)
+    if (is_text and not prompt) or (listed := as_messages(value)) is None:
+        return None
+    if is_text and not all(role_of(item, reading) for item in listed):
+        return None
+    return read_messages(listed, reading, where, prompt=prompt)
