@@ -70,12 +70,7 @@ def _prompt(
         gold=gold_text(pair.gold),
         source=source,
         metadata=json_text(
-            {
-                "pair": task,
-                "question": pair.question,
-                "swapped": order == SWAPPED,
-                "source": source,
-            }
+            {"pair": task, "question": pair.question, "swapped": order == SWAPPED, "source": source}
         ),
     )
 
@@ -97,8 +92,8 @@ def messages_of(pair: PreferencePair, recipe: BuildGenRmConfig) -> tuple[Message
 def check_gold(gold: Gold) -> None:
     """A gold that its own reader refuses would punish every answer. Raises RowProblem."""
     # of a gold without scores the ranking alone is compared
-    scores = [1 if score is None else score for score in (gold.score_1, gold.score_2)]
-    found = parse_verdict(verdict_text(Verdict(*scores, gold.ranking)))
+    first, second = (1 if score is None else score for score in (gold.score_1, gold.score_2))
+    found = parse_verdict(verdict_text(Verdict(first, second, gold.ranking)))
     if found is None or training_reward(found, gold) != 0:
         raise RowProblem("gold_refused", "the gold verdict", gold_text(gold))
 
