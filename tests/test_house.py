@@ -164,6 +164,7 @@ def test_help_and_mistakes_load_nothing_heavy(tmp_path: Path):
         **{name: [["prompts.0.grader=maths"]] for name in ("sample", "eval", "rlhf")},
         "profile_prompts": [["prompts.0.grader=maths"], sources],
         "rlvr": [[f"pass_rates={missing}"]],
+        "sft": [["trainer.learning_rat=1"]],
     }
     commands: list[list[str]] = []
     for path in sorted((ROOT / "scripts").glob("*.py")):
