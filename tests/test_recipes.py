@@ -165,33 +165,6 @@ def test_a_make_that_is_terminated_ends_the_stage_that_runs(tmp_path: Path):
     os.close(reader)
 
 
-def test_the_three_families_of_recipes_are_there():
-    names = {(path.parent.name, path.name) for path in RECIPES}
-    assert {
-        (family, stage)
-        for family in ("tiny", "nemotron-3-nano", "one-gpu")
-        for stage in ("build_sft.yaml", "sft.yaml", "sample.yaml", "build_dpo.yaml", "dpo.yaml")
-    } <= names
-
-
-def test_a_repeated_default_is_found(tmp_path):
-    path = tmp_path / "build_sft.yaml"
-    path.write_text(
-        "out: x\n"
-        "tokenizer: {path: t, chat_template: own}\n"
-        "packing: {max_length: 64, overlong: drop}\n"
-        "reasoning: {strip: 0}\n"
-        "sources: [{name: a, path: a.jsonl, ending: trim}]\n"
-    )
-    model = load_recipe(path, BuildSftConfig)
-    assert repeated(read_recipe(path), model.model_dump(mode="json", exclude_defaults=True)) == [
-        "tokenizer.chat_template",
-        "packing.overlong",
-        "reasoning",
-        "sources.0.ending",
-    ]
-
-
 def test_the_papers_recipes_have_the_papers_numbers():
     def paper(stage: str) -> Any:
         return load_recipe(f"nemotron-3-nano/{stage}", SCHEMAS[stage])
