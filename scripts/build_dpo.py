@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> None:
     )
     from rich.console import Console
 
-    from data_builders.graders import all_graders
+    from data_builders.environments import all_graders
     from data_builders.pairs.build import (
         BuiltPairs,
         build_pairs,

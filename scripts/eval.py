@@ -77,7 +77,7 @@ def rescore_run(arguments: list[str], console: Console) -> None:
     if options.out is not None and not options.out.startswith("out="):
         raise ConfigError(f"rescore takes out=DIR, not {options.out!r}")
 
-    from data_builders.graders import all_graders
+    from data_builders.environments import all_graders
     from data_builders.prompts.evaluation import grade_by_name
     from posttrain.evaluation.grade import changed_grades
     from posttrain.evaluation.run import JOURNALS, LABELS, read_run

@@ -21,8 +21,7 @@ from typing import BinaryIO, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_builders.rows.arrow import open_directory, open_hub, open_parquet
-from data_builders.rows.files import open_whole
+from data_builders.rows.files import open_directory, open_hub, open_parquet, open_whole
 from data_builders.rows.json_files import layout_of, open_jsonl
 from data_builders.rows.raw import RawRows
 from posttrain.config.source import SourceConfig

@@ -90,7 +90,7 @@ def sample(recipe: Path, *overrides: str, sampler: Scripted | None = None) -> Sc
     with (
         patch("posttrain.sampling.sample.opened_sampler", opened),
         patch("data_builders.prompts.build.toolkits_for", lambda *_: {"adding": Adding()}),
-        patch("data_builders.graders.all_graders", dict),
+        patch("data_builders.environments.all_graders", dict),
     ):
         script("sample").main(["--config", str(recipe), *overrides])
     return sampler
@@ -120,7 +120,7 @@ def killed(recipe: str, out: str, batched: bool, kill_at: int) -> int:
 
 if __name__ == "__main__":
     # all kills from one process, which has imported everything and started no thread
-    import data_builders.graders
+    import data_builders.environments
     import data_builders.prompts  # noqa: F401
     import posttrain.report
     import posttrain.sampling.sample  # noqa: F401
