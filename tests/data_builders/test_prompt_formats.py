@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from data_builders.environments import Environments, toolkit_of
-from data_builders.graders import EnvironmentGrader
+from data_builders.environments import EnvironmentGrader, Environments, toolkit_of
 from data_builders.tiny_world.items import Place, heldout_row, make_item, training_row
 from posttrain.records import Message, ToolCall
 from posttrain.rollouts import Prompt, metadata_of

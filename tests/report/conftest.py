@@ -41,7 +41,7 @@ def built(tmp_path_factory) -> Path:
     (folder / "recipe.yaml").write_text(RECIPE)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        build(Path("recipe.yaml"))
+        build(Path("recipe.yaml"), report=True)
     return folder
 
 
