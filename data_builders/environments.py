@@ -1,12 +1,5 @@
-"""What runs a prompt's calls and what scores its completions, by the names that prompts carry.
-
-    environments = Environments()
-    environments.open(prompt)       → the tools and state of one completion, or None
-    environments.verifier(prompt)   → await verifier.verify(prompt, completion)
-    all_graders()["math"]           every grader a recipe can name
-
-A prompt whose grader is `environment` is verified by the RLVR environment that it names; any other
-by its grader.
+"""What runs a prompt's calls and what scores its completions, by the names that prompts carry. One
+whose grader is `environment` is verified by the RLVR environment that it names.
 """
 
 from __future__ import annotations

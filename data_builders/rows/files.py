@@ -1,13 +1,7 @@
 """Where rows come from: files, directories of `datasets.save_to_disk`, hub ids as a stream.
 
-open_rows(SourceConfig(name="chat", path="data/*.jsonl.gz"), Path(".")) → RawRow(…), RawRow(…), …
-
-Rows are read one by one (Arrow: one small batch at a time); memory does not grow with their number.
-
-Arrow gives every struct of a column the same members, so a row comes back with `null` for members
-that it never had; they are taken out of nested objects again. JSON text and `datasets.Json` columns
-keep theirs: there a `null` was written by somebody. What JSON has no word for becomes what it is:
-ISO text for a date, text for a decimal, NaN (a missing number, to most writers of Parquet) `null`.
+Arrow gives every struct of a column the same members: the `null`s that it adds are taken out of
+nested objects again. In JSON text and `datasets.Json` columns a `null` was written by somebody.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""What a build reads: every input file with its hash, the artifacts that some belong to, the parts.
-
-scan_inputs(recipe, Path("."))
-→ [Input("maths", "runs/world/train.jsonl", 1_234_567, "ab12…"), …], {"maths": [Part(…), …]}
-"""
+"""What a build reads: input files with their hashes, the artifacts that they lie in, the parts."""
 
 from __future__ import annotations
 
