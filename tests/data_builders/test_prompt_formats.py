@@ -111,12 +111,6 @@ def test_a_conversation_is_asked_at_its_last_user_turn(tmp_path: Path):
     assert "add" in (given.tools or "")
 
 
-def test_a_bare_prompt_is_asked_as_it_stands(tmp_path: Path):
-    row = {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]}
-    (prompt,) = build(tmp_path, [row], format="chat").prompts
-    assert [m.content for m in prompt.messages] == ["s", "u"]
-
-
 def test_a_question_without_words_is_not_asked(tmp_path: Path):
     answer = {"role": "assistant", "content": "a"}
     rows = [
