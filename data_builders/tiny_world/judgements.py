@@ -200,7 +200,6 @@ def write_judgements(run: Run, config: TinyJudgementsConfig) -> Manifest:
 
 
 def _pairs_of_files(config: TinyJudgementsConfig) -> dict[str, list[dict[str, Any]]]:
-    """The pairs of each file, repeats included."""
     parts: dict[str, list[dict[str, Any]]] = {"warm_up": [], "train": [], "heldout": []}
     for family, rows in config.families.items():
         pairs = _pairs(config, family, rows.difficulties, "train")

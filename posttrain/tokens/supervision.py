@@ -137,10 +137,7 @@ def supervision_flags(batch: Batch, marks: Marks) -> npt.NDArray[np.uint16]:
 
 
 def _ends(batch: Batch, marks: Marks) -> tuple[Mask, Mask]:
-    """Whether the answer trained last ends with a trained stop token; whether with a masked one.
-
-    A masked one is right behind what is trained, or before a tail that is trained though it is not.
-    """
+    """Whether the answer trained last ends with a trained stop token; whether with a masked one."""
     places = np.flatnonzero(batch.trained)
     nothing = np.zeros(len(batch), np.bool_)
     if not len(places) or not marks.stop:
@@ -264,7 +261,6 @@ def _places(batch: Batch, pattern: tuple[int, ...], known: Known) -> tuple[Place
 
 
 def _begins(ids: Ids, pattern: tuple[int, ...], known: Known) -> Places:
-    """Where a pattern begins, wherever sequences do."""
     if pattern not in known:
         if len(pattern) == 1:
             known[pattern] = np.flatnonzero(ids == pattern[0])
