@@ -42,9 +42,8 @@ def main(argv: list[str] | None = None) -> None:
             return pairs.build_pairs(
                 recipe,
                 all_graders(),
-                pairs.pair_encoder(renderer),
+                renderer,
                 out=folder,
-                work=folder / "work",
                 base_dir=Path(),
                 on_progress=lambda what, n: line.update(f"{what}: {n:,}"),
             )
