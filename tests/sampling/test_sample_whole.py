@@ -15,11 +15,12 @@ import torch
 import yaml
 
 from posttrain.errors import DataError
-from posttrain.models.load import TINY_ATTENTION, build_model
+from posttrain.models.load import build_model
 from posttrain.rollouts import completion_from_row, prompt_from_row
 from posttrain.runs import read_artifact
 from tests.data_builders.small_build import script, write_rows, write_tokenizer
 from tests.evaluation.small_world import make_world
+from tests.models.tiny import TINY_ATTENTION
 from tests.sampling.stub_server import Stub, Trouble, no_trouble
 
 FAMILIES = ("maths", "lookups", "steps")
