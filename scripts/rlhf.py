@@ -17,7 +17,7 @@ from posttrain.runs import read_artifact
 def main(argv: list[str] | None = None) -> None:
     recipe, options = parse_recipe(recipe_parser("Train a policy by RLHF."), RlhfConfig, argv)
 
-    from data_builders.prompts import PromptPlan, refuse_changes
+    from data_builders.prompts.build import PromptPlan, refuse_changes
 
     out = Path(recipe.out)
     # the names of graders and tools, and the files, before torch is loaded

@@ -30,8 +30,6 @@ from tests.training.rl.policy import (
 )
 from tests.training.tiny import END, log_rows
 
-pytestmark = pytest.mark.usefixtures("bare")
-
 Make = Callable[..., GroupTraining]
 PROMPTS = make_prompts(24)
 
