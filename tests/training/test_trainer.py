@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from posttrain.errors import ConfigError, DataError
-from posttrain.training.checkpoints import (
+from posttrain.training.trainer import (
     COMPLETE,
     Progress,
     latest_complete,
