@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from posttrain.errors import ConfigError, DataError
 from posttrain.tokens.tokenizer import special_tokens
+from posttrain.training import plan
 from posttrain.training.sft.data import check_data, load_split
 from posttrain.training.sft.stage import SftStage
 from tests.training.conftest import MakeRecipe
@@ -131,3 +132,14 @@ def test_shards_without_a_column_are_named(make_data):
         writer.write_table(table)
     with pytest.raises(DataError, match="no column 'labels'"):
         load_split(root, "train", pad_id=PAD)
+
+
+def test_a_plan_of_a_large_model_estimates_its_time_and_a_small_disk_is_refused(
+    recipe: MakeRecipe, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch
+):
+    monkeypatch.setattr(plan, "MEASURED_UP_TO", 0)
+    SftStage(recipe()).run(dry_run=True)
+    assert "TFLOP/s a device" in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(ConfigError, match="GiB are free"):
+        plan.check_disk(1 << 60, tmp_path / "out")
