@@ -33,7 +33,7 @@ def verify(environment: RLVREnvironment, *pairs: tuple[Prompt, Any]) -> list[Sco
 @pytest.mark.parametrize("name", sorted(set(ATTACKS) - {"code"}))
 def test_wrong_answers_fail_and_right_ones_pass(name: str):
     environment = ENVIRONMENTS[name]()
-    prompts = [environment.prompt(row) for row in rows(name, seed=5, count=3)]
+    prompts = [environment.prompt(row) for row in rows(name, seed=5, count=2)]
     attacks = list(attacks_on(environment, prompts, 0))
     scores = verify(environment, *((prompt, a.script) for prompt, a in attacks))
     wrong = [
@@ -95,12 +95,12 @@ def test_a_reference_to_the_network_is_not_followed():
 @pytest.mark.parametrize(
     "text",
     [
-        "a" * 150_000,
-        "- *[<< \n" * 20_000,
-        "A. a. " * 30_000,
-        "\n" * 150_000,
-        "```json\n" + " " * 150_000,
-        "." * 150_000 + "x",
+        "a" * 100_000,
+        "- *[<< \n" * 13_000,
+        "A. a. " * 17_000,
+        "\n" * 100_000,
+        "```json\n" + " " * 100_000,
+        "." * 100_000 + "x",
     ],
 )
 def test_every_constraint_reads_hostile_texts(text: str):
