@@ -18,6 +18,7 @@ from reward.environments import ENVIRONMENTS, base
 from reward.environments.base import RLVREnvironment, Script, admit, calls, replay, says
 from reward.graders.base import Attempt
 from reward.graders.workers import Workers
+from tests.reward.environments.scoring import verify
 
 TASK = {"environment": "math", "question": "2+2? Use \\boxed{}.", "gold": "4"}
 
@@ -136,8 +137,7 @@ def test_a_script_is_replayed_with_one_state_and_the_users_turns():
 def test_a_failed_verifier_is_unscored(answer: str, failure: str):
     environment = Counter()
     prompt = environment.prompt({"question": "count", "gold": 0})
-    completion = asyncio.run(replay(environment, prompt, says(answer)))
-    score = asyncio.run(environment.verify(prompt, completion))
+    [score] = verify(environment, prompt, answer)
     assert (score.value, score.failure) == (None, failure)
 
 

@@ -12,26 +12,17 @@ from typing import Any
 import pytest
 
 from posttrain.errors import DataError
-from posttrain.records import Message, Score
-from posttrain.rollouts import Prompt, metadata_of
+from posttrain.records import Message
+from posttrain.rollouts import metadata_of
 from posttrain.sampling.rollout import RolloutLimits, Task, roll_out
 from posttrain.sampling.sampler import Parameters, Request
 from reward.environments import ENVIRONMENTS
-from reward.environments.base import RLVREnvironment, Script, calls, replay, says
+from reward.environments.base import RLVREnvironment, calls, replay, says
 from reward.environments.long_context import copied_share
+from tests.reward.environments.scoring import verify
 from tests.sampling.scripted import END, Scripted
 
 FAMILIES = ("workplace", "scheduling", "long_context", "conversation")
-
-
-def verify(environment: RLVREnvironment, prompt: Prompt, *scripts: Script) -> list[Score]:
-    async def every() -> list[Score]:
-        return [
-            await environment.verify(prompt, await replay(environment, prompt, script))
-            for script in scripts
-        ]
-
-    return asyncio.run(every())
 
 
 def tasks(name: str, count: int, seed: int = 7) -> tuple[RLVREnvironment, list[dict[str, Any]]]:
@@ -46,9 +37,8 @@ def test_gold_passes_and_wrong_completions_get_nothing(name: str):
     assert rows != tasks(name, 4, seed=8)[1]
     for row in rows:
         prompt = environment.prompt(row)
-        gold, *others = verify(
-            environment, prompt, environment.gold(prompt), says(""), *environment.wrong(prompt)
-        )
+        script = environment.gold(prompt) or ()
+        gold, *others = verify(environment, prompt, script, "", *environment.wrong(prompt))
         assert gold.value == 1, gold
         assert [score.value for score in others] == [0] * len(others)
         assert len(others) > 6
@@ -208,8 +198,8 @@ def test_copying_the_prompt_costs_and_an_own_line_counts_whatever_its_marks():
         environment,
         prompt,
         (thought,),
-        says(f"I went through them.\n\n**Answer:** {row['gold']}."),
-        says(f"Final answer: `{row['gold']}`"),
+        f"I went through them.\n\n**Answer:** {row['gold']}.",
+        f"Final answer: `{row['gold']}`",
     )
     assert [score.value for score in right] == [1, 1]
     assert 0 <= (copied.value or 0) < 0.05
@@ -217,8 +207,8 @@ def test_copying_the_prompt_costs_and_an_own_line_counts_whatever_its_marks():
     names = environment.prompt(
         {"question": "Which? Answer: [a, b]", "gold": '["n1", "n2"]', "metadata": {}}
     )
-    scores = verify(environment, names, *map(says, ("Answer: [n2, n1]", "Answer: [n2]",
-                    "Answer: [n1, n2, n3]", "Answer: n1, n2")))  # fmt: skip
+    texts = ("Answer: [n2, n1]", "Answer: [n2]", "Answer: [n1, n2, n3]", "Answer: n1, n2")
+    scores = verify(environment, names, *texts)
     assert [score.value for score in scores] == [1, 0, 0, 0]
 
 
