@@ -17,8 +17,9 @@ from posttrain.records import Score
 from posttrain.rollouts import Completion, Prompt
 from reward.environments import ENVIRONMENTS
 from reward.environments.agentic import base, workspace
-from reward.environments.agentic.base import Call, Family, read, script, sh, write
+from reward.environments.agentic.base import Family, script
 from reward.environments.agentic.policies import ENVIRONMENT_OF, policy_of, run_policy
+from reward.environments.agentic.workspace import Call, read, sh, write
 from reward.environments.base import Script, replay
 from reward.environments.world import Refused
 
