@@ -17,8 +17,6 @@ import torch
 
 from posttrain.config.load import validate
 from posttrain.config.sft import SftConfig
-from posttrain.report import charts
-from posttrain.training import stage
 from tests.training.rl.policy import write_policy
 from tests.training.tiny import (
     attention_model,
@@ -28,7 +26,6 @@ from tests.training.tiny import (
 )
 
 torch.set_num_threads(1)
-draw = charts._drawn
 MakeRecipe = Callable[..., SftConfig]
 
 
@@ -40,19 +37,11 @@ def extensions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def neither_measured_nor_drawn() -> Iterator[None]:
     """But in test_memory.py, and for the page of every method once, in test_resume.py."""
     with pytest.MonkeyPatch.context() as patch:
         neither_measure_nor_draw(patch)
-        yield
-
-
-@pytest.fixture(scope="module")
-def bare() -> Iterator[None]:
-    """Runs without a report at their end, for modules that look at none."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stage, "ensure_report", lambda out: f"no report of {out}")
         yield
 
 

@@ -24,7 +24,7 @@ from transformers import (
     set_seed,
 )
 
-from posttrain.report import charts
+from posttrain.report import html
 from posttrain.runs import Counts, Run
 from posttrain.training import memory
 from posttrain.training.activations import StepMemory
@@ -150,7 +150,7 @@ def neither_measure_nor_draw(patch: pytest.MonkeyPatch) -> None:
     """To measure what a step needs takes longer than a tiny run, and to draw its charts as long."""
     patch.setattr(memory, "measure_step", lambda *_: StepMemory(0, 0, 0))
     patch.setattr(memory, "rollout_bytes", lambda *_: 0)
-    patch.setattr(charts, "_drawn", lambda *_, **__: "")
+    patch.setitem(html._template().environment.filters, "svg", lambda _: "")
 
 
 def log_rows(out: Path) -> list[dict]:

@@ -67,10 +67,8 @@ class TrainedRow:
 
     Attributes:
         place: position of its group, index in it.
-        ids: prompt and completion.
-        start: where the completion begins.
-        sampled: of each id from `start` on, whether the policy sampled it.
-        logps: nats of each id from `start` on, under the policy that sampled it.
+        ids: prompt and, from `start` on, completion.
+        sampled, logps: of each id from `start` on, whether the policy sampled it, and its nats.
     """
 
     place: tuple[int, int]
@@ -147,16 +145,11 @@ def row_of(scored: ScoredGroup, index: int) -> TrainedRow:
 def micro_batches(
     rows: Sequence[TrainedRow], scored: Sequence[ScoredGroup], *, count: int
 ) -> list[list[TrainedRow]]:
-    """Exactly `count` micro-batches of neighbouring rows, as equal as can be.
-
-    Every process must run as many as the others: one without a row in the loss runs the shortest of
-    its rollouts with an empty mask.
-
-    Args:
-        scored: the groups that the rows are of.
+    """Exactly `count` micro-batches of neighbouring rows, as equal as can be. Where there are fewer
+    rows, the shortest rollout of `scored` runs with an empty mask: all processes must run as many.
 
     Raises:
-        TrainingError: there are fewer rows than micro-batches, and not even such a rollout.
+        TrainingError: nothing could be sampled.
     """
     each, more = divmod(len(rows), count)
     ends = [(k + 1) * each + min(k + 1, more) for k in range(count)]
@@ -178,12 +171,8 @@ def micro_batches(
 
 
 def collate(rows: Sequence[TrainedRow], *, pad_id: int) -> Batch:
-    """Tensors of a micro-batch.
-
-    Returns:
-        input_ids, attention_mask, labels: int64 `[rows, columns]`; sampled: float32 nats of each
-        label's token under the sampler, 0 elsewhere; advantages: float32 `[rows]`; places: list.
-    """
+    """Tensors of a micro-batch: input_ids, attention_mask, labels int64 `[rows, columns]`; sampled
+    float32, nats of each label's token under the sampler; advantages float32 `[rows]`; places."""
     width = max(len(row.ids) for row in rows)
     ids = torch.full((len(rows), width), pad_id)
     mask = torch.zeros((len(rows), width), dtype=torch.long)

@@ -32,9 +32,8 @@ class Draw:
 
     Attributes:
         bucket: its passes out of n when it was profiled.
-        reason: `target` (its bucket's share of the batch), `leftover` (another bucket had too few;
-            this one was the largest remaining pool), `random` (its domain's turn, any bucket);
-            while the run goes on `refill` (for a dropped group) and the difficulty pools.
+        reason: `target` (its bucket's share of the batch), `leftover` (another bucket had too few),
+            `random` (any bucket), `refill` (for a dropped group), or its difficulty pool.
     """
 
     prompt_id: str
@@ -44,14 +43,9 @@ class Draw:
 
 
 def gaussian_targets(mean: float, *, sigma: float, n: int) -> list[float]:
-    """Shares of the buckets 0/n … (n−1)/n under a Gaussian; they sum to 1.
+    """Shares of the buckets 0/n … (n−1)/n under a Gaussian over pass rates; they sum to 1.
 
-    Args:
-        mean, sigma: as pass rates; the shares' own mean is nearer the middle where the Gaussian
-            reaches beyond the buckets.
-
-    Raises:
-        ValueError: a mean outside 0 … 1, a sigma that is not positive and finite, n < 1.
+    Their own mean is nearer the middle where the Gaussian reaches beyond the buckets.
     """
     if not (0 <= mean <= 1 and 0 < sigma < math.inf and n >= 1):
         raise ValueError(
@@ -89,11 +83,7 @@ def largest_remainder(shares: Sequence[float], total: int) -> list[int]:
 
 
 def domain_counts(ratios: Mapping[str, float], *, batch: int) -> dict[str, int]:
-    """Prompts of each domain in every batch, by largest remainder.
-
-    Raises:
-        ValueError: a ratio that is negative or not finite, none above 0, an empty batch.
-    """
+    """Prompts of each domain in every batch, by largest remainder."""
     if batch < 1 or not any(ratios.values()) or not all(0 <= r < math.inf for r in ratios.values()):
         raise ValueError(
             f"{batch} prompts (at least 1) cannot be shared by the ratios {dict(ratios)} (finite, "
@@ -134,9 +124,6 @@ def plan_curriculum(
         pools: domain → prompt id → passes out of n.
         ratios: of the prompts of every batch, by domain; only their proportions count.
         mean_start, mean_end: pass rates, of the first and the last step's Gaussian.
-
-    Raises:
-        ValueError: inputs that no plan can be made of.
     """
     shares = gaussian_shares(n=n, steps=steps, start=mean_start, end=mean_end, sigma=sigma)
     return plan_shares(pools, shares, n=n, batch=batch, ratios=ratios, seed=seed)
@@ -217,10 +204,8 @@ class _Domain:
         return draws
 
     def _new_pass(self, drawn: set[str]) -> list[list[str]]:
-        """Begin again; returns, by bucket, what has come in this very batch and waits for the next.
-
-        A batch larger than the domain has to repeat them.
-        """
+        """Begin again; returns, by bucket, what has come in this very batch and waits for the next,
+        except in a batch larger than the domain, which has to repeat prompts."""
         held: list[list[str]] = [[] for _ in self._all]
         for bucket, prompts in enumerate(self._all):
             order = prompts.copy()

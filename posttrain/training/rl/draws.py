@@ -1,21 +1,10 @@
 """The prompts of every step: those planned, refills for groups that teach nothing, or prompts from
 pools by the pass rate that training last showed.
 
-    draws = PromptDraws(recipe, pools, n=8, steps=600)
-    draws.draw(3)                         → [Draw("m-7", "math", 5, "target"), …]
-    draws.refill([draw, …])               → [Draw("m-9", "math", 5, "refill"), None, …]
-    draws.record([DrawnGroup(…), …])      the step's end
-    curriculum.jsonl                      the plan, a line a step:
-    {"step": 1, "target": 0.62, "prompts": [["m-7", "math", 5, "target"], …]}
-
-With refills or pools, what is drawn depends on the steps before: they are lines of `draws.jsonl`,
-from which a run that goes on takes them.
-
-Dynamic sampling (DAPO, arXiv 2503.14476) replaces a group whose rewards are all equal. A refill is
-ours in this: it is of the same domain, has the pass rate nearest to that of the prompt it replaces,
-and is no prompt that the plan or `max_epochs` leaves no further turn. Difficulty pools are
-prime-rl's; within a pool the prompts drawn least often come first, and what a pool lacks comes from
-the largest of the others.
+Dynamic sampling (DAPO, arXiv 2503.14476) replaces a group whose rewards are all equal. Ours is the
+choice: of the same domain, with the nearest pass rate, and none that the plan or `max_epochs`
+leaves no further turn. Difficulty pools are prime-rl's; within a pool the prompts drawn least often
+come first, and what a pool lacks comes from the largest of the others.
 """
 
 from __future__ import annotations
@@ -51,13 +40,7 @@ POOLS: tuple[Reason, ...] = ("hard", "normal", "easy")
 
 @dataclass(frozen=True, slots=True)
 class DrawnGroup:
-    """What came of one drawn prompt.
-
-    Attributes:
-        position: its place in the step; `attempt` counts from 0 the groups rolled out for it.
-        passes: of the `scored` rollouts.
-        dropped: all rewards were equal, and dynamic sampling left the group out.
-    """
+    """What came of one drawn prompt, as in `ScoredGroup`: `passes` of its `scored` rollouts."""
 
     position: int
     attempt: int
@@ -70,7 +53,8 @@ class DrawnGroup:
 
 
 class PromptDraws:
-    """Draws one step after the other; every process draws the same.
+    """Draws one step after the other; every process draws the same. With refills or pools that
+    depends on the steps before: they are lines of `draws.jsonl`, which a run that goes on reads.
 
     Args:
         pools: domain → prompt id → passes out of n.
@@ -79,8 +63,7 @@ class PromptDraws:
         rounds: of rollouts in a step; above 1 a group that teaches nothing is replaced.
 
     Raises:
-        ConfigError: no such plan can be made, a domain has no place in a batch, or a prompt would
-            come too often.
+        ConfigError: no such plan can be made.
     """
 
     def __init__(self, recipe: RlvrConfig, pools: Pools, *, n: int, steps: int) -> None:
@@ -124,11 +107,7 @@ class PromptDraws:
         self._taken: set[str] = set()
 
     def draw(self, step: int) -> list[Draw]:
-        """The prompts that a step, from 0, begins with.
-
-        Raises:
-            DataError: `draws.jsonl` does not reach to the step.
-        """
+        """The prompts that a step, from 0, begins with."""
         planned = self._planned[step]
         if not self._recorded:
             return planned
@@ -220,8 +199,7 @@ class PromptDraws:
             self._rates |= {g.prompt_id: g.passes / g.scored for g in groups if g.scored}
 
     def figures(self, step: int, draws: Sequence[Draw]) -> dict[str, float]:
-        """To log of the prompts that the step began with, by domain: their pass rate, the share of
-        leftovers, and the pass rate aimed at or the sizes of the pools."""
+        """To log of the prompts that a step began with, by domain."""
         figures: dict[str, float] = {}
         for domain, own in _by_domain(draws).items():
             figures[f"domain/{domain}/drawn"] = self._rate(own)
@@ -246,16 +224,19 @@ class PromptDraws:
         planned = digest_of([[draw.prompt_id for draw in draws] for draws in self._planned])
         return digest_of([planned, self._pools]) if self._recorded else planned
 
-    def files(self) -> dict[str, str]:
-        """What a finished run keeps beside `draws.jsonl`: the plan, if prompts come from it."""
+    def write_plan(self) -> None:
+        """Write `curriculum.jsonl`, if prompts come from the plan, a line a step:
+
+        {"step": 1, "target": 0.62, "prompts": [["m-7", "math", 5, "target"], …]}
+        """
+        if self._config is not None:
+            return
         rows = (
-            {"step": step, "target": target, "prompts": [astuple(draw) for draw in draws]}
-            for step, (target, draws) in enumerate(
-                zip(self._targets, self._planned, strict=True), start=1
-            )
+            {"step": k + 1, "target": self._targets[k], "prompts": [astuple(one) for one in draws]}
+            for k, draws in enumerate(self._planned)
         )
         text = "".join(json_text(row) + "\n" for row in rows)
-        return {"curriculum.jsonl": text} if self._config is None else {}
+        atomic_write_text(self._file.with_name("curriculum.jsonl"), text)
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """A line a domain for the run's plan."""

@@ -24,11 +24,11 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True, slots=True)
 class Importance:
-    """Ratios between trainer and sampler, `[rows, columns]` unless said otherwise.
+    """Ratios between trainer and sampler.
 
     Attributes:
-        ratio: exp(previous − sampled); 0 where it is not finite, 1 outside the mask.
-        weight: what the loss is multiplied by.
+        ratio: `[rows, columns]`, exp(previous − sampled); 0 where not finite, 1 outside the mask.
+        weight: `[rows, columns]`, what the loss is multiplied by.
         strayed: `[rows]`, mean over a row's tokens of exp |previous − sampled|; 1 without tokens.
         kept: `[rows]`, False for a row that is left out.
     """
@@ -62,11 +62,8 @@ def importance(
 
 
 def _near(difference: Tensor, count: Tensor, config: ImportanceConfig) -> Tensor:
-    """`[rows]`: whether a completion's ratios, taken as one, are inside the recipe's bounds.
-
-    Args:
-        difference: summed over a row's tokens, `count` of them.
-    """
+    """`[rows]`: whether a completion's ratios, taken as one, are inside the recipe's bounds, from
+    the differences summed over its `count` tokens."""
     geometric = difference / count
     near = torch.isfinite(difference)
     if config.geometric_low is not None:
@@ -98,11 +95,10 @@ def token_loss(
     """The loss of every token; what lies outside the mask is meaningless.
 
     Args:
-        current: log-probabilities with graph.
-        previous: under the policy that sampled.
+        current, previous, reference: log-probabilities `[rows, columns]`, now with graph, under the
+            policy that sampled, and under the initial one (None: no KL term).
         advantages: `[rows]`.
         weight: of `importance`.
-        reference: under the initial policy; None: no KL term.
     """
     ratio = (current - previous).exp()
     bounded = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)

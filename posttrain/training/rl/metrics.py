@@ -1,4 +1,5 @@
-"""What a step's row in `log.jsonl` says, from every rollout of the batch and every token trained.
+"""What a step's row in `log.jsonl` says, from every rollout of the batch and every token trained,
+and the signs in those rows that a run goes wrong.
 
     {"reward": 3.4, "reward_std": 0.6, "part/base": 3.3, "truncated": 0.02, "zero_variance": 0.1,
      "count/judge_calls": 2048.0, "domain/math/pass_rate": 0.41, "entropy": 0.8, …}
@@ -13,9 +14,11 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from posttrain.config.grpo import Overlong
+from posttrain.config.grpo import GuardConfig, Limit, Overlong
+from posttrain.errors import TrainingError
 from posttrain.training.rl.batch import ScoredGroup
 
 Stats = dict[str, Any]
@@ -165,8 +168,8 @@ def domain_stats(rows: Rows, *, averaged: int) -> dict[str, Any]:
 def _means(rows: Rows, domain: str = "") -> dict[str, float]:
     """Of the names in `SHOWN` and the parts; with a prefix: of all names that begin with it."""
     names = _names(rows, domain) if domain else (*SHOWN, *_names(rows, "part/"))
-    values = {name: [row[name] for row in rows if name in row] for name in names}
-    return {k.removeprefix(domain): statistics.fmean(own) for k, own in values.items() if own}
+    means = {name.removeprefix(domain): _mean(rows, name) for name in names}
+    return {name: mean for name, mean in means.items() if mean is not None}
 
 
 def _sums(rows: Rows) -> dict[str, float]:
@@ -198,3 +201,109 @@ def step_line(row: Mapping[str, Any]) -> str | None:
     reward = f"{row['reward']:.3f} ±{row['reward_std']:.2f}" if "reward" in row else "none"
     parts = (f"{key} {row[name]:{form}}" for key, name, form in _LINE if name in row)
     return "  ".join((f"reward {reward}", *parts))
+
+
+@dataclass(frozen=True, slots=True)
+class _Sign:
+    """`key`: of the row, else the name; `relative`: to the first batches; `falls`: low is bad."""
+
+    name: str
+    advice: str
+    key: str = ""
+    relative: bool = False
+    falls: bool = False
+
+
+SIGNS = (
+    _Sign(
+        "zero_variance",
+        "groups whose rewards are all equal teach nothing: harder or easier prompts, more "
+        "generations, a higher temperature, or a reward that tells answers apart",
+    ),
+    _Sign(
+        "truncated",
+        "completions run to a limit: raise sampling.max_tokens, or strengthen the length control",
+    ),
+    _Sign(
+        "unscored",
+        "completions get no reward: look at the judgements in rollouts/ and at the judge's server",
+    ),
+    _Sign(
+        "masked",
+        "the engine that samples and the trainer disagree about the same tokens: train in float32 "
+        "or bfloat16 without quantisation, and keep dropout off",
+        key="masked_completions",
+    ),
+    _Sign(
+        "entropy",
+        "the policy has stopped exploring: lower the learning rate, or set loss.kl above 0",
+        relative=True,
+        falls=True,
+    ),
+    _Sign(
+        "length",
+        "completions grow without end: strengthen the length control, or lower the learning rate",
+        key="completion_tokens",
+        relative=True,
+    ),
+)
+
+
+def check_health(rows: Rows, config: GuardConfig, *, last: bool = False) -> list[str]:
+    """Warnings, from the rows of all batches so far, the newest last.
+
+    Args:
+        last: no batch follows: a run shorter than the window is looked at as a whole.
+
+    Raises:
+        TrainingError: a sign has reached its `stop`; the message names what to do.
+    """
+    window = min(config.window, len(rows)) if last else config.window
+    if len(rows) < window:
+        return []
+    warnings: list[str] = []
+    for sign in SIGNS:
+        limit: Limit = getattr(config, sign.name)
+        value = _value(sign, rows, window)
+        if value is None:
+            continue
+        unit = " of what it was in the first ones" if sign.relative else ""
+        batches = f"{window} batch{'es' if window > 1 else ''}"
+        finding = f"{sign.name.replace('_', ' ')} is {value:.3g}{unit} over the last {batches}"
+        stop, warn = (
+            at is not None and (value <= at if sign.falls else value >= at)
+            for at in (limit.stop, limit.warn)
+        )
+        if stop:
+            raise TrainingError(
+                f"step {rows[-1]['step']}: {finding} (guard.{sign.name}.stop is {limit.stop:g})"
+                f": {sign.advice}. To go on as it is, set guard.{sign.name}.stop: null and "
+                "start again"
+            )
+        if warn:
+            warnings.append(f"{finding} (warns at {limit.warn:g}): {sign.advice}")
+    return warnings
+
+
+def why_untrained(rows: Rows, *, overlong: Overlong) -> str:
+    """What kept every rollout out of the loss, as shares of all of them, and what to do."""
+    keeping_out = {"unscored"} if overlong == "train" else {"unscored", "truncated"}
+    return "; ".join(
+        f"{share:.0%} of the rollouts were {sign.name}: {sign.advice}"
+        for sign in SIGNS
+        if sign.name in keeping_out and (share := _mean(rows, sign.key or sign.name))
+    )
+
+
+def _value(sign: _Sign, rows: Rows, window: int) -> float | None:
+    parts = (rows[:window], rows[-window:])
+    first, last = (_mean(part, sign.key or sign.name) for part in parts)
+    if not sign.relative or last is None:
+        return last
+    # a window that is also the first says nothing about change
+    return last / first if first and len(rows) > window else None
+
+
+def _mean(rows: Rows, key: str) -> float | None:
+    values = [row[key] for row in rows if key in row]
+    return statistics.fmean(values) if values else None

@@ -1,13 +1,6 @@
-"""The policy in training as an engine that rollouts are sampled from, by `rollouts.engine`.
-
-    engine = InProcess(trainer)
-    with engine.current(3):       # every process enters it: the weights of step 3, whole
-        await engine.generate([EngineRequest(ids=(1, 9, 4), …)])
-
-`in_process` decodes here; `lora_server` is a vLLM server that holds the base and loads each step's
-adapter from the disk that it shares with the trainer; the engines that are sent all weights are in
-`rl/vllm.py`. What an engine computes otherwise than the trainer is importance sampling's to
-correct.
+"""The policy in training as an engine that rollouts are sampled from, by `rollouts.engine`:
+`in_process` decodes here, `lora_server` is a vLLM server that loads each step's adapter from a
+shared disk; the engines that are sent all weights are in `rl/vllm.py`.
 """
 
 from __future__ import annotations
@@ -41,11 +34,7 @@ _SHOWN = 300  # characters of a server's answer in a message
 
 class LiveEngine(ABC):
     """An `Engine` whose weights are those of the policy in training; used from one event loop.
-
-    Attributes:
-        engine: what samples, once `current` has been entered.
-        client: of a server.
-    """
+    `engine` is what samples, once `current` has been entered."""
 
     batched = False
     engine: Engine
@@ -75,7 +64,6 @@ class LiveEngine(ABC):
         return await self.engine.generate(requests, progress=progress)
 
     async def close(self) -> None:
-        """Give connections back, where there are any."""
         if self.client is not None:
             await self.client.close()
 
@@ -91,7 +79,6 @@ class InProcess(LiveEngine):
         self.model = trainer.base_model
 
     def current(self, step: int) -> AbstractContextManager[None]:
-        """As the parent's: what sharding has split is gathered meanwhile."""
         return whole_weights(self.trainer)
 
     async def generate(
@@ -106,11 +93,7 @@ class InProcess(LiveEngine):
         on_done: OnOutput | None = None,
         progress: Progress = None,
     ) -> list[EngineOutput]:
-        """As `IncrementalEngine.generate_each`; the model is in eval mode meanwhile.
-
-        Raises:
-            DataError: the model's logits are not finite.
-        """
+        """As `IncrementalEngine.generate_each`; the model is in eval mode meanwhile."""
         rollouts: Any = self.trainer.recipe.rollouts
         training = self.model.training
         self.model.eval()

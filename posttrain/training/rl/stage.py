@@ -33,7 +33,7 @@ from posttrain.hashing import digest_of
 from posttrain.models.inference import generation_stops
 from posttrain.models.room import check_room, positions, prompt_lengths
 from posttrain.rollouts import Prompt
-from posttrain.runs import Manifest, Parent, Run, atomic_write_text
+from posttrain.runs import Manifest, Parent, Run
 from posttrain.sampling.generate import prompt_lines
 from posttrain.sampling.open import rendering_of
 from posttrain.sampling.render import RenderedSampler
@@ -58,7 +58,11 @@ WARMUP_STEPS = 10  # of the reference code's RLVR recipe
 # seconds: a process waits at a gather until the others have rolled out and judged; torch's own
 # half an hour is made for steps without either
 DDP_TIMEOUT = 4 * 3600
-_INPUTS = ("data", "prompts", "settings", "judge", "pass_rates", "domains")
+# no part of what names a run: the guard's limits may change when a stopped one goes on, prompts and
+# reward come by digest, and servers move
+_OUTSIDE: Any = dict.fromkeys(
+    ("out", "guard", "data", "prompts", "settings", "judge", "pass_rates", "domains"), True
+) | {"rollouts": {*ENGINE_REACHING}}
 _CLOSING = (
     "reward", "part/base", "part/accuracy", "part/pass", "answer_tokens", "reasoning_tokens",
 )  # fmt: skip
@@ -165,11 +169,7 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
 
     def identity(self) -> dict[str, Any]:
         """The recipe, prompts and policy by digest, and what the reward is."""
-        recipe = self.recipe
-        # the guard's limits may change when a stopped run goes on; the prompts come by digest
-        outside = {"out", "guard", *(name for name in _INPUTS if name in type(recipe).model_fields)}
-        left_out: Any = dict.fromkeys(outside, True) | {"rollouts": {*ENGINE_REACHING}}
-        config = recipe.model_dump(mode="json", exclude=left_out)
+        config = self.recipe.model_dump(mode="json", exclude=_OUTSIDE)
         config["prompts_digest"] = digest_of(prompt_lines(self.prompts))
         config["reward"] = dict(self.reward.identity)
         if self.curriculum is not None:
@@ -285,8 +285,7 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
     def train(self, prepared: PreparedRun[GroupTrainer], directory: Run) -> Manifest | None:
         """As the parent; the curriculum is part of the artifact."""
         if self.curriculum is not None and prepared.trainer.is_world_process_zero():
-            for name, text in self.curriculum.files().items():
-                atomic_write_text(self.out / name, text)
+            self.curriculum.write_plan()
         return super().train(prepared, directory)
 
     def outcome(self, prepared: PreparedRun[GroupTrainer], base: str | None) -> RunOutcome:

@@ -1,6 +1,5 @@
 """One step of group-relative training, top to bottom: prompts are drawn, the policy rolls them out,
-groups are rewarded, rewards become advantages, and what is in the loss becomes micro-batches. With
-dynamic sampling groups that teach nothing are replaced in further rounds of rollouts.
+groups are rewarded, rewards become advantages, and what is in the loss becomes micro-batches.
 
 A rollout depends on the run's seed, the step, the position, the prompt and its index, not on what
 is sampled beside it: any layout of processes gives the same, up to floating point.
@@ -52,7 +51,6 @@ class Rollouts:
     Attributes:
         prompts: every prompt, each id once.
         make_sampler: renders and parses around the live policy.
-        open_environment: runs the calls of a prompt that declares tools.
         runner: in whose event loop sampling and rewarding run, step after step.
         curriculum: the prompts of every step; None: whole permutations one after the other.
     """
@@ -88,9 +86,8 @@ class RolloutStep:
     Attributes:
         groups: this process's, in order of position.
         batches: micro-batches of each update on this process.
-        tokens: in the loss of each update, over all processes.
-        tokens_seen: of all prompts and completions, over all processes.
-        metrics: over all processes.
+        tokens: in the loss of each update; `tokens_seen`: of all prompts and completions. Both, and
+            the metrics, over all processes.
         ratios: of rollouts that have been trained on, by position and index.
     """
 
@@ -136,7 +133,6 @@ class StepMaker:
 
         Raises:
             JudgeError, TrainingError: from the reward, in every process alike.
-            TrainingError: no rollout of this process could be sampled.
         """
         updates = self.recipe.loss.num_iterations
         self.clock.start(number * updates + 1)
@@ -265,8 +261,7 @@ class StepMaker:
         *,
         on_end: Callable[[Prompt, Completion], None] | None = None,
     ) -> list[Group]:
-        """The groups of some of a step's prompts, all of their rollouts in one go; `on_end` as of
-        `posttrain.sampling.rollout.roll_out`."""
+        """The groups of some of a step's prompts, all of their rollouts in one go."""
         sampling, n, seed = self.recipe.sampling, self.recipe.num_generations, self.recipe.seed
         parameters = Parameters(sampling.temperature, max_tokens=sampling.max_tokens, logps=True)
         tasks = [
@@ -298,14 +293,10 @@ class StepMaker:
 
 
 def accumulation(recipe: GroupTraining, *, micro: int, processes: int) -> int:
-    """Micro-batches of an update on each process.
-
-    Args:
-        micro: rollouts in a micro-batch on one process.
+    """Micro-batches of an update on each process, of `micro` rollouts each.
 
     Raises:
-        ConfigError: a group would be split over processes or updates, or micro-batches do not fit;
-            with the sizes that do.
+        ConfigError: a group would be split over processes or updates, or micro-batches do not fit.
     """
     per_step, num_iterations = recipe.prompts_per_step, recipe.loss.num_iterations
     parts = num_iterations * processes

@@ -1,9 +1,6 @@
-"""TRL's `GRPOTrainer` with rollouts, rewards, advantages and loss of whole batches.
-
-TRL prepares model, reference, adapter, optimiser and loop. It deals single completions to processes
-and rewards them there; here one batch is `prompts_per_step` whole groups, made and rewarded before
-its first micro-batch (`get_batch_samples`), and the loss is a sum over the tokens of the global
-batch (`compute_loss`).
+"""TRL's `GRPOTrainer`, which prepares model, reference, adapter, optimiser and loop. TRL deals out
+single completions; here one batch is `prompts_per_step` whole groups, made and rewarded before its
+first micro-batch, and the loss is a sum over the tokens of the global batch.
 """
 
 from __future__ import annotations
@@ -30,9 +27,8 @@ from posttrain.training.rl.files import (
     rollout_file,
     write_part,
 )
-from posttrain.training.rl.health import check_health, why_untrained
 from posttrain.training.rl.loss import TokenSums, importance, ratio_rows, token_loss
-from posttrain.training.rl.metrics import step_line
+from posttrain.training.rl.metrics import check_health, step_line, why_untrained
 from posttrain.training.rl.policy import InProcess, LiveEngine, LoraServed
 from posttrain.training.rl.step import Rollouts, RolloutStep, StepMaker
 from posttrain.training.rl.vllm import VllmColocated, VllmServed
@@ -48,12 +44,7 @@ ENGINES: dict[str, Callable[[GroupTrainer], LiveEngine]] = {
 
 
 class GroupTrainer(Resumable, GRPOTrainer):
-    """A batch is `prompts_per_step` × `num_generations` rollouts, whatever the layout of processes.
-
-    Args:
-        recipe: what is trained and how.
-        rollouts: prompts and reward.
-    """
+    """Trains on `prompts_per_step` × `num_generations` rollouts a step, in any layout."""
 
     def __init__(
         self, *args: Any, recipe: GroupTraining, rollouts: Rollouts, pad_id: int, **kwargs: Any

@@ -1,11 +1,9 @@
 """Rollouts by vLLM that holds all weights of the policy: a server, or in the training processes.
 
-TRL's `VLLMGeneration` starts or finds vLLM and sends it the weights before every step, gathered
-from ZeRO-3 or FSDP2 and with an adapter merged. Prompts then go to vLLM directly, not by its
-`generate`, which knows one list of prompts, the same number on each process: here each request has
-its own seed, stop tokens and reasoning budget, and completions with tools come back for more.
-
-Tested against a stand-in for the server and for its NCCL transfer; not run on vLLM itself.
+TRL's `VLLMGeneration` finds or starts vLLM and sends it the weights before every step. Prompts then
+go to vLLM directly: each request has its own seed, stop tokens and reasoning budget, and
+completions with tools come back for more. Tested against a stand-in for the server and for its NCCL
+transfer; not run on vLLM itself.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import pytest
 
 from posttrain.config.grpo import GuardConfig, Limit
 from posttrain.errors import TrainingError
-from posttrain.training.rl.health import check_health
+from posttrain.training.rl.metrics import check_health
 
 
 def rows(**series: list[float]) -> list[dict[str, Any]]:
