@@ -29,14 +29,6 @@ def test_a_script_is_listed_by_its_first_sentence_without_being_run(tmp_path, ca
     assert capsys.readouterr().out.split(maxsplit=1) == ["own", "Do what is needed.\n"]
 
 
-def test_a_stage_gets_its_arguments(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", [])
-    with pytest.raises(SystemExit) as done:
-        command.dispatch(["dpo", "--config", "tiny/dpo", "batch=4", "--print-config"])
-    assert done.value.code is None
-    assert "\nbatch: 4\n" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("arguments", [["stf"], ["launch", "stf"], ["sft", "--config", "tiny/stf"]])
 def test_a_mistake_names_the_nearest_or_the_way(arguments: list[str], monkeypatch):
     monkeypatch.setattr(sys, "argv", [])
