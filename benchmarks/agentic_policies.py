@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from posttrain.evaluation.agentic import deciding
+from posttrain.evaluation.agentic import failures
 from posttrain.rollouts import Prompt
 from reward.environments.agentic.base import Family, Final, Wrong
 from reward.environments.agentic.policies import ENVIRONMENT_OF, policy_of, run_policy
@@ -36,8 +36,9 @@ async def outcomes(
     results: list[tuple[str | None, str]] = []
     for prompt, completion in zip(prompts, completions, strict=True):
         score = await environment.verify(prompt, completion)
-        failure = deciding(prompt, completion, score)
-        results.append((failure and failure.mode, score.explanation))
+        solved = (score.value or 0) >= 1
+        mode = None if solved else failures(prompt, completion, score)[0].mode
+        results.append((mode, score.explanation))
     return results
 
 

@@ -20,7 +20,7 @@ def main(argv: list[str] | None = None) -> None:
     recipe, options = parse_recipe(parser, BuildDpoConfig, argv)
     from rich.console import Console
 
-    from data_builders.graders import all_graders
+    from data_builders.environments import all_graders
     from data_builders.pairs import build as pairs
     from posttrain.report import run_stage
     from posttrain.report.console import print_sections
@@ -42,9 +42,8 @@ def main(argv: list[str] | None = None) -> None:
             return pairs.build_pairs(
                 recipe,
                 all_graders(),
-                pairs.pair_encoder(renderer),
+                renderer,
                 out=folder,
-                work=folder / "work",
                 base_dir=Path(),
                 on_progress=lambda what, n: line.update(f"{what}: {n:,}"),
             )

@@ -5,6 +5,8 @@ posttrain eval_genrm --config F out=runs/x pairs=100 --dry-run
 posttrain eval_genrm rescore RUN               # read the records again
 """
 
+from __future__ import annotations
+
 import argparse
 import sys
 from pathlib import Path
@@ -59,11 +61,10 @@ def main(argv: list[str] | None = None) -> None:
     run_stage(console, out, kind=KIND, config=config, make=make, scratch=WORK)
 
 
-def judged_of(checkpoint: str, prompt: Prompt, completion: Completion) -> "Judged | None":
+def judged_of(checkpoint: str, prompt: Prompt, completion: Completion) -> Judged | None:
     """A judgement compared with its gold; None where the backend failed."""
     from posttrain.evaluation.judges import Judged
-    from reward.judge.training import gold_from, outcome_of
-    from reward.judge.verdict import preferred
+    from reward.judge.verdict import gold_from, outcome_of, preferred
 
     outcome, about = outcome_of(completion, gold_from(prompt)), metadata_of(prompt)
     if outcome is None:

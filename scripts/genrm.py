@@ -21,7 +21,7 @@ def main(argv: list[str] | None = None) -> None:
     prompts = [prompt_from_row(json.loads(line)) for line in path.open(encoding="utf-8")]
 
     from posttrain.training.rl.stage import GroupStage
-    from reward.judge.training import VerdictReward, gold_from
+    from reward.judge.verdict import VerdictReward, gold_from
 
     for prompt in prompts:
         gold_from(prompt)  # every prompt has a gold verdict

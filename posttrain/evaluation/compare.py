@@ -1,18 +1,10 @@
 """Two checkpoints on the same prompts: what changed, how surely, question by question.
 
-    compare_runs(side_of("runs/eval-sft"), side_of("runs/eval-dpo:dpo"))
-    → [{"task": "maths", "setting": "no_tools", "thinking": "on", "a": "a:sft", "b": "b:dpo",
-        "rates": {"hallucination": {"a": 0.083, "b": 0.007, "difference": -0.076, "low": -0.11,
-                                    "high": -0.05, "p": 1e-9, "test": "mcnemar", …}}}, …]
-
 Intervals of rates are Wald's with half a pair added to each of the four outcomes (Agresti and Min
 2005), over questions' mean changes: they hold the correlation between the two, and two rates that
 do not change do not differ by exactly nothing. p is McNemar's exact test where every question has
-one sample, else a sign-flip permutation test over questions. It is of each figure alone: nothing is
-corrected for looking at many.
-
-Two runs can be compared if their prompts and sampling are the same. `gate_rows` tests whether the
-second does worse than the first by more than a rule allows.
+one sample, else a sign-flip permutation test over questions. Nothing is corrected for looking at
+many figures.
 """
 
 from __future__ import annotations
@@ -56,12 +48,8 @@ class Difference:
 
 
 def paired_rows(a: Sequence[Record], b: Sequence[Record], *, seed: int) -> list[Row]:
-    """A row for each task × setting × mode that both have.
-
-    Args:
-        a, b: records of one checkpoint each, on the same prompts; the caller sees to that.
-        seed: of the permutations.
-    """
+    """A row for each task × setting × mode that both have, of records on the same prompts. `seed`
+    is of the permutations."""
     theirs = {cell[1:]: (cell.checkpoint, rows) for cell, rows in by_cell(b).items()}
     rows: list[Row] = []
     for cell, own in by_cell(a).items():
@@ -205,8 +193,8 @@ def side_of(given: str) -> RunCheckpoint:
 
 
 def compare_runs(a: RunCheckpoint, b: RunCheckpoint, *, despite: Collection[str] = ()) -> list[Row]:
-    """Paired differences, b − a, for every task and setting that both runs have; arguments and
-    errors as of `comparable`."""
+    """Paired differences, b − a, for every task and setting that both runs have; as
+    `comparable`."""
     rows = paired_rows(*comparable(a, b, despite=despite), seed=0)
     # both may have the same name
     return [row | {"a": f"a:{a.checkpoint}", "b": f"b:{b.checkpoint}"} for row in rows]
@@ -215,10 +203,8 @@ def compare_runs(a: RunCheckpoint, b: RunCheckpoint, *, despite: Collection[str]
 def comparable(
     a: RunCheckpoint, b: RunCheckpoint, *, despite: Collection[str] = ()
 ) -> tuple[list[Record], list[Record]]:
-    """The records of the tasks and settings that both runs have.
-
-    Args:
-        despite: parts of `COMPARED` that may differ.
+    """The records of the tasks and settings that both runs have; parts of `COMPARED` may differ
+    `despite` that.
 
     Raises:
         ConfigError: prompts, sampling, rendering, versions or judge differ, naming what.
@@ -251,10 +237,8 @@ Verdict = Literal["pass", "inconclusive", "fail"]
 
 @dataclass(frozen=True, slots=True)
 class GateRow:
-    """One figure of one cell: its change with the bounds of both one-sided intervals.
-
-    `low` and `high` are of `change`, for which less is worse; `questions` are those of both.
-    """
+    """One figure of one cell: its change, for which less is worse, with both one-sided
+    intervals."""
 
     figure: str
     task: str
@@ -269,16 +253,12 @@ class GateRow:
 
 
 def gate_rows(gate: GateConfig, a: Sequence[Record], b: Sequence[Record]) -> list[GateRow]:
-    """A row for every cell that a rule is about.
+    """A row for every cell that a rule is about, of records on the same prompts.
 
-    `change` is the paired difference over questions, signed so that less is worse. A row fails
-    where its one-sided interval lies below −margin, so that an equal checkpoint fails in at most
-    1 − level of comparisons whatever the margin; it passes where the interval of the other side
-    lies above −margin (non-inferiority). Rows of all rules share the level by Bonferroni. Rates use
-    the interval of Agresti and Min (2005), lengths Student's.
-
-    Args:
-        a, b: records of one checkpoint each, on the same prompts.
+    A row fails where the one-sided interval of its change lies below −margin, so that an equal
+    checkpoint fails in at most 1 − level of comparisons whatever the margin; it passes where the
+    interval of the other side lies above −margin (non-inferiority). Rows of all rules share the
+    level by Bonferroni. Rates use the interval of Agresti and Min (2005), lengths Student's.
 
     Raises:
         ConfigError: a rule that is about no cell that both have.

@@ -1,17 +1,8 @@
 """One evaluation: its units, their graded records, its files, and the lock on what these depend on.
 
-    records = grade_completions("dpo", [(prompt, completion), …], grade)
-    record_to_row(records[0])
-    → {"checkpoint": "dpo", "prompt": {"id": "maths-7/no_tools/on", …}, "completion": {…},
-       "score": {"value": 1.0, "answer": "56", "explanation": "equal to the gold 56"},
-       "calls": []}
-    out/lock.json  {"prompts": {"maths.no_tools": "5f0c…"}, "sampling": {"temperature": …},
-                    "rendering": {"sft": {"template": "ab78…"}}, "weights": {"sft": {…}},
-                    "data": {…}, "versions": {"torch": "2.13.0"}}
-
-A row holds all that is needed to grade, measure and read it again, without a model. A run that is
-resumed must have the same lock. A unit's records appear whole; samples that are not graded yet are
-in out/work/. Journals hold the answers that tasks of inspect and a judge were given.
+A record holds all that is needed to grade, measure and read it again, without a model. A unit's
+records appear whole; samples that are not graded yet are in out/work/. Journals hold the answers
+that tasks of inspect and a judge were given. A run that is resumed must have the same lock.
 """
 
 from __future__ import annotations
@@ -23,9 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.chat.detect import CallDetection, FoundCall, detect_in_completion
-from posttrain.config.eval import EvalConfig
 from posttrain.errors import DataError
-from posttrain.hashing import digest_of
 from posttrain.records import Score
 from posttrain.rollouts import (
     Completion,
@@ -35,9 +24,9 @@ from posttrain.rollouts import (
     prompt_from_row,
     prompt_to_row,
 )
-from posttrain.runs import Manifest, Parent, atomic_write_json, atomic_write_text, read_artifact
+from posttrain.runs import Manifest, atomic_write_json, atomic_write_text, read_artifact
 from posttrain.sampling.generate import refuse_other, row_line
-from posttrain.versions import VERSIONED, package_versions
+from posttrain.versions import VERSIONED
 
 KIND = "evaluation"
 LOCK = "lock.json"
@@ -110,10 +99,8 @@ def by_unit(records: Sequence[Record]) -> dict[str, list[Record]]:
 
 
 def grade_completions(checkpoint: str, attempts: Attempts, grade: Grade) -> list[Record]:
-    """A record an attempt, each scored by the grader that its prompt names.
-
-    Attempts without a grader, and failed ones, are unscored.
-    """
+    """A record an attempt, each scored by the grader that its prompt names; without one, or failed,
+    it is unscored."""
     scores: dict[int, Score] = {}
     by_grader: dict[str, list[int]] = {}
     for i, (prompt, completion) in enumerate(attempts):
@@ -194,11 +181,8 @@ def journal_path(out: Path, checkpoint: str, unit: str, role: str = "") -> Path:
 
 
 def read_run(out: Path) -> tuple[Manifest, dict[str, list[Record]]]:
-    """A finished run: its manifest, and its records by checkpoint in the recipe's order.
-
-    Raises:
-        DataError: not a finished evaluation, or files that changed.
-    """
+    """A finished run: its manifest, and its records by checkpoint in the recipe's order. DataError
+    for any other, or files that changed."""
     manifest = read_artifact(out, kind=KIND)
     return manifest, records_of(out, manifest.stats["checkpoints"], manifest.stats["units"])
 
@@ -216,55 +200,9 @@ def records_of(
 # -- the lock --------------------------------------------------------------------------------------
 
 
-def make_lock(
-    recipe: EvalConfig,
-    config_digest: str,
-    *,
-    units: Sequence[Unit],
-    rendering: Mapping[str, Mapping[str, str] | None],
-    files: Mapping[str, str | None],
-    parents: Sequence[Parent],
-    judge: Mapping[str, Any] | None,
-) -> Lock:
-    """The lock of a run before any checkpoint is opened.
-
-    Args:
-        rendering: checkpoint → digests of template and tokenizer, None where a server renders.
-        files: sources of the prompts, with digests.
-        parents: the artifacts those files and the checkpoints belong to.
-        judge: what decides the labels of judged tasks; None without one.
-    """
-    return {
-        "config": config_digest,
-        # with their golds and graders, in order
-        "prompts": {
-            unit.name: digest_of([prompt_to_row(prompt) for prompt in unit.prompts])
-            for unit in units
-        },
-        "sampling": {
-            # the number of tools that run at a time changes no sample
-            **recipe.sampling.model_dump(mode="json", exclude={"tools_at_once"}),
-            "samples": {unit.name: unit.samples for unit in units},
-            "settings": {s.name: s.sampling for s in recipe.settings if s.sampling},
-            "seed": recipe.seed,
-        },
-        "judge": judge,
-        "rendering": dict(rendering),
-        "data": {"files": dict(files), "artifacts": sorted({p.digest for p in parents})},
-        "versions": package_versions(PACKAGES),
-        "weights": {},
-    }
-
-
 def bind_lock(path: Path, lock: Lock, *, finished: bool = False) -> None:
-    """Write the lock, or check it against the one that is there.
-
-    Args:
-        finished: the run is complete: nothing will be mixed with it, whatever is installed by now.
-
-    Raises:
-        ConfigError: the run was begun with something else, naming what.
-    """
+    """Write the lock, or check it against the one that is there: ConfigError, naming what differs.
+    With a `finished` run nothing will be mixed, whatever is installed by now."""
     lock = json.loads(json.dumps(lock))
     if not path.is_file():
         atomic_write_json(path, lock)

@@ -1,8 +1,4 @@
-"""Generate, grade, measure: a recipe's checkpoints → records → the `evaluation` artifact.
-
-plan = EvaluationPlan(units=units, renderers=renderers, grade=grade, …)
-run_evaluation(stage, recipe, plan, console)  → out/records, metrics.json, manifest.json, …
-"""
+"""Generate, grade, measure: a recipe's checkpoints → records → the `evaluation` artifact."""
 
 from __future__ import annotations
 
@@ -18,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 
 from posttrain.config.eval import EvalConfig, Price
 from posttrain.errors import DataError, PosttrainError
@@ -39,6 +34,7 @@ from posttrain.evaluation.run import (
     RECORDS,
     WORK,
     Grade,
+    Lock,
     Record,
     Unit,
     bind_lock,
@@ -46,7 +42,6 @@ from posttrain.evaluation.run import (
     by_unit,
     grade_completions,
     journal_path,
-    make_lock,
     read_lock,
     read_run,
     record_path,
@@ -55,9 +50,9 @@ from posttrain.evaluation.run import (
     write_records,
 )
 from posttrain.evaluation.sensitivity import sensitivity_rows
+from posttrain.hashing import digest_of
 from posttrain.jsontext import printable
-from posttrain.models.chat_template import PromptRenderer
-from posttrain.records import json_text
+from posttrain.models.chat_template import PromptRenderer, message_text
 from posttrain.report import show_finished, show_up_to_date, write_report
 from posttrain.report.console import print_sections
 from posttrain.report.pages.evaluation import estimated
@@ -113,13 +108,11 @@ def show_plan(console: Console, recipe: EvalConfig, plan: EvaluationPlan) -> Non
     for unit in plan.units:
         first, shown = unit.prompts[0], None
         for name, renderer in plan.renderers.items():
-            row = {k: prompt_to_row(first)[k] for k in ("messages", "tools", "thinking")}
-            text = json_text(row) if renderer is None else renderer.text(first)
-            if text == shown:
-                continue  # the same prompt as another checkpoint's
+            text = message_text(first) if renderer is None else renderer.text(first)
+            if text != shown:  # else the same prompt as another checkpoint's
+                console.print(f"\nfirst prompt of {unit.name} for {name}:", highlight=False)
+                console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
             shown = text
-            console.print(f"\nfirst prompt of {unit.name} for {name}:", highlight=False)
-            console.print(escape(printable(text)), highlight=False, soft_wrap=True)
 
 
 def run_evaluation(stage: Run, recipe: EvalConfig, plan: EvaluationPlan, console: Console) -> None:
@@ -130,21 +123,7 @@ def run_evaluation(stage: Run, recipe: EvalConfig, plan: EvaluationPlan, console
         DataError: a backend gave up too often.
     """
     out = stage.path
-    rendering: dict[str, Mapping[str, str] | None] = {}
-    for name, renderer in plan.renderers.items():
-        rendering[name] = renderer and {
-            "template": renderer.template.digest,
-            "tokenizer": encoder_of(renderer.tokenizer).digest,
-        }
-    lock = make_lock(
-        recipe,
-        stage.config_digest,
-        units=plan.units,
-        rendering=rendering,
-        files=plan.files,
-        parents=plan.parents,
-        judge=plan.judge,
-    )
+    lock = _lock_of(recipe, plan, stage.config_digest)
     bind_lock(out / LOCK, lock, finished=stage.complete)
     if stage.complete:
         write_tables(out, recipe.prices)
@@ -175,6 +154,34 @@ def run_evaluation(stage: Run, recipe: EvalConfig, plan: EvaluationPlan, console
         from posttrain.evaluation.inspect_adapter.log import write_logs
 
         write_logs(out, out / INSPECT_LOGS)
+
+
+def _lock_of(recipe: EvalConfig, plan: EvaluationPlan, config_digest: str) -> Lock:
+    """What the run's figures depend on, before any checkpoint is opened."""
+    rendering: dict[str, dict[str, str] | None] = {}
+    for name, renderer in plan.renderers.items():
+        rendering[name] = renderer and {
+            "template": renderer.template.digest,
+            "tokenizer": encoder_of(renderer.tokenizer).digest,
+        }
+    artifacts = sorted({parent.digest for parent in plan.parents})
+    return {
+        "config": config_digest,
+        # with their golds and graders, in order
+        "prompts": {u.name: digest_of([prompt_to_row(p) for p in u.prompts]) for u in plan.units},
+        "sampling": {
+            # the number of tools that run at a time changes no sample
+            **recipe.sampling.model_dump(mode="json", exclude={"tools_at_once"}),
+            "samples": {unit.name: unit.samples for unit in plan.units},
+            "settings": {s.name: s.sampling for s in recipe.settings if s.sampling},
+            "seed": recipe.seed,
+        },
+        "judge": plan.judge,
+        "rendering": rendering,
+        "data": {"files": dict(plan.files), "artifacts": artifacts},
+        "versions": package_versions(PACKAGES),
+        "weights": {},
+    }
 
 
 async def make_records(recipe: EvalConfig, plan: EvaluationPlan, progress: ProgressBar) -> None:
@@ -261,10 +268,8 @@ async def _inspect_records(
 def rescored_records(
     out: Path, manifest: Manifest, before: Records, grade: Grade
 ) -> dict[str, list[Record]]:
-    """The records of a run graded anew; no model is used.
-
-    Tasks of inspect are run again, tools and scorers and all, on the answers of their journals.
-    """
+    """The records of a run graded anew, without a model: tasks of inspect are run again, tools and
+    scorers and all, on the answers of their journals."""
     after: dict[str, list[Record]] = {}
     for name, records in before.items():
         ours = [(r.prompt, r.completion) for r in records if r.prompt.grader != INSPECT]
@@ -292,11 +297,8 @@ def rescored_records(
 
 
 def metrics_of(records: Records, *, seed: int) -> dict[str, Any]:
-    """All figures of a run; the first checkpoint is the one that others are compared with.
-
-    Args:
-        seed: of bootstrap draws and permutations.
-    """
+    """All figures of a run; the first checkpoint is the one that others are compared with. `seed`
+    is of bootstrap draws and permutations."""
     first, *others = records.values()
     agentic = agentic_rows(records, seed=seed)
     sensitive = [row for own in records.values() for row in sensitivity_rows(own)]

@@ -1,14 +1,6 @@
-"""Prompts → samples: every task's completion in one file, in order, however often it is killed.
-
-    tasks = tasks_of(prompts, lambda setting: 16, seed=0)
-    stats = await generate(tasks, sampler, work=out / "work", to=out / "samples.jsonl", …)
-    stats.by_setting()  → {"no_tools": {"samples": 9600, "finish": {"stop": 9571, "length": 29}, …}}
-
-    work/journal.jsonl       rows of samples.jsonl, appended as completions end, in any order
-    work/made_by.json        prompts and sampler that unfinished samples belong to
-
-In process, an unfinished stretch of the tasks is made again whole, and comes out the same. Of a
-server only missing completions are requested.
+"""Prompts → samples: every task's completion in one file, in order, however often it is killed. In
+process, an unfinished stretch of the tasks is made again whole, and comes out the same; of a server
+only missing completions are requested.
 """
 
 from __future__ import annotations
@@ -154,11 +146,8 @@ def read_completions(path: Path) -> list[Completion]:
 
 
 def bind(work: Path, made_by: Mapping[str, Any]) -> None:
-    """Note what unfinished samples are made by (JSON-able digests of prompts and model).
-
-    Raises:
-        ConfigError: the samples that are there were made by something else.
-    """
+    """Note what unfinished samples are made by (JSON-able digests of prompts and model);
+    ConfigError where those that are there were made by something else."""
     path, now = work / MADE_BY, json.loads(json.dumps(made_by))
     if path.is_file():
         refuse_other(work.parent, json.loads(path.read_text("utf-8")), now)

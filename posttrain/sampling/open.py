@@ -1,9 +1,5 @@
-"""A recipe's `backend:` block and a checkpoint → a sampler.
-
-    async with opened_sampler(recipe.backend, checkpoint="runs/tiny/sft") as sampler:
-        sampler.identity  → {"backend": "transformers", "weights": "9c1e…", "template": "ab78…", …}
-
-Models and vLLM are imported only where their kind is opened.
+"""A recipe's `backend:` block and a checkpoint → a sampler. Models and vLLM are imported only where
+their kind is opened.
 """
 
 from __future__ import annotations

@@ -1,11 +1,4 @@
-"""How sampling goes while it runs, and what the completions add up to at the end.
-
-with ProgressBar(total=9600, console=console) as progress: …
-    1,204 of 9,600 completions · 81,300 tokens · 9,412 tokens/s · 14 min to go
-stats.add(prompt, row); stats.by_setting()
-    {"no_tools": {"prompts": 300, "samples": 4800, "finish": {"stop": 4790, "length": 10},
-     "tokens": 301_234, "samples_with_calls": 412, …}}
-"""
+"""How sampling goes while it runs, and what the completions add up to at the end."""
 
 from __future__ import annotations
 
@@ -26,12 +19,7 @@ _ERROR_LENGTH = 200
 
 
 class ProgressBar:
-    """Tokens and completions of one run: one line that changes on a terminal, lines elsewhere.
-
-    Args:
-        total: completions there will be.
-        clock: seconds, rising.
-    """
+    """Tokens and completions of one run: one line that changes on a terminal, lines elsewhere."""
 
     def __init__(
         self, *, total: int, console: Console, clock: Callable[[], float] = time.monotonic

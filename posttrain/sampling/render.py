@@ -1,18 +1,13 @@
-"""Messages → token ids → messages: a sampler of any engine.
-
-    sampler = RenderedSampler(engine, template=template, encoder=encoder_of(tokenizer))
-    await sampler.sample([Request(messages, None, True, parameters, seed=7)])
-
-A continued completion keeps its sampled ids: only what came since is rendered and tokenised. How a
-template ends turns, frames reasoning and goes on after tools is learnt from what it writes around a
-few words: any works that ends turns with a special token; others are refused.
+"""Messages → token ids → messages: a sampler of any engine. How a template ends turns, frames
+reasoning and goes on after tools is learnt from what it writes around a few words: any works that
+ends turns with a special token; others are refused.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from posttrain.chat import ChatTemplate, parse_completion, render
@@ -57,12 +52,9 @@ class RenderedSampler:
         stop_ids: Sequence[int] = (),
     ) -> None:
         self.engine, self.template, self.encoder = engine, template, encoder
+        self.batched = engine.batched
         self._frames = framing_tokens(template)
-        self._turns = turn_format(template, encoder, stop_ids)
-
-    @property
-    def batched(self) -> bool:
-        return self.engine.batched
+        self._turns = TurnFormat(template, encoder, stop_ids)
 
     @property
     def identity(self) -> Mapping[str, Any]:
@@ -93,10 +85,8 @@ class RenderedSampler:
         """As `IncrementalSampler.sample_each`; with an engine that does not stream, all at the end.
 
         A conversation that the template refuses, or that holds a token which frames messages, is
-        not sent to the engine: its generation has an `error`. In a tool's result it is broken.
-
-        Raises:
-            ConfigError: a reasoning budget, and the template or tokenizer allows for none.
+        not sent to the engine: its generation has an `error`. In a tool's result it is broken. A
+        reasoning budget that the template or tokenizer does not allow for is a ConfigError.
         """
         keys = [(r.messages, r.tools, r.thinking, r.continues is None) for r in requests]
         # equal conversations are rendered and tokenised once
@@ -168,7 +158,7 @@ class RenderedSampler:
                 f"reasoning that is closed by one token {CLOSE}; leave the budget out"
             )
         if tokens < 1:
-            raise ConfigError(f"reasoning_budget is at least 1 token, found {tokens}")
+            raise ConfigError(f"reasoning_budget is at least 1 token, not {tokens}")
 
         def closed(reasoning: Ids) -> Ids:
             # as a trace cut in training is rendered: on a line of its own, without a blank before
@@ -247,9 +237,8 @@ def _kept_ids(request: Request) -> tuple[int, ...]:
 _QUESTION, _TRACE, _ANSWER, _RESULT = "q0", "r0", "a0", "result0"
 
 
-@dataclass(frozen=True)
 class TurnFormat:
-    """How a template ends turns and treats reasoning and tool results.
+    """How a template ends turns and treats reasoning and tool results, tried on a few words.
 
     Attributes:
         stop_ids: tokens that end generation; `stop_texts` are their texts.
@@ -258,13 +247,20 @@ class TurnFormat:
         writes_results: False for a template that leaves tool results out without a word.
     """
 
-    template: ChatTemplate
-    stop_ids: tuple[int, ...]
-    stop_texts: tuple[str, ...]
-    open_id: int | None
-    close_id: int | None
-    closing: str | None
-    writes_results: bool
+    def __init__(self, template: ChatTemplate, encoder: Encoder, stop_ids: Sequence[int]) -> None:
+        end = _end_token(template)
+        stops = {} if end is None else {encoder.encode([end])[0][0]: end}
+        stops |= {i: encoder.decode([i]) for i in stop_ids}
+        if not stops:
+            raise ConfigError(
+                f"{template.name}: behind an assistant's words it writes no special token of this "
+                "tokenizer, and the model names no token to stop at: a sample would have no end"
+            )
+        self.template = template
+        self.stop_ids, self.stop_texts = tuple(stops), tuple(stops.values())
+        tags = encoder.encode([OPEN, CLOSE])
+        self.open_id, self.close_id = (ids[0] if len(ids) == 1 else None for ids in tags)
+        self.closing, self.writes_results = _closing(template), _writes_results(template)
 
     def between(self, messages: Sequence[Message], *, tools: str | None, thinking: bool) -> str:
         """The text from behind the last assistant's end token to where the next one begins.
@@ -295,22 +291,6 @@ class TurnFormat:
         if not ends:
             raise RenderError(f"{self.template.name}: a turn that goes on has no end token")
         return layout.text[max(ends) :]
-
-
-def turn_format(template: ChatTemplate, encoder: Encoder, stop_ids: Sequence[int]) -> TurnFormat:
-    """Try the template on a few words. Raises ConfigError as `RenderedSampler`."""
-    end = _end_token(template)
-    stops = {} if end is None else {encoder.encode([end])[0][0]: end}
-    stops |= {i: encoder.decode([i]) for i in stop_ids}
-    if not stops:
-        raise ConfigError(
-            f"{template.name}: behind an assistant's words it writes no special token of this "
-            "tokenizer, and the model names no token to stop at: a sample would have no end"
-        )
-    open_id, close_id = (ids[0] if len(ids) == 1 else None for ids in encoder.encode([OPEN, CLOSE]))
-    closing, results = _closing(template), _writes_results(template)
-    texts = tuple(stops.values())
-    return TurnFormat(template, tuple(stops), texts, open_id, close_id, closing, results)
 
 
 def _end_token(template: ChatTemplate) -> str | None:

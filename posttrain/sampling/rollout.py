@@ -1,11 +1,5 @@
 """Rollouts: generate, parse, run the tools, put their results behind, go on until there is an end.
 
-    await roll_out([Task(prompt, index=0, seed=1)], sampler, open_environment=…, limits=limits)
-    → [Completion("math-7/with_tools/on", 0, steps=(Step("…<tool_call>…", …), Step("56…", …)), …)]
-
-A batched sampler gets all live rollouts a round, in the order of their tasks: the same tasks always
-make the same batches. A server gets one rollout a worker.
-
 A call is run where a tool is declared and an environment runs it; any other ends the completion,
 and so does one that was begun and not completed: its text is the answer. An environment with a user
 (`ScriptedUser`) answers a step without calls, until the user has nothing more to write. Tokens by
@@ -35,7 +29,6 @@ from posttrain.sampling.sampler import (
 )
 
 OpenEnvironment = Callable[[Prompt], Environment | None]
-_BROKEN_CALLS = frozenset({"half_call", "malformed_call"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +64,8 @@ async def roll_out(
     at_once: int | None = None,
     on_end: Callable[[Prompt, Completion], None] | None = None,
 ) -> list[Completion]:
-    """One completion a task, in order. Arguments as for `roll_out_each`.
-
-    Args:
-        on_end: called with the prompt and each completion when it ends, while others go on.
-    """
+    """One completion a task, in order. Arguments as for `roll_out_each`; `on_end` is called with
+    the prompt and each completion when it ends, while others go on."""
     completions: dict[int, Completion] = {}
 
     def done(position: int, completion: Completion) -> None:
@@ -106,10 +96,12 @@ async def roll_out_each(
 ) -> None:
     """Make every task's completion and hand it over as soon as it is done; nothing is kept.
 
+    A batched sampler gets all live rollouts a round, in the order of their tasks: the same tasks
+    always make the same batches. A server gets one rollout a worker.
+
     Args:
         open_environment: what runs the calls of a prompt that declares tools; None: nothing does,
             and a call ends the completion. Never called for a prompt without tools.
-        limits: of each completion.
         on_done: called with the task's position and its completion, in no certain order.
         at_once: rollouts in flight with a sampler that is not batched; None: all.
     """
@@ -179,12 +171,8 @@ async def gather_or_cancel(coroutines: Iterable[Coroutine[Any, Any, None]]) -> N
 
 @dataclass(slots=True)
 class Rollout:
-    """One completion, growing a step at a time; done when it has a `finish`.
-
-    rollout.receive(generation)        # a step with a call: finish is still None
-    await rollout.go_on(gate)          # its result is now the last message
-    rollout.request()                  # the next step's
-    """
+    """One completion, growing a step at a time by `request`, `receive` and `go_on`; done when it
+    has a `finish`."""
 
     prompt: Prompt
     index: int
@@ -285,14 +273,12 @@ class Rollout:
         return "token_limit" if self._allowance() < 1 else None
 
     def _can_run(self, step: Step) -> bool:
-        parsed = step.parsed
         runnable = self.prompt.tools is not None and self.environment is not None
-        return runnable and bool(parsed.tool_calls) and not _BROKEN_CALLS & set(parsed.problems)
+        return runnable and bool(step.parsed.tool_calls) and not _breaks_a_call(step)
 
     def _user(self, step: Step) -> ScriptedUser | None:
         """Who answers this step: nobody where it makes a call, whole or broken."""
-        calls = step.parsed.tool_calls or _BROKEN_CALLS & set(step.parsed.problems)
-        user = self.environment
+        calls, user = step.parsed.tool_calls or _breaks_a_call(step), self.environment
         return user if isinstance(user, ScriptedUser) and not calls else None
 
     async def _result(self, call: ToolCall) -> Message:
@@ -337,6 +323,10 @@ class Rollout:
         else:
             # a server that renders the history anew wrote it in other ids than were sampled
             self._ids_match = False
+
+
+def _breaks_a_call(step: Step) -> bool:
+    return not {"half_call", "malformed_call"}.isdisjoint(step.parsed.problems)
 
 
 def _without_ids(step: Step) -> Step:

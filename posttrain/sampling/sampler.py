@@ -1,12 +1,6 @@
-"""The protocols of sampling: messages → completions, and token ids → token ids.
-
-    generations = await sampler.sample([Request(messages, None, True, parameters, seed=7)])
-    → [Generation(step=Step("7*8 is 56.</think>56<|im_end|>", …), prompt_ids=(1, 9, …))]
-    await engine.generate([EngineRequest(ids=(1, 9, 4), parameters=…, seed=7, stop_ids=(2,))])
-    → [EngineOutput(ids=(17, 5, 2), finish="stop")]
-
-A `Sampler` is how on-policy sampling, judging and evaluation reach a model. An `Engine` continues
-token ids; `posttrain.sampling.render` makes a sampler of any engine. No torch here.
+"""The protocols of sampling: messages → completions, and token ids → token ids. A `Sampler` is how
+on-policy sampling, judging and evaluation reach a model; `posttrain.sampling.render` makes one of
+any `Engine`. No torch here.
 """
 
 from __future__ import annotations
@@ -58,11 +52,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What came of one request. `prompt_ids` is None where a server renders the prompt.
-
-    `error` is set where the backend gave up on this request after its retries; `step` is then None.
-    A failure is never an empty answer.
-    """
+    """What came of one request. `prompt_ids` is None where a server renders the prompt; `error` is
+    set, and `step` None, where the backend gave up after its retries."""
 
     step: Step | None
     prompt_ids: tuple[int, ...] | None = None
@@ -106,16 +97,11 @@ class Budget:
     closing: Callable[[Ids], Ids]
     open_id: int | None = None
 
-    def __post_init__(self) -> None:
-        assert self.tokens >= 1, "a reasoning budget is at least one token"
-
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """One prompt as token ids. Generation ends behind any of `stop_ids`, which is kept.
-
-    `seed` alone decides the sample, whatever else is in its batch, up to floating point.
-    """
+    """One prompt as token ids. Generation ends behind any of `stop_ids`, which is kept. `seed`
+    alone decides the sample, whatever else is in its batch, up to floating point."""
 
     ids: tuple[int, ...]
     parameters: Parameters

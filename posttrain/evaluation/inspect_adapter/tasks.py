@@ -53,7 +53,6 @@ class InspectRun:
         budget: of reasoning, in tokens; None: there is none.
         max_tokens: that the model may write in all turns of a completion.
         roles: whether each further model that the task calls reasons, by role.
-        templates: texts of the prompt templates, by name.
     """
 
     task: str
@@ -112,9 +111,8 @@ def missing_tasks(configs: Sequence[InspectTask]) -> list[str]:
 
 
 def task_prompts(config: InspectTask, setting: EvalSetting) -> list[Prompt]:
-    """The samples of a task as prompts, in the modes of a setting, as long as nothing is solved.
-
-    Those of a task that shuffles them are in the order of their ids, so that it can be resumed.
+    """The samples of a task as prompts, in the modes of a setting; of a task that shuffles them in
+    the order of their ids, so that it can be resumed.
 
     Raises:
         ConfigError: the task cannot be loaded, or has no such scorer, fewer samples than `count`,
@@ -177,12 +175,8 @@ def _templated(sample: Sample, template: str | None) -> list[ChatMessage]:
 
 
 def load_task(name: str, arguments: Mapping[str, Any]) -> Task:
-    """One task with its data.
-
-    Raises:
-        ConfigError: there is not exactly one of that name, it has no such argument, its data
-            cannot be had, or it needs docker and there is none.
-    """
+    """One task with its data; ConfigError where it cannot be had, has no such argument, or needs
+    docker and there is none."""
     file = Path(name.partition("@")[0])
     try:
         if file.is_file():  # inspect takes one with a syntax error for a file without tasks
@@ -215,8 +209,7 @@ async def run_task(
     """A record for each sample of each prompt, in order; no model is asked twice for an answer.
 
     Args:
-        samplers: of the checkpoint (""), and of each role; None: its journal answers alone.
-        journal: of each of them.
+        samplers: of the checkpoint (""), and of each role; None: its `journal` answers alone.
         logs: a folder that inspect's own logs may be left in.
     """
     records: dict[tuple[str, int], Record] = {}
@@ -320,12 +313,9 @@ def _steps(generations: Mapping[int, Generation], messages: Sequence[ChatMessage
 
 def _tools(sample: EvalSample, first: str) -> str | None:
     """The tools that the first turn was given."""
-    for event in sample.events:
-        if not isinstance(event, ModelEvent) or not event.output.choices:
-            continue
-        if event.output.message.id == first:
-            return tools_text(event.tools)
-    return None
+    answered = (e for e in sample.events if isinstance(e, ModelEvent) and e.output.choices)
+    event = next((e for e in answered if e.output.message.id == first), None)
+    return None if event is None else tools_text(event.tools)
 
 
 def _counted(wanted: str | None, scorers: Sequence[str]) -> tuple[str, str]:
@@ -337,11 +327,7 @@ def _counted(wanted: str | None, scorers: Sequence[str]) -> tuple[str, str]:
 
 
 def _score(sample: EvalSample, wanted: str | None) -> Score:
-    """The value that counts, as a share.
-
-    Raises:
-        ConfigError: there are several, or none of that name.
-    """
+    """The value that counts, as a share; ConfigError where there are several, or none."""
     scores = sample.scores or {}
     name, key = _counted(wanted, [*scores])
     found = scores[name]

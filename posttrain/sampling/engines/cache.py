@@ -1,10 +1,6 @@
-"""A key-value cache with room to grow, whose rows can be picked, repeated and put side by side.
-
-    cache = new_cache(model)
-    cache = assemble([CacheRows(cache, rows=tensor([0, 0, 2]), width=40)])   # row 0 twice
-
-transformers' growing cache copies everything at every token; here columns are written in place.
-Rows are aligned at their right end: columns to the left of a short row are masked padding.
+"""A key-value cache whose rows can be picked, repeated and put side by side, aligned at their right
+end: columns to the left of a short row are masked padding. transformers' own copies everything at
+every token; here columns are written in place.
 """
 
 from __future__ import annotations
@@ -98,10 +94,8 @@ def new_cache(model: PreTrainedModel) -> DynamicCache:
 
 
 def joinable(cache: DynamicCache) -> bool:
-    """Whether rows of different lengths can be put side by side.
-
-    Sliding-window and other layers count columns in their own ways: their rows are only picked.
-    """
+    """Whether rows of different lengths can be put side by side; sliding-window and other layers
+    count columns in their own ways, so that their rows are only picked."""
     return all(type(one) in (RoomyLayer, LinearAttentionLayer, DummyLayer) for one in cache.layers)
 
 
@@ -137,10 +131,8 @@ def assemble(parts: Sequence[CacheRows]) -> DynamicCache:
 
 
 def keep_rows(cache: DynamicCache, stay: Sequence[int], device: torch.device) -> list[int]:
-    """Shrink a cache to some of its rows; returns which row now lies where.
-
-    Only as many rows are copied as have gone: the last ones move into the gaps.
-    """
+    """Shrink a cache to some of its rows; returns which row now lies where. Only as many rows are
+    copied as have gone: the last ones move into the gaps."""
     count, kept = len(stay), set(stay)
     gaps = [k for k in range(count) if k not in kept]
     order = list(range(count))

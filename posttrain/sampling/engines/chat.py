@@ -1,11 +1,6 @@
-"""A server's `/chat/completions`: it renders, it parses, and it hides token ids.
-
-    POST {"messages": […], "tools": […], "max_tokens": 512, …}
-    →    {"choices": [{"message": {"content": "56", "reasoning_content": "7*8 is 56."}, …}]}
-
-A request holds standard fields only, and what `backend.server` and `backend.thinking` add. Every
-usual spelling of an answer is read; what the server left unparsed in the content is parsed here,
-and a call whose arguments are no JSON object is kept as text. Any other is a failed request.
+"""A server's `/chat/completions`: it renders, it parses, and it hides token ids. Every usual
+spelling of an answer is read, and what the server left unparsed in the content is parsed here; any
+other is a failed request.
 """
 
 from __future__ import annotations
@@ -59,11 +54,8 @@ class ChatSampler:
     async def sample(
         self, requests: Sequence[Request], *, progress: Progress = None
     ) -> list[Generation]:
-        """As `Sampler.sample`; all are under way at once, within the client's bound.
-
-        Raises:
-            ConfigError: something that this server, as the recipe describes it, cannot do.
-        """
+        """As `Sampler.sample`; ConfigError for what this server, as the recipe describes it, cannot
+        do."""
 
         async def one(request: Request) -> Generation:
             sent = self._body(request)

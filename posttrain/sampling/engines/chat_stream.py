@@ -1,11 +1,5 @@
-"""A server's `/chat/completions` as an event stream: shown while it comes, then read as any answer.
-
-    data: {"choices": [{"delta": {"reasoning_content": "7*8"}}]}
-    data: {"choices": [{"delta": {"content": "56"}, "finish_reason": "stop"}]}
-    data: [DONE]
-
-The pieces are put together to the message that the same server would have sent whole, which
-`ChatSampler` reads. A stream that breaks off has no finish reason and is a failed request.
+"""A server's `/chat/completions` as an event stream: its pieces are shown while they come, and put
+together to the message that `ChatSampler` reads. A stream that breaks off is a failed request.
 """
 
 from __future__ import annotations

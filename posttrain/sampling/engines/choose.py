@@ -1,10 +1,6 @@
-"""Logits → the next token of every row, each by its own parameters and its own random numbers.
-
-    uniforms(seeds=[7, 9], positions=[0, 4])  → array([0.61, 0.08])
-    choose(logits, parameters, numbers)       → (tokens, logps)
-
-A row's number depends on its seed and the position only, so a sample is the same whatever else is
-in its batch, up to floating point. Inverse transform sampling takes one number a token.
+"""Logits → the next token of every row, each by its own parameters and its own random numbers,
+which depend on its seed and the position only: a sample is the same whatever else is in its batch,
+up to floating point. Inverse transform sampling takes one number a token.
 """
 
 from __future__ import annotations

@@ -1,10 +1,5 @@
 """Many prompts continued together by one transformers model: prefill, decode, make room, go on.
-
-    decode(model, [EngineRequest(ids=(1, 9, 4), …)], batch_size=256)
-    → [EngineOutput(ids=(17, 5, 2), finish="stop")]
-
-Rows that have ended leave the batch, and waiting prompts take their places, so that no batch lasts
-as long as its longest row.
+Rows that have ended leave the batch, and waiting prompts take their places.
 """
 
 from __future__ import annotations
@@ -113,10 +108,7 @@ def _order(indices: Sequence[int], requests: Sequence[EngineRequest]) -> list[in
 
 @dataclass(slots=True)
 class DecodedRow:
-    """A request and what came of it so far: its ids, what is forced, when it ends.
-
-    `limit` bounds its new ids. A batch's tensors know nothing of stop ids and budgets.
-    """
+    """A request and what came of it so far; `limit` bounds its new ids."""
 
     request: EngineRequest
     limit: int
@@ -183,10 +175,7 @@ _Piece = tuple[CacheRows, torch.Tensor, list["DecodedRow"]]
 
 
 class DecodeBatch:
-    """Rows that go forward at the same time, with their cache and the logits of their next tokens.
-
-    Rows are aligned at their right end, so one column is one step.
-    """
+    """Rows that go forward at the same time, aligned at their right end: one column is one step."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model

@@ -1,10 +1,6 @@
-"""JSON over HTTP to one server: bounded, timed, tried again when that can help, and counted.
-
-    client = Client(recipe.backend)
-    body = await client.post("/completions", {"prompt": [1, 9, 4], …}, key=7)
-
-429, 5xx, time-outs and broken connections are tried again, later each time; any other answer is
-final. A wrong key or address stops the run.
+"""JSON over HTTP to one server: bounded, timed and counted. 429, 5xx, time-outs and broken
+connections are tried again, later each time; any other answer is final. A wrong key or address
+stops the run.
 """
 
 from __future__ import annotations
@@ -115,12 +111,7 @@ class Client:
 
     async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any]]:
         """The JSON objects of the server's event stream as they come; of a plain answer, the one.
-
-        Nothing is tried again: somebody watches, and may ask again.
-
-        Raises:
-            RequestFailed, ConfigError: as `post`.
-        """
+        Nothing is tried again: somebody watches. Raises as `post`."""
         async with self._answer(path, body) as answer:
             if answer.content_type != "text/event-stream":
                 yield await _json(answer)
@@ -201,11 +192,8 @@ def _retry_after(header: str | None) -> float:
 
 
 def key_headers(variable: str | None) -> dict[str, str]:
-    """The header that carries the key of an environment variable.
-
-    Raises:
-        ConfigError: it is not set.
-    """
+    """The header that carries the key of an environment variable; ConfigError where it is not
+    set."""
     if variable is None:
         return {}
     key = os.environ.get(variable)

@@ -1,11 +1,5 @@
-"""A transformers model in this process as an engine.
-
-    engine = TransformersEngine(model, weights="9c1e…", batch_size=256)
-    await engine.generate([EngineRequest(ids=(1, 9, 4), …)])
-    StreamingEngine(model, weights="9c1e…", decode=encoder.decode, show=print)  # one, shown live
-
-The work runs in one thread beside the event loop, so that tools and progress go on meanwhile; a
-cancelled call ends at its next step.
+"""A transformers model in this process as an engine. The work runs in one thread beside the event
+loop, so that tools and progress go on meanwhile; a cancelled call ends at its next step.
 """
 
 from __future__ import annotations
@@ -34,7 +28,6 @@ class TransformersEngine:
     Args:
         model: any that keeps a `DynamicCache`; it is put in eval mode.
         weights: what identifies its weights.
-        batch_size: prompts decoded together.
     """
 
     batched = True
@@ -83,14 +76,11 @@ async def decode_in_thread(
     on_done: OnOutput | None = None,
     on_step: Callable[[Sequence[DecodedRow]], None] | None = None,
 ) -> list[EngineOutput]:
-    """As `decode`, beside the event loop, in whose thread `progress` and `on_done` are called.
-
-    Args:
-        around: what the thread enters while it decodes.
-    """
+    """As `decode` inside of `around`, beside the event loop, in whose thread `progress` and
+    `on_done` are called."""
     loop, cancelled = asyncio.get_running_loop(), threading.Event()
 
-    def in_loop(callback: Callable[..., None] | None) -> Callable[..., None] | None:
+    def in_loop(callback: Callable[..., None] | None) -> Callable[..., Any] | None:
         return callback and (lambda *given: loop.call_soon_threadsafe(callback, *given))
 
     def run() -> list[EngineOutput]:

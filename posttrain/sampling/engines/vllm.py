@@ -1,10 +1,6 @@
-"""vLLM as an `Engine`, offline or behind a server's `/completions`: our rendering, its weights.
-
-    POST {"prompt": [1, 9, 4], "return_token_ids": true, "stop_token_ids": [2], "seed": 7, …}
-    →    {"choices": [{"token_ids": [17, 5, 2], "finish_reason": "stop", …}]}
-
-`return_token_ids` and `stop_token_ids` are vLLM's own fields. Offline needs the extra `vllm` and a
-GPU; written against vLLM's documented interface and not run here.
+"""vLLM as an `Engine`, offline or behind a server's `/completions` with its own fields
+`return_token_ids` and `stop_token_ids`. Offline needs the extra `vllm` and a GPU; written against
+the documented interface and not run here.
 """
 
 from __future__ import annotations
@@ -148,11 +144,8 @@ class VllmEngine:
 
 
 class CompletionsEngine:
-    """An `Engine` over HTTP; concurrency and retries are the client's.
-
-    A server that gives no token ids raises ConfigError at its first answer. Any other answer that
-    cannot be read is one failed request with its reason.
-    """
+    """An `Engine` over HTTP; concurrency and retries are the client's. ConfigError from a server
+    that gives no token ids; any other answer that cannot be read is one failed request."""
 
     batched = False
 
