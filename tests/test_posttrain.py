@@ -36,19 +36,6 @@ def test_a_mistake_names_the_nearest_or_the_way(arguments: list[str], monkeypatc
         command.dispatch(arguments)
 
 
-def test_a_launch_is_accelerates_with_the_shipped_config_and_the_script(monkeypatch):
-    started: list[Namespace] = []
-    monkeypatch.setattr("accelerate.commands.launch.launch_command", started.append)
-    monkeypatch.setattr("signal.signal", lambda *_: None)
-    options = ["--config_file", "accelerate/cpu-2", "--main_process_port", "0"]
-    command.dispatch(["launch", *options, "sft", "--config", "tiny/sft", "out=x"])
-    [options] = started
-    assert options.config_file == str(RECIPES / "accelerate" / "cpu-2.yaml")
-    assert options.main_process_port == 0
-    assert options.training_script == str(SCRIPTS / "sft.py")
-    assert options.training_script_args == ["--config", "tiny/sft", "out=x"]
-
-
 def test_an_interrupted_launch_ends_when_its_process_has(monkeypatch):
     started: list[subprocess.Popen[str]] = []
 

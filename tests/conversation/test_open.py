@@ -19,9 +19,9 @@ from posttrain.config.backend import TransformersBackend
 from posttrain.errors import ConfigError
 from posttrain.records import Message
 from posttrain.sampling.engines.chat_stream import StreamedMessage
-from posttrain.sampling.engines.transformers import StreamingEngine, TextPieces
+from posttrain.sampling.engines.transformers import TextPieces
 from posttrain.sampling.open import opened_sampler
-from posttrain.sampling.sampler import EngineOutput, Parameters, Request, seed_of
+from posttrain.sampling.sampler import Parameters, Request, seed_of
 from scripts.chat import main
 from tests.sampling.small_models import byte_tokenizer
 from tests.sampling.test_open import write_checkpoint
@@ -60,26 +60,6 @@ def test_a_checkpoint_streams_what_the_sampler_makes(tmp_path, monkeypatch):
     plain = re.sub(r"<[^>]*>|\W", "", text)
     assert len(plain) > 3
     assert re.sub(r"<[^>]*>|\W", "", streamed[1]) == plain
-
-
-def test_the_template_decides_about_earlier_reasoning(tmp_path, monkeypatch):
-    """Nemotron's leaves the trace of a finished turn out, as in training."""
-    folder = write_checkpoint(tmp_path / "checkpoint")
-    prompts: list[str] = []
-
-    async def scripted(self: StreamingEngine, requests: Any, **_: Any) -> list[EngineOutput]:
-        prompts.append(self._decode(requests[0].ids))
-        ids = byte_tokenizer().encode("a trace</think>an answer<|im_end|>")
-        return [EngineOutput(tuple(ids), "stop")]
-
-    monkeypatch.setattr(StreamingEngine, "generate", scripted)
-    chat(str(folder), lines="one\ntwo\n/no_think\nthree\n", monkeypatch=monkeypatch)
-    assert len(prompts) == 3
-    assert prompts[1].endswith("two<|im_end|>\n<|im_start|>assistant\n<think>\n")
-    assert prompts[2].endswith("three<|im_end|>\n<|im_start|>assistant\n<think></think>")
-    for prompt in prompts[1:]:
-        assert "an answer" in prompt
-        assert "a trace" not in prompt
 
 
 @pytest.mark.parametrize("text", ["plain words", "naïve 日本 🎉 é", "a\ufffdb", ""])
