@@ -31,10 +31,9 @@ Paired = tuple[int, int, Comparison]  # the indices of the rollouts that are com
 
 
 class JudgedReward:
-    """A `GroupReward`.
+    """A `GroupReward`: groups of answers, compared in pairs.
 
     Args:
-        judge: compares the answers.
         config: `max_failure_rate` of it is held against all comparisons of a step.
         pairing, length: who is compared with whom; what length adds.
         graders: by name; a prompt that names one and has a gold answer is graded, to be watched
@@ -114,18 +113,15 @@ class JudgedReward:
 
     def _accuracies(self, groups: Sequence[Group]) -> list[Values | None]:
         """Per group the grader's score of each rollout; None without a grader."""
-        found: list[Values | None] = [None] * len(groups)
-        for name, grader in self._graders.items():
-            own = [
-                k
-                for k, group in enumerate(groups)
-                if group.prompt.grader == name and group.prompt.gold is not None
-            ]
-            attempts = [Attempt(groups[k].prompt, c) for k in own for c in groups[k].completions]
-            scores = iter(grader.grade(attempts) if attempts else ())
-            for k in own:
-                found[k] = tuple(next(scores).value for _ in groups[k].completions)
-        return found
+        values: list[Values | None] = []
+        for group in groups:
+            grader = self._graders.get(group.prompt.grader or "")
+            if grader is None or group.prompt.gold is None:
+                values.append(None)
+                continue
+            attempts = [Attempt(group.prompt, completion) for completion in group.completions]
+            values.append(tuple(score.value for score in grader.grade(attempts)))
+        return values
 
 
 def principle_of(prompt: Prompt) -> str | None:

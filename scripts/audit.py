@@ -9,8 +9,6 @@ Reads tokenised data: our artifacts, `datasets.save_to_disk`, Parquet and Arrow 
 error, after everything is printed and, with `out`, written.
 """
 
-from __future__ import annotations
-
 import argparse
 
 from posttrain.config.audit import AuditConfig

@@ -4,8 +4,6 @@ posttrain build_dpo --config tiny/build_dpo
 posttrain build_dpo --config tiny/build_dpo out=runs/x total=400 --dry-run
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from pathlib import Path
@@ -22,7 +20,7 @@ def main(argv: list[str] | None = None) -> None:
     recipe, options = parse_recipe(parser, BuildDpoConfig, argv)
     from rich.console import Console
 
-    from data_builders.graders import all_graders
+    from data_builders.environments import all_graders
     from data_builders.pairs import build as pairs
     from posttrain.report import run_stage
     from posttrain.report.console import print_sections
@@ -44,9 +42,8 @@ def main(argv: list[str] | None = None) -> None:
             return pairs.build_pairs(
                 recipe,
                 all_graders(),
-                pairs.pair_encoder(renderer),
+                renderer,
                 out=folder,
-                work=folder / "work",
                 base_dir=Path(),
                 on_progress=lambda what, n: line.update(f"{what}: {n:,}"),
             )

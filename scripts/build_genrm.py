@@ -4,8 +4,6 @@ posttrain build_genrm --config tiny/build_genrm
 posttrain build_genrm --config nemotron-3-nano/build_genrm --dry-run
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -23,7 +21,7 @@ def main(argv: list[str] | None = None) -> None:
 
     from data_builders.judging.build import build
     from data_builders.judging.prompts import token_counter
-    from data_builders.prompts import prompt_inputs, refuse_changes
+    from data_builders.prompts.build import prompt_inputs, refuse_changes
     from posttrain.report import run_stage
     from posttrain.report.console import print_sections
     from posttrain.report.pages.judging import judging_prompts, pairs_by_source

@@ -4,8 +4,6 @@ posttrain build_sft --config tiny/build_sft out=runs/tiny/sft_data
 posttrain build_sft --config tiny/build_sft out=runs/x seed=2 --dry-run
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

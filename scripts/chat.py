@@ -6,8 +6,6 @@
 /help lists the commands. Lines may also come from a pipe.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 from typing import get_args
@@ -47,7 +45,7 @@ def main(argv: list[str] | None = None) -> None:
     from posttrain.config.sample import ToolLoopSampling
     from posttrain.conversation.open import SAMPLING, open_checkpoint, open_server
     from posttrain.conversation.session import Session
-    from posttrain.conversation.terminal import open_terminal, talk
+    from posttrain.conversation.terminal import open_terminal
     from posttrain.environments.base import open_toolkit
     from posttrain.sampling.engines.http import Client
 
@@ -68,9 +66,9 @@ def main(argv: list[str] | None = None) -> None:
         sampling |= named
     limits = validate(sampling | given, ToolLoopSampling, where="sampling").limits()
     with asyncio.Runner() as runner:
-        session = Session(sampler, limits, terminal, tools, ask=terminal.ask, seed=options.seed)
+        session = Session(sampler, limits, terminal, tools, seed=options.seed)
         try:
-            talk(session, terminal, runner)
+            session.talk(runner)
         finally:
             if client is not None:
                 runner.run(client.close())

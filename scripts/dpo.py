@@ -4,8 +4,6 @@ posttrain dpo --config tiny/dpo
 posttrain launch --config_file accelerate/ddp dpo --config tiny/dpo
 """
 
-from __future__ import annotations
-
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.dpo import DpoConfig
 from posttrain.config.paths import refuse_missing_checkpoint

@@ -4,8 +4,6 @@ posttrain genrm --config tiny/genrm
 posttrain launch --config_file accelerate/ddp genrm --config tiny/genrm
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -23,7 +21,7 @@ def main(argv: list[str] | None = None) -> None:
     prompts = [prompt_from_row(json.loads(line)) for line in path.open(encoding="utf-8")]
 
     from posttrain.training.rl.stage import GroupStage
-    from reward.judge.training import VerdictReward, gold_from
+    from reward.judge.verdict import VerdictReward, gold_from
 
     for prompt in prompts:
         gold_from(prompt)  # every prompt has a gold verdict

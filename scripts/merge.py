@@ -4,8 +4,6 @@ posttrain merge runs/x runs/x_bf16 --dtype bfloat16
 posttrain merge downloads/some-adapter runs/merged --base Qwen/Qwen3-0.6B
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -6,8 +6,6 @@
 Trained tokens are green on a terminal; piped, or with NO_COLOR set, they stand in 【 】.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

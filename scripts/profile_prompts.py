@@ -5,8 +5,6 @@ posttrain profile_prompts --config tiny/profile out=runs/x n=4 --dry-run
 posttrain profile_prompts --config tiny/profile_second
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from pathlib import Path
@@ -20,7 +18,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = recipe_parser("Profile the pass rates of prompts.")
     recipe, options = parse_recipe(parser, ProfileConfig, argv)
 
-    from data_builders.prompts import PromptPlan, refuse_changes
+    from data_builders.prompts.build import PromptPlan, refuse_changes
 
     out, config, n = Path(recipe.out), recipe.owner_config(), recipe.n
     plan = PromptPlan(recipe.prompts, recipe.settings, seed=recipe.seed, out=out)

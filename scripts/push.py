@@ -6,8 +6,6 @@
 The token comes from HF_TOKEN or `hf auth login`, the hub's address from HF_ENDPOINT.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

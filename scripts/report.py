@@ -6,8 +6,6 @@ posttrain report runs/a/sft runs/b/sft [--out overlay.html]
 A training run that has not finished has a page too: its curves so far, and whether it is at work.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

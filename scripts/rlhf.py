@@ -4,8 +4,6 @@ posttrain rlhf --config tiny/rlhf
 posttrain launch --config_file accelerate/ddp rlhf --config tiny/rlhf
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from pathlib import Path
@@ -19,7 +17,7 @@ from posttrain.runs import read_artifact
 def main(argv: list[str] | None = None) -> None:
     recipe, options = parse_recipe(recipe_parser("Train a policy by RLHF."), RlhfConfig, argv)
 
-    from data_builders.prompts import PromptPlan, refuse_changes
+    from data_builders.prompts.build import PromptPlan, refuse_changes
 
     out = Path(recipe.out)
     # the names of graders and tools, and the files, before torch is loaded
@@ -29,8 +27,8 @@ def main(argv: list[str] | None = None) -> None:
     from posttrain.training.finish import RESUME
     from posttrain.training.rl.plan import check_reachable
     from posttrain.training.rl.stage import GroupStage, grpo_arguments
-    from reward.judge.cache import VerdictCache
     from reward.judge.judge import GenRmJudge, judge_parents, open_judges
+    from reward.judge.votes import VerdictCache
     from reward.rlhf import JudgedReward
 
     parents = plan.parents + judge_parents(recipe.judge.models, out=out)

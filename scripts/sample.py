@@ -4,8 +4,6 @@ posttrain sample --config tiny/sample
 posttrain sample --config tiny/sample out=runs/x n=4 --dry-run
 """
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import sys
@@ -24,7 +22,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = recipe_parser("Sample completions of prompts.")
     recipe, options = parse_recipe(parser, SampleConfig, argv)
     refuse_missing_checkpoint(recipe.checkpoint, key="checkpoint")
-    from data_builders.prompts import PromptPlan, refuse_changes
+    from data_builders.prompts.build import PromptPlan, refuse_changes
 
     out, config = Path(recipe.out), recipe.owner_config()
     plan = PromptPlan(recipe.prompts, recipe.settings, seed=recipe.seed, out=out)

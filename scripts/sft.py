@@ -4,8 +4,6 @@ posttrain sft --config tiny/sft
 posttrain launch --config_file accelerate/ddp sft --config tiny/sft
 """
 
-from __future__ import annotations
-
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.paths import refuse_missing_checkpoint
 from posttrain.config.sft import SftConfig

@@ -7,8 +7,6 @@ Every stage's recipe is checked before the first begins; a finished stage is ski
 makes the dry run of the first unfinished one: the inputs of later ones are not there yet.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import runpy

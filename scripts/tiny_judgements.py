@@ -3,8 +3,6 @@
 posttrain tiny_judgements --config tiny/judgements [key=value …] [--dry-run]
 """
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 posttrain tiny_world --config tiny/world [key=value …] [--dry-run]
 """
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

@@ -4,8 +4,6 @@ posttrain win_rate --config tiny/win_rate
 posttrain win_rate --config F before=runs/eval:sft after=runs/eval:rlhf out=runs/x
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from pathlib import Path

@@ -1,8 +1,5 @@
 """Pairs that exist as text: rows of preference files → candidate pairs with ids.
 
-    for pair, rows in read_offline(SourceConfig(name="hh", path="pairs.jsonl"), encoder, …):
-        → Pair(id, category="offline", chosen=Side(…), …), 1 or Dropped("mixed_reasoning", …), 1
-
 Each side is rendered once, and each distinct text of a batch is tokenised once.
 """
 
@@ -17,6 +14,7 @@ from typing import Any
 from data_builders.dialects import Conversation, RowProblem, reading_of
 from data_builders.dialects.texts import read_side
 from data_builders.filters.structure import structural_drop
+from data_builders.judging.pair import shared_messages
 from data_builders.keyed import key64
 from data_builders.pairs.candidates import CandidatePair
 from data_builders.pairs.encode import Encoded, PairEncoder, distance, encode_turns, last_turn
@@ -42,9 +40,7 @@ def read_offline(
     seed: int = 0,
     counts: RowCounts | None = None,
 ) -> Iterator[tuple[Pair | Dropped, int]]:
-    """Stream a source's pairs, each with the number of rows that it was read from.
-
-    Every row comes out, in a pair or as dropped with its reason.
+    """Stream a source's pairs or drops, each with the number of rows that it was read from.
 
     Args:
         seed: takes the rejected response where a row has several.
@@ -88,9 +84,13 @@ class _Rendered:
             return Dropped("different_prompts", "the sides do not share a prompt", *place)
         if not chosen.ids or not rejected.ids:
             return Dropped("empty_side", "a side has no tokens of its own", *place)
+        texts = (
+            "".join(s.text for s in sample.segments if s.trained and s.message_index >= self.shared)
+            for sample in self.samples
+        )
         sides = (
-            Side(own.ids, own.mask, _text(sample, self.shared), calls=calls)
-            for own, sample, calls in zip((chosen, rejected), self.samples, self.calls, strict=True)
+            Side(own.ids, own.mask, text, calls=calls)
+            for own, text, calls in zip((chosen, rejected), texts, self.calls, strict=True)
         )
         thinking = self.samples[0].reasoning == "on"
         return Pair(
@@ -109,7 +109,7 @@ def _render(
     except RowProblem as problem:
         return Dropped(problem.reason, str(problem), raw.file, raw.line)
     counts.note_unread(raw.row, (name for name in chosen.unread if name in rejected.unread))
-    shared = _shared(chosen.messages, rejected.messages)
+    shared = shared_messages(chosen.messages, rejected.messages)
     sides = [(side.messages[:shared], side.messages[shared:]) for side in (chosen, rejected)]
     pair_id = content_id((*chosen.messages, *sides[1][1]), chosen.tools)
 
@@ -158,25 +158,8 @@ def _problem(chosen: Conversation, rejected: Conversation, shared: int) -> str |
     if chosen.tools != rejected.tools:
         return "different_tools"
     # a reasoning and a bare answer are continuations of different prompts
-    return "mixed_reasoning" if _reasons(left) != _reasons(right) else None
-
-
-def _shared(chosen: Sequence[Message], rejected: Sequence[Message]) -> int:
-    """Messages that both sides begin with, up to the last user turn at most."""
-    same = sum(
-        1 for _ in itertools.takewhile(lambda p: p[0] == p[1], zip(chosen, rejected, strict=False))
-    )
-    while same and chosen[same - 1].role == "assistant":
-        same -= 1
-    return same
-
-
-def _reasons(messages: Sequence[Message]) -> bool:
-    return any(m.reasons for m in messages)
-
-
-def _text(sample: TrainingSample, shared: int) -> str:
-    return "".join(s.text for s in sample.segments if s.trained and s.message_index >= shared)
+    reasons = [any(message.reasons for message in side) for side in (left, right)]
+    return "mixed_reasoning" if reasons[0] != reasons[1] else None
 
 
 def why_dropped(

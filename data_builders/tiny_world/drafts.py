@@ -35,8 +35,7 @@ SERVICES = ("mail", "web", "disk", "cron", "auth")
 class ItemDraw:
     """What a family is given: a keyed generator and the choices made before it.
 
-    `side` is 0 or 1 in families of pairs: both sides see the same `rng`, and must consume it
-    alike up to the point where they differ.
+    `side` is 0 or 1 in families of pairs; both sides consume the same `rng` alike.
     """
 
     rng: random.Random

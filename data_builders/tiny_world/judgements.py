@@ -1,10 +1,5 @@
 """Pairs of answers to questions of the tiny world, with what a judge should say of them and why.
 
-    make_judgement(Place(3, "train", "maths", 7), choices)
-    → {"id": "judgement-train-3-maths-7", "messages": [{"role": "user", "content": "Add 3 and 4."}],
-       "response_1": "8", "response_2": "7", "score_1": 1, "score_2": 5, "ranking": 6,
-       "reasoning": "3+4\\n3+4=7\\n7\\n[A1]8 8=7 no wrong\\n[A2]7 7=7 yes right", "metadata": {…}}
-
 The question is an item of the tiny world, held out as items are; the answers are drawn each on its
 own, so that neither position is favoured. Two answers of the same worth rank 3.5. The reasoning
 works the question out and then holds each answer against the result, digit by digit.
@@ -15,13 +10,13 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from data_builders.keyed import key64
 from data_builders.tiny_world.drafts import assistant, user
-from data_builders.tiny_world.items import Choices, Place, Split, make_item
+from data_builders.tiny_world.items import Choices, Place, make_item
 from posttrain.config.tiny_world import TinyJudgementsConfig
 from posttrain.records import Message, json_text
 from posttrain.runs import Counts, Manifest, Run, atomic_write_text
@@ -153,10 +148,7 @@ def same_or_not(one: str, other: str) -> str:
 
 
 def compared(answer: str, gold: str) -> str:
-    """Two numbers held against each other digit by digit, up to the first that differs.
-
-    compared("613", "623") == "6=6 yes 1=2 no wrong"; a digit too many is held against "-".
-    """
+    """Two numbers held against each other digit by digit: "6=6 yes 1=2 no wrong"."""
     seen: list[str] = []
     for one, other in itertools.zip_longest(answer, gold, fillvalue="-"):
         seen.append(same_or_not(one, other))
@@ -208,26 +200,16 @@ def write_judgements(run: Run, config: TinyJudgementsConfig) -> Manifest:
 
 
 def _pairs_of_files(config: TinyJudgementsConfig) -> dict[str, list[dict[str, Any]]]:
-    """The pairs of each file, repeats included."""
     parts: dict[str, list[dict[str, Any]]] = {"warm_up": [], "train": [], "heldout": []}
     for family, rows in config.families.items():
-        pairs = _pairs(config, family, rows.difficulties, "train")
-        parts["warm_up"] += [next(pairs) for _ in range(rows.warm_up)]
-        parts["train"] += [next(pairs) for _ in range(rows.train)]
-        held_out = _pairs(config, family, rows.difficulties, "heldout")
-        parts["heldout"] += [next(held_out) for _ in range(rows.heldout)]
+        choices = Choices(rows.difficulties, (1, 0, 0), tools_declared=0, several_turns=0)
+        places = (Place(config.seed, "train", family, index) for index in itertools.count())
+        pairs = (make_judgement(place, choices) for place in places)
+        parts["warm_up"] += itertools.islice(pairs, rows.warm_up)
+        parts["train"] += itertools.islice(pairs, rows.train)
+        held_out = (Place(config.heldout_seed, "heldout", family, k) for k in range(rows.heldout))
+        parts["heldout"] += (make_judgement(place, choices) for place in held_out)
     return parts
-
-
-def _pairs(
-    config: TinyJudgementsConfig, family: str, difficulties: tuple[int, ...], split: Split
-) -> Iterator[dict[str, Any]]:
-    seed = config.seed if split == "train" else config.heldout_seed
-    choices = Choices(
-        difficulties=difficulties, verbosity=(1, 0, 0), tools_declared=0, several_turns=0
-    )
-    for index in itertools.count():
-        yield make_judgement(Place(seed, split, family, index), choices)
 
 
 def _distinct(pairs: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,15 +1,9 @@
 """What a template silently leaves out of a conversation: texts, traces, calls, results, tools.
 
-    left_out(example, template)
-    → "llama3_1 leaves out the text of message 1, which is beside its calls"
-
 Two proofs for every record. Its *shape* (roles, which messages have a text, a trace, calls) is
-rendered once with a word of its own for every part, and a word that is missing is a part that such
-conversations lose. Then the record's own texts are looked for in what was rendered of it, for a
-template may also drop what a text says (all before a `</think>` in it, for one).
-
-A part is looked for in the sequence that trains it, or first shows it. What a template writes of
-earlier turns is what inference shows, so a trace dropped from history is no loss.
+rendered once with a word of its own for every part: a word that is missing is a part that such
+conversations lose. Then its own texts are looked for in the sequence that trains or first shows
+them, for a template may also drop what a text says.
 """
 
 from __future__ import annotations
@@ -61,10 +55,7 @@ class Loss:
 
 
 def left_out(example: Example, template: ChatTemplate) -> str | None:
-    """What the template silently does not write of a record; None for nothing, or if it refuses.
-
-    Training a conversation without its calls or traces would teach something else than it says.
-    """
+    """What the template silently does not write of a record; None for nothing, or if it refuses."""
     lost = losses(example, template)
     return describe(lost, template) if lost else None
 
@@ -187,7 +178,6 @@ def _parts(message: Message) -> Iterator[tuple[LossKind, str]]:
 
 
 def _strings(value: object) -> Iterator[str]:
-    """All texts in a JSON value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):

@@ -3,11 +3,9 @@
     located = locate_prefix(template, rows, (1,), prompts, tools=None)
     located.spans    {1: (71, 95)}    text[71:95] == "2+2 is 4.\\n</think>\\n4<|im_end|>\\n"
 
-The words begin where the generation prompt ends (that prompt is what inference is given, so it is
-never trained) and end where the next message begins. Two ways lead there: `locate_single_pass`
-reads the marks of one render; `locate_prefix` renders prefixes, as NVIDIA's reference does, and is
-both the fallback and the truth that the first is checked against. `options` of all of them are the
-declared tools and what switches thinking.
+Words begin where the generation prompt, which is never trained, ends, and end where the next
+message begins. `locate_prefix` renders prefixes, as NVIDIA's reference does; `locate_single_pass`
+reads the marks of one render. `options` are the declared tools and what switches thinking.
 """
 
 from __future__ import annotations
@@ -52,15 +50,12 @@ def sequences(
                                                  SequencePlan(turn=1, stop=4, trained=(3,))
     user, assistant, user, assistant          →  SequencePlan(turn=0, stop=4, trained=(1, 3))
 
-    As NVIDIA's data preparation does (nemotron-3-nano reference, `chat_sft_shard_core`): a template
-    drops reasoning from earlier turns, so once any message reasons, every user turn is a sequence
-    of its own that trains only that turn's assistant steps. A turn without a trained answer is no
-    sequence.
+    As NVIDIA's data preparation does (nemotron-3-nano reference, `chat_sft_shard_core`): once any
+    message reasons, every user turn is a sequence that trains only that turn's assistant steps.
 
     Args:
-        every_turn: split also when nobody reasons. Some templates (Qwen3's) write a turn without
-            reasoning differently once others follow; each answer is then trained behind the prompt
-            that inference gives it.
+        every_turn: split also when nobody reasons, for templates (Qwen3's) that write a turn
+            without reasoning differently once others follow.
         every_step: split after every assistant message.
     """
     speakers = [i for i, m in enumerate(messages) if m.role == "assistant"]
@@ -92,8 +87,7 @@ class Located(NamedTuple):
 class Prompts:
     """A template's generation prompts, longest first: after a user message, and after a tool's.
 
-    `("",)` where the conversation itself is the prompt: the assistant's words follow the user's
-    message at once, as in Llama 2's `[INST] q [/INST] a </s>`.
+    `("",)` where the assistant's words follow the user's message at once, as in Llama 2's.
     """
 
     after_user: tuple[str, ...]
@@ -119,10 +113,7 @@ def locate_single_pass(
     first: int = 0,
     **options: Any,
 ) -> Located:
-    """Locate by the marks of one render.
-
-    Args:
-        first: what the first message is called.
+    """Locate by the marks of one render; `first` is what the first message is called.
 
     Raises:
         RenderError: the template refused the conversation, or a wanted message is not where a

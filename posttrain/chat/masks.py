@@ -1,8 +1,5 @@
 """One record → the sequences to train on, each a run of trained and untrained text.
 
-    training_samples(example, nemotron_3_nano_template())
-    → (TrainingSample("5f0c…", turn=0, reasoning="on", segments=(…), trained_messages=(1,)),)
-
 Masks follow NVIDIA's data preparation: the generation prompt with its `<think>\\n` or
 `<think></think>` is not trained, everything the assistant then writes through `<|im_end|>\\n` is.
 """
@@ -27,7 +24,7 @@ from posttrain.chat.locate import (
     locate_single_pass,
     sequences,
 )
-from posttrain.chat.profile import Mode, Profile, profile_of
+from posttrain.chat.profile import Mode, profile_of
 from posttrain.chat.reasoning import CLOSE
 from posttrain.chat.template import ChatTemplate
 from posttrain.errors import RenderError
@@ -46,9 +43,8 @@ from posttrain.records import (
 class Segment(NamedTuple):
     """A run of rendered text; `role` and `message_index` are of the message it begins with.
 
-    Text is cut only where tokenising the two sides apart is required (the generation boundary,
-    where inference tokenises apart too) or makes no difference (before a special token), so a
-    tokenizer may encode each segment alone and concatenate.
+    Text is cut only where tokenising the sides apart is required (the generation boundary) or makes
+    no difference (before a special token), so segments may be encoded alone and concatenated.
     """
 
     text: str
@@ -61,8 +57,8 @@ class Segment(NamedTuple):
 class TrainingSample:
     """One sequence to train on.
 
-    `turn` counts the record's user turns when each is a sequence of its own (0 when the record is
-    one sequence). `trained_messages` are indices into the record's messages.
+    `turn` counts the record's user turns when each is a sequence of its own, else 0;
+    `trained_messages` are indices into the record's messages.
     """
 
     record_id: str
@@ -110,14 +106,11 @@ def training_samples(
 ) -> tuple[TrainingSample, ...]:
     """The sequences of one record with their loss masks.
 
-    Each message is rendered at most twice, however many turns there are, for every template whose
-    turns compose (`posttrain.chat.profile`).
-
     Args:
         untrained_close: messages whose `</think>` is left untrained because their reasoning was
             cut to a budget (the later models' masking; Nano trains it).
-        every_step: each assistant message ends a sequence of its own. Some (gpt-oss) write
-            a step's text or trace only while nothing follows it.
+        every_step: each assistant message ends a sequence of its own. Some templates (gpt-oss)
+            write a step's text or trace only while nothing follows it.
 
     Raises:
         RenderError: the template refuses the record, a mask cannot be determined, or a message
@@ -134,7 +127,8 @@ def training_samples(
         return cut_segments(located, example.messages, template, untrained_close)
 
     composed = len(plans) > 1 and profile.composable and not every_step
-    if composed and not _has_markup(example, profile):
+    texts = (text for m in example.messages for text in message_texts(m))
+    if composed and not any(map(profile.tags.search, texts)):
         turns = _compose_turns(template, profile.prompts, rows, options, plans, cut)
     else:
         locate = _LOCATE[profile.mode]
@@ -165,10 +159,6 @@ def as_rows(
         raise RenderError(f"tool arguments or schemas cannot be decoded: {error}") from error
 
 
-def _has_markup(example: Example, profile: Profile) -> bool:
-    return any(profile.tags.search(text) for m in example.messages for text in message_texts(m))
-
-
 def _compose_turns(
     template: ChatTemplate,
     prompts: Prompts,
@@ -177,11 +167,7 @@ def _compose_turns(
     plans: Sequence[SequencePlan],
     cut: Callable[[Located], tuple[Segment, ...]],
 ) -> list[tuple[Segment, ...]]:
-    """History from one render of everything, each earlier turn's own steps from a render of it.
-
-    Turns share the segments of their history, so what a turn costs does not grow with the turns
-    before it.
-    """
+    """History from one render of everything, each earlier turn's own steps from a render of it."""
     whole = locate_single_pass(template, rows, plans[-1].trained, prompts, **options)
     history = cut(whole)
     ends = list(itertools.accumulate(len(segment.text) for segment in history))
@@ -231,11 +217,8 @@ def cut_segments(
 ) -> tuple[Segment, ...]:
     """Cut text at mask boundaries, and before messages that begin with a special token.
 
-    Args:
-        untrained_close: messages whose first `</think>` is left untrained.
-
     Raises:
-        RenderError: one of these messages has no `</think>` in its rendered text.
+        RenderError: a message of `untrained_close` has no `</think>` in its rendered text.
     """
     text = located.text
     trained: set[tuple[int, int]] = set()

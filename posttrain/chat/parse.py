@@ -3,12 +3,9 @@
     parse_completion("2+2 is 4.\\n</think>\\n4<|im_end|>\\n", thinking=True)
     → ParsedCompletion(reasoning="2+2 is 4.", answer="4", tool_calls=(), problems=(), finished=True)
 
-Tool calls are read as models write them: Nemotron's XML, whose arguments are text that the declared
-schema gives its type back, and Hermes' JSON, both inside `<tool_call>`.
-
-This inverts rendering: the parsed message, rendered after the same prompt, gives the same text.
-Whatever cannot be inverted stays in `answer` verbatim and is named in `problems`. An argument's
-text that holds `\\n</parameter>` cannot be told from the end of one; no other text is ambiguous.
+This inverts rendering; what cannot be inverted stays in `answer` verbatim and is named. Calls are
+Nemotron's XML, typed by the declared schema, or Hermes' JSON, inside `<tool_call>`. An argument's
+text that holds `\\n</parameter>` cannot be told from the end of one.
 """
 
 from __future__ import annotations
@@ -69,8 +66,7 @@ def parse_completion(
         thinking: whether the prompt left reasoning open (it ended in `<think>`, or the template
             lets the model open it itself).
         tools: JSON text of the declared tools; their schemas type the arguments of XML calls.
-            Without them, arguments that are JSON objects or arrays are read as such and all others
-            stay text.
+            Without them only arguments that are JSON objects or arrays are no text.
         end_tokens: any of these ends the turn.
     """
     problems: list[Problem] = []
@@ -137,11 +133,7 @@ _UNREADABLE = object()
 def parse_calls(
     text: str, tools: str | None
 ) -> tuple[tuple[ToolCall, ...], str, list[CallProblem]]:
-    """Read consecutive calls.
-
-    Args:
-        text: begins with `<tool_call>`.
-        tools: JSON text of the declared tools, for argument types.
+    """Read consecutive calls from a text that begins with `<tool_call>`.
 
     Returns:
         The calls; whatever text is not one of them, verbatim; and what is wrong.

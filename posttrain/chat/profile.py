@@ -1,8 +1,5 @@
 """What has been established about a template by trying it, once, on probe conversations.
 
-    profile_of(nemotron_3_nano_template()).describe()
-    "nemotron_3_nano (sha256 0e1f2a3b4c5d): split in a single pass; generation prompt untrained"
-
 The single pass is only trusted after it gave the prefix-by-prefix answer on every probe that the
 template accepts.
 """
@@ -13,7 +10,7 @@ import contextlib
 import functools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from posttrain.chat.locate import (
@@ -40,10 +37,8 @@ class Profile:
     """How to split a template's output.
 
     `composable`: a user turn rendered alone gives the same text as at the end of its conversation,
-    so each message needs rendering at most twice however many turns there are. `tags` matches the
-    template's own markup; a conversation that contains some is rendered turn by turn in full.
-    `every_turn`: a turn without reasoning is written differently once others follow, so each is a
-    sequence of its own.
+    so each message is rendered at most twice; a conversation with `tags` in it is rendered turn by
+    turn. `every_turn`: each turn is a sequence, since others behind it change how it is written.
     """
 
     name: str
@@ -170,8 +165,7 @@ def _choose_mode(template: ChatTemplate, prompts: Prompts, every_turn: bool) -> 
 
 
 def _is_composable(template: ChatTemplate, every_turn: bool) -> bool:
-    """Whether history through a user message from one render, and the rest of that turn from
-    another, are what rendering both together gives."""
+    """Whether history and a turn of two renders are what rendering both together gives."""
     for probe in PROBES:
         rows, options = _as_rows(probe)
         for sequence in sequences(probe, every_turn=every_turn)[:-1]:
@@ -275,24 +269,13 @@ PROBES: tuple[tuple[Message, ...], ...] = (
 def variants_hint(template: ChatTemplate) -> str:
     """For a refused template: those of the installed TRL that give the same prompt and work."""
     question: list[Row] = [{"role": "user", "content": "q"}]
-    try:
-        prompt = template.text(question, add_generation_prompt=True)
-    except RenderError:
-        return ""
     working: list[str] = []
     for name, source in trl_templates().items():
-        other = ChatTemplate(
-            source,
-            name=name,
-            variables=template.variables,
-            special_tokens=template.special_tokens,
-        )
-        try:
-            if other.text(question, add_generation_prompt=True) == prompt:
-                profile_of(other)
+        other = replace(template, source=source, name=name)
+        with contextlib.suppress(RenderError):
+            prompts = [t.text(question, add_generation_prompt=True) for t in (template, other)]
+            if prompts[0] == prompts[1] and profile_of(other):
                 working.append(f"{name}.jinja")
-        except RenderError:
-            continue
     if not working:
         return ""
     return (

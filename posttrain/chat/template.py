@@ -1,11 +1,7 @@
 """A chat template that knows where in its output each message lies.
 
-    template = nemotron_3_nano_template()
-    layout = template.layout([{"role": "user", "content": "Hi"}], tools=None)
-    layout.text      "<|im_start|>system\\n<|im_end|>\\n<|im_start|>user\\nHi<|im_end|>\\n"
-    layout.starts    (32,)
-
-One render gives the text and every message's offset (see `posttrain.chat.jinja`).
+layout = nemotron_3_nano_template().layout([{"role": "user", "content": "Hi"}], tools=None)
+layout.text, layout.starts    ("<|im_start|>system\\n<|im_end|>\\n<|im_start|>user\\nHi…", (32,))
 """
 
 from __future__ import annotations
@@ -37,9 +33,9 @@ _FAILURES = (TypeError, AttributeError, ValueError, LookupError, ArithmeticError
 class RenderedLayout(NamedTuple):
     """Rendered text and where things lie in it, in characters.
 
-    `starts[k]` is where message k begins, `None` when the template wrote it outside its loop
-    (a system message in a preamble). `end` is where the message loop ends; what follows is the
-    generation prompt or a closing suffix. `starts` is `None` when messages could not be located.
+    `starts[k]` is where message k begins, `None` when the template wrote it outside its loop (a
+    system message in a preamble); `starts` is `None` when messages could not be located. `end` is
+    where the loop ends; the generation prompt or a closing suffix follows.
     """
 
     text: str
@@ -56,8 +52,8 @@ class ChatTemplate:
         source: the Jinja source.
         name: what to call it in messages to the user.
         variables: passed to every render: special tokens (`bos_token`, …) and fixed kwargs.
-        special_tokens: texts the tokenizer always splits at; text is only cut for tokenising
-            where one of them begins. Empty: text is cut at generation boundaries alone.
+        special_tokens: texts the tokenizer always splits at; text is cut for tokenising only where
+            one begins, and at generation boundaries.
     """
 
     source: str
@@ -158,38 +154,30 @@ class ChatTemplate:
 
 
 def _read_marks(marked: str, count: int) -> RenderedLayout:
-    pieces = marked.split(_OPEN)
-    starts: list[int | None] = [None] * count
+    head, *marks = marked.split(_OPEN)
+    pieces, position, last, end, opened, located = [head], len(head), -1, None, 0, True
+    starts: dict[int, int] = {}
     generation: list[tuple[int, int]] = []
-    opened, end, position, located, last = 0, None, len(pieces[0]), True, -1
-    for k in range(1, len(pieces)):
-        name, _, piece = pieces[k].partition(_CLOSE)
-        pieces[k] = piece
-        if name.isdecimal():
-            number = int(name)
-            if last < number < count:
-                last = number
-                starts[last] = position
-            else:  # out of order
-                located = False
+    for mark in marks:
+        name, _, piece = mark.partition(_CLOSE)
+        if name.isdecimal() and int(name) > last:
+            last = int(name)
+            starts[last] = position
         elif name == _END:
             end = position
         elif name == GENERATION_START:
             opened = position
         elif name == GENERATION_END:
             generation.append((opened, position))
-        else:  # a loop over something else than messages
+        else:  # out of order, or a loop over something else than messages
             located = False
+        pieces.append(piece)
         position += len(piece)
-    located = located and last == count - 1
     # only leading messages may be missing from the loop
-    if located and None in starts:
-        first = next((i for i, s in enumerate(starts) if s is not None), count)
-        located = None not in starts[first:]
+    located = located and [*starts] == [*range(count)][-len(starts) :]
+    order = tuple(starts.get(k) for k in range(count)) if located else None
     end = position if end is None else end
-    return RenderedLayout(
-        "".join(pieces), tuple(starts) if located else None, end, tuple(generation)
-    )
+    return RenderedLayout("".join(pieces), order, end, tuple(generation))
 
 
 def trl_templates() -> dict[str, str]:

@@ -1,7 +1,5 @@
 """The recipe of an audit, and the thresholds on masks that it shares with builds of SFT data."""
 
-from __future__ import annotations
-
 from pydantic import Field
 
 from posttrain.config.base import Strict
@@ -11,23 +9,22 @@ class SupervisionLimits(Strict):
     """What stops a build or fails an audit, as shares of one source's sequences. `null` sets no
     limit. All are ours.
 
-    Args:
-        nothing_trained: most in which no token is trained: no answer, or none left after clipping.
-        min_end_trained: least whose last answer ends with a trained end token; an answer without
-            one teaches not to stop, and some are clipped in any long data.
-        max_empty_answers: most with an answer of which nothing but its end is trained, which
-            teaches to stop at once.
-        max_think_header: most in which the `<think>` that the generation prompt opens, or its empty
-            trace, is trained: inference gives it, the model is never to write it.
-        max_turn_tokens: most in which a token that opens turns, or the pad, is trained: an unmasked
-            prompt, or a chat pasted into an answer.
-        max_prompt_trained: most in which a token of a system, user or tool turn is trained, where
-            turns can be told apart.
-        min_trained: least share of trained *tokens*; long documents with a short answer are honest.
-        max_duplicated: most that are copies of another sequence, beside the mixture's repeats; some
-            sets repeat a short chat on purpose.
-        max_empty_think: most that train an answer after an empty trace, as is right for every
-            source that does not reason.
+    nothing_trained: most in which no token is trained: no answer, or none left after clipping.
+    min_end_trained: least whose last answer ends with a trained end token; an answer without one
+        teaches not to stop, and some are clipped in any long data.
+    max_empty_answers: most with an answer of which nothing but its end is trained, which teaches to
+        stop at once.
+    max_think_header: most in which the `<think>` that the generation prompt opens, or its empty
+        trace, is trained: inference gives it, the model is never to write it.
+    max_turn_tokens: most in which a token that opens turns, or the pad, is trained: an unmasked
+        prompt, or a chat pasted into an answer.
+    max_prompt_trained: most in which a token of a system, user or tool turn is trained, where turns
+        can be told apart.
+    min_trained: least share of trained *tokens*; long documents with a short answer are honest.
+    max_duplicated: most that are copies of another sequence, beside the mixture's repeats; some
+        sets repeat a short chat on purpose.
+    max_empty_think: most that train an answer after an empty trace, as is right for every source
+        that does not reason.
     """
 
     nothing_trained: float = Field(default=0.01, ge=0, le=1)
@@ -44,12 +41,11 @@ class SupervisionLimits(Strict):
 class AuditTokenizer(Strict):
     """The tokenizer that a data set was made with.
 
-    Args:
-        path: a directory, or a hub id (then name its `revision`).
-        revision: commit of a hub id.
-        chat_template: `own` (the tokenizer's, if it has one), `nemotron_3_nano`, or a Jinja file.
-            It tells turns apart; without one, trained prompts are not looked for.
-        stop_tokens: tokens that end a turn, beside the tokenizer's eos and `<|im_end|>`.
+    path: a directory, or a hub id (then name its `revision`).
+    revision: commit of a hub id.
+    chat_template: `own` (the tokenizer's, if it has one), `nemotron_3_nano`, or a Jinja file. It
+        tells turns apart; without one, trained prompts are not looked for.
+    stop_tokens: tokens that end a turn, beside the tokenizer's eos and `<|im_end|>`.
     """
 
     path: str
@@ -61,12 +57,11 @@ class AuditTokenizer(Strict):
 class AuditConfig(Strict):
     """One look at the loss masks of tokenised data.
 
-    Args:
-        data: artifacts (`sft_data`, `dpo_data`), directories of `datasets.save_to_disk`, Parquet
-            and Arrow files, folders of them.
-        tokenizer: what the ids mean; `null` takes the one in the first path.
-        limits: what fails the audit.
-        out: an artifact with a report; `null` prints only.
+    data: artifacts (`sft_data`, `dpo_data`), directories of `datasets.save_to_disk`, Parquet and
+        Arrow files, folders of them.
+    tokenizer: what the ids mean; `null` takes the one in the first path.
+    limits: what fails the audit.
+    out: an artifact with a report; `null` prints only.
     """
 
     data: tuple[str, ...] = Field(min_length=1)

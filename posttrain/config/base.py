@@ -3,8 +3,6 @@
 Defaults live on the schema field and nowhere else.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Self
@@ -13,7 +11,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 
 
 class Strict(BaseModel):
-    """A schema that forbids unknown keys, coerces nothing but int → float, and is immutable."""
+    """A schema that forbids unknown keys, coerces nothing but int → float, and is immutable.
+
+    Docstrings of schemas end with what their keys are, `key: …` a line, which `--help` prints.
+    """
 
     model_config = ConfigDict(
         extra="forbid",

@@ -1,7 +1,5 @@
 """The recipe of preference data: `posttrain build_dpo --config tiny/build_dpo`."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -17,25 +15,24 @@ PairingRule = Literal["even", "once"]
 class BuildDpoConfig(Strict):
     """One preference data set (paper, Appendix C).
 
-    Args:
-        samples: artifacts of the sampling stage, graded here.
-        offline: sources of pairs that exist as text (chosen/rejected): the category `offline`.
-        tokenizer: where there are no samples, or a server made them and hid its own.
-        categories: category → share of the pairs, 1 in all; one that is not named is not built.
-        total: pairs at most; `null` takes as many as the shares allow. Where a category is too
-            small, the others shrink with it, so that shares hold.
-        pairs_per_prompt: at most, of one prompt in one category. The paper has about 50,000 pairs
-            of 2,000 tasks (25 each), by a rule that it does not state.
-        rule: `even` pairs every right completion with every wrong one, using each as evenly as can
-            be, up to `pairs_per_prompt`; `once` uses no completion twice.
-        thinking_on: share of each category's pairs with reasoning on; `null` leaves it as sampled.
-        right_at: a score from here on is right; below it is wrong.
-        minimum_distance: drop pairs of which a smaller share of tokens lies between their common
-            beginning and common end (0 keeps all): DPO would push the chosen down as well.
-        match_length: among pairs that differ by about as many tokens, keep as many whose chosen is
-            the longer as the shorter one, so that DPO cannot learn length.
-        max_length: prompt and completion, in tokens; longer pairs are dropped.
-        shard_pairs: pairs of a shard.
+    samples: artifacts of the sampling stage, graded here.
+    offline: sources of pairs that exist as text (chosen/rejected): the category `offline`.
+    tokenizer: where there are no samples, or a server made them and hid its own.
+    categories: category → share of the pairs, 1 in all; one that is not named is not built.
+    total: pairs at most; `null` takes as many as the shares allow. Where a category is too small,
+        the others shrink with it, so that shares hold.
+    pairs_per_prompt: at most, of one prompt in one category. The paper has about 50,000 pairs of
+        2,000 tasks (25 each), by a rule that it does not state.
+    rule: `even` pairs every right completion with every wrong one, using each as evenly as can be,
+        up to `pairs_per_prompt`; `once` uses no completion twice.
+    thinking_on: share of each category's pairs with reasoning on; `null` leaves it as sampled.
+    right_at: a score from here on is right; below it is wrong.
+    minimum_distance: drop pairs of which a smaller share of tokens lies between their common
+        beginning and common end (0 keeps all): DPO would push the chosen down as well.
+    match_length: among pairs that differ by about as many tokens, keep as many whose chosen is the
+        longer as the shorter one, so that DPO cannot learn length.
+    max_length: prompt and completion, in tokens; longer pairs are dropped.
+    shard_pairs: pairs of a shard.
     """
 
     out: str

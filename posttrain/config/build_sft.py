@@ -1,7 +1,5 @@
 """The recipe of the SFT data stage: `posttrain build_sft --config tiny/build_sft`."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Literal
 
@@ -25,13 +23,12 @@ LossKind = Literal[
 class TokenizerConfig(Strict):
     """Which tokenizer, and which chat template it renders with.
 
-    Args:
-        path: a directory, or a hub id (then name its `revision`).
-        revision: commit of a hub id.
-        chat_template: `own` (the tokenizer's), `nemotron_3_nano` (the installed TRL's, pinned by
-            digest), or the path of a Jinja file.
-        template_variables: fixed variables of the template, e.g. a date for one that reads a clock.
-        pad_token: a token other than the one that ends a turn; `null` keeps the tokenizer's.
+    path: a directory, or a hub id (then name its `revision`).
+    revision: commit of a hub id.
+    chat_template: `own` (the tokenizer's), `nemotron_3_nano` (the installed TRL's, pinned by
+        digest), or the path of a Jinja file.
+    template_variables: fixed variables of the template, e.g. a date for one that reads a clock.
+    pad_token: a token other than the one that ends a turn; `null` keeps the tokenizer's.
     """
 
     path: str
@@ -44,12 +41,11 @@ class TokenizerConfig(Strict):
 class SftTokenizer(TokenizerConfig):
     """The tokenizer of a large data set.
 
-    Args:
-        backend: what makes the ids, the same in any case: `auto` is tiktoken where that is exact.
-        split_steps: every assistant message ends a sequence of its own, and parallel calls follow
-            one another, each with its result: for templates that write a step's text or trace only
-            while it is the last (gpt-oss), or one call a message.
-        allow_left_out: what the template may leave out of a record that is kept all the same.
+    backend: what makes the ids, the same in any case: `auto` is tiktoken where that is exact.
+    split_steps: every assistant message ends a sequence of its own, and parallel calls follow one
+        another, each with its result: for templates that write a step's text or trace only while it
+        is the last (gpt-oss), or one call a message.
+    allow_left_out: what the template may leave out of a record that is kept all the same.
     """
 
     backend: Literal["auto", "tokenizers", "tiktoken"] = "auto"
@@ -60,9 +56,8 @@ class SftTokenizer(TokenizerConfig):
 class LogUniformBudgets(Strict):
     """Budgets with a log-uniform density.
 
-    Args:
-        low: the smallest, in tokens.
-        high: the largest; null: just below the trace.
+    low: the smallest, in tokens.
+    high: the largest; null: just below the trace.
     """
 
     kind: Literal["log_uniform"]
@@ -77,8 +72,7 @@ class LogUniformBudgets(Strict):
 class ChoiceBudgets(Strict):
     """Budgets drawn evenly from a list.
 
-    Args:
-        choices: in tokens; those shorter than the trace take part.
+    choices: in tokens; those shorter than the trace take part.
     """
 
     kind: Literal["choices"]
@@ -88,12 +82,11 @@ class ChoiceBudgets(Strict):
 class ReasoningConfig(Strict):
     """Reasoning control (paper 3.1.4): how often traces are removed, and how often cut short.
 
-    Args:
-        strip: share of the records with reasoning that lose it altogether; paper: 0.10.
-        truncate: share of the remaining traces cut to a budget, the answer kept; paper: 0.03.
-        budgets: how many tokens a cut trace keeps. The paper gives no distribution: this is ours.
-        truncated_close: whether the early `</think>` after a cut is trained. `trained` follows from
-            Nano's published data code; `masked` is what NVIDIA documents for the later Ultra.
+    strip: share of the records with reasoning that lose it altogether; paper: 0.10.
+    truncate: share of the remaining traces cut to a budget, the answer kept; paper: 0.03.
+    budgets: how many tokens a cut trace keeps. The paper gives no distribution: this is ours.
+    truncated_close: whether the early `</think>` after a cut is trained. `trained` follows from
+        Nano's published data code; `masked` is what NVIDIA documents for the later Ultra.
     """
 
     strip: float = Field(default=0.0, ge=0, le=1)
@@ -107,8 +100,7 @@ class ReasoningConfig(Strict):
 class SourceReasoning(Strict):
     """A source's own rates.
 
-    Args:
-        strip, truncate: null follows the recipe's `reasoning`.
+    strip, truncate: null follows the recipe's `reasoning`.
     """
 
     strip: float | None = Field(default=None, ge=0, le=1)
@@ -118,9 +110,8 @@ class SourceReasoning(Strict):
 class HeldOutConfig(Strict):
     """How much of a source is kept for evaluation, never trained on: a share or a count.
 
-    Args:
-        rate: share of the conversations.
-        rows: conversations of each source.
+    rate: share of the conversations.
+    rows: conversations of each source.
     """
 
     rate: float | None = Field(default=None, ge=0, lt=1)
@@ -134,9 +125,8 @@ class HeldOutConfig(Strict):
 class SftAugment(AugmentConfig):
     """Prompt augmentation: some records are asked in another template, the rest stay as they are.
 
-    Args:
-        question: a regular expression that matches the whole user message, with a group `question`
-            (and `options`, for templates that show them); null: all of it is the question.
+    question: a regular expression that matches the whole user message, with a group `question` (and
+        `options`, for templates that show them); null: all of it is the question.
     """
 
     question: str | None = None
@@ -156,14 +146,13 @@ class SftAugment(AugmentConfig):
 class SftSource(SourceConfig):
     """A source and how much of it the mixture takes: at most one of share, rows, tokens.
 
-    Args:
-        share: of `mixture.total`, among the sources that state a share.
-        rows: records (conversations), repeats counted.
-        tokens: tokens, repeats counted.
-        max_epochs: how often a record may be seen at most; `null` follows the mixture's.
-        reasoning: rates for this source.
-        held_out: for this source, instead of the recipe's.
-        augment: for this source; null: every record is asked in its own words.
+    share: of `mixture.total`, among the sources that state a share.
+    rows: records (conversations), repeats counted.
+    tokens: tokens, repeats counted.
+    max_epochs: how often a record may be seen at most; `null` follows the mixture's.
+    reasoning: rates for this source.
+    held_out: for this source, instead of the recipe's.
+    augment: for this source; null: every record is asked in its own words.
     """
 
     name: Name
@@ -189,13 +178,12 @@ class SftSource(SourceConfig):
 class MixtureConfig(Strict):
     """How sources add up.
 
-    Args:
-        unit: what shares and `total` are measured in.
-        total: what the shares divide; `null` takes the largest that keeps every sharing source
-            within its `max_epochs`. Sources with `rows` or `tokens` come on top.
-        max_epochs: cap on repeats; `null`: 4, or 1 without a total. Ours, the paper gives none: up
-            to four epochs cost little (Muennighoff et al. 2023).
-        tolerance: largest relative difference between requested and realised amount of a source.
+    unit: what shares and `total` are measured in.
+    total: what the shares divide; `null` takes the largest that keeps every sharing source within
+        its `max_epochs`. Sources with `rows` or `tokens` come on top.
+    max_epochs: cap on repeats; `null`: 4, or 1 without a total. Ours, the paper gives none: up to
+        four epochs cost little (Muennighoff et al. 2023).
+    tolerance: largest relative difference between requested and realised amount of a source.
     """
 
     unit: Unit = "tokens"
@@ -207,9 +195,8 @@ class MixtureConfig(Strict):
 class PackingConfig(Strict):
     """Packs of one length.
 
-    Args:
-        max_length: tokens of a pack.
-        overlong: a longer sequence is dropped, or its end is clipped off; either is counted.
+    max_length: tokens of a pack.
+    overlong: a longer sequence is dropped, or its end is clipped off; either is counted.
     """
 
     max_length: int = Field(ge=8)
@@ -219,9 +206,8 @@ class PackingConfig(Strict):
 class ShardConfig(Strict):
     """When a shard is closed.
 
-    Args:
-        packs: at so many packs.
-        bytes: or at so many bytes of tokens and labels.
+    packs: at so many packs.
+    bytes: or at so many bytes of tokens and labels.
     """
 
     packs: int = Field(default=8192, ge=1)
@@ -231,11 +217,10 @@ class ShardConfig(Strict):
 class LimitsConfig(SupervisionLimits):
     """What stops a build: too much lost to a reason, or masks that teach the wrong thing.
 
-    Args:
-        overlong: largest share of a source's rows or sequences that may be longer than a pack.
-        render_error: largest share of a source's rows that the template may refuse.
-        left_out: largest share of its rows that may be dropped because the template does not
-            write all of them (`tokenizer.allow_left_out` keeps such rows).
+    overlong: largest share of a source's rows or sequences that may be longer than a pack.
+    render_error: largest share of a source's rows that the template may refuse.
+    left_out: largest share of its rows that may be dropped because the template does not write all
+        of them (`tokenizer.allow_left_out` keeps such rows).
     """
 
     overlong: float = Field(default=0.5, ge=0, le=1)
@@ -252,16 +237,15 @@ EXECUTION = frozenset({"executor", "workers", "part_bytes", "parts_dir"})
 class BuildSftConfig(Strict):
     """One SFT data set. `out` is where it goes; all but `EXECUTION` decides what it holds.
 
-    Args:
-        deduplication: records that say what another says are dropped; null keeps all.
-        decontamination: records that hold what evaluation asks are dropped; null keeps all.
-        licenses: only these may enter; null: any.
-        executor: `local` works on this machine; `ray` on a Ray cluster that `RAY_ADDRESS` names and
-            that sees the same disk, or on a Ray of its own.
-        workers: processes that prepare parts and write shards, each of one thread.
-        part_bytes: about how much input a worker takes at a time, and a killed build does again.
-        parts_dir: where prepared parts are kept for other builds of the same rows; null keeps them
-            in `out` until the build is finished.
+    deduplication: records that say what another says are dropped; null keeps all.
+    decontamination: records that hold what evaluation asks are dropped; null keeps all.
+    licenses: only these may enter; null: any.
+    executor: `local` works on this machine; `ray` on a Ray cluster that `RAY_ADDRESS` names and
+        that sees the same disk, or on a Ray of its own.
+    workers: processes that prepare parts and write shards, each of one thread.
+    part_bytes: about how much input a worker takes at a time, and a killed build does again.
+    parts_dir: where prepared parts are kept for other builds of the same rows; null keeps them in
+        `out` until the build is finished.
     """
 
     out: str

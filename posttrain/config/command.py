@@ -1,7 +1,5 @@
 """The command line that every stage has: `--config RECIPE [--dry-run] [key.path=value …]`."""
 
-from __future__ import annotations
-
 import argparse
 import errno
 import importlib.metadata

@@ -4,14 +4,11 @@ launch.world_size    whole number ≥ 1, or null = null
       processes that the launcher must have started; null: unchecked.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import json
 import re
 import textwrap
-import types
 import typing
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -19,6 +16,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from posttrain.config.load import is_block, parts_of, tags_of
 from posttrain.config.sft import TrainingRecipe
 
 _WIDTH = 100
@@ -34,7 +32,7 @@ _COMMON = dict.fromkeys(("engine", "format", "kind"), "chooses the block.") | {
     "write_dropped": "write the dropped rows, each with its reason, to dropped.jsonl.",
 }
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
-_ARGUMENT = re.compile(r"    (\w+(?:, \w+)*): (.*)")
+_KEYS = re.compile(r"(\w+(?:, \w+)*): (.*)", re.DOTALL)
 
 
 def describe(schema: type[BaseModel]) -> str:
@@ -61,44 +59,17 @@ def keys_of(
     `defaults` is the block that stands there by default, where its values differ from its schema's.
     """
     for name, field in schema.model_fields.items():
-        parts = list(_parts(field.annotation))
-        blocks = [(path, part) for path, part in parts if _is_block(part) and part not in above]
+        parts = list(parts_of(field.annotation))
+        blocks = [(path, part) for path, part in parts if is_block(part) and part not in above]
         value = None if field.is_required() else field.get_default(call_default_factory=True)
         value = value if defaults is None else getattr(defaults, name)
         head = f"{prefix}{name}    {_type_text(field, parts)}{_default(field, value)}"
         yield head, description(schema, name, field)
         for path, block in blocks:
-            tag = _tag(block) if len(blocks) > 1 else ""
+            key, values = tags_of(block)
+            tag = f" ({key}: {' | '.join(values)})" if key and len(blocks) > 1 else ""
             own = value if isinstance(value, block) else None
             yield from keys_of(block, f"{prefix}{name}{path}{tag}.", (*above, block), own)
-
-
-def _parts(annotation: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """What an annotation is made of: members of unions, items of lists and mappings."""
-    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is typing.Annotated:
-        yield from _parts(args[0], path)
-    elif origin in (typing.Union, types.UnionType):
-        for member in args:
-            yield from _parts(member, path)
-    elif origin in (tuple, list):
-        yield from _parts(args[0], f"{path}.N")
-    elif origin is dict:
-        yield from _parts(args[1], f"{path}.NAME")
-    else:
-        yield path, annotation
-
-
-def _is_block(part: Any) -> bool:
-    return isinstance(part, type) and issubclass(part, BaseModel)
-
-
-def _tag(block: type[BaseModel]) -> str:
-    """What chooses a block among several: ` (kind: vllm)`."""
-    for key, field in block.model_fields.items():
-        if typing.get_origin(field.annotation) is Literal and field.is_required():
-            return f" ({key}: {' | '.join(typing.get_args(field.annotation))})"
-    return ""
 
 
 def _type_text(field: FieldInfo, parts: list[tuple[str, Any]]) -> str:
@@ -109,7 +80,7 @@ def _type_text(field: FieldInfo, parts: list[tuple[str, Any]]) -> str:
         elif typing.get_origin(part) is Literal:
             text = " | ".join(map(str, typing.get_args(part)))
         else:
-            text = _NAMES.get(part, "block" if _is_block(part) else str(part))
+            text = _NAMES.get(part, "block" if is_block(part) else str(part))
         if path:
             text = f"{'names' if path.startswith('.NAME') else 'list'} of {text}"
         texts[text] = None
@@ -140,24 +111,16 @@ def _default(field: FieldInfo, value: Any) -> str:
 def description(schema: type[BaseModel], name: str, field: FieldInfo) -> str:
     """What a field is, by the docstring of its schema, of one above it, or of its block."""
     owners = [owner for owner in schema.__mro__ if owner is not BaseModel]
-    texts = [text for owner in owners if (text := _arguments(owner).get(name))]
-    blocks = [part for _, part in _parts(field.annotation) if _is_block(part)]
+    texts = [text for owner in owners if (text := _keys(owner).get(name))]
+    blocks = [part for _, part in parts_of(field.annotation) if is_block(part)]
     texts += [(inspect.getdoc(block) or "").partition("\n\n")[0] for block in blocks[:1]]
     return next(iter([*texts, field.description or _COMMON.get(name, "")]))
 
 
 @functools.cache
-def _arguments(owner: type) -> dict[str, str]:
-    """The `Args:` of a class's own docstring."""
-    _, _, listed = (inspect.cleandoc(owner.__dict__.get("__doc__") or "")).partition("\nArgs:\n")
-    found: dict[str, str] = {}
-    names: list[str] = []
-    for line in listed.splitlines():
-        if match := _ARGUMENT.fullmatch(line):
-            names = match[1].split(", ")
-            found |= dict.fromkeys(names, match[2])
-        elif line.strip() and not line.startswith(" "):
-            break
-        elif line.strip() and names:
-            found |= {name: f"{found[name]} {line.strip()}" for name in names}
-    return found
+def _keys(owner: type) -> dict[str, str]:
+    """The lines `key: …` of a class's own docstring."""
+    _, _, listed = inspect.cleandoc(owner.__dict__.get("__doc__") or "").rpartition("\n\n")
+    entries = re.split(r"\n(?! )", listed)
+    matches = [match for entry in entries if (match := _KEYS.fullmatch(entry))]
+    return {name: " ".join(m[2].split()) for m in matches for name in m[1].split(", ")}

@@ -1,9 +1,7 @@
 """The recipes of evaluations: of checkpoints, of judges, of one policy against another; gates."""
 
-from __future__ import annotations
-
 import re
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import Field
 
@@ -33,9 +31,8 @@ _NAME = re.compile(r"[\w+-][\w.+-]*")
 class EvaluatedConfig(Strict):
     """One checkpoint, where its path alone does not say everything.
 
-    Args:
-        path: as `checkpoint` of a sampling recipe.
-        backend: what it runs on, instead of the recipe's.
+    path: as `checkpoint` of a sampling recipe.
+    backend: what it runs on, instead of the recipe's.
     """
 
     path: str | None = None
@@ -45,10 +42,9 @@ class EvaluatedConfig(Strict):
 class CheckpointsConfig(Strict):
     """The checkpoints of an evaluation and how many completions of each prompt they make.
 
-    Args:
-        checkpoints: name → path, or path and backend; the others are compared with the first.
-        backend: what checkpoints run on that name no backend of their own.
-        n, chunk, max_failure_rate: as in a sampling recipe.
+    checkpoints: name → path, or path and backend; the others are compared with the first.
+    backend: what checkpoints run on that name no backend of their own.
+    n, chunk, max_failure_rate: as in a sampling recipe.
     """
 
     out: str
@@ -83,10 +79,9 @@ class CheckpointsConfig(Strict):
 class InspectRole(Strict):
     """A further model that an inspect task calls, such as its user or its grader.
 
-    Args:
-        backend: what it runs on.
-        checkpoint: as of a judge: the model, or the one that a server serves.
-        thinking: whether it is asked to reason.
+    backend: what it runs on.
+    checkpoint: as of a judge: the model, or the one that a server serves.
+    thinking: whether it is asked to reason.
     """
 
     backend: BackendConfig
@@ -100,15 +95,14 @@ class InspectRole(Strict):
 class InspectTask(Strict):
     """A task that was written for inspect, which brings its prompts, tools and scorer.
 
-    Args:
-        task: a registered name such as `inspect_evals/tau2_airline`, or `path/to/file.py@name`.
-        arguments: of the task.
-        score: the scorer whose value counts, with `.key` where it has several, or `.*` for their
-            mean; null: its only one.
-        roles: models by the role that the task calls them.
-        count: how many of its samples to take, the first ones; null takes all.
-        obtain: where its data come from, shown where they are missing.
-        templates: every sample's input is given in each template of a set or a file.
+    task: a registered name such as `inspect_evals/tau2_airline`, or `path/to/file.py@name`.
+    arguments: of the task.
+    score: the scorer whose value counts, with `.key` where it has several, or `.*` for their mean;
+        null: its only one.
+    roles: models by the role that the task calls them.
+    count: how many of its samples to take, the first ones; null takes all.
+    obtain: where its data come from, shown where they are missing.
+    templates: every sample's input is given in each template of a set or a file.
     """
 
     format: Literal["inspect"]
@@ -137,8 +131,7 @@ AnyTask = Annotated[
 class EvalSetting(Setting):
     """One way in which tasks are given.
 
-    Args:
-        sampling: keys of the recipe's `sampling` with other values.
+    sampling: keys of the recipe's `sampling` with other values.
     """
 
     sampling: dict[str, float | int | None] = Field(default_factory=dict)
@@ -147,11 +140,10 @@ class EvalSetting(Setting):
 class Price(Strict):
     """Money per million tokens of one model.
 
-    Args:
-        input: of prompt tokens.
-        output: of all tokens that the model writes.
-        cached: of prompt tokens that an earlier turn of the same completion sent; null: as `input`.
-        reasoning: of output tokens that are reasoning; null: as `output`.
+    input: of prompt tokens.
+    output: of all tokens that the model writes.
+    cached: of prompt tokens that an earlier turn of the same completion sent; null: as `input`.
+    reasoning: of output tokens that are reasoning; null: as `output`.
     """
 
     input: float = Field(ge=0)
@@ -163,9 +155,8 @@ class Price(Strict):
 class EstimateConfig(Strict):
     """What `--dry-run` expects; null: the longest that a completion can be, and no time.
 
-    Args:
-        output_tokens: of a completion.
-        tokens_per_second: that a checkpoint writes, all requests together.
+    output_tokens: of a completion.
+    tokens_per_second: that a checkpoint writes, all requests together.
     """
 
     output_tokens: int | None = Field(default=None, ge=1)
@@ -175,12 +166,11 @@ class EstimateConfig(Strict):
 class EvalConfig(CheckpointsConfig):
     """One evaluation.
 
-    Args:
-        expect: agentic family, or `all` → the predicted range of the share of its solved runs; a
-            run keeps the predictions that it began with.
-        judge: the model that the environments `equivalence` and `rubric` ask.
-        prices: by checkpoint, in any currency.
-        inspect_logs: write the run as inspect's logs as well, for `inspect view`.
+    expect: agentic family, or `all` → the predicted range of the share of its solved runs; a run
+        keeps the predictions that it began with.
+    judge: the model that the environments `equivalence` and `rubric` ask.
+    prices: by checkpoint, in any currency.
+    inspect_logs: write the run as inspect's logs as well, for `inspect view`.
     """
 
     prompts: tuple[AnyTask, ...] = Field(min_length=1)
@@ -274,7 +264,7 @@ class EvalConfig(CheckpointsConfig):
         """Completions of each prompt in a setting."""
         return next(s.n for s in self.settings if s.name == setting) or self.n
 
-    def part(self, tasks: tuple[str, ...]) -> EvalConfig:
+    def part(self, tasks: tuple[str, ...]) -> Self:
         """The recipe with some of its tasks alone, and the settings that use these.
 
         Raises:
@@ -296,7 +286,7 @@ class EvalConfig(CheckpointsConfig):
         sources = tuple(source for source in self.prompts if source.name in tasks)
         return self.model_copy(update={"prompts": sources, "settings": kept})
 
-    def of_rows(self) -> EvalConfig | None:
+    def of_rows(self) -> Self | None:
         """The recipe without the tasks of inspect; None where it has no other."""
         names = tuple(task.name for task in self.row_tasks)
         return self.part(names) if names else None
@@ -305,12 +295,11 @@ class EvalConfig(CheckpointsConfig):
 class GateRule(Strict):
     """One threshold on the change of a figure from the first run to the second.
 
-    Args:
-        figure: a share of metrics.json such as `accuracy`, or a length such as `answer_tokens`.
-        margin: by how much it may be worse, in the figure's own unit.
-        worse: the direction that counts; null: lower for accuracy, adherence and called_tool,
-            higher for the others.
-        task, setting, thinking: of the compared rows; task `all` pools them; null: each one.
+    figure: a share of metrics.json such as `accuracy`, or a length such as `answer_tokens`.
+    margin: by how much it may be worse, in the figure's own unit.
+    worse: the direction that counts; null: lower for accuracy, adherence and called_tool, higher
+        for the others.
+    task, setting, thinking: of the compared rows; task `all` pools them; null: each one.
     """
 
     figure: str = "accuracy"
@@ -324,9 +313,8 @@ class GateRule(Strict):
 class GateConfig(Strict):
     """A gate: `compare A B --gate F` exits with 1 where a rule fails.
 
-    Args:
-        level: one-sided confidence of all rules together; each is tested at 1 − (1 − level) / rows.
-        inconclusive: of a row neither shown to be worse by more than the margin nor not to be.
+    level: one-sided confidence of all rules together; each is tested at 1 − (1 − level) / rows.
+    inconclusive: of a row neither shown to be worse by more than the margin nor not to be.
     """
 
     rules: tuple[GateRule, ...] = Field(min_length=1)
@@ -337,9 +325,8 @@ class GateConfig(Strict):
 class EvalGenRmConfig(CheckpointsConfig):
     """One evaluation of judges on the same held-out pairs, `n` judgements of each in each order.
 
-    Args:
-        data: a `genrm_data` artifact.
-        pairs: how many pairs, from the front of the file; null takes all.
+    data: a `genrm_data` artifact.
+    pairs: how many pairs, from the front of the file; null takes all.
     """
 
     data: str
@@ -360,11 +347,10 @@ class EvalGenRmConfig(CheckpointsConfig):
 class WinRateConfig(Strict):
     """One policy against another on the same prompts, each pair of answers judged in both orders.
 
-    Args:
-        before, after: a `samples` artifact; or an evaluation, as RUN:NAME where it has several
-            checkpoints.
-        judge: as in RLHF; not one that `after` was trained with, which it has learnt to please.
-        prompts: how many, chosen by a keyed hash of their ids; null takes all that both answered.
+    before, after: a `samples` artifact; or an evaluation, as RUN:NAME where it has several
+        checkpoints.
+    judge: as in RLHF; not one that `after` was trained with, which it has learnt to please.
+    prompts: how many, chosen by a keyed hash of their ids; null takes all that both answered.
     """
 
     out: str

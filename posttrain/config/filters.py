@@ -1,7 +1,5 @@
 """Which rows a source loses: structural checks and filters of the text, with their patterns."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -16,21 +14,20 @@ from posttrain.errors import ConfigError
 class StructuralFilters(Strict):
     """Which structural checks a source must pass. Each name is also the drop reason.
 
-    Args:
-        bad_unicode: text that cannot be written as UTF-8.
-        role_order: turns that no chat could have produced.
-        empty_answer: an assistant turn without text and calls.
-        empty_user_turn: a user turn without text.
-        empty_system_turn: a system turn without text.
-        unclosed_think: a think tag without its partner.
-        nested_think: think tags inside or after a trace.
-        foreign_think: a trace in other tags than <think>.
-        undeclared_tools: tool calls where no tool is declared.
-        unknown_tool: a call to a tool that is not declared.
-        unusable_schema: a called tool's schema cannot be checked.
-        bad_arguments: arguments that fail the declared schema.
-        unpaired_tool_result: results and calls that do not match.
-        tool_markup: tool calls written as text.
+    bad_unicode: text that cannot be written as UTF-8.
+    role_order: turns that no chat could have produced.
+    empty_answer: an assistant turn without text and calls.
+    empty_user_turn: a user turn without text.
+    empty_system_turn: a system turn without text.
+    unclosed_think: a think tag without its partner.
+    nested_think: think tags inside or after a trace.
+    foreign_think: a trace in other tags than <think>.
+    undeclared_tools: tool calls where no tool is declared.
+    unknown_tool: a call to a tool that is not declared.
+    unusable_schema: a called tool's schema cannot be checked.
+    bad_arguments: arguments that fail the declared schema.
+    unpaired_tool_result: results and calls that do not match.
+    tool_markup: tool calls written as text.
     """
 
     bad_unicode: bool = True
@@ -55,13 +52,12 @@ class RepetitionFilter(Strict):
     The paper (3.1.3) names repeated n-grams in a sliding window and across the trajectory; all
     numbers are ours. A *word* is a run of letters, digits or signs, an ideograph, or a line end.
 
-    Args:
-        compression_ratio: a text is looked at if 1 kB of it compresses this well, given what stands
-            before it (LZ4, or else zlib at level 1).
-        min_words, min_rounds: of the shortest cycle.
-        cycle_share: of a cycle's words, this share must equal the word one round before.
-        ngram, window, duplicate_share: in a window of so many words, this share of the n-grams must
-            have stood at least twice in the two windows before them.
+    compression_ratio: a text is looked at if 1 kB of it compresses this well, given what stands
+        before it (LZ4, or else zlib at level 1).
+    min_words, min_rounds: of the shortest cycle.
+    cycle_share: of a cycle's words, this share must equal the word one round before.
+    ngram, window, duplicate_share: in a window of so many words, this share of the n-grams must
+        have stood at least twice in the two windows before them.
     """
 
     compression_ratio: float = Field(default=5.0, ge=1)
@@ -76,10 +72,9 @@ class RepetitionFilter(Strict):
 class LanguageFilter(Strict):
     """Languages that traces and answers may be in; code, formulas and numbers are not judged.
 
-    Args:
-        allowed: ISO 639-1 codes.
-        letters: a text with fewer, code and formulas apart, is not judged.
-        confidence: another language counts from this probability on.
+    allowed: ISO 639-1 codes.
+    letters: a text with fewer, code and formulas apart, is not judged.
+    confidence: another language counts from this probability on.
     """
 
     allowed: tuple[str, ...] = Field(min_length=1)
@@ -90,9 +85,8 @@ class LanguageFilter(Strict):
 class LengthFilter(Strict):
     """How long a record may be; `null` sets no bound.
 
-    Args:
-        min_tokens, max_tokens: of its longest sequence, as rendered for training.
-        min_turns, max_turns: user turns.
+    min_tokens, max_tokens: of its longest sequence, as rendered for training.
+    min_turns, max_turns: user turns.
     """
 
     min_tokens: int | None = Field(default=None, ge=1)
@@ -112,8 +106,7 @@ class LengthFilter(Strict):
 class CopiedFilter(Strict):
     """Answers that say again what stood before: the question, an earlier answer, their own trace.
 
-    Args:
-        characters: shorter answers may be equal to anything ("Yes.", a number).
+    characters: shorter answers may be equal to anything ("Yes.", a number).
     """
 
     characters: int = Field(default=80, ge=1)
@@ -122,10 +115,9 @@ class CopiedFilter(Strict):
 class TruncatedFilter(Strict):
     """Texts cut off at the limit their sampler had: they stop in mid-sentence, and just there.
 
-    Args:
-        tokens: the source's known limits on a turn, trace and answer in one.
-        slack: how far off the count may be, as a share of the limit, for the text's author may have
-            had another tokenizer.
+    tokens: the source's known limits on a turn, trace and answer in one.
+    slack: how far off the count may be, as a share of the limit, for the text's author may have had
+        another tokenizer.
     """
 
     tokens: tuple[Annotated[int, Field(ge=16)], ...] = Field(min_length=1)
@@ -135,12 +127,11 @@ class TruncatedFilter(Strict):
 class Pattern(Strict):
     """One pattern, in RE2's syntax, matched without regard to case.
 
-    Args:
-        pattern: what is looked for.
-        near: must match as well, within `within` characters before or after the match.
-        unless: must not match within `within` characters before or after the match, nor in it.
-        within: how far context reaches, in characters.
-        place: the file and line it was read from, for messages; no part of the recipe.
+    pattern: what is looked for.
+    near: must match as well, within `within` characters before or after the match.
+    unless: must not match within `within` characters before or after the match, nor in it.
+    within: how far context reaches, in characters.
+    place: the file and line it was read from, for messages; no part of the recipe.
     """
 
     pattern: str = Field(min_length=1)
@@ -169,7 +160,7 @@ def read_patterns(path: Path) -> list[Any]:
 
 
 def _as_mapping(item: Any) -> dict[str, Any]:
-    return item if isinstance(item, dict) else {"pattern": item}
+    return cast(dict[str, Any], item) if isinstance(item, dict) else {"pattern": item}
 
 
 def _read(given: object) -> object:
@@ -185,15 +176,14 @@ Patterns = Annotated[tuple[Pattern, ...], BeforeValidator(_read), Field(min_leng
 class Filters(StructuralFilters):
     """All filters of a source. Those that are `null` look for nothing.
 
-    Args:
-        repetition: pathological repetition in traces and answers.
-        narratives: patterns of political or nationalist alignment, in traces and answers.
-        untranslated: patterns of answers that say they cannot translate.
-        refusals: patterns of refusal boilerplate, in answers.
-        language: which languages traces and answers may be in.
-        length: in tokens and in turns.
-        copied: answers that repeat what stood before.
-        truncated: texts cut off at a known limit.
+    repetition: pathological repetition in traces and answers.
+    narratives: patterns of political or nationalist alignment, in traces and answers.
+    untranslated: patterns of answers that say they cannot translate.
+    refusals: patterns of refusal boilerplate, in answers.
+    language: which languages traces and answers may be in.
+    length: in tokens and in turns.
+    copied: answers that repeat what stood before.
+    truncated: texts cut off at a known limit.
     """
 
     repetition: RepetitionFilter | None = RepetitionFilter()

@@ -3,8 +3,6 @@
 Sampling and retries are those of NVIDIA's public code (nemotron-3-nano reference, `genrm_compare`).
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from pydantic import Field
@@ -22,35 +20,41 @@ _REFERENCE, _PAPER = source("NVIDIA's genrm_compare"), source("paper, 3.3.2")
 LayoutName = Literal["auto", "roles", "message", "compact"]
 
 
-class JudgeSampling(Strict):
-    """How a judgement is sampled.
+class StepSampling(Strict):
+    """How each step is sampled.
 
-    Args:
-        temperature: 0 is greedy.
-        top_p: the tokens that share so much of the probability.
-        top_k: 0 keeps all.
-        max_tokens: of a judgement, its reasoning included; one that runs to it has failed.
+    temperature: 0 is greedy.
+    top_p: the tokens that share so much of the probability.
+    top_k: 0 keeps all.
+    max_tokens: of one step, reasoning included.
     """
 
-    temperature: float = Field(default=0.6, ge=0, json_schema_extra=_REFERENCE)
-    top_p: float = Field(default=0.95, gt=0, le=1, json_schema_extra=_REFERENCE)
+    temperature: float = Field(default=1.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
-    max_tokens: int = Field(default=16384, ge=1, json_schema_extra=_REFERENCE)
+    max_tokens: int = Field(default=1024, ge=1)
 
     def parameters(self) -> Parameters:
         """As samplers take them."""
-        return Parameters(**self.model_dump())
+        return Parameters(**self.model_dump(include={*Parameters.__slots__}))
+
+
+class JudgeSampling(StepSampling):
+    """How a judgement is sampled; one that runs to `max_tokens` has failed."""
+
+    temperature: float = Field(default=0.6, ge=0, json_schema_extra=_REFERENCE)
+    top_p: float = Field(default=0.95, gt=0, le=1, json_schema_extra=_REFERENCE)
+    max_tokens: int = Field(default=16384, ge=1, json_schema_extra=_REFERENCE)
 
 
 class JudgeModel(Strict):
     """One model that judges.
 
-    Args:
-        checkpoint: the model, a directory or hub id; with a server, the one that it serves (it
-            gives the tokenizer).
-        layout: how it is asked; `auto` is `roles` where its template knows the roles of the
-            released GenRM, else `message`; a chat endpoint needs a name.
-        thinking: whether it reasons before its verdict.
+    checkpoint: the model, a directory or hub id; with a server, the one that it serves (it gives
+        the tokenizer).
+    layout: how it is asked; `auto` is `roles` where its template knows the roles of the released
+        GenRM, else `message`; a chat endpoint needs a name.
+    thinking: whether it reasons before its verdict.
     """
 
     backend: BackendConfig
@@ -70,9 +74,8 @@ class JudgeModel(Strict):
 class LabelJudgeConfig(Strict):
     """The model that environments without a rule of their own ask: equivalence, rubrics.
 
-    Args:
-        checkpoint, thinking: as of `JudgeModel`.
-        retries: further questions, with new seeds, where a label cannot be read.
+    checkpoint, thinking: as of `JudgeModel`.
+    retries: further questions, with new seeds, where a label cannot be read.
     """
 
     backend: BackendConfig
@@ -94,18 +97,17 @@ class LabelJudgeConfig(Strict):
 class JudgeConfig(Strict):
     """Who judges, and what becomes of judgements that fail.
 
-    Args:
-        models: each votes on every match, and the verdicts that come are averaged field by field;
-            the same model twice votes twice, with other seeds.
-        principle: what to judge by where a prompt's metadata has no `principle`; null: the layout's
-            own words.
-        retries: further judgements, with new seeds, of a match whose judgement cannot be read.
-        max_failure_rate: largest share of a step's matches that may be left without any verdict.
-        max_characters: a longer judging prompt is not asked and has failed; null: no limit.
-        chunk: in process, the matches that are judged and kept together; a killed run judges at
-            most so many again.
-        cache: a folder of verdicts that steps and runs share, so that a run depends on what is
-            there; null: kept in `out` until the run is finished, and every step asks anew.
+    models: each votes on every match, and the verdicts that come are averaged field by field; the
+        same model twice votes twice, with other seeds.
+    principle: what to judge by where a prompt's metadata has no `principle`; null: the layout's own
+        words.
+    retries: further judgements, with new seeds, of a match whose judgement cannot be read.
+    max_failure_rate: largest share of a step's matches that may be left without any verdict.
+    max_characters: a longer judging prompt is not asked and has failed; null: no limit.
+    chunk: in process, the matches that are judged and kept together; a killed run judges at most so
+        many again.
+    cache: a folder of verdicts that steps and runs share, so that a run depends on what is there;
+        null: kept in `out` until the run is finished, and every step asks anew.
     """
 
     models: tuple[JudgeModel, ...] = Field(min_length=1)
@@ -127,9 +129,8 @@ class JudgeConfig(Strict):
 class PairingConfig(Strict):
     """Who is compared with whom.
 
-    Args:
-        strategy: `circular`, each rollout with its successor, N judgements (paper);
-            `both_orders`, those in both orders, 2N; `all_pairs`, N(N − 1)/2.
+    strategy: `circular`, each rollout with its successor, N judgements (paper); `both_orders`,
+        those in both orders, 2N; `all_pairs`, N(N − 1)/2.
     """
 
     strategy: Literal["circular", "both_orders", "all_pairs"] = "circular"
@@ -138,14 +139,13 @@ class PairingConfig(Strict):
 class LengthConfig(Strict):
     """What length adds to the base reward. The paper's values; 0 turns a part off.
 
-    Args:
-        reasoning_coefficient, answer_coefficient: of the zero-sum adjustment inside a group.
-        reasoning_bonus, answer_bonus: for the shortest, if its base reward is good enough.
-        quality_percentile: of the group's base rewards, from which it is.
-        unit: lengths in tokens, or in characters without surrounding white space (NVIDIA's code).
-        style_coefficient: of the zero-sum adjustment by markup density; not in Nano's paper.
-        absolute_penalty: taken off for each 100 units of reasoning and answer, whatever the group
-            does; not in the paper.
+    reasoning_coefficient, answer_coefficient: of the zero-sum adjustment inside a group.
+    reasoning_bonus, answer_bonus: for the shortest, if its base reward is good enough.
+    quality_percentile: of the group's base rewards, from which it is.
+    unit: lengths in tokens, or in characters without surrounding white space (NVIDIA's code).
+    style_coefficient: of the zero-sum adjustment by markup density; not in Nano's paper.
+    absolute_penalty: taken off for each 100 units of reasoning and answer, whatever the group does;
+        not in the paper.
     """
 
     reasoning_coefficient: float = Field(default=0.5, ge=0, json_schema_extra=_PAPER)

@@ -1,7 +1,5 @@
 """What a recipe names and is not there, refused before anything heavy is loaded."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Where prompts come from and in which settings they are asked, for sampling and evaluation."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Literal
 
@@ -32,15 +30,13 @@ CHOICE_TEMPLATE = (
 class PromptSource(RowPlace):
     """What every source of prompts has.
 
-    Args:
-        where: keep only the rows that meet these conditions (`posttrain.config.source`).
-        count: how many rows to take, chosen by a keyed hash of their content; null takes all.
-        environment: the toolkit that runs calls of a row's own tools; null: a call ends the
-            completion.
-        metadata: fields of the row (dotted paths) to hand to graders, keyed by their last part.
-        obtain: where the rows come from, shown where they are missing.
-        templates: for evaluation: every question is asked in each template of a set or a file.
-        augment: for training: some questions are asked in one template.
+    where: keep only the rows that meet these conditions (`posttrain.config.source`).
+    count: how many rows to take, chosen by a keyed hash of their content; null takes all.
+    environment: the toolkit that runs calls of a row's own tools; null: a call ends the completion.
+    metadata: fields of the row (dotted paths) to hand to graders, keyed by their last part.
+    obtain: where the rows come from, shown where they are missing.
+    templates: for evaluation: every question is asked in each template of a set or a file.
+    augment: for training: some questions are asked in one template.
     """
 
     name: Name
@@ -85,15 +81,14 @@ class TinyWorldPrompts(PromptSource):
 class QuestionPrompts(PromptSource):
     """Rows with a question and a right answer, in fields of any name.
 
-    Args:
-        question, gold: fields (dotted paths); gold null: its grader reads metadata alone.
-        gold_pattern: a regular expression; the first group of its last match in the gold field
-            counts, e.g. the number behind GSM8K's `####`.
-        options: fields of the options, lettered A, B, … in this order; or one field with a list.
-            The gold is then the right option's letter, its position from 0, or its text.
-        shuffle: put each question's options in an order of its own, by a keyed hash.
-        template: the user message, with places as in prompt templates; null asks for a box.
-        system: a system message before it.
+    question, gold: fields (dotted paths); gold null: its grader reads metadata alone.
+    gold_pattern: a regular expression; the first group of its last match in the gold field counts,
+        e.g. the number behind GSM8K's `####`.
+    options: fields of the options, lettered A, B, … in this order; or one field with a list. The
+        gold is then the right option's letter, its position from 0, or its text.
+    shuffle: put each question's options in an order of its own, by a keyed hash.
+    template: the user message, with places as in prompt templates; null asks for a box.
+    system: a system message before it.
     """
 
     format: Literal["question"]
@@ -133,9 +128,8 @@ class QuestionPrompts(PromptSource):
 class ChatPrompts(PromptSource):
     """Conversations of any dialect of training rows, cut behind their last user turn.
 
-    Args:
-        dialect, fields, roles, prefilled_think: as for a source of training rows.
-        gold: field of the right answer (a dotted path); null: there is none.
+    dialect, fields, roles, prefilled_think: as for a source of training rows.
+    gold: field of the right answer (a dotted path); null: there is none.
     """
 
     format: Literal["chat"]
@@ -159,9 +153,8 @@ class ChatPrompts(PromptSource):
 class EnvironmentPrompts(PromptSource):
     """Rows of one RLVR environment, which grades them too; a row's own tools are always declared.
 
-    Args:
-        environment: its name (docs/guides/environments.md has them, and their rows).
-        generated: a seed, in place of a path: the environment itself makes `count` rows from it.
+    environment: its name (docs/guides/environments.md has them, and their rows).
+    generated: a seed, in place of a path: the environment itself makes `count` rows from it.
     """
 
     format: Literal["environment"]
@@ -192,14 +185,13 @@ AnySource = Annotated[
 class Setting(Strict):
     """One way in which prompts are asked.
 
-    Args:
-        tools: `none` declares none; `given` those of the row itself, and rows without are left out;
-            any other word is a toolkit, declared and run.
-        thinking: share of prompts asked with reasoning on, by a keyed hash; `both` asks each twice.
-        reasoning_budget: tokens of reasoning in each step with reasoning on; null: no budget.
-        sources: names of the sources asked in this setting; null: all.
-        where: only rows that meet these conditions.
-        n: completions of each prompt, instead of the recipe's.
+    tools: `none` declares none; `given` those of the row itself, and rows without are left out; any
+        other word is a toolkit, declared and run.
+    thinking: share of prompts asked with reasoning on, by a keyed hash; `both` asks each twice.
+    reasoning_budget: tokens of reasoning in each step with reasoning on; null: no budget.
+    sources: names of the sources asked in this setting; null: all.
+    where: only rows that meet these conditions.
+    n: completions of each prompt, instead of the recipe's.
     """
 
     name: Name

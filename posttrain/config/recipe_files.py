@@ -4,8 +4,6 @@ YAML's two silent accidents are none here: a key that stands twice is an error w
 `5e-5`, which YAML 1.1 takes for text, is a number.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import re

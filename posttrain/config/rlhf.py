@@ -1,7 +1,5 @@
 """The recipes of RLHF and of its judge's training: `posttrain rlhf`, `posttrain genrm`."""
 
-from __future__ import annotations
-
 from pydantic import Field
 
 from posttrain.config.base import source
@@ -13,9 +11,8 @@ from posttrain.config.prompts import AnySource, Setting, check_prompts
 class RlhfConfig(GroupTraining):
     """One RLHF run: rollouts are judged in pairs, and what their length adds comes on top.
 
-    Args:
-        prompts, settings: as in a sampling recipe. A prompt whose source names a grader is also
-            graded, to be watched beside the reward.
+    prompts, settings: as in a sampling recipe. A prompt whose source names a grader is also graded,
+        to be watched beside the reward.
     """
 
     prompts: tuple[AnySource, ...] = Field(min_length=1)
@@ -37,8 +34,7 @@ class RlhfConfig(GroupTraining):
 class GenRmConfig(GroupTraining):
     """One run of the judge's training, rewarded by equation 1 of the paper.
 
-    Args:
-        data: a `genrm_data` artifact.
+    data: a `genrm_data` artifact.
     """
 
     data: str

@@ -4,8 +4,6 @@ The paper (3.2) fixes each domain's share and lets the mean of a Gaussian over p
 linearly; the shares, the means, the sigma and the rest of the curriculum are ours.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field
@@ -21,11 +19,10 @@ Pool = Literal["hard", "normal", "easy"]
 class DomainConfig(Strict):
     """Prompts that share a part of every batch.
 
-    Args:
-        ratio: of the prompts of a batch; only proportions count.
-        sources: of the profile's prompts; null: the one with the domain's name.
-        max_failure_rate: largest share of a step's verifications that may come to nothing (time
-            limits, crashes, missing services).
+    ratio: of the prompts of a batch; only proportions count.
+    sources: of the profile's prompts; null: the one with the domain's name.
+    max_failure_rate: largest share of a step's verifications that may come to nothing (time limits,
+        crashes, missing services).
     """
 
     ratio: float = Field(gt=0)
@@ -34,15 +31,12 @@ class DomainConfig(Strict):
 
 
 class PoolsConfig(Strict):
-    """Difficulty pools, whose names are prime-rl's; the values are ours.
+    """Difficulty pools (prime-rl's names, our values), by the pass rate of a prompt's last group,
+    first by the profile's. A domain's part of every batch is shared between its pools.
 
-    A prompt is in the pool of the pass rate that its last group showed, at first of that in the
-    profile. A domain's part of every batch is shared between its pools.
-
-    Args:
-        easy_threshold, hard_threshold: pass rates from which on, and down to which, a prompt is in
-            the easy and in the hard pool.
-        easy_fraction, hard_fraction: of a domain's prompts in a batch.
+    easy_threshold, hard_threshold: pass rates from which on, and down to which, a prompt is in the
+        easy and in the hard pool.
+    easy_fraction, hard_fraction: of a domain's prompts in a batch.
     """
 
     easy_threshold: float = Field(default=0.8, gt=0, le=1)
@@ -72,9 +66,8 @@ class DynamicSamplingConfig(Strict):
     """A group whose rewards are all equal is left out of the loss, and another prompt of its domain
     takes its place (DAPO, arXiv 2503.14476).
 
-    Args:
-        max_gen_batches: rounds of rollouts of a step at most; what is then without a group to learn
-            from stays empty (NeMo RL ends the run there).
+    max_gen_batches: rounds of rollouts of a step at most; what is then without a group to learn
+        from stays empty (NeMo RL ends the run there).
     """
 
     max_gen_batches: int = Field(
@@ -85,13 +78,12 @@ class DynamicSamplingConfig(Strict):
 class CurriculumConfig(Strict):
     """Which prompts come when; everything here is ours but the Gaussian's linear fall.
 
-    Args:
-        order: `gaussian`; `uniform` (all pass rates alike in every step) and `random`, the
-            ablations; `difficulty_pools`, by the pass rates that the run shows.
-        mean_start, mean_end: pass rates, of the first and the last step; read off the axis of the
-            paper's figure 6.
-        sigma: width of the Gaussian, as a pass rate.
-        pools: of `difficulty_pools`.
+    order: `gaussian`; `uniform` (all pass rates alike in every step) and `random`, the ablations;
+        `difficulty_pools`, by the pass rates that the run shows.
+    mean_start, mean_end: pass rates, of the first and the last step; read off the axis of the
+        paper's figure 6.
+    sigma: width of the Gaussian, as a pass rate.
+    pools: of `difficulty_pools`.
     """
 
     order: Order = "gaussian"
@@ -113,11 +105,10 @@ class CurriculumConfig(Strict):
 class RlvrConfig(GroupTraining):
     """One RLVR run over all environments at once.
 
-    Args:
-        pass_rates: a `pass_rates` artifact, of the policy that is trained.
-        judge: of the environments that need one.
-        max_epochs: how often a prompt may come; with difficulty pools, on average in its domain.
-        dynamic_sampling: null is off, as in Nano's recipe.
+    pass_rates: a `pass_rates` artifact, of the policy that is trained.
+    judge: of the environments that need one.
+    max_epochs: how often a prompt may come; with difficulty pools, on average in its domain.
+    dynamic_sampling: null is off, as in Nano's recipe.
     """
 
     pass_rates: str

@@ -1,7 +1,5 @@
 """The recipes of sampling and of profiles: `posttrain sample`, `posttrain profile_prompts`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,41 +8,26 @@ from pydantic import Field
 from posttrain.config.backend import BackendConfig, check_checkpoint, without_reaching
 from posttrain.config.base import Strict
 from posttrain.config.decontamination import DecontaminationConfig
-from posttrain.config.judge import LabelJudgeConfig
+from posttrain.config.judge import LabelJudgeConfig, StepSampling
 from posttrain.config.prompts import NO_TOOLS, AnySource, Setting, check_prompts
 from posttrain.sampling.rollout import RolloutLimits
-from posttrain.sampling.sampler import Parameters
 
 
-class SamplingConfig(Strict):
+class SamplingConfig(StepSampling):
     """How each step is sampled.
 
-    Args:
-        temperature: 0 is greedy.
-        top_p: the tokens that share so much of the probability.
-        top_k: 0 keeps all.
-        max_tokens: of one step, reasoning included.
-        logps: keep the log-probability of each sampled token.
+    logps: keep the log-probability of each sampled token.
     """
 
-    temperature: float = Field(default=1.0, ge=0)
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    top_k: int = Field(default=0, ge=0)
-    max_tokens: int = Field(default=1024, ge=1)
     logps: bool = False
-
-    def parameters(self) -> Parameters:
-        """As samplers take them."""
-        return Parameters(**self.model_dump(include={*SamplingConfig.model_fields}))
 
 
 class ToolLoopSampling(SamplingConfig):
     """How a completion is sampled, and how far one with tools may go.
 
-    Args:
-        max_turns: steps; a call in the last one is not run.
-        max_total_tokens: that the model may write in all steps; null: no such limit.
-        tools_at_once: completions whose calls run at the same time.
+    max_turns: steps; a call in the last one is not run.
+    max_total_tokens: that the model may write in all steps; null: no such limit.
+    tools_at_once: completions whose calls run at the same time.
     """
 
     max_turns: int = Field(default=8, ge=1)
@@ -61,13 +44,12 @@ class ToolLoopSampling(SamplingConfig):
 class SampleConfig(Strict):
     """One set of samples.
 
-    Args:
-        checkpoint: the model, a directory; with a server, the one that it serves (optional: it
-            gives the tokenizer and the lineage).
-        n: completions of each prompt.
-        chunk: in process, the completions that are made and kept together; a killed run makes at
-            most so many again.
-        max_failure_rate: largest share of completions that a backend may have given up on.
+    checkpoint: the model, a directory; with a server, the one that it serves (optional: it gives
+        the tokenizer and the lineage).
+    n: completions of each prompt.
+    chunk: in process, the completions that are made and kept together; a killed run makes at most
+        so many again.
+    max_failure_rate: largest share of completions that a backend may have given up on.
     """
 
     out: str
@@ -127,14 +109,13 @@ def check_chat(backend: BackendConfig, settings: Sequence[Setting]) -> None:
 class ProfileConfig(SampleConfig):
     """One profile: samples of every prompt, verified, and the share of them that passes.
 
-    Args:
-        n: rollouts of each prompt; 8 as in the published blend of NVIDIA.
-        prompts, settings: as in a sampling recipe; every source has to name a grader.
-        previous: a profile whose remaining prompts are profiled again; what it dropped stays out.
-        judge: of the environments that need one.
-        decontamination: prompts that overlap evaluation items are dropped before they are sampled.
-        drop_unsolved: whether prompts that no rollout passes are dropped.
-        max_unscored: the largest share of the rollouts that verifiers may leave without a score.
+    n: rollouts of each prompt; 8 as in the published blend of NVIDIA.
+    prompts, settings: as in a sampling recipe; every source has to name a grader.
+    previous: a profile whose remaining prompts are profiled again; what it dropped stays out.
+    judge: of the environments that need one.
+    decontamination: prompts that overlap evaluation items are dropped before they are sampled.
+    drop_unsolved: whether prompts that no rollout passes are dropped.
+    max_unscored: the largest share of the rollouts that verifiers may leave without a score.
     """
 
     n: int = Field(default=8, ge=1)

@@ -3,8 +3,6 @@
 `trainer:` passes through to the installed TRL `SFTConfig`; what this project decides is refused.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import re
@@ -28,9 +26,9 @@ _TAKES_NO = ("eval_strategy", "save_strategy", "logging_strategy")
 _GLOBAL = "the loss is per trained token over the global batch"
 
 
-def owned_fields(groups: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+def owned_fields(groups: Mapping[str, str]) -> dict[str, str]:
     """Fields of a trainer's config that no recipe sets: name → what to do instead."""
-    return {name: why for why, names in groups.items() for name in names}
+    return {name: why for why, names in groups.items() for name in names.split()}
 
 
 def trainer_fields(method: str) -> frozenset[str]:
@@ -58,55 +56,47 @@ def _annotations(method: str) -> dict[str, str]:
 
 # what every trainer has
 OWNED_EVERYWHERE = owned_fields({
-    "set out: instead": ("output_dir",),
-    "set the recipe's seed: instead": ("seed", "data_seed"),
-    "set the recipe's pad_token: instead": ("pad_token",),
-    "the columns are those that the build wrote": ("label_names", "remove_unused_columns"),
-    _GLOBAL: ("label_smoothing_factor", "average_tokens_across_devices"),
-    "it would change the global batch while the run goes on": ("auto_find_batch_size",),
-    "set model: instead": ("model_init_kwargs",),
-    "set model: instead; remote code is never run": ("trust_remote_code",),
-    "every run resumes exactly from its own output directory": (
-        "resume_from_checkpoint", "overwrite_output_dir", "ignore_data_skip", "save_only_model",
-    ),
-    "publish the finished artifact directory instead": (
-        "push_to_hub", "hub_model_id", "hub_token", "hub_private_repo", "hub_strategy",
-    ),
-    "sharding comes from the accelerate config (recipes/accelerate/) and launch.sharding": (
-        "deepspeed", "fsdp", "fsdp_config", "parallelism_config",
-    ),
-    "this stage trains": ("do_train", "do_predict"),
+    "set out: instead": "output_dir",
+    "set the recipe's seed: instead": "seed data_seed",
+    "set the recipe's pad_token: instead": "pad_token",
+    "the columns are those that the build wrote": "label_names remove_unused_columns",
+    _GLOBAL: "label_smoothing_factor average_tokens_across_devices",
+    "it would change the global batch while the run goes on": "auto_find_batch_size",
+    "set model: instead": "model_init_kwargs",
+    "set model: instead; remote code is never run": "trust_remote_code",
+    "every run resumes exactly from its own output directory":
+        "resume_from_checkpoint overwrite_output_dir ignore_data_skip save_only_model",
+    "publish the finished artifact directory instead":
+        "push_to_hub hub_model_id hub_token hub_private_repo hub_strategy",
+    "sharding comes from the accelerate config (recipes/accelerate/) and launch.sharding":
+        "deepspeed fsdp fsdp_config parallelism_config",
+    "this stage trains": "do_train do_predict",
 })  # fmt: skip
 OWNED_TRAINER_FIELDS = OWNED_EVERYWHERE | owned_fields({
-    _PACKED: (
-        "packing", "packing_strategy", "eval_packing", "truncation_mode", "completion_only_loss",
-        "assistant_only_loss", "dataset_text_field", "dataset_kwargs", "dataset_num_proc",
+    _PACKED:
+        "packing packing_strategy eval_packing truncation_mode completion_only_loss "
+        "assistant_only_loss dataset_text_field dataset_kwargs dataset_num_proc "
         "chat_template_path",
-    ),
-    "set end_token: instead": ("eos_token",),
-    _LAYOUT: ("padding_free", "max_length", "pad_to_multiple_of"),
-    "the order of packs is a keyed permutation of seed and epoch, the same in every layout": (
-        "shuffle_dataset", "train_sampling_strategy", "group_by_length",
-    ),
-    "an incomplete last batch is filled with empty packs, none is dropped": (
-        "dataloader_drop_last",
-    ),
-    _GLOBAL: ("loss_type",),
-    "set balance.coefficient: TRL's term fails on sigmoid routers": ("router_aux_loss_coef",),
-    "set keep_epochs: to name the checkpoints that stay": ("load_best_model_at_end",),
-    "set eval_strategy: instead": ("do_eval",),
+    "set end_token: instead": "eos_token",
+    _LAYOUT: "padding_free max_length pad_to_multiple_of",
+    "the order of packs is a keyed permutation of seed and epoch, the same in every layout":
+        "shuffle_dataset train_sampling_strategy group_by_length",
+    "an incomplete last batch is filled with empty packs, none is dropped": "dataloader_drop_last",
+    _GLOBAL: "loss_type",
+    "set balance.coefficient: TRL's term fails on sigmoid routers": "router_aux_loss_coef",
+    "set keep_epochs: to name the checkpoints that stay": "load_best_model_at_end",
+    "set eval_strategy: instead": "do_eval",
 })  # fmt: skip
 
 
 class ModelConfig(Strict):
     """Where the weights come from: a checkpoint (`path`) or a random initialisation (`config`).
 
-    Args:
-        path: a checkpoint's directory, or a hub id.
-        revision: commit of a hub id.
-        config: fields of a transformers config, `model_type` among them, for random weights.
-        dtype: of the weights that are held; `bfloat16` only for what an adapter leaves frozen.
-        attention: `auto`, or an implementation that transformers knows.
+    path: a checkpoint's directory, or a hub id.
+    revision: commit of a hub id.
+    config: fields of a transformers config, `model_type` among them, for random weights.
+    dtype: of the weights that are held; `bfloat16` only for what an adapter leaves frozen.
+    attention: `auto`, or an implementation that transformers knows.
     """
 
     path: str | None = None
@@ -125,13 +115,12 @@ class ModelConfig(Strict):
 class AdapterConfig(Strict):
     """LoRA (Hu et al. 2021) or QLoRA (Dettmers et al. 2023) on a checkpoint.
 
-    Args:
-        method: `qlora` holds the frozen base in 4 bits.
-        preset: what is reached: `attention`, `attention_mlp`, or `nemotron_h` (attention, Mamba
-            projections, shared and routed experts).
-        modules, parameters: further names, matched as suffixes.
-        rank, alpha: of the update, which is scaled by alpha / rank.
-        dropout: of the adapter's input.
+    method: `qlora` holds the frozen base in 4 bits.
+    preset: what is reached: `attention`, `attention_mlp`, or `nemotron_h` (attention, Mamba
+        projections, shared and routed experts).
+    modules, parameters: further names, matched as suffixes.
+    rank, alpha: of the update, which is scaled by alpha / rank.
+    dropout: of the adapter's input.
     """
 
     method: Literal["lora", "qlora"] = "lora"
@@ -153,8 +142,7 @@ class AdapterConfig(Strict):
 class BalanceConfig(Strict):
     """Sequence-wise expert balance (DeepSeek-V3, Eq. 17–20).
 
-    Args:
-        coefficient: of the term; 0 leaves it out.
+    coefficient: of the term; 0 leaves it out.
     """
 
     coefficient: float = Field(default=0.0, ge=0)
@@ -163,9 +151,8 @@ class BalanceConfig(Strict):
 class LaunchConfig(Strict):
     """What the launcher must have started; a run that got anything else stops.
 
-    Args:
-        world_size: processes; null: unchecked.
-        sharding: of weights and optimiser, by the accelerate config; null: unchecked.
+    world_size: processes; null: unchecked.
+    sharding: of weights and optimiser, by the accelerate config; null: unchecked.
     """
 
     world_size: int | None = Field(default=None, ge=1)
@@ -175,9 +162,8 @@ class LaunchConfig(Strict):
 class TrainingRecipe(Strict):
     """What the recipes of all training stages have.
 
-    Args:
-        end_token: ends a turn; null: the tokenizer's, `<|im_end|>` before eos.
-        pad_token: a token other than the end token; null: the tokenizer's, or one that is free.
+    end_token: ends a turn; null: the tokenizer's, `<|im_end|>` before eos.
+    pad_token: a token other than the end token; null: the tokenizer's, or one that is free.
     """
 
     owned: ClassVar[Mapping[str, str]]  # fields of the TRL config that no recipe sets → why
@@ -233,11 +219,10 @@ class PolicyRecipe(TrainingRecipe):
 class SftConfig(TrainingRecipe):
     """One SFT run.
 
-    Args:
-        data: the directory that build_sft wrote.
-        document_masking: how packed documents are kept apart: `varlen` and `block_diagonal` in
-            attention, `unpacked` in rows of their own; `auto` takes the quickest that is exact.
-        keep_epochs: epochs whose model stays, in `checkpoint-epoch-N/`.
+    data: the directory that build_sft wrote.
+    document_masking: how packed documents are kept apart: `varlen` and `block_diagonal` in
+        attention, `unpacked` in rows of their own; `auto` takes the quickest that is exact.
+    keep_epochs: epochs whose model stays, in `checkpoint-epoch-N/`.
     """
 
     owned = OWNED_TRAINER_FIELDS

@@ -1,7 +1,5 @@
 """One source of rows in a data recipe: where its rows are, how to read them, which to drop."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, cast
@@ -17,21 +15,9 @@ DialectName = Literal[
     "openai", "inline_think", "sharegpt", "alpaca", "prompt_completion", "chosen_rejected"
 ]
 FieldName = Literal[
-    "messages",
-    "role",
-    "content",
-    "tools",
-    "system",
-    "reasoning",
-    "instruction",
-    "input",
-    "output",
-    "history",
-    "prompt",
-    "completion",
-    "chosen",
-    "rejected",
-]
+    "messages", "role", "content", "tools", "system", "reasoning", "instruction", "input", "output",
+    "history", "prompt", "completion", "chosen", "rejected",
+]  # fmt: skip
 EndingPolicy = Literal["trim", "drop"]
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -56,19 +42,28 @@ def _is_value(given: Any) -> bool:
     return isinstance(given, str | int | float)
 
 
+def _is_ordered(given: Any) -> bool:
+    return _is_value(given) and not isinstance(given, bool)
+
+
+def _are_values(given: Any) -> bool:
+    items = cast(list[Any], given) if isinstance(given, list | tuple) else []
+    return len(items) > 0 and all(map(_is_value, items))
+
+
+def _is_truth(given: Any) -> bool:
+    return isinstance(given, bool)
+
+
 _VALUE = (_is_value, "a text, a number or a truth value (exists: false for null)")
-_ORDER = (lambda v: _is_value(v) and not isinstance(v, bool), "a number or a text")
-_SEVERAL = (
-    lambda v: isinstance(v, list | tuple) and v and all(map(_is_value, cast(list[Any], v))),
-    "a list of texts, numbers or truth values",
-)
-ORDERED = ("ge", "gt", "le", "lt")
+_ORDERED = (_is_ordered, "a number or a text")
+_SEVERAL = (_are_values, "a list of texts, numbers or truth values")
 # operator → whether it takes a value, and what it takes
-_TAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
+_TAKES: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("eq", "ne"), _VALUE),
-    **dict.fromkeys(ORDERED, _ORDER),
+    **dict.fromkeys(("ge", "gt", "le", "lt"), _ORDERED),
     **dict.fromkeys(("in", "not_in"), _SEVERAL),
-    "exists": (lambda v: isinstance(v, bool), "true or false"),
+    "exists": (_is_truth, "true or false"),
 }
 
 
@@ -82,9 +77,9 @@ def _conditions(given: Any) -> dict[str, dict[str, Any]]:
 
 
 def _operators(field: str, given: Any) -> dict[str, Any]:
-    if not isinstance(given, Mapping):
-        given = {"in" if isinstance(given, list | tuple) else "eq": given}
-    operators = cast(dict[str, Any], given)
+    operators: dict[str, Any] = {"in" if isinstance(given, list | tuple) else "eq": given}
+    if isinstance(given, Mapping):
+        operators = cast(dict[str, Any], given)
     for name, value in operators.items():
         if name not in _TAKES:
             hint = nearest(name.replace("te", "e"), [*_TAKES])  # gte and lte of other languages
@@ -103,14 +98,13 @@ Where = Annotated[dict[str, dict[str, Any]], BeforeValidator(_conditions)]
 class RowPlace(Strict):
     """Where a source's rows are.
 
-    Args:
-        path: file, HF dataset directory or glob, or a list of them, relative to the base directory:
-            `.jsonl`, `.ndjson`, `.json` (an object a line, or one array), each also `.gz` or
-            `.zst`; `.parquet`.
-        hub: a Hugging Face dataset id, read as a stream.
-        revision: of a hub id, as a 40-digit commit.
-        subset: of a hub id that has several configurations.
-        split: the split of a hub id, or of an HF directory that holds several.
+    path: file, HF dataset directory or glob, or a list of them, relative to the base directory:
+        `.jsonl`, `.ndjson`, `.json` (an object a line, or one array), each also `.gz` or `.zst`;
+        `.parquet`.
+    hub: a Hugging Face dataset id, read as a stream.
+    revision: of a hub id, as a 40-digit commit.
+    subset: of a hub id that has several configurations.
+    split: the split of a hub id, or of an HF directory that holds several.
     """
 
     name: str = Field(min_length=1)
@@ -147,18 +141,17 @@ class RowPlace(Strict):
 class SourceConfig(RowPlace):
     """Where a source's rows are and how they become records.
 
-    Args:
-        dialect: name it to forbid recognition by structure; rows that do not fit are dropped.
-        fields: canonical name → the row's own name for it (a dotted path reaches inside objects).
-        roles: the row's own role names → ours, beside the usual ones.
-        where: keep only the rows that meet these conditions (`posttrain.config.source`).
-        license: of every row, or of those that lack `license_field`.
-        license_field: the row's own field (a dotted path) with its license.
-        metadata: fields of the row (dotted paths) to carry along, keyed by their last part.
-        ending: conversations that do not end on an assistant turn are trimmed to it, or dropped.
-        prefilled_think: assistant texts start inside a trace, the opening tag is not in the text.
-        strict: stop at the first row that cannot be read as a record instead of dropping it.
-        filters: structural checks and filters of the text (`posttrain.config.filters`).
+    dialect: name it to forbid recognition by structure; rows that do not fit are dropped.
+    fields: canonical name → the row's own name for it (a dotted path reaches inside objects).
+    roles: the row's own role names → ours, beside the usual ones.
+    where: keep only the rows that meet these conditions (`posttrain.config.source`).
+    license: of every row, or of those that lack `license_field`.
+    license_field: the row's own field (a dotted path) with its license.
+    metadata: fields of the row (dotted paths) to carry along, keyed by their last part.
+    ending: conversations that do not end on an assistant turn are trimmed to it, or dropped.
+    prefilled_think: assistant texts start inside a trace, the opening tag is not in the text.
+    strict: stop at the first row that cannot be read as a record instead of dropping it.
+    filters: structural checks and filters of the text (`posttrain.config.filters`).
     """
 
     dialect: DialectName | None = None

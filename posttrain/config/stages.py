@@ -1,7 +1,5 @@
 """The recipe of a chain: `posttrain stages --config one-gpu/rlvr_stages`."""
 
-from __future__ import annotations
-
 from pydantic import Field
 
 from posttrain.config.base import Strict
@@ -10,11 +8,10 @@ from posttrain.config.base import Strict
 class StageStep(Strict):
     """One command of a chain.
 
-    Args:
-        stage: the script's name.
-        recipe: a file, or a shipped recipe's name.
-        overrides: `key.path=value`, as on the command line.
-        launch: options of `accelerate launch`; null: one process.
+    stage: the script's name.
+    recipe: a file, or a shipped recipe's name.
+    overrides: `key.path=value`, as on the command line.
+    launch: options of `accelerate launch`; null: one process.
     """
 
     stage: str

@@ -1,7 +1,5 @@
 """Prompt templates: several ways to give one question, each with the answer format it requests."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,11 +20,10 @@ SHIPPED = Path(__file__).parent / "prompt_templates"
 class PromptTemplate(Strict):
     """One way to give a question.
 
-    Args:
-        text: of the user message; `{question}`, `{options}` and `{A}`, `{B}`, … are filled in, all
-            other braces stay.
-        answer: the line that gives an answer as the text requests it, with `{answer}`; null: the
-            text requests no format.
+    text: of the user message; `{question}`, `{options}` and `{A}`, `{B}`, … are filled in, all
+        other braces stay.
+    answer: the line that gives an answer as the text requests it, with `{answer}`; null: the text
+        requests no format.
     """
 
     name: Name
@@ -82,9 +79,8 @@ Templates = Annotated[tuple[PromptTemplate, ...], BeforeValidator(_read), Field(
 class AugmentConfig(Strict):
     """Some records are given in one of several templates, chosen by a keyed hash of the record.
 
-    Args:
-        templates: a set or a file of templates (posttrain.config.templates).
-        share: of the records.
+    templates: a set or a file of templates (posttrain.config.templates).
+    share: of the records.
     """
 
     templates: Templates

@@ -1,7 +1,5 @@
 """The recipes of the tiny world: how much of each family, how hard, how talkative."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -14,15 +12,22 @@ Rows = Annotated[int, Field(ge=0)]
 Difficulty = Annotated[int, Field(ge=1, le=5)]
 
 
+class _Artifact(Strict):
+    out: str
+
+    def owner_config(self) -> dict[str, Any]:
+        """The config without its output path: what the artifact's digest is taken of."""
+        return self.model_dump(mode="json", exclude={"out"})
+
+
 class FamilyConfig(Strict):
     """One family's rows.
 
-    Args:
-        train, heldout: rows; `train: 0` holds the whole family out of training.
-        difficulties: drawn from alike.
-        tools_declared: share of the rows; for families that can do without tools (maths, lookups)
-            or have no use for them (logs, steps).
-        several_turns: share of the rows; matters only to families of single questions.
+    train, heldout: rows; `train: 0` holds the whole family out of training.
+    difficulties: drawn from alike.
+    tools_declared: share of the rows; for families that can do without tools (maths, lookups) or
+        have no use for them (logs, steps).
+    several_turns: share of the rows; matters only to families of single questions.
     """
 
     train: Rows
@@ -35,8 +40,7 @@ class FamilyConfig(Strict):
 class VerbosityConfig(Strict):
     """Relative weights of the three lengths of worked reasoning.
 
-    Args:
-        terse, plain, chatty: of each length.
+    terse, plain, chatty: of each length.
     """
 
     terse: Annotated[float, Field(ge=0)] = 0.4
@@ -51,24 +55,21 @@ class VerbosityConfig(Strict):
 class TinyTokenizerConfig(Strict):
     """The byte-level BPE.
 
-    Args:
-        vocab_size: its tokens.
-        rows_per_family: training rows of each family that it learns from.
+    vocab_size: its tokens.
+    rows_per_family: training rows of each family that it learns from.
     """
 
     vocab_size: Annotated[int, Field(ge=320)] = 1024
     rows_per_family: Annotated[int, Field(ge=1)] = 400
 
 
-class TinyWorldConfig(Strict):
+class TinyWorldConfig(_Artifact):
     """Everything that shapes the artifact; the same config gives the same bytes.
 
-    Args:
-        families: the families of rows, by name.
-        seed, heldout_seed: of the training rows and of the held-out prompts.
+    families: the families of rows, by name.
+    seed, heldout_seed: of the training rows and of the held-out prompts.
     """
 
-    out: str
     families: dict[str, FamilyConfig]
     seed: int = 1
     heldout_seed: int = 7
@@ -81,22 +82,15 @@ class TinyWorldConfig(Strict):
         if not any(family.train for family in self.families.values()):
             raise ValueError("no family has training rows, and the tokenizer is trained on them")
 
-    def owner_config(self) -> dict[str, Any]:
-        """The config without its output path: what the artifact's digest is taken of."""
-        return self.model_dump(mode="json", exclude={"out"})
-
 
 Judged = Literal["maths", "steps", "logs"]
 
 
 class JudgedFamily(Strict):
-    """Pairs of one family: to warm a judge up on, to train it on, and to evaluate it on.
+    """Pairs of one family, whose questions come alone and declare no tools.
 
-    Questions come alone and declare no tools.
-
-    Args:
-        warm_up, train, heldout: pairs.
-        difficulties: drawn from alike.
+    warm_up, train, heldout: pairs.
+    difficulties: drawn from alike.
     """
 
     warm_up: Rows
@@ -105,17 +99,15 @@ class JudgedFamily(Strict):
     difficulties: Annotated[tuple[Difficulty, ...], Field(min_length=1, strict=False)] = (1, 2)
 
 
-class TinyJudgementsConfig(Strict):
+class TinyJudgementsConfig(_Artifact):
     """Everything that shapes the artifact; the same config gives the same bytes.
 
-    Args:
-        families: those whose answers are numbers.
-        drills: rows that only compare numbers digit by digit, for the warm-up.
-        layout: of the judging prompts in the warm-up rows.
-        seed, heldout_seed: as the tiny world's.
+    families: those whose answers are numbers.
+    drills: rows that only compare numbers digit by digit, for the warm-up.
+    layout: of the judging prompts in the warm-up rows.
+    seed, heldout_seed: as the tiny world's.
     """
 
-    out: str
     families: Annotated[dict[Judged, JudgedFamily], Field(min_length=1)]
     drills: Rows = 0
     layout: LayoutName = "compact"
@@ -125,7 +117,3 @@ class TinyJudgementsConfig(Strict):
     def check(self) -> None:
         if not any(f.warm_up + f.train + f.heldout for f in self.families.values()):
             raise ValueError("families: no family has any rows")
-
-    def owner_config(self) -> dict[str, Any]:
-        """The config without its output path: what the artifact's digest is taken of."""
-        return self.model_dump(mode="json", exclude={"out"})

@@ -1,9 +1,5 @@
 """What a loss mask teaches, sequence by sequence: one word of flags each, for a batch at once.
 
-    marks = Marks(stop=(2,), …)
-    supervision_flags(Batch(ids=[1, 7, 5, 2], trained=[F, F, T, T], starts=[0, 4]), marks)
-    →  [Flag.TRAINED | Flag.END_TRAINED]
-
 Everything is read from token ids, so that a data set of any origin can be looked at the same way.
 """
 
@@ -50,11 +46,10 @@ class Marks:
         stop: ids that end a turn.
         tail: ids that may stand between the stop token and the end of an answer (line ends).
         turn: ids that no answer holds: turn openers, the pad.
-        empty_think: token patterns of an empty trace.
-        close: token patterns of the end of a trace.
-        header: token patterns of what generation prompts write of a trace.
-        roles: role → the token pattern that opens its turns. Without one for the assistant, and
-            for another role, nobody can say whose turn a token belongs to.
+        empty_think, close, header: token patterns of an empty trace, of the end of a trace, of
+            what generation prompts write of a trace.
+        roles: role → the token pattern that opens its turns; of the assistant and another role, or
+            nobody can say whose turn a token belongs to.
     """
 
     stop: tuple[int, ...] = ()
@@ -130,7 +125,7 @@ def supervision_flags(batch: Batch, marks: Marks) -> npt.NDArray[np.uint16]:
         Flag.END_MASKED: end_masked,
         Flag.EMPTY_THINK: _empty_thinks(batch, marks, known),
         Flag.EVERYTHING: (trained == batch.lengths) & (trained > 0),
-        Flag.TURN_TOKEN: np.bincount(_owners(batch, turn), minlength=len(batch)) > 0,
+        Flag.TURN_TOKEN: _any(batch, [_owners(batch, turn)]),
         Flag.PROMPT: prompt_tokens(batch, marks) > 0,
         Flag.EMPTY_ANSWER: _empty_answers(batch, marks, begins, ends, known),
         Flag.THINK_HEADER: _headers(batch, marks, begins, known),
@@ -142,11 +137,7 @@ def supervision_flags(batch: Batch, marks: Marks) -> npt.NDArray[np.uint16]:
 
 
 def _ends(batch: Batch, marks: Marks) -> tuple[Mask, Mask]:
-    """Whether the answer trained last ends with a trained stop token; whether with a masked one.
-
-    A tail (line ends) may stand behind it. A masked one is right behind what is trained, or before
-    a tail that is trained though it is not.
-    """
+    """Whether the answer trained last ends with a trained stop token; whether with a masked one."""
     places = np.flatnonzero(batch.trained)
     nothing = np.zeros(len(batch), np.bool_)
     if not len(places) or not marks.stop:
@@ -191,11 +182,18 @@ def _owners(batch: Batch, places: Places) -> Places:
     return np.searchsorted(batch.starts, places, side="right") - 1
 
 
+def _any(batch: Batch, owners: Sequence[Places]) -> Mask:
+    """(m,) which sequences are among some."""
+    result = np.zeros(len(batch), np.bool_)
+    for each in owners:
+        result[each] = True
+    return result
+
+
 def _empty_answers(batch: Batch, marks: Marks, begins: Places, ends: Places, known: Known) -> Mask:
     """Sequences with a trained stretch of which, behind its trace, only the end is there."""
-    result = np.zeros(len(batch), np.bool_)
     if not marks.stop or not len(begins):
-        return result
+        return _any(batch, [])
     stop = _among(batch.ids, marks.stop)
     words = np.concatenate([[0], np.cumsum(~(stop | _among(batch.ids, marks.tail)))])
     stops = np.concatenate([[0], np.cumsum(stop)])
@@ -203,17 +201,13 @@ def _empty_answers(batch: Batch, marks: Marks, begins: Places, ends: Places, kno
     behind = np.unique(np.concatenate([np.zeros(1, np.int64), *closes]))
     answer = np.maximum(begins, behind[np.searchsorted(behind, ends, side="right") - 1])
     empty = (words[ends] == words[answer]) & (stops[ends] > stops[answer])
-    result[_owners(batch, begins[empty])] = True
-    return result
+    return _any(batch, [_owners(batch, begins[empty])])
 
 
 def _headers(batch: Batch, marks: Marks, begins: Places, known: Known) -> Mask:
     """Sequences with a trained stretch that begins with what the generation prompt ends with."""
-    result = np.zeros(len(batch), np.bool_)
-    for pattern in marks.header:
-        at, owner = _places(batch, pattern, known)
-        result[owner[np.isin(at, begins)]] = True
-    return result
+    found = [_places(batch, pattern, known) for pattern in marks.header]
+    return _any(batch, [owner[np.isin(at, begins)] for at, owner in found])
 
 
 def _among(ids: Ids, tokens: Sequence[int]) -> Mask:
@@ -226,14 +220,13 @@ def _among(ids: Ids, tokens: Sequence[int]) -> Mask:
 
 def _empty_thinks(batch: Batch, marks: Marks, known: Known) -> Mask:
     """Sequences in which an empty trace stands right before, or in, what is trained."""
-    result = np.zeros(len(batch), np.bool_)
     running = np.concatenate([[0], np.cumsum(batch.trained, dtype=np.int64)])
+    found: list[Places] = []
     for pattern in marks.empty_think:
         start, owner = _places(batch, pattern, known)
-        if len(start):
-            end = np.minimum(start + len(pattern) + _TAIL, batch.starts[owner + 1])
-            result[owner[running[end] > running[start]]] = True
-    return result
+        end = np.minimum(start + len(pattern) + _TAIL, batch.starts[owner + 1])
+        found.append(owner[running[end] > running[start]])
+    return _any(batch, found)
 
 
 def prompt_tokens(batch: Batch, marks: Marks) -> Places:
@@ -241,16 +234,11 @@ def prompt_tokens(batch: Batch, marks: Marks) -> Places:
     counts = np.zeros(len(batch), np.int64)
     if not marks.knows_roles or not len(batch.ids):
         return counts
-    places: list[Places] = []
-    owners: list[Places] = []
-    foreign: list[Mask] = []
     known: Known = {}
-    for role, pattern in marks.roles.items():
-        at, owner = _places(batch, pattern, known)
-        places.append(at)
-        owners.append(owner)
-        foreign.append(np.full(len(at), role != "assistant"))
-    at, owner, others = map(np.concatenate, (places, owners, foreign))
+    found = [(_places(batch, pattern, known), role) for role, pattern in marks.roles.items()]
+    at = np.concatenate([at for (at, _), _ in found])
+    owner = np.concatenate([owner for (_, owner), _ in found])
+    others = np.concatenate([np.full(len(at), role != "assistant") for (at, _), role in found])
     order = np.argsort(at, kind="stable")
     at, owner, others = at[order], owner[order], others[order]
     until = np.minimum(np.append(at[1:], len(batch.ids)), batch.starts[owner + 1])
@@ -260,11 +248,7 @@ def prompt_tokens(batch: Batch, marks: Marks) -> Places:
 
 
 def _places(batch: Batch, pattern: tuple[int, ...], known: Known) -> tuple[Places, Places]:
-    """Where a pattern begins, and in which sequence; it never reaches into the next one.
-
-    Args:
-        known: of the same batch; patterns are alike, and what begins several is looked for once.
-    """
+    """Where a pattern begins, and in which sequence; it never reaches into the next one."""
     at = _begins(batch.ids, pattern, known)
     if not len(at):
         return at, at
@@ -274,7 +258,6 @@ def _places(batch: Batch, pattern: tuple[int, ...], known: Known) -> tuple[Place
 
 
 def _begins(ids: Ids, pattern: tuple[int, ...], known: Known) -> Places:
-    """Where a pattern begins, wherever sequences do."""
     if pattern not in known:
         if len(pattern) == 1:
             known[pattern] = np.flatnonzero(ids == pattern[0])

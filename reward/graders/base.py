@@ -1,7 +1,5 @@
 """What every grader is, and the scores that all of them give alike.
 
-    grader.grade([Attempt(prompt, completion)]) → [Score(1.0, "56", "equal to the gold 56")]
-
 A grader that fails, times out, cannot read its gold, or finds no answer where the prompt requests
 no format, leaves the attempt unscored. An answer outside the requested format still counts.
 """
@@ -89,8 +87,7 @@ def before_reading(attempt: Attempt) -> Score | None:
 def no_answer(attempt: Attempt) -> Score:
     """The score of a completion in which no answer is found.
 
-    It is wrong if it is empty, or lacks the format that its prompt asks for. Otherwise the answer
-    may stand where it is not looked for, or be written as it is not read.
+    It is wrong if it is empty, or lacks the format that its prompt asks for.
     """
     answer, prompt = attempt.completion.answer, attempt.prompt
     if not answer.strip():
@@ -122,6 +119,6 @@ def unscored(answer: str | None, problem: str, failure: FailureKind | None = Non
 
 
 def one_line(text: str) -> str:
-    """The text on one line, shortened in the middle of nothing: its head, and "…"."""
+    """The text on one line, shortened to its head and "…"."""
     line = " ".join(text.split())
     return line if len(line) <= SHOWN else line[: SHOWN - 1] + "…"

@@ -1,8 +1,7 @@
 """One of a prompt's options, a given text, or references that the answer has to contain.
 
-Prompt(gold="B", metadata='{"options":{"A":"3","B":"4"}}')
-metadata may hold `output_regex`, a pattern or several, tried before anything else: the last match
-of the first that matches, whatever its case, and of that its first group.
+`output_regex` of metadata, a pattern or several, is tried before anything else: the last match of
+the first that matches, whatever its case, and of that its first group.
 """
 
 from __future__ import annotations
@@ -195,7 +194,6 @@ def choice(text: str, options: Options) -> str | None:
 
 
 def _by_text(text: str, options: Options) -> str | None:
-    """The one option whose text this is."""
     found = [letter for letter, option in options.items() if option.strip() == text.strip()]
     if not found and len(text) <= LINE and (plain := _plain(text)):
         found = [letter for letter, option in options.items() if _plain(option) == plain]
@@ -204,7 +202,6 @@ def _by_text(text: str, options: Options) -> str | None:
 
 @functools.lru_cache(maxsize=1024)
 def _plain(text: str) -> str:
-    """As compared: without what sets it in type, in lower case."""
     return bare(text).strip("\"' ").lower()
 
 
@@ -236,11 +233,8 @@ def exact() -> PlainGrader:
 def contains(*, enough: bool) -> PlainGrader:
     """The share of the prompt's `outputs` that the answer contains, whatever their case.
 
-    These are RULER's metrics (NVIDIA/RULER, scripts/eval/synthetic/constants.py), but that a
-    completion which a limit ended is wrong.
-
-    Args:
-        enough: one of them counts as all: RULER's metric of its question answering tasks.
+    RULER's metrics (NVIDIA/RULER, scripts/eval/synthetic/constants.py), but that a completion which
+    a limit ended is wrong. With `enough` one of them counts as all: its metric of questions.
     """
 
     def grade(attempt: Attempt) -> Score:

@@ -1,14 +1,9 @@
 """The graders "ifeval" and "ifbench": every constraint of a prompt, as the benchmarks check it.
 
-    Prompt(metadata='{"instruction_id_list":["punctuation:no_comma"],"kwargs":[{}]}', …)
-    → Score(1.0, None, "all 1 constraints", figures={"loose": 1.0, "constraints": 1.0,
-      "constraints_loose": 1.0})
-
-The value is strict and of the whole prompt: 1 where every constraint holds for the answer as it
-is. `loose` is the same where a first line, a last line or asterisks may be left out; the other two
-are shares of constraints. The checkers are those of if-verifiable (extra `eval-suite`), which come
-from the benchmarks' own code, and run in worker processes. A prompt whose constraints cannot be
-checked here, for want of an argument or of NLTK's data, is refused.
+The value is 1 where every constraint holds for the answer as it is. Of the figures, `loose` is the
+same where a first line, a last line or asterisks may be left out; the other two are shares of
+constraints. The checkers are those of if-verifiable (extra `eval-suite`), which come from the
+benchmarks' own code, and run in workers. A prompt that cannot be checked here is refused.
 """
 
 from __future__ import annotations

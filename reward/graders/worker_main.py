@@ -1,12 +1,10 @@
 """The worker process: comparisons and patterns that may never end, one job at a time.
 
     python -m reward.graders.worker_main CPU_SECONDS BYTES
+    stdin ["equal", ["x", "x"]] → stdout {"value": true}, a line each
 
-    stdin   ["equal", ["\\\\sqrt{8}", "2\\\\sqrt{2}"]]     one line a job
-    stdout  {"value": true}                          one line an answer
-
-The kernel itself ends the process when a job has used its CPU seconds: no Python code has to run
-for that, so neither a loop in C nor the death of the parent leaves anything behind.
+The kernel itself ends the process when a job has used its CPU seconds: neither a loop in C nor the
+death of the parent leaves anything behind.
 """
 
 from __future__ import annotations
@@ -33,13 +31,7 @@ from reward.graders.workers import Job, JobResult
 
 
 def last_match(patterns: Sequence[str], text: str) -> str | None:
-    """Last match of the first pattern that matches: its first group, or all of it.
-
-    Case does not count. None where no pattern matches.
-
-    Raises:
-        re.error: one of them is no pattern.
-    """
+    """Last match of the first pattern that matches, case aside: its first group, or all of it."""
     for pattern in [re.compile(pattern, re.IGNORECASE) for pattern in patterns]:
         for match in deque(pattern.finditer(text), maxlen=1):
             return next((group for group in match.groups() if group is not None), match[0])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import json
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -12,11 +11,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from data_builders.dialects import read_row
 from posttrain.chat.parse import parse_completion
-from posttrain.config.source import SourceConfig
 from posttrain.conversation.session import REFUSED, Session
-from posttrain.conversation.terminal import TagSplitter, Terminal, printable, talk
+from posttrain.conversation.terminal import TagSplitter, Terminal, printable
 from posttrain.environments.base import open_toolkit
 from posttrain.records import Message
 from posttrain.rollouts import Step
@@ -72,15 +69,10 @@ def run(
     sampler = Scripted(texts)
     sampler.terminal = terminal
     sampler.meanwhile = meanwhile or sampler.meanwhile
-    session = Session(
-        sampler,
-        RolloutLimits(Parameters()),
-        terminal,
-        tools=open_toolkit(tools) if tools else None,
-        ask=terminal.ask,
-    )
+    toolkit = open_toolkit(tools) if tools else None
+    session = Session(sampler, RolloutLimits(Parameters()), terminal, toolkit)
     with asyncio.Runner() as runner:
-        talk(session, terminal, runner)
+        session.talk(runner)
     return out.getvalue(), sampler, session
 
 
@@ -180,21 +172,6 @@ def test_a_call_without_tools_is_shown_and_not_run():
     out, sampler, _ = run([f"r</think>{CALL}"], "7*8?\n")
     assert "→ calculate" in out
     assert len(sampler.requests) == 1
-
-
-def test_a_saved_conversation_is_a_row_that_training_reads(tmp_path):
-    file = tmp_path / "rows.jsonl"
-    texts = [f"r</think>{CALL}", "s</think>It is 56.", "t</think>Yes."]
-    lines = f"/system S\n7*8?\ny\nsure?\n/save {file}\n/save {file}\n/save {tmp_path}/no/x\n"
-    out, _, session = run(texts, lines, tools="calculator")
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
-    assert len(rows) == 2
-    assert "No such file" in out
-    _, conversation = read_row(rows[0], SourceConfig(name="chat", path=str(file)))
-    assert tuple(conversation.messages) == (Message("system", "S"), *session.messages)
-    assert [m.reasoning for m in conversation.messages if m.role == "assistant"] == ["r", "s", "t"]
-    tools = json.loads(conversation.tools or "")
-    assert tools[0]["function"]["name"] == "calculate"
 
 
 @pytest.fixture

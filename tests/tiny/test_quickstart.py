@@ -15,7 +15,7 @@ import pytest
 from posttrain.runs import read_artifact
 from posttrain.training import memory
 from posttrain.training.activations import StepMemory
-from tests.training.rl.judge_server import judge_server
+from tests.training.rl.servers import judge_server
 
 ROOT = Path(__file__).parents[2]
 SMALL_WORLD = [

@@ -17,14 +17,15 @@ import torch
 
 from posttrain.config.load import validate
 from posttrain.config.sft import SftConfig
-from posttrain.report import charts
-from posttrain.training import memory, stage
-from posttrain.training.activations import StepMemory
 from tests.training.rl.policy import write_policy
-from tests.training.tiny import attention_model, hybrid_model, write_artifact
+from tests.training.tiny import (
+    attention_model,
+    hybrid_model,
+    neither_measure_nor_draw,
+    write_artifact,
+)
 
 torch.set_num_threads(1)
-draw = charts._drawn
 MakeRecipe = Callable[..., SftConfig]
 
 
@@ -36,22 +37,11 @@ def extensions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def neither_measured_nor_drawn() -> Iterator[None]:
-    """What a step needs takes longer to measure than a tiny run takes, and so do its charts to draw:
-    test_memory.py measures, and test_resume.py draws the page of every method."""
+    """But in test_memory.py, and for the page of every method once, in test_resume.py."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory, "measure_step", lambda *_: StepMemory(0, 0, 0))
-        patch.setattr(memory, "rollout_bytes", lambda *_: 0)
-        patch.setattr(charts, "_drawn", lambda *_, **__: "")
-        yield
-
-
-@pytest.fixture(scope="module")
-def bare() -> Iterator[None]:
-    """Runs without a report at their end, for modules that look at none."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stage, "ensure_report", lambda out: f"no report of {out}")
+        neither_measure_nor_draw(patch)
         yield
 
 

@@ -166,7 +166,7 @@ def arm(method: str, moment: str, reward: Mortal) -> None:
     from posttrain.training.rl import step
     from posttrain.training.rl import trainer as rl
     from posttrain.training.sft.trainer import PackedSFTTrainer
-    from reward.judge.cache import VerdictCache
+    from reward.judge.votes import VerdictCache
 
     if method == "dpo":
         reference.SHARD_PAIRS = 16  # several shards of these few pairs

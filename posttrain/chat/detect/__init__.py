@@ -1,8 +1,5 @@
 """The detector: every tool call in a model's output, in whichever notation (the guide lists them).
 
-    answer = '<tool_call>\\n{"name": "f", "arguments": {}}\\n</tool_call>'
-    detect_calls(reasoning=None, answer=answer, tools=None).calls[0].kind → "undeclared"
-
 What may open a call is searched from left to right; each candidate is judged by the rules of
 `context`, and the search goes on behind it. Time is linear in the text.
 """
@@ -40,13 +37,12 @@ class FoundCall:
     Attributes:
         form: which notation it is written in (docs/guides/detector.md lists them).
         part: whether it stands in the reasoning or in the answer.
-        start, end: its span in that part's text; several calls of one JSON list share a span. A
-            structured call has none: both are the length of the text.
+        start, end: its span in that part's text; calls of one JSON list share one. Of a structured
+            call both are the length of the text.
         text: the text of the span, clipped to `CLIP` characters; for a structured call its JSON.
         name: the tool's name where it can be read.
-        kind: "undeclared" where no tools are declared at all; else "nonexistent_tool" (no declared
-            tool has this name), "fabricated_arguments" (they break the declared schema) or
-            "declared" (nothing can be held against it).
+        kind: "undeclared" where no tools are declared; else "nonexistent_tool",
+            "fabricated_arguments" (they break the declared schema) or "declared".
         step: which step of a completion, from 0.
     """
 
@@ -141,11 +137,8 @@ def detect_in_completion(completion: Completion, prompt: Prompt) -> CallDetectio
 
 
 def searched(step: Step) -> tuple[str | None, str]:
-    """A step's reasoning and answer, as they are searched.
-
-    Where there are token ids, the raw text cut at the first `</think>`: malformed calls and special
-    tokens are still in it. Elsewhere the parsed parts.
-    """
+    """A step's reasoning and answer, as they are searched: with token ids the raw text cut at the
+    first `</think>`, malformed calls and special tokens still in it; elsewhere the parsed parts."""
     if step.ids is None:
         return step.parsed.reasoning, step.parsed.answer
     if step.parsed.reasoning is None:
@@ -166,7 +159,6 @@ def _in_part(
 
 
 def _calls(context: Context) -> Iterator[Candidate]:
-    """What is called, from left to right."""
     position = since = 0
     while match := OPENERS.search(context.text, position):
         position = match.start() + 1

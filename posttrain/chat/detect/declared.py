@@ -1,12 +1,10 @@
 """Judge calls against the declared tools.
 
-    tools = read_tools('[{"type": "function", "function": {"name": "f", "parameters": {…}}}]')
     kind_of(RequestedCall("g", {}), tools) → "nonexistent_tool"
     kind_of(RequestedCall("f", {"y": 1}), tools) → "fabricated_arguments"   (f has no parameter y)
 
-Arguments are fabricated when the declared schema has no room for them: an unknown name, a missing
-required one, a value of another type or outside its enumeration. Null stands for an optional
-argument that is left out. Whether a value is *true* to the conversation cannot be decided from it.
+Arguments are fabricated when the declared schema has no room for them; null stands for an optional
+one that is left out. Whether a value is *true* to the conversation cannot be decided.
 """
 
 from __future__ import annotations

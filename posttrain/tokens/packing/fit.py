@@ -1,19 +1,15 @@
 """Best fit on a histogram of lengths: equal lengths are placed together, not one by one.
 
-    best_fit([5, 4, 3, 2], [1, 1, 1, 1], 8)   →  2 packs; placements (pack, packs, each, length):
-                                                 (0, 1, 1, 5), (1, 1, 1, 4), (0, 1, 1, 3), …
-
-Packs with the same room are alike. Of a length that occurs a thousand times, as many as fit go into
-the fullest pack with room, and the same into all packs like it, in one step. A pack's room at least
-halves whenever it is served, and each length splits at most one run of like packs, so the steps
-grow with distinct lengths and rooms, times the logarithm of the capacity, and not with sequences.
-(Krell et al. 2021, arXiv 2107.02027, pack histograms by longest and by shortest pack first; this is
-plain best fit decreasing, pack for pack.)
+Packs with the same room are alike: of a length that occurs a thousand times, as many as fit go into
+the fullest pack with room, and the same into all packs like it, in one step. The steps grow with
+distinct lengths and rooms, not with sequences. (Krell et al. 2021, arXiv 2107.02027, pack
+histograms by longest and by shortest pack first; this is plain best fit decreasing.)
 """
 
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left, insort
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,40 +45,23 @@ def sorted_rows(keys: Word) -> tuple[Int, Word, int]:
 
 
 class Rooms:
-    """Runs of packs by the room they have left; finds the smallest room that is large enough.
+    """Runs of packs (first, number) by the room they have left."""
 
-    A run is (first pack, number of packs). Rooms in use are bits in words, words in use are bits
-    of one more: finding costs a few operations on integers, at any number of packs.
-    """
-
-    def __init__(self, capacity: int) -> None:
-        self._shift = (capacity.bit_length() + 1) // 2
-        self._within = (1 << self._shift) - 1
-        self._words = [0] * ((capacity >> self._shift) + 1)
-        self._used = 0
+    def __init__(self) -> None:
+        self._rooms: list[int] = []  # ascending
         self._runs: dict[int, list[tuple[int, int]]] = {}
 
     def add(self, room: int, first: int, packs: int) -> None:
         """Add a run of packs, each with this much room."""
-        runs = self._runs.get(room)
-        if runs is not None:
-            runs.append((first, packs))
-            return
-        self._runs[room] = [(first, packs)]
-        self._words[room >> self._shift] |= 1 << (room & self._within)
-        self._used |= 1 << (room >> self._shift)
+        if room not in self._runs:
+            insort(self._rooms, room)
+            self._runs[room] = []
+        self._runs[room].append((first, packs))
 
     def tightest(self, least: int) -> int:
         """The smallest room of at least `least` that a pack has, 0 when none has."""
-        word = least >> self._shift
-        bits = self._words[word] >> (least & self._within)
-        if bits:
-            return least + _lowest(bits)
-        used = self._used >> (word + 1)
-        if not used:
-            return 0
-        word += 1 + _lowest(used)
-        return (word << self._shift) + _lowest(self._words[word])
+        at = bisect_left(self._rooms, least)
+        return self._rooms[at] if at < len(self._rooms) else 0
 
     def take(self, room: int, most: int) -> tuple[int, int]:
         """Remove one run of packs with exactly this room, or the last `most` packs of it."""
@@ -92,16 +71,8 @@ class Rooms:
             runs.append((first, packs - most))
             return first + packs - most, most
         if not runs:
-            del self._runs[room]
-            word = room >> self._shift
-            self._words[word] ^= 1 << (room & self._within)
-            if not self._words[word]:
-                self._used ^= 1 << word
+            del self._runs[room], self._rooms[bisect_left(self._rooms, room)]
         return first, packs
-
-
-def _lowest(bits: int) -> int:
-    return (bits & -bits).bit_length() - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +104,9 @@ def best_fit(lengths: Int, counts: Int, capacity: int, rooms: Int | None = None)
     Args:
         lengths: distinct lengths, decreasing, 1 … capacity.
         counts: how often each occurs.
-        capacity: tokens a new pack holds.
         rooms: tokens that fit into each pack there is already, ascending; none when absent.
     """
-    waiting = Rooms(capacity)
+    waiting = Rooms()
     opened = 0
     if rooms is not None:
         opened = len(rooms)
