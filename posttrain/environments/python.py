@@ -59,11 +59,8 @@ _ENDED = {
 
 
 def python_tool(limits: Limits | None = None) -> Tool:
-    """The tool; `limits` are those of one call.
-
-    Raises:
-        ConfigError: programs cannot be contained on this machine.
-    """
+    """The tool; `limits` are those of one call. Raises ConfigError: programs cannot be contained on
+    this machine."""
     interpreter = check_sandbox()
     bounds = limits or Limits()
 

@@ -118,11 +118,8 @@ class GenRmJudge:
             self._cache.keep_failures()
 
     async def judge(self, comparisons: Sequence[Comparison], *, seed: int) -> list[Judgement]:
-        """One judgement a comparison, in order; equal prompts share their votes.
-
-        Raises:
-            ConfigError: a model that cannot answer anything (wrong key, wrong address).
-        """
+        """One judgement a comparison, in order; equal prompts share their votes. Raises
+        ConfigError: a model that cannot answer anything (wrong key, wrong address)."""
         started = time.monotonic()
         columns: list[list[Vote]] = [[] for _ in self._models]
 

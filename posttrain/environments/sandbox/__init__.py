@@ -42,11 +42,8 @@ _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKe
 
 @functools.cache
 def check_sandbox() -> Interpreter:
-    """Make sure, once a process, that programs can be contained here; the Python they find.
-
-    Raises:
-        ConfigError: something is missing, with what to install or to allow.
-    """
+    """Make sure, once a process, that programs can be contained here; the Python they find. Raises
+    ConfigError: something is missing, with what to install or to allow."""
     box = Box(_PROBE, find_interpreter())
     if not Path("/proc/self/task", str(threading.get_native_id()), "children").exists():
         raise ConfigError("the sandbox needs /proc/…/children (CONFIG_PROC_CHILDREN in the kernel)")
@@ -116,21 +113,14 @@ class Sandbox:
         return await _supervised(launching, box.limits)
 
     async def write(self, path: str, data: bytes) -> None:
-        """Write a file; its directories are made.
-
-        Raises:
-            OSError: it cannot be written, and why.
-        """
+        """Write a file; its directories are made. Raises OSError: it cannot be written, and why."""
         script = 'mkdir -p -- "$(dirname -- "$1")" && cat > "$1"'
         result = await self.run(["sh", "-c", script, "sh", path], stdin=data)
         _raise_for(result, path)
 
     async def read(self, path: str, *, max_bytes: int = 16 * MEBI) -> bytes:
-        """A file's content.
-
-        Raises:
-            OSError: it cannot be read, or is larger than `max_bytes`, and why.
-        """
+        """A file's content. Raises OSError: it cannot be read, or is larger than `max_bytes`, and
+        why."""
         limits = replace(self.box.limits, output_bytes=max_bytes)
         result = await self.run(["cat", "--", path], limits=limits)
         _raise_for(result, path)

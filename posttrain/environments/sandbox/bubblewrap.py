@@ -79,11 +79,8 @@ class Interpreter(NamedTuple):
 
 
 def find_interpreter() -> Interpreter:
-    """The interpreter under the running one's virtual environment.
-
-    Raises:
-        ConfigError: it is laid out in a way that cannot be shown alone.
-    """
+    """The interpreter under the running one's virtual environment. Raises ConfigError: it is laid
+    out in a way that cannot be shown alone."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     base = Path(sys.base_prefix).resolve()
     executable, library = base / "bin" / version, base / "lib" / version / "os.py"
@@ -117,11 +114,8 @@ def _throwaway_user() -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """One sandbox's shape. `user` is who its programs are as root; None as an ordinary user.
-
-    Raises:
-        ConfigError: a program that makes the sandbox is not installed; says which.
-    """
+    """One sandbox's shape. `user` is who its programs are as root; None as an ordinary user. Raises
+    ConfigError: a program that makes the sandbox is not installed; says which."""
 
     limits: Limits
     interpreter: Interpreter

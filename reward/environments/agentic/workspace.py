@@ -242,11 +242,8 @@ class Workspace:
 
 
 def inside(path: str) -> str:
-    """A path relative to the working directory, in its shortest form.
-
-    Raises:
-        Refused: it leads out of the working directory, or is none.
-    """
+    """A path relative to the working directory, in its shortest form. Raises Refused: it leads out
+    of the working directory, or is none."""
     relative = posixpath.normpath(f"{path or '.'}/".removeprefix("/scratch/") or ".")
     if len(path) > _PATH_CHARACTERS or "\0" in path or not path.isprintable():
         raise Refused("no such path: too long, or with characters that do not print")
@@ -283,11 +280,8 @@ def _as_json(content: bytes | None) -> Any:
 
 
 def _collected(data: bytes) -> tuple[int, bytes, int, dict[str, bytes] | None]:
-    """Exit code, output, entries not kept, and the files, None where there were too many.
-
-    Raises:
-        ValueError, Refused: not what the driver writes.
-    """
+    """Exit code, output, entries not kept, and the files, None where there were too many. Raises
+    ValueError, Refused: not what the driver writes."""
     at = data.index(b"\n")
     code, size, left, count = map(int, data[:at].split())
     output, at = data[at + 1 : at + 1 + size], at + 1 + size
