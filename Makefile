@@ -7,6 +7,9 @@ TEST_WORKERS ?= 2
 RECIPES ?= recipes/tiny
 AT ?= .
 RUNS = $(AT)/runs/tiny
+# by the shell, for a folder's name may have blanks
+RECIPES_DIR := $(shell cd "$(RECIPES)" && pwd)
+OWN := $(shell cd "$(RECIPES)" && ls | sed -n 's/[.]yaml$$//p')
 # stages at a time; the seed of what trains and samples (without it: the recipes' own)
 JOBS ?= 2
 SEED ?=
@@ -39,27 +42,22 @@ quickstart: $(BIN)/.installed
 	@$(MAKE) --no-print-directory -j$(JOBS) chain
 	@$(BIN)/python benchmarks/quickstart.py $(RUNS)
 
-# the same chain, half as large again in SFT and twice in sampling
 tiny: $(BIN)/.installed
 	@$(MAKE) --no-print-directory -j$(JOBS) chain SIZE=full AT=runs/full
 	@$(BIN)/python benchmarks/quickstart.py runs/full/runs/tiny
 
-# SFT → RLVR → RLHF → RLVR, from the SFT model and the judge that `make quickstart` leaves
+# the rest goes on from the models that `make quickstart` leaves (docs/guides/tiny-world.md)
 tiny-rlvr: $(BIN)/.installed
 	@$(MAKE) --no-print-directory chain-rlvr
 
-# a suite of rows, RLVR environments and tasks of inspect, and agentic tasks, on the SFT model
 tiny-eval: $(BIN)/.installed-dev
 	@$(MAKE) --no-print-directory -j$(JOBS) eval_suite eval_agentic eval_sensitivity
 
-# a second SFT of the model of `make quickstart` without and with prompt augmentation, and how sensitive
-# each is to the template of a question
 tiny-augment: $(BIN)/.installed
 	@$(MAKE) --no-print-directory -j$(JOBS) eval_augmented
 
 # Does every stage still run? A few steps of each, from nothing. With RECIPES of your own the chain
 # is run as they are written, and a stage that has no recipe there is left out.
-OWN = $(notdir $(basename $(wildcard $(RECIPES)/*.yaml)))
 smoke: $(BIN)/.installed
 ifeq ($(RECIPES),recipes/tiny)
 	@rm -rf runs/smoke
@@ -76,10 +74,10 @@ endif
 #
 # $(call stage,script,recipe,what it does,what to look at,more arguments); $(SIZE)_RECIPE are a size's
 define stage
-$(if $(wildcard $(RECIPES)/$(2).yaml),@echo "$(2): $(3)$(if $(4),; then look at $(RUNS)/$(4))"; \
+$(if $(filter $(2),$(OWN)),@echo "$(2): $(3)$(if $(4),; then look at $(RUNS)/$(4))"; \
 	mkdir -p "$(RUNS)/logs" || exit; trap 'kill $$!; wait; exit 1' HUP INT TERM; \
 	(cd "$(AT)" && exec "$(abspath $(BIN))/python" "$(CURDIR)/scripts/$(1).py" \
-	--config "$(abspath $(RECIPES))/$(2).yaml" $($(SIZE)_$(2)) $(5)) >> "$(RUNS)/logs/$(2).log" 2>&1 & wait $$! || \
+	--config "$(RECIPES_DIR)/$(2).yaml" $($(SIZE)_$(2)) $(5)) >> "$(RUNS)/logs/$(2).log" 2>&1 & wait $$! || \
 	{ tail -n 12 "$(RUNS)/logs/$(2).log" | cut -c 1-2000; echo '$(2) stopped: $(RUNS)/logs/$(2).log'; exit 1; },\
 	@echo '$(2): left out, $(RECIPES) has no $(2).yaml')
 endef
@@ -159,8 +157,7 @@ chain-rlvr:
 	$(call stage,rlvr,rlvr_second,train on verified answers again,rlvr_second/report.html: pass rates rise,$(seed))
 	$(call stage,eval,eval_rlvr,ask each model held-out questions,eval_rlvr/report.html: accuracy stage by stage)
 
-# a file's tests stay together: they share what is slow to make. One that waits for ever ends its
-# worker (pyproject.toml), which a new one would only repeat
+# a file's tests stay together: they share what is slow to make
 test: $(BIN)/.installed-dev
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --max-worker-restart 0
 

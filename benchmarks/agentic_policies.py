@@ -19,9 +19,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from posttrain.evaluation.agentic import deciding
+from posttrain.evaluation.agentic import failures
 from posttrain.rollouts import Prompt
-from reward.environments.agentic.base import AgenticEnvironment, Final, Wrong
+from reward.environments.agentic.base import Family, Final, Wrong
 from reward.environments.agentic.policies import ENVIRONMENT_OF, policy_of, run_policy
 from reward.environments.base import Script
 
@@ -29,15 +29,16 @@ Answer = tuple[tuple[str, str], ...]  # each file that is written, with its cont
 
 
 async def outcomes(
-    environment: AgenticEnvironment, prompts: list[Prompt], policy: str
+    environment: Family, prompts: list[Prompt], policy: str
 ) -> list[tuple[str | None, str]]:
     """What decided each run (None: it passed), and the checker's words."""
     completions = await run_policy(prompts, policy)
     results: list[tuple[str | None, str]] = []
     for prompt, completion in zip(prompts, completions, strict=True):
         score = await environment.verify(prompt, completion)
-        failure = deciding(prompt, completion, score)
-        results.append((failure and failure.mode, score.explanation))
+        solved = (score.value or 0) >= 1
+        mode = None if solved else failures(prompt, completion, score)[0].mode
+        results.append((mode, score.explanation))
     return results
 
 

@@ -36,7 +36,7 @@ from transformers import (
 from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.dpo_trainer import DPOTrainer
 
-from data_builders.pairs.shards import PairWriter
+from data_builders.pairs.shards import write_pairs
 from posttrain.config.dpo import LossConfig
 from posttrain.records import Pair, Side
 from posttrain.tokens.tokenizer import load_tokenizer
@@ -71,9 +71,8 @@ def synthetic(folder: Path, *, count: int, mean: int, vocabulary: int) -> Path:
         tokens = ids()
         return Side(ids=tokens, mask=(True,) * len(tokens), text="")
 
-    with PairWriter(folder / "pairs", "train", shard_pairs=8192) as writer:
-        for n in range(count):
-            writer.add(Pair(str(n), str(n), "no_tools", False, ids(), side(), side()))
+    pairs = (Pair(str(n), str(n), "no_tools", False, ids(), side(), side()) for n in range(count))
+    write_pairs(pairs, folder / "pairs", "train", shard_pairs=8192)
     return folder
 
 

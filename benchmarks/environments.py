@@ -28,8 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.attacks.programs import mutants
 from benchmarks.environment_tasks import rows
-from posttrain.environments.sandbox import run_sandboxed
-from posttrain.environments.sandbox.limits import Limits
+from posttrain.environments.sandbox import Limits, run_sandboxed
 from posttrain.errors import ConfigError
 from reward.environments import ENVIRONMENTS
 from reward.environments.base import Admitted, admit, replay, says

@@ -31,8 +31,8 @@ QUESTIONS, CONNECTIONS, REPEATS, DELAY = 500, 32, 2, 0.02
 def gate() -> None:
     from posttrain.chat.detect import CallDetection
     from posttrain.config.eval import GateConfig, GateRule
-    from posttrain.evaluation.gate import gate_rows, passes
-    from posttrain.evaluation.grade import Record
+    from posttrain.evaluation.compare import gate_rows, passes
+    from posttrain.evaluation.run import Record
     from posttrain.records import Message, Score
     from posttrain.rollouts import Completion, Prompt
 

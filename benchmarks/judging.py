@@ -37,10 +37,10 @@ from posttrain.rollouts import Completion, Prompt, Step
 from posttrain.sampling.engines.chat import ChatSampler
 from posttrain.sampling.engines.http import Client
 from posttrain.versions import package_versions
-from reward.judge.cache import VerdictCache
 from reward.judge.judge import GenRmJudge, judge_sampler
 from reward.judge.prompt import verdict_text
 from reward.judge.verdict import Verdict
+from reward.judge.votes import VerdictCache
 from reward.rlhf import JudgedReward
 
 GROUP = 16

@@ -30,7 +30,7 @@ from data_builders.dialects import canonical, reading_of
 from data_builders.dialects.texts import read_side
 from data_builders.pairs.encode import PairEncoder
 from data_builders.pairs.offline import read_offline
-from data_builders.pairs.shards import PairWriter, read_pairs
+from data_builders.pairs.shards import read_pairs, write_pairs
 from posttrain.chat import ChatTemplate
 from posttrain.config.source import SourceConfig
 from posttrain.models.chat_template import chat_template_of
@@ -86,17 +86,12 @@ def numbered(path: Path, target: Path, rows: int) -> list[dict[str, Any]]:
     return made
 
 
-def ours(config: SourceConfig, folder: Path, template: ChatTemplate, tokenizer: Any) -> int:
-    """Read, render, tokenise, write; how many rows were dropped."""
+def ours(config: SourceConfig, folder: Path, template: ChatTemplate, tokenizer: Any) -> None:
+    """Read, render, tokenise, write."""
     encoder = PairEncoder(template, encoder_of(tokenizer).encode)
-    with PairWriter(folder / "ours", "train", shard_pairs=8192) as writer:
-        dropped = 0
-        for found, _ in read_offline(config, encoder, base_dir=folder):
-            if isinstance(found, Pair):
-                writer.add(found)
-            else:
-                dropped += 1
-    return dropped
+    read = read_offline(config, encoder, base_dir=folder)
+    pairs = (found for found, _ in read if isinstance(found, Pair))
+    write_pairs(pairs, folder / "ours", "train", shard_pairs=8192)
 
 
 def theirs(

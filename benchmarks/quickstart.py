@@ -24,10 +24,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from posttrain.evaluation.compare import Difference, length_difference, rate_difference
-from posttrain.evaluation.grade import Record
 from posttrain.evaluation.intervals import Clustered, by_question
 from posttrain.evaluation.metrics import values_of
-from posttrain.evaluation.run import read_run
+from posttrain.evaluation.run import Record, read_run
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = Path("runs/tiny")  # in the directory of a cell, as the recipes have it

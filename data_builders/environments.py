@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from data_builders.tiny_world.grading import TinyWorldGrader
+from data_builders.tiny_world.grading import TINY_WORLD_GRADER
 from data_builders.tiny_world.tools import TinyWorldToolkit
 from posttrain.config.judge import JudgeSampling, LabelJudgeConfig
 from posttrain.config.load import nearest
@@ -184,4 +184,4 @@ def all_graders(
         judge, labels: as of `EnvironmentGrader`.
     """
     made = {name: make() for name, make in GRADERS.items()}
-    return made | {"environment": EnvironmentGrader(judge, labels), "tiny_world": TinyWorldGrader()}
+    return made | {"environment": EnvironmentGrader(judge, labels), "tiny_world": TINY_WORLD_GRADER}

@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))  # mkdocs is a command, which does not look here
 
 def pages() -> dict[str, str]:
     """Every generated page: its path inside docs → Markdown."""
-    from posttrain.config.shipped import recipe_names
+    from posttrain.config.recipe_files import recipe_names
     from scripts.__main__ import STAGES, sentence
 
     made: dict[str, str] = {}

@@ -1,12 +1,5 @@
 """The errors a user can meet, each a `ValueError` because each is about the user's input.
 
-    ConfigError   a recipe that cannot mean anything: unknown key, impossible combination
-    DataError     a row, file or artifact that is not what it claims to be
-    RenderError   a conversation or template that cannot be rendered or masked exactly
-    JudgeError    a judge that failed too often to train on what is left
-    TrainingError a run that goes wrong: a limit of its health guard, a loss that is not finite, no
-                  token trained
-
 Broken invariants of our own are `assert`s and are never caught.
 """
 
@@ -34,4 +27,4 @@ class JudgeError(PosttrainError):
 
 
 class TrainingError(PosttrainError):
-    """A run that would waste what it goes on with; its checkpoints stay."""
+    """A run whose checkpoints stay: a limit of its guard, a loss not finite, no token trained."""

@@ -1,8 +1,5 @@
 """What stands between rollouts and a group-relative trainer: groups in, rewards in parts out.
 
-    Group(prompt=Prompt(id="maths-7/rlhf/on", …), completions=(Completion(…), …))   one prompt
-    → GroupRewards(rewards=(4.2, None, …), parts={"base": (3.5, None, …), …}, judgements=({…},))
-
 A reward that could not be had is None: such a rollout is *unscored*, takes no part in its group's
 mean and deviation, and is not trained on. Nothing invents a number in its place.
 """
@@ -42,10 +39,8 @@ class GroupRewards:
         parts: what the rewards are made of, or what is watched beside them (`accuracy`, …): one
             value a rollout, None where there is none.
         judgements: JSON-able rows of a judge's verdicts, to be written beside the rollouts.
-        counts: additive stats of the group (`judge_calls`, `judge_failed`, `judge_tokens`, …);
-            they are summed over a step.
-        requests: comparisons or verifications of this group; `failures`: those that came to
-            nothing.
+        counts: stats of the group that are summed over a step (`judge_calls`, …).
+        requests: comparisons or verifications; `failures`: those that came to nothing.
         domain: whose figures the group counts to; "": the run has no domains.
         seconds: of each verification, in any order.
     """

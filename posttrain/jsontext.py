@@ -1,9 +1,7 @@
 """JSON text in, plain values out; what Python's `json` accepts beyond JSON is refused.
 
-load_json('{"a": 1}') → {"a": 1};  '{"a": 1, "a": 2}', 'NaN' and '1e999' raise
-
-Nesting has a limit of its own. Python's is the room on the stack, which differs from one caller to
-the next: the same row would be read in one process and refused in another.
+Nesting has a limit of its own: Python's is the room on the stack, by which the same row would be
+read in one process and refused in another.
 """
 
 from __future__ import annotations
@@ -65,13 +63,20 @@ def encode_json(value: object) -> str:
 
 
 def writable(text: str) -> str:
-    """Text that UTF-8 can hold: half of a surrogate pair, as JSON may bring, becomes an escape."""
-    return text.encode("utf-8", "backslashreplace").decode()
+    """Text that UTF-8 can hold: a surrogate pair becomes its character, half of one an escape."""
+    paired = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+    return paired.encode("utf-8", "backslashreplace").decode()
 
 
 def printable(text: str) -> str:
     """Text that cannot steer a terminal: without control characters but line ends and tabs."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list | tuple) else ()
 
 
 def _check_depth(text: str, value: Any) -> None:
@@ -80,26 +85,17 @@ def _check_depth(text: str, value: Any) -> None:
         return
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
-        level = [
-            item for inner in level for item in _inside(inner) if isinstance(item, dict | list)
-        ]
+        nested = (item for inner in level for item in _inside(inner))
+        level = [item for item in nested if isinstance(item, dict | list)]
         if not level:
             return
     raise ValueError(_TOO_DEEP)
 
 
-def _inside(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
-
-
 def _finite_everywhere(value: Any) -> bool:
     if isinstance(value, float):
         return math.isfinite(value)
-    if isinstance(value, dict):
-        return all(_finite_everywhere(item) for item in value.values())
-    return not isinstance(value, list | tuple) or all(_finite_everywhere(item) for item in value)
+    return all(map(_finite_everywhere, _inside(value)))
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

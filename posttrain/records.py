@@ -1,10 +1,5 @@
 """The records that travel between stages: frozen, torch-free, equal when their contents are equal.
 
-    Example(
-        messages=(Message("user", "2+2?"), Message("assistant", "4", reasoning="2+2 is 4.")),
-        tools=None, id="5f0c…", source="sums", license="MIT", dialect="openai",
-    )
-
 Tool schemas, tool arguments and metadata are JSON *text*: inside Arrow, nested values of varying
 shape would be unified and come back with foreign `null` keys.
 """
@@ -21,16 +16,14 @@ from pydantic import TypeAdapter
 
 _DUMP: Callable[[object], bytes] = TypeAdapter(object).dump_json
 Role = Literal["system", "user", "assistant", "tool"]
-ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
+ROLES: tuple[Role, ...] = get_args(Role)
 # what a judge's chat template may know besides; no conversation to train on has them
 JudgedRole = Literal["principle", "response_1", "response_2"]
 ReasoningMode = Literal["on", "off"]
 # why a verifier gave no value: it ran into its limit or crashed, a judge or another server did not
 # answer, programs could not be contained, or the row's own fields cannot be used
 FailureKind = Literal["timeout", "verifier_error", "service", "sandbox", "malformed_row"]
-FAILURE_KINDS: tuple[FailureKind, ...] = (
-    "timeout", "verifier_error", "service", "sandbox", "malformed_row",
-)  # fmt: skip
+FAILURE_KINDS: tuple[FailureKind, ...] = get_args(FailureKind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +87,11 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One conversation with everything later stages need to know about where it came from.
+    """One conversation and where it came from.
 
-    `tools` is the JSON text of a list of tool schemas, `None` when none is declared. `metadata` is
-    the JSON text of an object (verifier fields, difficulty, family …). `id` derives from messages
-    and tools alone, so a row keeps its id through re-ordering, re-sharding and re-sourcing; build
-    examples with `make_example`, which computes it.
+    `tools` is the JSON text of a list of tool schemas, `None` when none is declared; `metadata` is
+    that of an object. `id` derives from messages and tools alone, not from where a row stands or
+    what it is called; build examples with `make_example`, which computes it.
     """
 
     messages: tuple[Message, ...]
@@ -142,15 +134,7 @@ def make_example(
 ) -> Example:
     """Build an `Example` and derive its id from its content."""
     turns = tuple(messages)
-    return Example(
-        messages=turns,
-        tools=tools,
-        id=content_id(turns, tools),
-        source=source,
-        license=license,
-        dialect=dialect,
-        metadata=metadata,
-    )
+    return Example(turns, tools, content_id(turns, tools), source, license, dialect, metadata)
 
 
 def with_messages(example: Example, messages: Iterable[Message]) -> Example:
@@ -222,10 +206,9 @@ CATEGORIES: tuple[Category, ...] = get_args(Category)
 class Side:
     """Chosen or rejected. `index` is the sample it was (-1: given as text, not sampled by us).
 
-    `mask` is True for the tokens the model sampled: the only ones in any loss term.
-    `score` is the grader's value, None where unscored or given; `calls` the number of tool calls:
-    those the detector found, or of a text that was given its own; lengths in tokens; `text` is for
-    reading only.
+    `mask` is True for the tokens the model sampled: the only ones in any loss term. `score` is the
+    grader's, None where unscored or given; `calls` the number of tool calls; lengths in tokens;
+    `text` is for reading only.
     """
 
     ids: tuple[int, ...]
@@ -240,12 +223,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two completions of one prompt. `category` "offline" is a pair that came as data.
-
-    Pair(id="maths-7/no_tools/on/3-0", task="maths-7", category="no_tools", thinking=True,
-         prompt_ids=(1, 9, …), chosen=Side(ids=(4, 8, …), mask=(True, True, …), score=1.0, …),
-         rejected=Side(…), source="maths")
-    """
+    """Two completions of one prompt. `category` "offline" is a pair that came as data."""
 
     id: str
     task: str

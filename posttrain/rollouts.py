@@ -1,12 +1,6 @@
 """Prompts, and all that a model generated for them: steps and completions; torch-free.
 
-    Prompt(id="maths-7/no_tools/on", task="maths-7", setting="no_tools",
-           messages=(Message("user", "7*8?"),), thinking=True, gold="56", grader="math")
-    Completion(prompt_id="maths-7/no_tools/on", index=0, prompt_ids=(1, 9, …), finish="stop",
-               steps=(Step(text="7*8 is 56.</think>56<|im_end|>", ids=(4, 8, …), …),))
-
-Token ids are those that were sampled, never a rendering of what was parsed. A step's
-`results_ids` are what the loop put behind it: tool results and the next generation prompt.
+Token ids are those that were sampled, never a rendering of what was parsed.
 """
 
 from __future__ import annotations
@@ -14,13 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from posttrain.chat.parse import ParsedCompletion
 from posttrain.records import Message, ToolCall, message_from_row, message_to_row
 
 Finish = Literal["stop", "length", "turn_limit", "token_limit", "failed"]
-FINISHES: tuple[Finish, ...] = ("stop", "length", "turn_limit", "token_limit", "failed")
+FINISHES: tuple[Finish, ...] = get_args(Finish)
 TRUNCATED: tuple[Finish, ...] = ("length", "turn_limit", "token_limit")
 
 
@@ -66,9 +60,9 @@ class Step:
             not counted. An answer includes its tool calls.
         prompt_tokens: length of this step's whole prompt.
         cached_tokens: those of the prompt that a server found in its cache; None: not reported.
-        results: tool messages that answered this step's calls, or the user's message that answered
-            a step without calls.
-        results_ids: ids between this step's ids and the next step's; () after the last.
+        results: tool messages that answered its calls, or a user's that answered one without.
+        results_ids: ids between this step's and the next step's (results, the next generation
+            prompt); () after the last.
     """
 
     text: str
@@ -134,11 +128,8 @@ class Completion:
         return tuple(m for step in self.steps for m in (step.parsed.message(), *step.results))
 
     def sampled(self) -> tuple[tuple[int, ...], tuple[bool, ...]]:
-        """All ids after the prompt, and for each whether the model itself sampled it.
-
-        Tool results, user turns, template text between steps and forced closings are not sampled.
-        Raises AssertionError where a backend gave no ids.
-        """
+        """All ids after the prompt, and for each whether the model itself sampled it: not tool
+        results, user turns, template text between steps, forced closings."""
         ids: list[int] = []
         mask: list[bool] = []
         for step in self.steps:

@@ -5,12 +5,8 @@ trusted without one.
         …
         run.finish(counts=Counts(rows_in=10, kept=9, dropped={"empty_answer": 1}), files={…})
 
-    {"kind": "sft_data", "config_digest": "9c1e…", "counts": {"in": 10, "kept": 9, "dropped":
-     {"empty_answer": 1}}, "parents": [{"path": "../world", "digest": "77ab…"}], "files": […], …}
-
-`stage.json` is written when a stage starts and names the config that owns the directory, so that a
-second config is refused even while the first is unfinished. Digests hold no time and no absolute
-path: the same inputs give the same digest on any machine with the same package versions.
+`stage.json`, written first, names the config that owns the directory: any other is refused. Digests
+hold no time and no absolute path.
 """
 
 from __future__ import annotations
@@ -138,13 +134,8 @@ class Run:
         return run
 
     def release(self, *, scratch: str | None = None) -> None:
-        """Let another config have the directory, if this one failed before it made anything.
-
-        A recipe is wrong more often than right at first; the corrected one may use the same `out`.
-
-        Args:
-            scratch: a folder in it that counts for nothing (its files prove themselves).
-        """
+        """Let another config have the directory, if this one failed before it made anything outside
+        of the folder `scratch`: a corrected recipe may use the same `out`."""
         if all(
             path.name == STAGE or path.relative_to(self.path).parts[0] == scratch
             for path in self.path.rglob("*")
@@ -185,11 +176,8 @@ class Run:
         stats: Mapping[str, Any] | None = None,
         run: Mapping[str, Any] | None = None,
     ) -> Manifest:
-        """Hash `files` (path relative to the directory → rows, or None) and write the manifest.
-
-        Args:
-            run: how it was made, for readers; kept out of the digest.
-        """
+        """Hash `files` (path relative to the directory → rows, or None) and write the manifest;
+        `run` is how it was made, for readers, and no part of the digest."""
         entries = [
             FileEntry(name, rows, (self.path / name).stat().st_size, sha256_file(self.path / name))
             for name, rows in sorted(files.items())
@@ -234,9 +222,6 @@ def open_run(
 ) -> Generator[Run]:
     """The output directory of one stage, locked while it works and released if it made nothing.
 
-    Args:
-        scratch: as in `Run.release`.
-
     Raises:
         ConfigError: as `locked` and `Run.open`.
         DataError: as `refusing_full_disk`.
@@ -252,11 +237,7 @@ def open_run(
 
 @contextlib.contextmanager
 def refusing_full_disk(out: Path) -> Generator[None]:
-    """One sentence for a disk that fills up in the block.
-
-    Raises:
-        DataError: with the directory and what to do.
-    """
+    """Raises DataError, with what to do, for a disk that fills up in the block."""
     try:
         yield
     except Exception as error:
@@ -271,10 +252,8 @@ def refusing_full_disk(out: Path) -> Generator[None]:
 
 @contextlib.contextmanager
 def locked(out: Path) -> Generator[None]:
-    """Create the directory if need be and lock it.
-
-    The lock is the kernel's, on the directory itself: it leaves no file and goes with the process,
-    also when that is killed.
+    """Create the directory if need be and lock it, by the kernel: the lock leaves no file and goes
+    with the process.
 
     Raises:
         ConfigError: another process holds it, or it cannot be created.

@@ -1,7 +1,4 @@
-"""Versions of the packages that shape results, for manifests and model cards.
-
-package_versions()  →  {"torch": "2.13.0+cpu", "transformers": "5.23.0", …}
-"""
+"""Versions of the packages that shape results, for manifests and model cards."""
 
 from __future__ import annotations
 
@@ -10,21 +7,13 @@ import importlib.metadata
 from collections.abc import Iterable
 
 VERSIONED = (
-    "torch",
-    "transformers",
-    "trl",
-    "tokenizers",
-    "datasets",
-    "accelerate",
-    "peft",
-    "pyarrow",
-)
+    "torch", "transformers", "trl", "tokenizers", "datasets", "accelerate", "peft", "pyarrow"
+)  # fmt: skip
 
 
 def package_versions(names: Iterable[str] = VERSIONED) -> dict[str, str]:
-    """Installed versions of the packages that shape results; absent ones are left out."""
-    versions = {name: _version(name) for name in names}
-    return {name: version for name, version in versions.items() if version is not None}
+    """{"torch": "2.13.0+cpu", …} of those that are installed."""
+    return {name: version for name in names if (version := _version(name)) is not None}
 
 
 @functools.cache  # a build asks for every part of its input, and each answer reads a file

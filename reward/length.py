@@ -11,9 +11,8 @@ The adjustments sum to zero; the bonuses, for the shortest reasoning and the sho
 given only to a response whose base reward reaches a percentile of the group's.
 
 Where this differs from NVIDIA's public code: the percentile is numpy's linear one (theirs, by
-index, lets one response fewer pass at 16); a missing or cut-off answer has no length, so it earns
-no length weight (theirs counts it as the shortest of all); unscored responses take no part (theirs
-are scored 3). As there, empty reasoning is short reasoning, but wins no bonus.
+index, lets one response fewer pass at 16); a missing or cut-off answer earns no length weight
+(theirs counts it as the shortest of all); unscored responses take no part (theirs are scored 3).
 """
 
 from __future__ import annotations
@@ -61,17 +60,16 @@ def length_adjustments(
 
     Args:
         base: base rewards; None, unscored, is in no minimum, maximum, mean or percentile.
-        reasoning_lengths, answer_lengths: not negative. An answer of length 0 is missing: it is in
-            no minimum, maximum or mean of the answers, its answer and style parts are 0, and it
-            wins no answer bonus. Reasoning of length 0 counts as short, but wins no bonus.
+        reasoning_lengths, answer_lengths: not negative. An answer of length 0 is missing: it takes
+            no part in the answers' weights, style and bonus. Reasoning of length 0 counts as short,
+            but wins no bonus.
         reasoning_coefficient, answer_coefficient: c_r and c_a; 0 turns that part off.
         reasoning_bonus, answer_bonus: for the shortest that is not empty, the first of equal ones,
             if its base reward is at or above the percentile; otherwise for nobody.
         quality_percentile: 0 to 100, linear between the two nearest base rewards.
-        truncated: the responses that a limit cut off. Their answers are treated as missing,
-            however much of them is there: a cut answer's length is not its length.
-        style_densities: marks a character (`reward.length.style_density`), needed for a
-            `style_coefficient`; centred as the lengths are, among the answers that are there.
+        truncated: the responses that a limit cut off: their answers are treated as missing.
+        style_densities: marks a character (`style_density`), needed for a `style_coefficient`;
+            centred as the lengths are, among the answers that are there.
 
     Fewer than two scored responses are not adjusted.
 
@@ -95,12 +93,30 @@ def length_adjustments(
         raise ValueError(f"quality_percentile must be in 0 to 100, got {quality_percentile}")
     if style_coefficient and style_densities is None:
         raise ValueError("style_coefficient needs style_densities")
-    _check_columns(base, reasoning_lengths, answer_lengths, densities, cut)
+    for i, reward in enumerate(base):
+        if reward is not None and not math.isfinite(reward):
+            raise ValueError(f"base[{i}] is {reward}: an unscored response is None")
+    columns: dict[str, Sequence[float]] = {
+        "reasoning_lengths": reasoning_lengths,
+        "answer_lengths": answer_lengths,
+        "style_densities": densities,
+        "truncated": cut,
+    }
+    for name, values in columns.items():
+        if len(values) != len(base):
+            raise ValueError(f"{len(base)} base rewards but {len(values)} {name}")
+        for i, value in enumerate(values):
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name}[{i}] is {value}: it must be finite and not negative")
 
-    scored = [i for i, reward in enumerate(base) if reward is not None]
+    known = {i: reward for i, reward in enumerate(base) if reward is not None}
+    scored = list(known)
     answered = [i for i in scored if answer_lengths[i] > 0 and not cut[i]]
     reasoned = [i for i in scored if reasoning_lengths[i] > 0]
-    passing = _passing(base, scored, quality_percentile)
+    passing: set[int] = set()
+    if len(scored) > 1:
+        gate = float(np.percentile([*known.values()], quality_percentile))
+        passing = {i for i, reward in known.items() if reward >= gate}
     parts = {
         "reasoning_length": _centred(reasoning_lengths, scored, reasoning_coefficient),
         "answer_length": _centred(answer_lengths, answered, answer_coefficient),
@@ -132,47 +148,14 @@ def _centred(
     return {i: coefficient * (w - mean) for i, w in zip(members, weights, strict=True)}
 
 
-def _passing(base: Sequence[float | None], scored: Sequence[int], percentile: float) -> set[int]:
-    """Who is good enough for a bonus; nobody in a group of one."""
-    rewards = {i: reward for i in scored if (reward := base[i]) is not None}
-    if len(rewards) < 2:
-        return set()
-    gate = float(np.percentile(list(rewards.values()), percentile))
-    return {i for i, reward in rewards.items() if reward >= gate}
-
-
 def _bonus(
     lengths: Sequence[float], members: Sequence[int], passing: set[int], bonus: float
 ) -> dict[int, float]:
-    """Only the shortest member is looked at: if it does not pass, there is no bonus."""
+    """Of the shortest member alone: if it does not pass, there is no bonus."""
     if not members:
         return {}
     shortest = min(members, key=lambda i: (lengths[i], i))
     return {shortest: bonus} if shortest in passing else {}
-
-
-def _check_columns(
-    base: Sequence[float | None],
-    reasoning: Sequence[float],
-    answers: Sequence[float],
-    densities: Sequence[float],
-    truncated: Sequence[bool],
-) -> None:
-    columns = {
-        "reasoning_lengths": reasoning,
-        "answer_lengths": answers,
-        "style_densities": densities,
-    }
-    for name, values in {**columns, "truncated": truncated}.items():
-        if len(values) != len(base):
-            raise ValueError(f"{len(base)} base rewards but {len(values)} {name}")
-    for i, reward in enumerate(base):
-        if reward is not None and not math.isfinite(reward):
-            raise ValueError(f"base[{i}] is {reward}: an unscored response is None")
-    for name, values in columns.items():
-        for i, value in enumerate(values):
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name}[{i}] is {value}: it must be finite and not negative")
 
 
 Column = tuple[float | None, ...]

@@ -23,7 +23,6 @@ def circular_pairs(n: int) -> Pairs:
 
     Two responses give both orders of their one pair; one response, or none, gives no pair.
     """
-    _check_size(n)
     return [(i, (i + 1) % n) for i in range(n)] if n > 1 else []
 
 
@@ -39,7 +38,6 @@ def all_pairs(n: int) -> Pairs:
     The first response is always answer 1 and the last always answer 2: a judge that prefers a
     position is not balanced here, unlike on the circle.
     """
-    _check_size(n)
     return [(i, j) for i in range(n) for j in range(i + 1, n)]
 
 
@@ -80,7 +78,6 @@ def base_rewards(
     Raises:
         ValueError: an index outside the group, a response against itself, a verdict not finite.
     """
-    _check_size(n)
     scores: list[list[float]] = [[] for _ in range(n)]
     for i, j, verdict in judgements:
         if not (0 <= i < n and 0 <= j < n) or i == j:
@@ -91,8 +88,3 @@ def base_rewards(
             scores[j].append(second)
     # fsum rounds once, whatever the order
     return [math.fsum(found) / len(found) if found else None for found in scores]
-
-
-def _check_size(n: int) -> None:
-    if n < 0:
-        raise ValueError(f"a group cannot have {n} responses")

@@ -31,10 +31,9 @@ Paired = tuple[int, int, Comparison]  # the indices of the rollouts that are com
 
 
 class JudgedReward:
-    """A `GroupReward`.
+    """A `GroupReward`: groups of answers, compared in pairs.
 
     Args:
-        judge: compares the answers.
         config: `max_failure_rate` of it is held against all comparisons of a step.
         pairing, length: who is compared with whom; what length adds.
         graders: by name; a prompt that names one and has a gold answer is graded, to be watched
@@ -56,7 +55,6 @@ class JudgedReward:
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """As `GroupReward.identity`."""
         return {
             "judge": dict(self._judge.identity),
             "pairing": self._pairing.model_dump(mode="json"),
@@ -64,7 +62,6 @@ class JudgedReward:
         }
 
     async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:
-        """As `GroupReward.reward`."""
         paired = [list(self._pairs(group)) for group in groups]
         comparisons = [comparison for pairs in paired for _, _, comparison in pairs]
         watching = asyncio.create_task(asyncio.to_thread(self._accuracies, groups))
@@ -79,7 +76,6 @@ class JudgedReward:
         ]
 
     def settle(self, requests: int, failures: Sequence[Failure], *, domain: str = "") -> None:
-        """As `GroupReward.settle`. Raises JudgeError beyond `config.max_failure_rate`."""
         refuse_failures(requests, failures, max_failure_rate=self._config.max_failure_rate)
         self._judge.keep_failures()
 
@@ -117,18 +113,15 @@ class JudgedReward:
 
     def _accuracies(self, groups: Sequence[Group]) -> list[Values | None]:
         """Per group the grader's score of each rollout; None without a grader."""
-        found: list[Values | None] = [None] * len(groups)
-        for name, grader in self._graders.items():
-            own = [
-                k
-                for k, group in enumerate(groups)
-                if group.prompt.grader == name and group.prompt.gold is not None
-            ]
-            attempts = [Attempt(groups[k].prompt, c) for k in own for c in groups[k].completions]
-            scores = iter(grader.grade(attempts) if attempts else ())
-            for k in own:
-                found[k] = tuple(next(scores).value for _ in groups[k].completions)
-        return found
+        values: list[Values | None] = []
+        for group in groups:
+            grader = self._graders.get(group.prompt.grader or "")
+            if grader is None or group.prompt.gold is None:
+                values.append(None)
+                continue
+            attempts = [Attempt(group.prompt, completion) for completion in group.completions]
+            values.append(tuple(score.value for score in grader.grade(attempts)))
+        return values
 
 
 def principle_of(prompt: Prompt) -> str | None:

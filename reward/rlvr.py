@@ -49,12 +49,10 @@ class GraderVerifier:
         self._grader = grader
 
     async def verify(self, prompt: Prompt, completion: Completion) -> Score:
-        """As `Verifier.verify`."""
         [score] = await asyncio.to_thread(self._grader.grade, [Attempt(prompt, completion)])
         return score
 
     def passes(self, score: Score) -> bool:
-        """As `Verifier.passes`."""
         return score.value == 1.0
 
 
@@ -129,7 +127,6 @@ class RoutedReward:
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """What decides the rewards; a prompt names its own verifier."""
         domains = {name: list(domain.sources) for name, domain in self._domains.items()}
         return {"reward": "rlvr", "domains": domains, "judge": self._judge}
 
@@ -143,7 +140,6 @@ class RoutedReward:
         self._begun[id(completion)] = asyncio.get_running_loop().create_task(job)
 
     async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:
-        """As `GroupReward.reward`; the seed changes nothing."""
         present = [(group.prompt, c) for group in groups for c in group.completions if _present(c)]
         for attempt in present:
             self.begin(*attempt)

@@ -1,26 +1,18 @@
 """`posttrain STAGE …`: every script of this folder as one command.
 
-    posttrain --list                              every stage in a sentence
-    posttrain --recipes                           the recipes that come with the package, by name
-    posttrain sft --config tiny/sft out=runs/x    as `python scripts/sft.py`
-    posttrain launch --config_file accelerate/ddp sft --config …    under `accelerate launch`
-
 In a checkout `python scripts STAGE …` is the same. Installed, this folder is the package
-`posttrain_scripts`: `posttrain` imports no stage, and a package called `scripts` would be in the
-way of everybody's own.
+`posttrain_scripts`, where nobody's own `scripts` is in the way.
 """
 
-from __future__ import annotations
-
 import ast
-import importlib.util
 import logging
 import re
+import runpy
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import NoReturn
 
 HERE = Path(__file__).resolve().parent
@@ -53,7 +45,7 @@ def dispatch(arguments: list[str]) -> None:
         ConfigError: there is no such stage; it names the nearest.
     """
     from posttrain.config.load import nearest
-    from posttrain.config.shipped import recipe_names
+    from posttrain.config.recipe_files import recipe_names
     from posttrain.errors import ConfigError
 
     first, *rest = arguments or ["--help"]
@@ -67,7 +59,7 @@ def dispatch(arguments: list[str]) -> None:
         launch(rest)
     elif first in STAGES:
         sys.argv = [f"posttrain {first}", *rest]
-        load(first).main(rest)
+        runpy.run_path(str(STAGES[first]))["main"](rest)
     else:
         hint = nearest(first, [*STAGES, "launch", *_OPTIONS], or_list=False)
         raise ConfigError(f"there is no stage {first!r}{hint}; posttrain --list names them all")
@@ -79,27 +71,14 @@ def sentence(path: Path) -> str:
     return re.split(r"(?<=\.)\s", text, maxsplit=1)[0]
 
 
-def load(stage: str) -> ModuleType:
-    """A script as a module."""
-    spec = importlib.util.spec_from_file_location(f"posttrain_scripts.{stage}", STAGES[stage])
-    assert spec is not None, "the file is a Python file"
-    assert spec.loader is not None, "and has a loader"
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def launch(arguments: list[str]) -> None:
     """Run `accelerate launch OPTIONS scripts/STAGE.py …` without the launcher's own tracebacks.
-
-    Args:
-        arguments: `--config_file` takes a shipped name, too.
 
     Raises:
         ConfigError: no stage among the arguments, or a config file that is not there.
         SystemExit: with the exit code of the process that failed first.
     """
-    from posttrain.config.shipped import recipe_file
+    from posttrain.config.recipe_files import recipe_file
     from posttrain.errors import ConfigError
 
     at = next((i for i, argument in enumerate(arguments) if argument in STAGES), None)

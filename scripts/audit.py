@@ -9,10 +9,7 @@ Reads tokenised data: our artifacts, `datasets.save_to_disk`, Parquet and Arrow 
 error, after everything is printed and, with `out`, written.
 """
 
-from __future__ import annotations
-
 import argparse
-import sys
 
 from posttrain.config.audit import AuditConfig
 from posttrain.config.command import run_command
@@ -21,7 +18,7 @@ from posttrain.config.load import apply_overrides, read_recipe, validate
 from posttrain.errors import DataError
 
 
-def main(arguments: list[str]) -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description="Audit the loss masks of tokenised data.",
         epilog=f"keys of the recipe:\n\n{describe(AuditConfig)}",
@@ -31,25 +28,18 @@ def main(arguments: list[str]) -> None:
     parser.add_argument(
         "arguments", nargs="*", metavar="PATH | key.path=value", help="data, and keys of the recipe"
     )
-    recipe = _recipe(parser.parse_intermixed_args(arguments))
+    options = parser.parse_intermixed_args(argv)
+    raw = read_recipe(options.config) if options.config else {}
+    if given := [argument for argument in options.arguments if "=" not in argument]:
+        raw["data"] = given
+    raw = apply_overrides(raw, [argument for argument in options.arguments if "=" in argument])
+    recipe = validate(raw, AuditConfig, where=options.config or "audit")
 
     from posttrain.audit.stage import audit_data
 
-    crossed = audit_data(recipe)
-    if crossed:
+    if crossed := audit_data(recipe):
         raise DataError("\n  ".join(["limits were crossed:", *crossed]))
 
 
-def _recipe(options: argparse.Namespace) -> AuditConfig:
-    """The recipe file, the paths laid over its `data`, the overrides over everything."""
-    raw = read_recipe(options.config) if options.config else {}
-    given = [a for a in options.arguments if "=" not in a]
-    if given:
-        raw["data"] = given
-    keys = [a for a in options.arguments if "=" in a]
-    where = options.config or "audit"
-    return validate(apply_overrides(raw, keys), AuditConfig, where=where)
-
-
 if __name__ == "__main__":
-    run_command(lambda: main(sys.argv[1:]))
+    run_command(main)

@@ -1,13 +1,8 @@
 """Build preference pairs from graded samples: the three categories of the paper's Appendix C.
 
-    posttrain build_dpo --config tiny/build_dpo
-    posttrain build_dpo --config tiny/build_dpo out=runs/x total=400
-    posttrain build_dpo --config tiny/build_dpo --dry-run
-
-Grading is kept from one start to the next; a build that was killed ends with the same bytes.
+posttrain build_dpo --config tiny/build_dpo
+posttrain build_dpo --config tiny/build_dpo out=runs/x total=400 --dry-run
 """
-
-from __future__ import annotations
 
 import sys
 import tempfile
@@ -17,23 +12,16 @@ from posttrain.config.build_dpo import BuildDpoConfig
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.runs import Run
 
-KIND, BASE = "dpo_data", Path(".")
+KIND = "dpo_data"
 
 
-def main(arguments: list[str]) -> None:
-    recipe, options = parse_recipe(
-        recipe_parser("Build preference pairs from graded samples."), BuildDpoConfig, arguments
-    )
+def main(argv: list[str] | None = None) -> None:
+    parser = recipe_parser("Build preference pairs from graded samples.")
+    recipe, options = parse_recipe(parser, BuildDpoConfig, argv)
     from rich.console import Console
 
     from data_builders.environments import all_graders
-    from data_builders.pairs.build import (
-        BuiltPairs,
-        build_pairs,
-        load_pair_renderer,
-        pair_encoder,
-        write_beside_pairs,
-    )
+    from data_builders.pairs import build as pairs
     from posttrain.report import run_stage
     from posttrain.report.console import print_sections
     from posttrain.report.pages.samples import pair_figures, pair_rows, planned_pairs
@@ -44,20 +32,19 @@ def main(arguments: list[str]) -> None:
 
     # -- the samples, and the tokenizer and template they were made with
     parents = [read_artifact(path, kind="samples") for path in recipe.samples]
-    renderer = load_pair_renderer(recipe, parents)
+    renderer = pairs.load_pair_renderer(recipe, parents)
     # what names this data set: the recipe with its samples by digest, without `out`
     config = recipe.model_dump(mode="json", exclude={"out", "samples"})
     config["samples_digests"] = [parent.digest for parent in parents]
 
-    def build(folder: Path) -> BuiltPairs:
+    def build(folder: Path) -> pairs.BuiltPairs:
         with console.status("grading") as line:
-            return build_pairs(
+            return pairs.build_pairs(
                 recipe,
                 all_graders(),
-                pair_encoder(renderer),
+                renderer,
                 out=folder,
-                work=folder / "work",
-                base_dir=BASE,
+                base_dir=Path(),
                 on_progress=lambda what, n: line.update(f"{what}: {n:,}"),
             )
 
@@ -73,10 +60,9 @@ def main(arguments: list[str]) -> None:
 
     def make(run: Run) -> None:
         built = build(out)
-        # -- the manifest that makes it an artifact
         run.finish(
             counts=built.counts(),
-            files=write_beside_pairs(built, out, renderer),
+            files=pairs.write_beside_pairs(built, out, renderer),
             parents=[
                 parent_of(path, relative_to=out, manifest=parent)
                 for path, parent in zip(recipe.samples, parents, strict=True)
@@ -90,4 +76,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    run_command(lambda: main(sys.argv[1:]))
+    run_command(main)

@@ -1,12 +1,8 @@
 """Build the prompts on which a judge is trained and measured, from preference data.
 
-    posttrain build_genrm --config tiny/build_genrm
-    posttrain build_genrm --config nemotron-3-nano/build_genrm --dry-run
-
-Killed and started again, the same command ends with the same bytes.
+posttrain build_genrm --config tiny/build_genrm
+posttrain build_genrm --config nemotron-3-nano/build_genrm --dry-run
 """
-
-from __future__ import annotations
 
 import sys
 from pathlib import Path
@@ -15,18 +11,17 @@ from posttrain.config.build_genrm import BuildGenRmConfig
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.runs import Run
 
-KIND, BASE = "genrm_data", Path(".")
+KIND = "genrm_data"
 
 
-def main(arguments: list[str]) -> None:
-    recipe, options = parse_recipe(
-        recipe_parser("Build judging prompts from preference data."), BuildGenRmConfig, arguments
-    )
+def main(argv: list[str] | None = None) -> None:
+    parser = recipe_parser("Build judging prompts from preference data.")
+    recipe, options = parse_recipe(parser, BuildGenRmConfig, argv)
     from rich.console import Console
 
     from data_builders.judging.build import build
     from data_builders.judging.prompts import token_counter
-    from data_builders.prompts import prompt_inputs, refuse_changes
+    from data_builders.prompts.build import prompt_inputs, refuse_changes
     from posttrain.report import run_stage
     from posttrain.report.console import print_sections
     from posttrain.report.pages.judging import judging_prompts, pairs_by_source
@@ -36,34 +31,25 @@ def main(arguments: list[str]) -> None:
     out = Path(recipe.out)
     config = recipe.model_dump(mode="json", exclude={"out"})
 
-    # -- what the prompts are made from
-    inputs, parents = prompt_inputs(recipe.sources, BASE, out=out)
+    inputs, parents = prompt_inputs(recipe.sources, Path(), out=out)
     count = None if recipe.tokenizer is None else token_counter(recipe.tokenizer)
     if options.dry_run:
         Run.open(out, kind=KIND, config=config, dry_run=True)
-        stats = build(recipe, None, base_dir=BASE, count=count).stats(inputs)
+        stats = build(recipe, None, base_dir=Path(), count=count).stats(inputs)
         sections = [judging_prompts(stats), pairs_by_source(stats["sources"])]
         print_sections(console, sections, charts=False)
         return
 
     def make(run: Run) -> None:
-        # -- rows → pairs → judging prompts in both orders, questions held out
         with console.status("reading") as line:
-            built = build(
-                recipe,
-                out,
-                base_dir=BASE,
-                count=count,
-                on_progress=lambda name, n: line.update(f"{name}: {n:,} pairs"),
-            )
 
-        # -- the manifest that makes it an artifact
+            def show(name: str, n: int) -> None:
+                line.update(f"{name}: {n:,} pairs")
+
+            built = build(recipe, out, base_dir=Path(), count=count, on_progress=show)
+        stats, seed = built.stats(inputs), recipe.seed
         run.finish(
-            counts=built.counts(),
-            files={**built.files},
-            parents=parents,
-            seed=recipe.seed,
-            stats=built.stats(inputs),
+            counts=built.counts(), files={**built.files}, parents=parents, seed=seed, stats=stats
         )
 
     def check() -> None:
@@ -73,4 +59,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    run_command(lambda: main(sys.argv[1:]))
+    run_command(main)

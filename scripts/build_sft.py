@@ -1,14 +1,8 @@
 """Build SFT data: chat rows of any dialect → reasoning-controlled, masked, packed shards.
 
-    posttrain build_sft --config tiny/build_sft out=runs/tiny/sft_data
-    posttrain build_sft --config tiny/build_sft out=runs/x seed=2
-    posttrain build_sft --config tiny/build_sft out=runs/x --dry-run
-
-Paths in a recipe are relative to the directory this is run in. A build that was killed is taken up
-again by the same command, and ends with the same bytes.
+posttrain build_sft --config tiny/build_sft out=runs/tiny/sft_data
+posttrain build_sft --config tiny/build_sft out=runs/x seed=2 --dry-run
 """
-
-from __future__ import annotations
 
 import os
 import sys
@@ -20,21 +14,19 @@ from posttrain.config.paths import refuse_missing_template
 from posttrain.runs import open_run
 
 
-def main(arguments: list[str]) -> None:
-    recipe, options = parse_recipe(
-        recipe_parser("Build SFT data from chat rows."), BuildSftConfig, arguments
-    )
+def main(argv: list[str] | None = None) -> None:
+    parser = recipe_parser("Build SFT data from chat rows.")
+    recipe, options = parse_recipe(parser, BuildSftConfig, argv)
     # a worker is one thread: what it computes with must not start more
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
     from data_builders.rows.read import refuse_unreadable
 
     for source in recipe.sources:
-        refuse_unreadable(source, Path("."))
+        refuse_unreadable(source, Path())
     tokenizer, key = recipe.tokenizer, "tokenizer.chat_template"
     refuse_missing_template(tokenizer.path, tokenizer.chat_template, key=key)
 
-    # slow to import, and of no use to a recipe with a mistake in it
     from rich.console import Console
 
     from data_builders.sft.build import KIND, build, build_config, set_up, show_plan
@@ -42,7 +34,7 @@ def main(arguments: list[str]) -> None:
 
     console = Console(width=None if sys.stdout.isatty() else 140)
     out = Path(recipe.out)
-    setup = set_up(recipe, Path("."), console, dry_run=options.dry_run)
+    setup = set_up(recipe, Path(), console, dry_run=options.dry_run)
     if options.dry_run:
         show_plan(setup, console)
         return
@@ -55,4 +47,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    run_command(lambda: main(sys.argv[1:]))
+    run_command(main)

@@ -6,8 +6,6 @@
 /help lists the commands. Lines may also come from a pipe.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 from typing import get_args
@@ -18,18 +16,15 @@ from posttrain.config.load import validate
 from posttrain.config.paths import refuse_adapter, refuse_missing_checkpoint
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Talk to a checkpoint or a server.")
     parser.add_argument("checkpoint", nargs="?", metavar="DIR", help="a folder or a hub id")
     parser.add_argument("--chat-template", help="default: the tokenizer's own; or a Jinja file")
     parser.add_argument("--server", metavar="URL", help="such as http://localhost:8000/v1")
     parser.add_argument("--model", help="the name that the server knows it by")
     parser.add_argument("--server-type", default="any", help="any, openai, vllm or sglang")
-    parser.add_argument(
-        "--thinking-field",
-        default="fixed",
-        help=f"how the server switches reasoning: {', '.join(get_args(ThinkingSwitch))}",
-    )
+    fields = ", ".join(get_args(ThinkingSwitch))
+    parser.add_argument("--thinking-field", default="fixed", help=f"of the server: {fields}")
     parser.add_argument("--api-key-env", metavar="NAME", help="environment variable with the key")
     parser.add_argument("--tools", metavar="NAMES", help="calculator,python: run if you allow it")
     parser.add_argument("--temperature", type=float, help="default: the generation config's, or 1")
@@ -37,7 +32,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--top-k", type=int, help="default: the generation config's, or 0 (all)")
     parser.add_argument("--max-tokens", type=int, default=1024, help="of a step; default 1024")
     parser.add_argument("--seed", type=int, default=0, help="default 0")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(argv)
     if bool(options.checkpoint) == bool(options.server):
         parser.error("name a checkpoint, or --server URL with --model NAME")
     if options.server and not options.model:
@@ -50,7 +45,7 @@ def main(arguments: list[str] | None = None) -> None:
     from posttrain.config.sample import ToolLoopSampling
     from posttrain.conversation.open import SAMPLING, open_checkpoint, open_server
     from posttrain.conversation.session import Session
-    from posttrain.conversation.terminal import open_terminal, talk
+    from posttrain.conversation.terminal import open_terminal
     from posttrain.environments.base import open_toolkit
     from posttrain.sampling.engines.http import Client
 
@@ -59,30 +54,21 @@ def main(arguments: list[str] | None = None) -> None:
     terminal, client = open_terminal(), None
     sampling = {"max_tokens": options.max_tokens}
     if options.server:
-        fields = {
-            "kind": "chat",
-            "url": options.server,
-            "model": options.model,
-            "server": options.server_type,
-            "thinking": options.thinking_field,
-            "api_key_env": options.api_key_env,
-        }
+        fields = {"kind": "chat", "url": options.server, "model": options.model,
+                  "server": options.server_type, "thinking": options.thinking_field,
+                  "api_key_env": options.api_key_env}  # fmt: skip
         backend = validate(fields, ChatBackend, where="--server")
         client = Client(backend)
         sampler = open_server(client, backend, sent=given, terminal=terminal)
     else:
         template = options.chat_template or "own"
-        sampler, named = open_checkpoint(
-            options.checkpoint, chat_template=template, terminal=terminal
-        )
+        sampler, named = open_checkpoint(options.checkpoint, terminal, chat_template=template)
         sampling |= named
     limits = validate(sampling | given, ToolLoopSampling, where="sampling").limits()
     with asyncio.Runner() as runner:
-        session = Session(
-            sampler, limits, terminal, tools=tools, ask=terminal.ask, seed=options.seed
-        )
+        session = Session(sampler, limits, terminal, tools, seed=options.seed)
         try:
-            talk(session, terminal, runner)
+            session.talk(runner)
         finally:
             if client is not None:
                 runner.run(client.close())

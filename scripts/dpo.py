@@ -1,15 +1,8 @@
 """Train a policy on preference pairs (DPO).
 
-    posttrain dpo --config tiny/dpo
-
-Under several processes: `posttrain launch --config_file accelerate/ddp dpo --config …`.
-Overrides follow as `key.path=value`; `--dry-run` checks everything, prints the plan and trains
-nothing. Started again after a kill, the same command finishes the run.
+posttrain dpo --config tiny/dpo
+posttrain launch --config_file accelerate/ddp dpo --config tiny/dpo
 """
-
-from __future__ import annotations
-
-from collections.abc import Sequence
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.dpo import DpoConfig
@@ -17,8 +10,7 @@ from posttrain.config.paths import refuse_missing_checkpoint
 from posttrain.runs import read_artifact
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Parse the recipe, then plan or train."""
+def main(argv: list[str] | None = None) -> None:
     parser = recipe_parser("Train a policy on preference pairs.")
     recipe, options = parse_recipe(parser, DpoConfig, argv)
     read_artifact(recipe.data, kind="dpo_data", verify=False)  # before anything heavy is loaded

@@ -1,18 +1,12 @@
 """Evaluate checkpoints: accuracy, undeclared tool calls, adherence, lengths; with intervals.
 
-    posttrain eval --config tiny/eval
-    posttrain eval --config F out=runs/x --task maths --limit 20
-    posttrain eval --config F out=runs/x --dry-run
-    posttrain eval rescore RUN [out=DIR]              # grade the records again
-    posttrain eval compare RUN_A[:NAME] RUN_B[:NAME]  # paired, on the same prompts
-    posttrain eval compare RUN_A RUN_B --gate G.yaml  # exits with 1 where B is worse
-    posttrain eval leaderboard RUN[:NAME] …           # agentic tasks, several models
-
-Paths in a recipe are relative to the directory this is run in. Killed and started again, the same
-command finishes the run and repeats nothing that was finished.
+posttrain eval --config tiny/eval
+posttrain eval --config F out=runs/x --task maths --limit 20 --dry-run
+posttrain eval rescore RUN [out=DIR]              # grade the records again
+posttrain eval compare RUN_A[:NAME] RUN_B[:NAME]  # paired, on the same prompts
+posttrain eval compare RUN_A RUN_B --gate G.yaml  # exits with 1 where B is worse
+posttrain eval leaderboard RUN[:NAME] …           # agentic tasks, several models
 """
-
-from __future__ import annotations
 
 import argparse
 import sys
@@ -30,23 +24,24 @@ from posttrain.runs import Run, atomic_write_json, open_run
 KIND, WORK = "evaluation", "work"
 
 
-def main(arguments: list[str]) -> None:
+def main(argv: list[str] | None = None) -> None:
+    given = sys.argv[1:] if argv is None else argv
     console = Console(width=None if sys.stdout.isatty() else 160)
-    commands = {"rescore": rescore_run, "compare": compare, "leaderboard": leaderboard}
-    if arguments and arguments[0] in commands:
-        commands[arguments[0]](arguments[1:], console)
+    commands = {"rescore": rescore, "compare": compare, "leaderboard": leaderboard}
+    if given and given[0] in commands:
+        commands[given[0]](given[1:], console)
     else:
-        evaluate(arguments, console)
+        evaluate(given, console)
 
 
-def evaluate(arguments: list[str], console: Console) -> None:
+def evaluate(argv: list[str], console: Console) -> None:
     """Make what is missing of a run, or show what it would be."""
     parser = recipe_parser("Evaluate checkpoints.")
     parser.add_argument("--limit", type=int, help="only so many prompts of each task and setting")
     parser.add_argument("--task", action="append", default=[], help="only this task; repeatable")
-    recipe, options = parse_recipe(parser, EvalConfig, arguments)
+    recipe, options = parse_recipe(parser, EvalConfig, argv)
     if options.limit is not None and options.limit < 1:
-        raise ConfigError("--limit takes a number of prompts, 1 or more")
+        parser.error("--limit takes a number of prompts, 1 or more")
     recipe = recipe.part(tuple(options.task)) if options.task else recipe
     if recipe.inspect_logs:
         require_inspect("inspect_logs", extra="inspect")
@@ -68,19 +63,18 @@ def evaluate(arguments: list[str], console: Console) -> None:
         run_evaluation(stage, recipe, evaluation_plan(recipe, rows, limit=options.limit), console)
 
 
-def rescore_run(arguments: list[str], console: Console) -> None:
+def rescore(argv: list[str], console: Console) -> None:
     """Grade a run's records again; `out=DIR` keeps the result as a run of its own."""
     parser = argparse.ArgumentParser(description="Grade the records of a run again.")
     parser.add_argument("run", type=Path, help="a finished evaluation")
     parser.add_argument("out", nargs="?", help="out=DIR; without it nothing is written")
-    options = parser.parse_intermixed_args(arguments)
+    options = parser.parse_intermixed_args(argv)
     if options.out is not None and not options.out.startswith("out="):
         raise ConfigError(f"rescore takes out=DIR, not {options.out!r}")
 
     from data_builders.environments import all_graders
     from data_builders.prompts.evaluation import grade_by_name
-    from posttrain.evaluation.grade import changed_grades
-    from posttrain.evaluation.run import JOURNALS, LABELS, read_run
+    from posttrain.evaluation.run import JOURNALS, LABELS, changed_grades, read_run
     from posttrain.evaluation.stage import keep_rescored, metrics_of, rescored_records
     from posttrain.report import write_report
     from posttrain.report.console import print_sections
@@ -104,7 +98,7 @@ def rescore_run(arguments: list[str], console: Console) -> None:
             console.print(f"{write_report(out)}", highlight=False)
 
 
-def compare(arguments: list[str], console: Console) -> None:
+def compare(argv: list[str], console: Console) -> None:
     """Two checkpoints of two runs (or of one), question by question."""
     parts = ("sampling", "rendering", "versions", "judge")
     parser = argparse.ArgumentParser(description="Compare two runs on the same prompts.")
@@ -114,12 +108,18 @@ def compare(arguments: list[str], console: Console) -> None:
                         help="compare although this part of the locks differs")  # fmt: skip
     parser.add_argument("--json", type=Path, help="write the figures to this file as well")
     parser.add_argument("--gate", type=Path, help="a file of rules; exit with 1 where one fails")
-    options = parser.parse_intermixed_args(arguments)
-    gate = None if options.gate is None else load_recipe(options.gate, GateConfig, ())
+    options = parser.parse_intermixed_args(argv)
+    gate = None if options.gate is None else load_recipe(options.gate, GateConfig)
 
-    from posttrain.evaluation.compare import comparable, compare_runs, side_of
+    from posttrain.evaluation.compare import (
+        comparable,
+        compare_runs,
+        gate_rows,
+        passes,
+        side_of,
+    )
     from posttrain.report.console import print_sections
-    from posttrain.report.pages.evaluation import differences
+    from posttrain.report.pages.evaluation import differences, gated
 
     a, b = side_of(options.a), side_of(options.b)
     rows = compare_runs(a, b, despite=options.despite)
@@ -128,34 +128,32 @@ def compare(arguments: list[str], console: Console) -> None:
     if options.json is not None:
         atomic_write_json(options.json, {"a": options.a, "b": options.b, "pairs": rows})
     if gate is not None:
-        from posttrain.evaluation.gate import gate_rows, passes
-        from posttrain.report.pages.evaluation import gated
-
         verdicts = gate_rows(gate, *comparable(a, b, despite=options.despite))
         print_sections(console, [gated(verdicts)])
         if not passes(gate, verdicts):
             sys.exit(1)
 
 
-def leaderboard(arguments: list[str], console: Console) -> None:
+def leaderboard(argv: list[str], console: Console) -> None:
     """The agentic runs of several models side by side, of one or several evaluations."""
     parser = argparse.ArgumentParser(description="Rank models by their agentic runs.")
     parser.add_argument("runs", nargs="+", help="RUN:NAME, or RUN where it has one checkpoint")
-    options = parser.parse_args(arguments)
+    given = parser.parse_args(argv).runs
 
     from posttrain.evaluation.agentic import agentic_rows
     from posttrain.evaluation.compare import comparable, side_of
     from posttrain.report.console import print_sections
     from posttrain.report.pages.agentic import figures
 
-    if len(set(options.runs)) < len(options.runs):
+    if len(set(given)) < len(given):
         raise ConfigError("a leaderboard takes each model once")
-    first, *others = map(side_of, options.runs)
-    records = {options.runs[0]: first.records}
-    for given, side in zip(options.runs[1:], others, strict=True):
-        if side.lock["prompts"].keys() != first.lock["prompts"].keys():
-            raise ConfigError(f"{given} has other tasks than {options.runs[0]}")
-        records[given] = comparable(first, side, despite=("rendering", "versions"))[1]
+    sides = {name: side_of(name) for name in given}
+    first = sides[given[0]]
+    records = {given[0]: first.records}
+    for name in given[1:]:
+        if sides[name].lock["prompts"].keys() != first.lock["prompts"].keys():
+            raise ConfigError(f"{name} has other tasks than {given[0]}")
+        records[name] = comparable(first, sides[name], despite=("rendering", "versions"))[1]
     rows = agentic_rows(records, seed=0)
     if rows is None:
         raise ConfigError("these evaluations have no agentic tasks")
@@ -163,4 +161,4 @@ def leaderboard(arguments: list[str], console: Console) -> None:
 
 
 if __name__ == "__main__":
-    run_command(lambda: main(sys.argv[1:]))
+    run_command(main)

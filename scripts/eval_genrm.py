@@ -1,11 +1,8 @@
 """Evaluate judges on held-out pairs: pairwise accuracy, position consistency, format, errors.
 
-    posttrain eval_genrm --config tiny/eval_genrm
-    posttrain eval_genrm --config F out=runs/x pairs=100 --dry-run
-    posttrain eval_genrm rescore RUN               # read the records again
-
-Every pair is judged in both orders. Killed and started again, the same command finishes the run and
-repeats nothing that was finished.
+posttrain eval_genrm --config tiny/eval_genrm
+posttrain eval_genrm --config F out=runs/x pairs=100 --dry-run
+posttrain eval_genrm rescore RUN               # read the records again
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
-from posttrain.config.eval_genrm import EvalGenRmConfig
+from posttrain.config.eval import EvalGenRmConfig
 from posttrain.runs import Run, parent_of, read_artifact
 
 if TYPE_CHECKING:
@@ -28,23 +25,19 @@ if TYPE_CHECKING:
 KIND, WORK = "genrm_evaluation", "work"
 
 
-def main(arguments: list[str]) -> None:
+def main(argv: list[str] | None = None) -> None:
+    given = sys.argv[1:] if argv is None else argv
     console = Console(width=None if sys.stdout.isatty() else 180)
-    if arguments and arguments[0] == "rescore":
+    if given[:1] == ["rescore"]:
         parser = argparse.ArgumentParser(description="Figures of a run's records, read again.")
         parser.add_argument("run", type=Path, help="a finished evaluation of judges")
-        run: Path = parser.parse_intermixed_args(arguments[1:]).run
+        run: Path = parser.parse_args(given[1:]).run
         from posttrain.evaluation.judges import rescore
 
         rescore(run, judged_of, console)
-    else:
-        evaluate(arguments, console)
-
-
-def evaluate(arguments: list[str], console: Console) -> None:
-    """Make what is missing of a run, or show what it would be."""
+        return
     parser = recipe_parser("Evaluate judges on held-out pairs.")
-    recipe, options = parse_recipe(parser, EvalGenRmConfig, arguments)
+    recipe, options = parse_recipe(parser, EvalGenRmConfig, given)
     out, data = Path(recipe.out), read_artifact(recipe.data, kind="genrm_data")
 
     from posttrain.evaluation.judges import held_out, run_evaluation
@@ -72,8 +65,7 @@ def judged_of(checkpoint: str, prompt: Prompt, completion: Completion) -> Judged
     """A judgement compared with its gold; None where the backend failed."""
     from posttrain.evaluation.judges import Judged
     from posttrain.rollouts import metadata_of
-    from reward.judge.training import gold_from, outcome_of
-    from reward.judge.verdict import preferred
+    from reward.judge.verdict import gold_from, outcome_of, preferred
 
     outcome, about = outcome_of(completion, gold_from(prompt)), metadata_of(prompt)
     if outcome is None:
@@ -92,4 +84,4 @@ def judged_of(checkpoint: str, prompt: Prompt, completion: Completion) -> Judged
 
 
 if __name__ == "__main__":
-    run_command(lambda: main(sys.argv[1:]))
+    run_command(main)

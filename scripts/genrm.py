@@ -1,26 +1,19 @@
 """Train a judge (GenRM) on judging prompts.
 
-    posttrain genrm --config tiny/genrm
-
-Under several processes: `posttrain launch --config_file accelerate/ddp genrm --config …`.
-Overrides follow as `key.path=value`; `--dry-run` checks everything, prints the plan and trains
-nothing. Started again after a kill, the same command finishes the run.
+posttrain genrm --config tiny/genrm
+posttrain launch --config_file accelerate/ddp genrm --config tiny/genrm
 """
 
-from __future__ import annotations
-
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
-from posttrain.config.genrm import GenRmConfig
+from posttrain.config.rlhf import GenRmConfig
 from posttrain.rollouts import prompt_from_row
 from posttrain.runs import parent_of, read_artifact
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Parse the recipe, read the judging prompts, then plan or train."""
+def main(argv: list[str] | None = None) -> None:
     parser = recipe_parser("Train a judge on judging prompts.")
     recipe, options = parse_recipe(parser, GenRmConfig, argv)
     data = read_artifact(recipe.data, kind="genrm_data")
@@ -28,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     prompts = [prompt_from_row(json.loads(line)) for line in path.open(encoding="utf-8")]
 
     from posttrain.training.rl.stage import GroupStage
-    from reward.judge.training import VerdictReward, gold_from
+    from reward.judge.verdict import VerdictReward, gold_from
 
     for prompt in prompts:
         gold_from(prompt)  # every prompt has a gold verdict

@@ -4,25 +4,19 @@ posttrain merge runs/x runs/x_bf16 --dtype bfloat16
 posttrain merge downloads/some-adapter runs/merged --base Qwen/Qwen3-0.6B
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 
 from posttrain.config.command import run_command
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Fold a LoRA adapter into its base model.")
-    parser.add_argument(
-        "directory", type=Path, metavar="DIR", help="an adapter, or a checkpoint with adapter/"
-    )
-    parser.add_argument("out", type=Path, metavar="OUT", help="where the merged checkpoint goes")
+    parser.add_argument("directory", type=Path, help="an adapter, or a checkpoint with adapter/")
+    parser.add_argument("out", type=Path, help="where the merged checkpoint goes")
     parser.add_argument("--base", help="folder or hub id; default: what the adapter names")
-    parser.add_argument(
-        "--dtype", choices=["float32", "bfloat16"], help="of the weights; default: the base's"
-    )
-    options = parser.parse_args(arguments)
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="default: the base's")
+    options = parser.parse_args(argv)
 
     from posttrain.models.merge import adapter_source, base_dtype, merge
 

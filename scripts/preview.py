@@ -6,8 +6,6 @@
 Trained tokens are green on a terminal; piped, or with NO_COLOR set, they stand in 【 】.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path
@@ -15,14 +13,14 @@ from pathlib import Path
 from posttrain.config.command import run_command
 
 
-def main(arguments: list[str]) -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Print an artifact.")
     parser.add_argument("directory", type=Path, help="the artifact: a directory with manifest.json")
     parser.add_argument("--rows", type=int, default=3, help="packs, or rows of each file, to show")
     parser.add_argument("--seed", type=int, default=0, help="which ones")
     parser.add_argument("--limit", type=int, default=600, help="tokens or characters; 0: all")
     parser.add_argument("--split", choices=["train", "eval"], default="train")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(argv)
     if min(options.rows, options.limit) < 0:
         parser.error("--rows and --limit take 0 or more")
     if options.directory.is_file():
@@ -61,4 +59,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    run_command(lambda: main(sys.argv[1:]))
+    run_command(main)

@@ -1,45 +1,33 @@
 """Profile prompts: n rollouts of each with a checkpoint, verified, and the share that passes.
 
-    posttrain profile_prompts --config tiny/profile
-    posttrain profile_prompts --config tiny/profile out=runs/x n=4 --dry-run
-    posttrain profile_prompts --config tiny/profile_second
-
-Killed and started again, the same command samples and verifies only what is missing. Paths in a
-recipe are relative to the directory this is run in.
+posttrain profile_prompts --config tiny/profile
+posttrain profile_prompts --config tiny/profile out=runs/x n=4 --dry-run
+posttrain profile_prompts --config tiny/profile_second
 """
-
-from __future__ import annotations
 
 import asyncio
 import sys
 from pathlib import Path
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
-from posttrain.config.profile import ProfileConfig
+from posttrain.config.sample import ProfileConfig
 from posttrain.runs import Run, atomic_write_text, open_run, read_artifact
 
 
-def main(arguments: list[str]) -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = recipe_parser("Profile the pass rates of prompts.")
-    recipe, options = parse_recipe(parser, ProfileConfig, arguments)
-    # imported here: `--help` and a mistake in the recipe are answered without them
-    from data_builders.prompts import PromptPlan, refuse_changes
+    recipe, options = parse_recipe(parser, ProfileConfig, argv)
 
-    out, config = Path(recipe.out), recipe.owner_config()
+    from data_builders.prompts.build import PromptPlan, refuse_changes
+
+    out, config, n = Path(recipe.out), recipe.owner_config(), recipe.n
     plan = PromptPlan(recipe.prompts, recipe.settings, seed=recipe.seed, out=out)
     if recipe.previous is not None:
         config["previous"] = read_artifact(recipe.previous, kind="pass_rates", verify=False).digest
 
     from rich.console import Console
 
-    from data_builders.prompts.profile import (
-        FILE,
-        KIND,
-        prompts_to_profile,
-        rate_lines,
-        rate_stats,
-        sample_and_verify,
-    )
+    from data_builders.prompts import profile
     from data_builders.sft.inputs import as_stats
     from posttrain.models.chat_template import renderer_of
     from posttrain.report import show_finished, show_up_to_date
@@ -50,12 +38,12 @@ def main(arguments: list[str]) -> None:
 
     console = Console(width=None if sys.stdout.isatty() else 140)
     renderer = renderer_of(recipe.backend, recipe.checkpoint)  # refuses a missing one
-    given = prompts_to_profile(recipe, plan, renderer, base_dir=Path(), out=out)
+    given = profile.prompts_to_profile(recipe, plan, renderer, base_dir=Path(), out=out)
     checkpoints = checkpoint_parents([recipe.checkpoint], out=out)
     parents = [*plan.parents, *checkpoints, *given.parents]
 
     if options.dry_run:
-        Run.open(out, kind=KIND, config=config, dry_run=True)
+        Run.open(out, kind=profile.KIND, config=config, dry_run=True)
         shown = [prompts_by_source(given.stats)] if given.stats else []
         if recipe.decontamination is not None:
             console.print(f"{given.contaminated:,} prompts overlap evaluation items")
@@ -64,14 +52,14 @@ def main(arguments: list[str]) -> None:
         print_sections(console, [*shown, planned(given.prompts, recipe.n_of, recipe.most_tokens)])
         return
 
-    with open_run(out, kind=KIND, config=config) as stage:
+    with open_run(out, kind=profile.KIND, config=config) as stage:
         if stage.complete:
             refuse_changes(read_artifact(out, verify=False), given.inputs, parents)
             show_up_to_date(console, out)
             return
-        making = sample_and_verify(recipe, given.prompts, given.before, console)
+        making = profile.sample_and_verify(recipe, given.prompts, given.before, console)
         samples, rates = asyncio.run(making)
-        atomic_write_text(out / FILE, rate_lines(rates))
+        atomic_write_text(out / profile.FILE, profile.rate_lines(rates))
         finish(
             stage,
             recipe,
@@ -80,16 +68,12 @@ def main(arguments: list[str]) -> None:
             counts=given.counts(rates),
             parents=parents,
             renderer=renderer,
-            prompt_stats={
-                **given.stats,
-                "inputs": as_stats(given.inputs),
-                "n": recipe.n,
-                "rates": rate_stats(rates, n=recipe.n),
-            },
-            files={FILE: len(rates)},
+            prompt_stats=given.stats
+            | {"inputs": as_stats(given.inputs), "n": n, "rates": profile.rate_stats(rates, n=n)},
+            files={profile.FILE: len(rates)},
         )
         show_finished(console, out)
 
 
 if __name__ == "__main__":
-    run_command(lambda: main(sys.argv[1:]))
+    run_command(main)

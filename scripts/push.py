@@ -6,31 +6,23 @@
 The token comes from HF_TOKEN or `hf auth login`, the hub's address from HF_ENDPOINT.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 
 from posttrain.config.command import run_command
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Publish a checkpoint on a model hub.")
     parser.add_argument("directory", type=Path, metavar="DIR", help="a finished checkpoint")
     parser.add_argument("repository", metavar="ORG/NAME", help="made if it is not there")
     parser.add_argument("--public", action="store_true", help="for everybody; default: private")
     parser.add_argument("--dry-run", action="store_true", help="list files and card, send nothing")
-    parser.add_argument(
-        "--evaluation",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="DIR",
-        help="an evaluation of this checkpoint, for the card's figures; may be repeated",
-    )
+    parser.add_argument("--evaluation", type=Path, action="append", default=[], metavar="DIR",
+                        help="of this checkpoint, for the card's figures; repeatable")  # fmt: skip
     parser.add_argument("--license", help="of the weights, such as apache-2.0; default: the card's")
     parser.add_argument("--samples", action="store_true", help="publish the rollouts, too")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(argv)
 
     from posttrain.publish.files import upload_plan
     from posttrain.publish.hub import push
@@ -42,8 +34,7 @@ def main(arguments: list[str] | None = None) -> None:
         license=options.license,
         samples=options.samples,
     )
-    visibility = "public" if options.public else "private"
-    print(f"{options.directory} → {plan.repository}, {visibility}")
+    print(f"{options.directory} → {plan.repository}, {'public' if options.public else 'private'}")
     sizes = {p: len(f) if isinstance(f, bytes) else f.stat().st_size for p, f in plan.files.items()}
     for path, size in [*sizes.items(), (f"{len(sizes)} files", sum(sizes.values()))]:
         print(f"  {size:>14,} bytes  {path}")

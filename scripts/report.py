@@ -6,24 +6,16 @@ posttrain report runs/a/sft runs/b/sft [--out overlay.html]
 A training run that has not finished has a page too: its curves so far, and whether it is at work.
 """
 
-from __future__ import annotations
-
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
 from posttrain.config.command import run_command
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Write the page and print where it is."""
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Write the report of one artifact, or of several.")
-    parser.add_argument(
-        "artifacts", type=Path, nargs="+", metavar="DIR", help="a stage's output directory"
-    )
-    parser.add_argument(
-        "--out", type=Path, help="default: DIR/report.html; of several overlay.html"
-    )
+    parser.add_argument("artifacts", type=Path, nargs="+", help="output directories of stages")
+    parser.add_argument("--out", type=Path, help="default: DIR/report.html, or overlay.html")
     options = parser.parse_args(argv)
 
     from posttrain.report import write_overlay, write_report

@@ -1,18 +1,11 @@
 """Train a policy by RLHF: rollouts judged in pairs, with length control.
 
-    posttrain rlhf --config tiny/rlhf
-
-Under several processes: `posttrain launch --config_file accelerate/ddp rlhf --config …`.
-Overrides follow as `key.path=value`; `--dry-run` checks everything, prints the plan and trains
-nothing. Started again after a kill, the same command finishes the run.
-Paths in a recipe are relative to the directory this is run in.
+posttrain rlhf --config tiny/rlhf
+posttrain launch --config_file accelerate/ddp rlhf --config tiny/rlhf
 """
-
-from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
 from pathlib import Path
 
 from posttrain.config.backend import Server
@@ -21,11 +14,10 @@ from posttrain.config.rlhf import RlhfConfig
 from posttrain.runs import read_artifact
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Parse the recipe, read the prompts, open the judge, then plan or train."""
+def main(argv: list[str] | None = None) -> None:
     recipe, options = parse_recipe(recipe_parser("Train a policy by RLHF."), RlhfConfig, argv)
 
-    from data_builders.prompts import PromptPlan, refuse_changes
+    from data_builders.prompts.build import PromptPlan, refuse_changes
 
     out = Path(recipe.out)
     # the names of graders and tools, and the files, before torch is loaded
@@ -35,12 +27,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     from posttrain.training.finish import RESUME
     from posttrain.training.rl.plan import check_reachable
     from posttrain.training.rl.stage import GroupStage, grpo_arguments
-    from reward.judge.cache import VerdictCache
     from reward.judge.judge import GenRmJudge, judge_parents, open_judges
+    from reward.judge.votes import VerdictCache
     from reward.rlhf import JudgedReward
 
     parents = plan.parents + judge_parents(recipe.judge.models, out=out)
     prompts = plan.build()
+    about = {key: prompts.stats()[key] for key in ("sources", "templates")}
     # a mistake in trainer: shows before a judge is loaded
     grpo_arguments(recipe, out=out / RESUME)
     # the judge's connections live in this loop from the first step to the last
@@ -66,10 +59,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 runner=runner,
                 method="rlhf",
                 parents=parents,
-                stats={
-                    "inputs": as_stats(plan.inputs),
-                    **{key: prompts.stats()[key] for key in ("sources", "templates")},
-                },
+                stats={"inputs": as_stats(plan.inputs), **about},
             )
 
             def keep_verdicts(process: int) -> None:
@@ -82,13 +72,10 @@ def main(argv: Sequence[str] | None = None) -> None:
                 cache = VerdictCache(Path(shared or own), any_step=shared is not None)
                 stage.reward = judged_reward(stack.enter_context(cache))
 
-            stage.run(
-                dry_run=options.dry_run,
-                on_open=keep_verdicts,
-                check_inputs=lambda: refuse_changes(
-                    read_artifact(out, verify=False), plan.inputs, parents
-                ),
-            )
+            def check() -> None:
+                refuse_changes(read_artifact(out, verify=False), plan.inputs, parents)
+
+            stage.run(dry_run=options.dry_run, on_open=keep_verdicts, check_inputs=check)
         finally:
             runner.run(stack.aclose())
 

@@ -1,18 +1,11 @@
 """Train a policy by RLVR: verified rollouts over many environments at once.
 
-    posttrain rlvr --config tiny/rlvr
-
-Under several processes: `posttrain launch --config_file accelerate/ddp rlvr --config …`.
-Overrides follow as `key.path=value`; `--dry-run` checks everything, prints the plan with its
-curriculum and trains nothing. Started again after a kill, the same command finishes the run, with
-the prompts of the same curriculum.
+posttrain rlvr --config tiny/rlvr
+posttrain launch --config_file accelerate/ddp rlvr --config tiny/rlvr
 """
-
-from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
 from pathlib import Path
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
@@ -20,15 +13,13 @@ from posttrain.config.rlvr import RlvrConfig
 from posttrain.runs import MANIFEST, parent_of, read_artifact
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Parse the recipe, read the profile, plan the curriculum, then plan or train."""
+def main(argv: list[str] | None = None) -> None:
     recipe, options = parse_recipe(recipe_parser("Train a policy by RLVR."), RlvrConfig, argv)
     read_artifact(recipe.pass_rates, kind="pass_rates", verify=False)  # before anything is loaded
 
     from data_builders.environments import Environments, open_label_judge
     from data_builders.prompts.profile import read_profile
     from posttrain.training.finish import RESUME
-    from posttrain.training.rl.curriculum_steps import make_plan
     from posttrain.training.rl.draws import PromptDraws
     from posttrain.training.rl.stage import GroupStage, grpo_arguments
     from reward.rlvr import Domain, RoutedReward
@@ -43,26 +34,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if known and read_artifact(policy, verify=False).digest not in profiled:
         print(f"warning: {recipe.pass_rates} is the profile of another checkpoint than {policy}")
     pools = profile.pools(sources_of)
-    plan = make_plan(
-        recipe.curriculum,
-        pools,
-        n=profile.n,
-        steps=args.max_steps // recipe.loss.num_iterations,
-        batch=recipe.prompts_per_step,
-        ratios={name: domain.ratio for name, domain in recipe.domains.items()},
-        max_epochs=recipe.max_epochs,
-        seed=recipe.seed,
-    )
-    dynamic = recipe.dynamic_sampling
-    curriculum = PromptDraws(
-        plan,
-        pools,
-        config=recipe.curriculum.pools_config,
-        refilled=dynamic is not None,
-        max_epochs=recipe.max_epochs,
-        seed=recipe.seed,
-        out=out,
-    )
+    steps = args.max_steps // recipe.loss.num_iterations
+    curriculum = PromptDraws(recipe, pools, n=profile.n, steps=steps)
     used = {name for domain in pools.values() for name in domain}
     prompts = [prompt for prompt in profile.kept() if prompt.id in used]
     # the judge's connections live in this loop from the first step to the last
@@ -87,7 +60,6 @@ def main(argv: Sequence[str] | None = None) -> None:
                 open_environment=environments.open,
                 runner=runner,
                 curriculum=curriculum,
-                rounds=1 if dynamic is None else dynamic.max_gen_batches,
                 method="rlvr",
                 parents=[parent_of(recipe.pass_rates, relative_to=out, manifest=profile.manifest)],
             ).run(dry_run=options.dry_run)

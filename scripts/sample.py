@@ -1,13 +1,8 @@
 """Sample a model: prompts × settings × n completions, with tools run where they are declared.
 
-    posttrain sample --config tiny/sample
-    posttrain sample --config tiny/sample out=runs/x n=4 --dry-run
-
-Paths in a recipe are relative to the directory this is run in. Killed and started again, the same
-command ends with exactly every sample; in process, with the same bytes.
+posttrain sample --config tiny/sample
+posttrain sample --config tiny/sample out=runs/x n=4 --dry-run
 """
-
-from __future__ import annotations
 
 import asyncio
 import shutil
@@ -23,12 +18,11 @@ from posttrain.runs import Run, open_run
 KIND = "samples"
 
 
-def main(arguments: list[str]) -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = recipe_parser("Sample completions of prompts.")
-    recipe, options = parse_recipe(parser, SampleConfig, arguments)
+    recipe, options = parse_recipe(parser, SampleConfig, argv)
     refuse_missing_checkpoint(recipe.checkpoint, key="checkpoint")
-    # imported here: `--help` and a mistake in the recipe are answered without them
-    from data_builders.prompts import PromptPlan, refuse_changes
+    from data_builders.prompts.build import PromptPlan, refuse_changes
 
     out, config = Path(recipe.out), recipe.owner_config()
     plan = PromptPlan(recipe.prompts, recipe.settings, seed=recipe.seed, out=out)
@@ -84,4 +78,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    run_command(lambda: main(sys.argv[1:]))
+    run_command(main)

@@ -1,15 +1,8 @@
 """Train a model on packed shards (SFT).
 
-    posttrain sft --config tiny/sft
-
-Under several processes: `posttrain launch --config_file accelerate/ddp sft --config …`.
-Overrides follow as `key.path=value`; `--dry-run` checks everything, prints the plan and trains
-nothing. Started again after a kill, the same command finishes the run.
+posttrain sft --config tiny/sft
+posttrain launch --config_file accelerate/ddp sft --config tiny/sft
 """
-
-from __future__ import annotations
-
-from collections.abc import Sequence
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.paths import refuse_missing_checkpoint
@@ -17,8 +10,7 @@ from posttrain.config.sft import SftConfig
 from posttrain.runs import read_artifact
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Parse the recipe, then plan or train."""
+def main(argv: list[str] | None = None) -> None:
     parser = recipe_parser("Train a model on packed shards.")
     recipe, options = parse_recipe(parser, SftConfig, argv)
     read_artifact(recipe.data, kind="sft_data", verify=False)  # before anything heavy is loaded

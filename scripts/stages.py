@@ -3,17 +3,15 @@
     posttrain stages --config one-gpu/rlvr_stages
     posttrain stages --config one-gpu/rlvr_stages --dry-run
 
-Every stage's recipe is checked before the first begins. A finished stage is skipped and an
-interrupted one goes on, by their own manifests: started again, the same command goes on where it
-stopped. `--dry-run` lists all stages and makes the dry run of the first unfinished one: the inputs
-of later ones are not there yet.
+Every stage's recipe is checked before the first begins; a finished stage is skipped. `--dry-run`
+makes the dry run of the first unfinished one: the inputs of later ones are not there yet.
 """
 
-from __future__ import annotations
-
+import contextlib
+import io
+import runpy
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
@@ -33,26 +31,27 @@ NAMES = sorted(
 )
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Resolve every stage's recipe, then run the stages."""
+def main(argv: list[str] | None = None) -> None:
     parser = recipe_parser("Run the stages of a recipe one after the other.")
     recipe, options = parse_recipe(parser, StagesConfig, argv)
     outs = [output_of(step) for step in recipe.stages]
     if twice := sorted({str(out) for out in outs if outs.count(out) > 1}):
         raise ConfigError(f"two stages write to {twice[0]}: give each an out= of its own")
-    total, todo = len(outs), [not (out / MANIFEST).is_file() for out in outs]
+    total = len(outs)
+    todo = [not (out / MANIFEST).is_file() for out in outs]
     for number, (step, out) in enumerate(zip(recipe.stages, outs, strict=True), 1):
-        state = "finished"
-        if todo[number - 1]:
-            state = "goes on" if (out / STAGE).is_file() else "to do"
+        state = "goes on" if (out / STAGE).is_file() else "to do"
+        state = state if todo[number - 1] else "finished"
         print(f"{number}/{total} {step.stage} {step.recipe} → {out}: {state}", flush=True)
     for number, step in enumerate(recipe.stages, 1):
         if options.dry_run and not todo[number - 1]:
             continue
         print(f"\n{number}/{total} {step.stage} {step.recipe}", flush=True)
+        launch = [] if step.launch is None else ["launch", *step.launch]
+        arguments = [*launch, step.stage, "--config", step.recipe, *step.overrides]
+        arguments += ["--dry-run"] if options.dry_run else []
         # a finished one, too: it refuses another recipe and changed inputs
-        command = command_of(step, *(["--dry-run"] if options.dry_run else []))
-        done = subprocess.run(command)  # noqa: S603 - our own interpreter; no shell
+        done = subprocess.run([sys.executable, str(HERE), *arguments])  # noqa: S603 - ours; no shell
         if done.returncode:
             raise PosttrainError(
                 f"stage {number} of {total}, {step.stage} {step.recipe}, stopped with code "
@@ -60,13 +59,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             )
         if options.dry_run:
             return
-
-
-def command_of(step: StageStep, *more: str) -> list[str]:
-    """The command of a stage."""
-    stage = [step.stage] if step.launch is None else ["launch", *step.launch, step.stage]
-    arguments = ["--config", step.recipe, *step.overrides, *more]
-    return [sys.executable, str(HERE), *stage, *arguments]
 
 
 def output_of(step: StageStep) -> Path:
@@ -77,12 +69,14 @@ def output_of(step: StageStep) -> Path:
     """
     if step.stage not in NAMES:
         raise ConfigError(f"there is no stage {step.stage!r}{nearest(step.stage, NAMES)}")
-    alone = step.model_copy(update={"launch": None})
-    command = command_of(alone, "--print-config")
-    printed = subprocess.run(command, capture_output=True, text=True)  # noqa: S603 - likewise
-    if printed.returncode:
-        raise ConfigError(f"{step.stage} {step.recipe}: {printed.stderr.strip()}")
-    out = yaml.safe_load(printed.stdout).get("out")
+    stage = runpy.run_path(str(HERE / f"{step.stage}.py"))
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+            stage["main"](["--config", step.recipe, *step.overrides, "--print-config"])
+    except ConfigError as error:
+        raise ConfigError(f"{step.stage} {step.recipe}: {error}") from error
+    out = yaml.safe_load(printed.getvalue()).get("out")
     if out is None:
         raise ConfigError(f"{step.stage} {step.recipe} names no out")
     return Path(out)

@@ -3,8 +3,6 @@
 posttrain tiny_judgements --config tiny/judgements [key=value …] [--dry-run]
 """
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 
@@ -14,29 +12,19 @@ from posttrain.config.tiny_world import TinyJudgementsConfig
 KIND = "tiny_judgements"
 
 
-def plan(config: TinyJudgementsConfig) -> str:
-    """What would be written, one line a family."""
-    lines = [f"judgements → {config.out} (seed {config.seed}, held-out seed {config.heldout_seed})"]
-    for name, rows in config.families.items():
-        lines.append(
-            f"  {name:<8} {rows.warm_up:,} to warm up on, {rows.train:,} to train on, "
-            f"{rows.heldout:,} held out"
-        )
-    return "\n".join(lines)
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Read the recipe, then print the plan or write the artifact."""
-    config, options = parse_recipe(
-        recipe_parser("Write the tiny judgements."), TinyJudgementsConfig, arguments
-    )
+def main(argv: list[str] | None = None) -> None:
+    parser = recipe_parser("Write the tiny judgements.")
+    config, options = parse_recipe(parser, TinyJudgementsConfig, argv)
     from rich.console import Console
 
     from data_builders.tiny_world.judgements import write_judgements
     from posttrain.report import run_stage
     from posttrain.runs import Run
 
-    print(plan(config))
+    print(f"judgements → {config.out} (seed {config.seed}, held-out seed {config.heldout_seed})")
+    for name, rows in config.families.items():
+        train = f"{rows.warm_up:,} to warm up on, {rows.train:,} to train on"
+        print(f"  {name:<8} {train}, {rows.heldout:,} held out")
     if options.dry_run:
         Run.open(config.out, kind=KIND, config=config.owner_config(), dry_run=True)
         return

@@ -3,8 +3,6 @@
 posttrain tiny_world --config tiny/world [key=value …] [--dry-run]
 """
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 
@@ -14,20 +12,9 @@ from posttrain.config.tiny_world import TinyWorldConfig
 KIND = "tiny_world"
 
 
-def plan(config: TinyWorldConfig) -> str:
-    """What would be written, one line a family."""
-    lines = [f"tiny world → {config.out} (seed {config.seed}, held-out seed {config.heldout_seed})"]
-    for name, rows in config.families.items():
-        held = "held out of training" if rows.train == 0 else f"{rows.train:,} training rows"
-        lines.append(f"  {name:<10} {held}, {rows.heldout:,} held-out prompts")
-    return "\n".join(lines)
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Read the recipe, then print the plan or write the artifact."""
-    config, options = parse_recipe(
-        recipe_parser("Write the tiny world."), TinyWorldConfig, arguments
-    )
+def main(argv: list[str] | None = None) -> None:
+    parser = recipe_parser("Write the tiny world.")
+    config, options = parse_recipe(parser, TinyWorldConfig, argv)
     from rich.console import Console
 
     from data_builders.tiny_world.write import check_families, write_world
@@ -36,7 +23,10 @@ def main(arguments: list[str] | None = None) -> None:
     from posttrain.runs import Run
 
     check_families(config)
-    print(plan(config))
+    print(f"tiny world → {config.out} (seed {config.seed}, held-out seed {config.heldout_seed})")
+    for name, rows in config.families.items():
+        held = "held out of training" if rows.train == 0 else f"{rows.train:,} training rows"
+        print(f"  {name:<10} {held}, {rows.heldout:,} held-out prompts")
     if options.dry_run:
         Run.open(config.out, kind=KIND, config=config.owner_config(), dry_run=True)
         return

@@ -1,12 +1,8 @@
 """One policy against another: the same prompts, a judge, both orders; wins, ties and losses.
 
-    posttrain win_rate --config tiny/win_rate
-    posttrain win_rate --config F before=runs/eval:sft after=runs/eval:rlhf out=runs/x
-
-Verdicts are kept: killed and started again, the same command asks for none of them twice.
+posttrain win_rate --config tiny/win_rate
+posttrain win_rate --config F before=runs/eval:sft after=runs/eval:rlhf out=runs/x
 """
-
-from __future__ import annotations
 
 import asyncio
 import sys
@@ -16,15 +12,15 @@ from rich.console import Console
 from rich.progress import Progress
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
-from posttrain.config.win_rate import WinRateConfig
+from posttrain.config.eval import WinRateConfig
 from posttrain.runs import Run
 
 KIND, WORK = "win_rate", "work"
 
 
-def main(arguments: list[str]) -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = recipe_parser("Judge two policies' answers to the same prompts.")
-    recipe, options = parse_recipe(parser, WinRateConfig, arguments)
+    recipe, options = parse_recipe(parser, WinRateConfig, argv)
     console, out = Console(width=None if sys.stdout.isatty() else 160), Path(recipe.out)
 
     from data_builders.keyed import key64
@@ -84,4 +80,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    run_command(lambda: main(sys.argv[1:]))
+    run_command(main)

@@ -13,7 +13,7 @@ from types import ModuleType
 import psutil
 import pytest
 
-from posttrain.config.shipped import RECIPES, recipe_file, recipe_names
+from posttrain.config.recipe_files import RECIPES, recipe_file, recipe_names
 from posttrain.errors import ConfigError
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"

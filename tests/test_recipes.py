@@ -18,18 +18,14 @@ from posttrain.config.build_genrm import BuildGenRmConfig
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.command import parse_recipe, recipe_parser
 from posttrain.config.dpo import DpoConfig
-from posttrain.config.eval import EvalConfig
-from posttrain.config.eval_genrm import EvalGenRmConfig
-from posttrain.config.genrm import GenRmConfig
+from posttrain.config.eval import EvalConfig, EvalGenRmConfig, WinRateConfig
 from posttrain.config.load import load_recipe, read_recipe
-from posttrain.config.profile import ProfileConfig
-from posttrain.config.rlhf import RlhfConfig
+from posttrain.config.rlhf import GenRmConfig, RlhfConfig
 from posttrain.config.rlvr import RlvrConfig
-from posttrain.config.sample import SampleConfig
+from posttrain.config.sample import ProfileConfig, SampleConfig
 from posttrain.config.sft import SftConfig
 from posttrain.config.stages import StagesConfig
 from posttrain.config.tiny_world import TinyJudgementsConfig, TinyWorldConfig
-from posttrain.config.win_rate import WinRateConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 # a recipe is named after its stage; recipes/accelerate holds accelerate's own files
@@ -153,12 +149,14 @@ def test_every_size_of_the_chain_fits_the_schemas(size: str):
 
 
 def test_a_chain_of_own_recipes_leaves_out_what_has_none(tmp_path: Path):
-    own = tmp_path / "sft.yaml"
+    folder = tmp_path / "my recipes"
+    folder.mkdir()
+    own = folder / "sft.yaml"
     own.write_text((ROOT / "recipes/tiny/sft.yaml").read_text())
-    assert dict(stages(f"RECIPES={tmp_path}")) == {own: []}
-    own.rename(tmp_path / "stf.yaml")
+    assert dict(stages(f"RECIPES={folder}")) == {own: []}
+    own.rename(folder / "stf.yaml")
     (tmp_path / ".installed").touch()
-    make = ["make", "smoke", f"RECIPES={tmp_path}", f"BIN={tmp_path}"]
+    make = ["make", "smoke", f"RECIPES={folder}", f"BIN={tmp_path}"]
     done = subprocess.run(make, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode != 0
     assert "stf.yaml: no stage" in done.stdout

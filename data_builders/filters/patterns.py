@@ -12,7 +12,7 @@ from typing import Any
 import re2
 
 from data_builders.filters.drop import Match
-from posttrain.config.patterns import Pattern
+from posttrain.config.filters import Pattern
 from posttrain.errors import ConfigError
 
 _MEMORY = 64 << 20  # bytes for one pattern's automata

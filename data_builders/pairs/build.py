@@ -1,9 +1,5 @@
 """The preference stage in three passes: grade and propose, choose, write.
 
-    encoder = PairEncoder(template, text.encode)
-    built = build_pairs(recipe, all_graders(), encoder, out=out, work=work, on_progress=…)
-    built.selection.pairs, built.files, built.stats()
-
 Between the passes a few numbers a completion are held in memory, not its text.
 """
 
@@ -27,7 +23,7 @@ from data_builders.pairs.grading import (
     reading_text,
 )
 from data_builders.pairs.offline import offline_candidate, read_offline, why_dropped
-from data_builders.pairs.shards import PairWriter, read_pairs
+from data_builders.pairs.shards import read_pairs, write_pairs
 from data_builders.pairs.stats import (
     Proposed,
     completions_line,
@@ -105,11 +101,12 @@ class BuiltPairs:
         }
 
 
-def tokenizer_config(recipe: BuildDpoConfig, parents: Sequence[Manifest]) -> TokenizerConfig:
-    """The samples' own tokenizer and template; the recipe's where there is none with them.
+def load_pair_renderer(recipe: BuildDpoConfig, parents: Sequence[Manifest]) -> PromptRenderer:
+    """The tokenizer and template of the samples; the recipe's where there is none with them.
 
     Raises:
-        ConfigError: neither or both are there; or two artifacts have different ones.
+        ConfigError: neither or both are there, two artifacts have different ones, or the template
+            reads a clock.
     """
     for (a, left), (b, right) in itertools.pairwise(zip(recipe.samples, parents, strict=True)):
         tokenizers = [parent.stats.get("tokenizer", {}).get("digest") for parent in (left, right)]
@@ -123,30 +120,35 @@ def tokenizer_config(recipe: BuildDpoConfig, parents: Sequence[Manifest]) -> Tok
             raise ConfigError(f"tokenizer: leave it out, {own} is that of the samples")
         made_by = parents[0].stats.get("sampler", {})
         variables = dict(made_by.get("template_variables", {}))
-        return TokenizerConfig(path=str(own), chat_template="own", template_variables=variables)
-    if recipe.tokenizer is None:
+        config = TokenizerConfig(path=str(own), chat_template="own", template_variables=variables)
+    elif recipe.tokenizer is None:
         raise ConfigError("tokenizer: is needed, a server made these samples and hid its own")
-    return recipe.tokenizer
+    else:
+        config = recipe.tokenizer
+    renderer = load_renderer(config)
+    check_template(renderer.template)
+    return renderer
 
 
 def build_pairs(
     recipe: BuildDpoConfig,
     graders: Mapping[str, Grader],
-    encoder: PairEncoder,
+    renderer: PromptRenderer,
     *,
     out: Path,
-    work: Path,
     base_dir: Path,
     on_progress: OnProgress,
 ) -> BuiltPairs:
-    """Write `scores.jsonl` and `pairs/`; what is kept in `work` is not done again.
+    """Write `scores.jsonl` and `pairs/`; what is kept in `work/` is not done again.
 
     Raises:
         ConfigError: a grader or a path that is not there.
         DataError: samples or rows that cannot be read; a category without pairs.
     """
     # -- every completion graded, every prompt's candidate pairs
-    proposed = Proposed()
+    tokenizer, work, proposed = renderer.tokenizer, out / "work", Proposed()
+    encode = encoder_of(tokenizer).encode
+    encoder = PairEncoder(renderer.template, encode, special_ids(tokenizer))
     with (out / "scores.jsonl").open("w", encoding="utf-8") as file:
         for number, samples in enumerate(recipe.samples):
             folder, first = work / f"{number}", proposed.prompts
@@ -154,7 +156,8 @@ def build_pairs(
                 _propose(prompt, proposed, recipe, encoder)
                 file.writelines(f"{json_text(row)}\n" for row in _score_rows(prompt))
                 on_progress("grading", proposed.completions)
-    _propose_offline(recipe, encoder, proposed, work, base_dir, on_progress)
+    offline = _propose_offline(recipe, encoder, proposed, base_dir, on_progress)
+    write_pairs(offline, work, "offline", shard_pairs=recipe.shard_pairs)
 
     # -- shares and totals over all of them
     selection = select(
@@ -168,28 +171,29 @@ def build_pairs(
 
     # -- the chosen pairs, with their ids
     to_read: list[Pair] = []
-    shown: Counter[str] = Counter()
-    with PairWriter(out / "pairs", "train", shard_pairs=recipe.shard_pairs) as writer:
-        pairs = chosen_pairs(recipe, selection.pairs, proposed, encoder, work=work)
-        for number, pair in enumerate(pairs, 1):
-            writer.add(pair)
+
+    def noted() -> Iterator[Pair]:
+        shown: Counter[str] = Counter()
+        for pair in chosen_pairs(recipe, selection.pairs, proposed, encoder, work=work):
             shown[pair.category] += 1
             if shown[pair.category] <= TO_READ:
                 to_read.append(pair)
-            on_progress("writing", number)
-    assert sum(writer.files.values()) == len(selection.pairs)
-    return BuiltPairs(recipe, proposed, selection, writer.files, to_read)
+            on_progress("writing", shown.total())
+            yield pair
+
+    files = write_pairs(noted(), out / "pairs", "train", shard_pairs=recipe.shard_pairs)
+    assert sum(files.values()) == len(selection.pairs)
+    return BuiltPairs(recipe, proposed, selection, files, to_read)
 
 
 def _propose(
     given: GradedPrompt, proposed: Proposed, recipe: BuildDpoConfig, encoder: PairEncoder
 ) -> None:
-    encoded = encode_completions(given.prompt, given.completions, encoder)
-    seen = [
-        graded(completion, ids, score, verdict)
-        for ids, (completion, score, verdict) in zip(encoded, given.rows(), strict=True)
-    ]
-    ids = {c.index: e.ids for c, e in zip(given.completions, encoded, strict=True) if e is not None}
+    encoded = encode_completions(
+        given.prompt, [completion for completion, *_ in given.rows], encoder
+    )
+    seen = [graded(*row, ids) for row, ids in zip(given.rows, encoded, strict=True)]
+    ids = {one.index: e.ids for one, e in zip(seen, encoded, strict=True) if e is not None}
 
     def compare(a: Graded, b: Graded) -> float:
         return distance(ids[a.index], ids[b.index])
@@ -204,7 +208,7 @@ def _propose(
 
 
 def _score_rows(given: GradedPrompt) -> Iterator[dict[str, Any]]:
-    for completion, score, verdict in given.rows():
+    for completion, score, verdict in given.rows:
         yield {
             "prompt_id": given.prompt.id,
             "index": completion.index,
@@ -221,32 +225,29 @@ def _propose_offline(
     recipe: BuildDpoConfig,
     encoder: PairEncoder,
     proposed: Proposed,
-    work: Path,
     base_dir: Path,
     on_progress: OnProgress,
-) -> None:
-    """Encode the pairs that exist as text, keep them in `work`, and add their candidates."""
+) -> Iterator[Pair]:
+    """The pairs that exist as text, encoded; those of them that can be used become candidates."""
     seen: set[str] = set()
-    with PairWriter(work, "offline", shard_pairs=recipe.shard_pairs) as writer:
-        for source in recipe.offline:
-            own = RowCounts()
-            pairs = read_offline(source, encoder, base_dir=base_dir, seed=recipe.seed, counts=own)
-            for found, rows in pairs:
-                proposed.offline_rows += rows
-                on_progress("reading offline pairs", proposed.offline_rows)
-                dropped = why_dropped(found, seen, recipe)
-                if dropped is not None:
-                    proposed.unused[dropped["reason"]] += rows
-                    if recipe.write_dropped:
-                        row = {"source": source.name, "rows": rows, **dropped}
-                        proposed.dropped_rows.append(row)
-                    continue
-                assert isinstance(found, Pair)
-                number = proposed.prompts + len(seen)
-                seen.add(found.id)
-                writer.add(found)
-                proposed.candidates.append(offline_candidate(found, number, rows, recipe.seed))
-            proposed.unread += [[source.name, name, *column] for name, column in own.unread.items()]
+    for source in recipe.offline:
+        own = RowCounts()
+        pairs = read_offline(source, encoder, base_dir=base_dir, seed=recipe.seed, counts=own)
+        for found, rows in pairs:
+            proposed.offline_rows += rows
+            on_progress("reading offline pairs", proposed.offline_rows)
+            dropped = why_dropped(found, seen, recipe)
+            if dropped is not None:
+                proposed.unused[dropped["reason"]] += rows
+                if recipe.write_dropped:
+                    proposed.dropped_rows.append({"source": source.name, "rows": rows, **dropped})
+                continue
+            assert isinstance(found, Pair)
+            number = proposed.prompts + len(seen)
+            seen.add(found.id)
+            proposed.candidates.append(offline_candidate(found, number, rows, recipe.seed))
+            yield found
+        proposed.unread += [[source.name, name, *column] for name, column in own.unread.items()]
 
 
 def chosen_pairs(
@@ -295,23 +296,6 @@ def chosen_pairs(
 def _side(graded: Graded, encoded: Encoded, text: str) -> Side:
     own = {name: getattr(graded, name) for name in _OF_SAMPLE}
     return Side(encoded.ids, encoded.mask, text, **own)
-
-
-def load_pair_renderer(recipe: BuildDpoConfig, parents: Sequence[Manifest]) -> PromptRenderer:
-    """The tokenizer and template that the samples were made with.
-
-    Raises:
-        ConfigError: as `tokenizer_config`; or a template that reads a clock.
-    """
-    renderer = load_renderer(tokenizer_config(recipe, parents))
-    check_template(renderer.template)
-    return renderer
-
-
-def pair_encoder(renderer: PromptRenderer) -> PairEncoder:
-    """What makes pairs of texts."""
-    tokenizer = renderer.tokenizer
-    return PairEncoder(renderer.template, encoder_of(tokenizer).encode, special_ids(tokenizer))
 
 
 def write_beside_pairs(

@@ -1,9 +1,5 @@
 """The pairs that each prompt can give, and those of them that make the data set.
 
-    candidates_of(0, prompt, graded, recipe, compare)
-    →  Candidates(pairs=(CandidatePair("no_tools", 3, 0), …), unusable={7: "truncated"}, …)
-    select(candidates, shares=…)  →  Selection(pairs=[…], dropped={"not_drawn": 812}, limited_by=…)
-
 Where no tool is declared a completion with a call is never chosen, nor one that holds the markup of
 a call without being one: what is chosen is learnt, and half a call is learnt as a way around the
 penalty. In no_tools and with_tools the final answer alone decides; in hallucination_penalty any
@@ -74,8 +70,6 @@ def candidates_of(
 
     Args:
         number: the prompt's place in the samples.
-        prompt, completions: a prompt and all its samples.
-        recipe: which categories, how many pairs, by which rule.
         compare: the distance of two completions.
     """
     unusable: dict[int, str] = {}
@@ -151,9 +145,15 @@ def _spread(
     dropped: Counter[str],
 ) -> Iterator[tuple[Graded, Graded, float]]:
     """The first `pairs_per_prompt` pairs that differ in more than their formatting."""
-    better = _shuffled(prompt, category, "chosen", chosen, recipe.seed)
-    worse = _shuffled(prompt, category, "rejected", rejected, recipe.seed)
-    taken = 0
+
+    def shuffled(side: str, completions: Sequence[Graded]) -> list[Graded]:
+        # by what a completion says: the order then depends on no numbering
+        order = f"order {category} {side}"
+        return sorted(
+            completions, key=lambda c: (key64(recipe.seed, order, prompt.id, c.ids_key), c.index)
+        )
+
+    better, worse, taken = shuffled("chosen", chosen), shuffled("rejected", rejected), 0
     for i, j in pair_indices(len(better), len(worse), recipe.rule):
         if taken == recipe.pairs_per_prompt:
             return
@@ -166,16 +166,6 @@ def _spread(
             continue
         taken += 1
         yield better[i], worse[j], apart
-
-
-def _shuffled(
-    prompt: Prompt, category: Category, side: str, completions: Sequence[Graded], seed: int
-) -> list[Graded]:
-    # by what a completion says: the order then depends on no numbering
-    return sorted(
-        completions,
-        key=lambda c: (key64(seed, f"order {category} {side}", prompt.id, c.ids_key), c.index),
-    )
 
 
 def _why_unused(completion: Graded, outcome: dict[Category, str]) -> str:
@@ -235,8 +225,7 @@ def select(
         shares: category → share of all pairs, summing to 1.
         thinking_on: share of each category's pairs with reasoning on, None for any.
         total: pairs at most, None for as many as the shares allow.
-        match_length: as in the recipe.
-        sampled: how the completions fared, for the error where there are no pairs.
+        sampled: what became of the completions, for the error where there are no pairs.
 
     Raises:
         DataError: a category or mode that is requested has no pairs at all.
@@ -245,7 +234,12 @@ def select(
     by_cell: dict[Cell, list[CandidatePair]] = defaultdict(list)
     for pair in candidates:
         by_cell[pair.category, None if thinking_on is None else pair.thinking].append(pair)
-    wanted = _cells(shares, thinking_on)
+    modes: dict[bool | None, float] = {None: 1.0}
+    if thinking_on is not None:
+        modes = {True: thinking_on, False: 1 - thinking_on}
+    wanted = {
+        (c, mode): s * part for c, s in shares.items() for mode, part in modes.items() if part
+    }
     for cell, pairs in by_cell.items():
         pairs.sort(key=lambda p: (p.rank, p.key))
         if match_length:
@@ -258,13 +252,6 @@ def select(
     taken.sort(key=lambda p: (p.prompt, p.category, p.rank))
     assert len(candidates) == len(taken) + sum(dropped.values())
     return Selection(tuple(taken), +dropped, limited_by)
-
-
-def _cells(shares: Mapping[Category, float], thinking_on: float | None) -> dict[Cell, float]:
-    if thinking_on is None:
-        return {(category, None): share for category, share in shares.items()}
-    modes = {True: thinking_on, False: 1 - thinking_on}
-    return {(c, mode): s * part for c, s in shares.items() for mode, part in modes.items() if part}
 
 
 def _quotas(

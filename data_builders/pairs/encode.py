@@ -1,8 +1,5 @@
 """A completion as token ids and the mask of what the model sampled.
 
-    encode_completions(prompt, [completion], encoder)
-    → [Encoded(prompt_ids=(1, 9, …), ids=(4, 8, …), mask=(True, True, …))]
-
 Ids are those that were sampled. Only where a server hid them are they made from the text, once for
 each distinct text: then everything an assistant said is taken as sampled.
 """
@@ -54,15 +51,11 @@ def encode_completions(
                 rendered[place] = sample, len(prompt.messages)
     by_text = dict(zip(rendered, encode_turns(list(rendered.values()), encoder), strict=True))
     return [
-        by_text.get(place) if completion.prompt_ids is None else _sampled(completion)
+        by_text.get(place)
+        if completion.prompt_ids is None or not completion.steps
+        else Encoded(completion.prompt_ids, *completion.sampled())
         for place, completion in enumerate(completions)
     ]
-
-
-def _sampled(completion: Completion) -> Encoded | None:
-    if not completion.steps or completion.prompt_ids is None:
-        return None
-    return Encoded(completion.prompt_ids, *completion.sampled())
 
 
 def last_turn(
@@ -72,9 +65,7 @@ def last_turn(
     template: ChatTemplate,
 ) -> TrainingSample | None:
     """The sequence that ends on the last answer, None where the template refuses it."""
-    example = make_example(
-        (*prompt, *answer), tools=tools, source="", dialect="chosen_rejected"
-    )  # fmt: skip
+    example = make_example((*prompt, *answer), tools=tools, source="", dialect="")
     try:
         samples = training_samples(example, template)
     except RenderError:

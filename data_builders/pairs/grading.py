@@ -1,8 +1,5 @@
 """Samples → graded prompts: every completion scored and read for tool calls.
 
-    for graded in grade_samples(Path("runs/tiny/samples"), graders, work=…):
-        graded.prompt, graded.completions, graded.scores   # one prompt with all its samples
-
 Scores are written batch by batch, so that an interrupted stage grades nothing twice.
 """
 
@@ -38,17 +35,11 @@ BATCH = 64  # prompts graded in one call
 
 @dataclass(frozen=True, slots=True)
 class GradedPrompt:
-    """One prompt of a sampling artifact, with its completions and their scores, in order."""
+    """One prompt of a sampling artifact, with each completion, its score and its calls."""
 
     number: int
     prompt: Prompt
-    completions: tuple[Completion, ...]
-    scores: tuple[Score, ...]
-    verdicts: tuple[CallDetection, ...]
-
-    def rows(self) -> Iterator[tuple[Completion, Score, CallDetection]]:
-        """Each completion with its score and its calls."""
-        return zip(self.completions, self.scores, self.verdicts, strict=True)
+    rows: Sequence[tuple[Completion, Score, CallDetection]]
 
 
 def grade_samples(
@@ -67,20 +58,17 @@ def grade_samples(
         DataError: completions that belong to no prompt, or not in order.
     """
     groups = enumerate(read_groups(samples), first)
-    for batch_number in itertools.count():
-        batch = list(itertools.islice(groups, BATCH))
-        if not batch:
-            return
-        file = work / f"scores-{batch_number:06d}.jsonl"
+    numbers = itertools.count()
+    while batch := list(itertools.islice(groups, BATCH)):
+        file = work / f"scores-{next(numbers):06d}.jsonl"
         if not file.is_file():
             scored = _grade([group for _, group in batch], graders)
             atomic_write_text(file, "".join(f"{json_text(row)}\n" for row in scored))
         rows = jsonl_rows(file.read_text("utf-8"))
         scores = iter([Score(row["value"], row["answer"], row["explanation"]) for row in rows])
         for number, (prompt, completions) in batch:
-            own = tuple(itertools.islice(scores, len(completions)))
-            verdicts = tuple(detect_in_completion(c, prompt) for c in completions)
-            yield GradedPrompt(number, prompt, completions, own, verdicts)
+            graded = [(c, next(scores), detect_in_completion(c, prompt)) for c in completions]
+            yield GradedPrompt(number, prompt, graded)
 
 
 def read_groups(samples: Path) -> Iterator[tuple[Prompt, tuple[Completion, ...]]]:
@@ -109,7 +97,7 @@ def _grade(
 ) -> list[dict[str, Any]]:
     """Scores in order; one call a grader for the whole batch."""
     attempts = [Attempt(p, completion) for p, completions in groups for completion in completions]
-    scores: list[Score] = [Score(None, None, "the prompt names no grader")] * len(attempts)
+    scores = [Score(None, None, "the prompt names no grader")] * len(attempts)
     for name in sorted({a.prompt.grader for a in attempts if a.prompt.grader is not None}):
         if name not in graders:
             raise ConfigError(
@@ -157,7 +145,7 @@ class Graded:
 
 
 def graded(
-    completion: Completion, encoded: Encoded | None, score: Score, verdict: CallDetection
+    completion: Completion, score: Score, verdict: CallDetection, encoded: Encoded | None
 ) -> Graded:
     """What pair building keeps of a completion; without ids it counts as failed."""
     text = "".join(

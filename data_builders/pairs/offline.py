@@ -1,8 +1,5 @@
 """Pairs that exist as text: rows of preference files → candidate pairs with ids.
 
-    for pair, rows in read_offline(SourceConfig(name="hh", path="pairs.jsonl"), encoder, …):
-        → Pair(id, category="offline", chosen=Side(…), …), 1 or Dropped("mixed_reasoning", …), 1
-
 Each side is rendered once, and each distinct text of a batch is tokenised once.
 """
 
@@ -88,9 +85,13 @@ class _Rendered:
             return Dropped("different_prompts", "the sides do not share a prompt", *place)
         if not chosen.ids or not rejected.ids:
             return Dropped("empty_side", "a side has no tokens of its own", *place)
+        texts = (
+            "".join(s.text for s in sample.segments if s.trained and s.message_index >= self.shared)
+            for sample in self.samples
+        )
         sides = (
-            Side(own.ids, own.mask, _text(sample, self.shared), calls=calls)
-            for own, sample, calls in zip((chosen, rejected), self.samples, self.calls, strict=True)
+            Side(own.ids, own.mask, text, calls=calls)
+            for own, text, calls in zip((chosen, rejected), texts, self.calls, strict=True)
         )
         thinking = self.samples[0].reasoning == "on"
         return Pair(
@@ -158,7 +159,8 @@ def _problem(chosen: Conversation, rejected: Conversation, shared: int) -> str |
     if chosen.tools != rejected.tools:
         return "different_tools"
     # a reasoning and a bare answer are continuations of different prompts
-    return "mixed_reasoning" if _reasons(left) != _reasons(right) else None
+    reasons = [any(message.reasons for message in side) for side in (left, right)]
+    return "mixed_reasoning" if reasons[0] != reasons[1] else None
 
 
 def _shared(chosen: Sequence[Message], rejected: Sequence[Message]) -> int:
@@ -169,14 +171,6 @@ def _shared(chosen: Sequence[Message], rejected: Sequence[Message]) -> int:
     while same and chosen[same - 1].role == "assistant":
         same -= 1
     return same
-
-
-def _reasons(messages: Sequence[Message]) -> bool:
-    return any(m.reasons for m in messages)
-
-
-def _text(sample: TrainingSample, shared: int) -> str:
-    return "".join(s.text for s in sample.segments if s.trained and s.message_index >= shared)
 
 
 def why_dropped(

@@ -1,10 +1,4 @@
-"""What a preference build did, in figures: counts, lengths, distances, and how prompts fared.
-
-    lengths(pairs)["no_tools"]
-    → {"pairs": 1920, "chosen_mean": 61.2, "rejected_mean": 60.8, "chosen_longer": 0.48, …}
-
-Everything here goes into the manifest's stats and into the report.
-"""
+"""What a preference build did, in figures: for the manifest's stats and the report."""
 
 from __future__ import annotations
 
@@ -45,14 +39,14 @@ class Proposed:
         """Count one prompt and what became of its completions."""
         self.prompts += 1
         self.candidates += found.pairs
-        self.completions += len(graded.completions)
+        self.completions += len(graded.rows)
         self.unused.update(found.unusable.values())
         self.pairs_dropped.update(found.pairs_dropped)
         for category, outcome in found.outcome.items():
             self.outcomes[category][outcome] += 1
         mode = "on" if graded.prompt.thinking else "off"
         rates = self.rates[f"{graded.prompt.setting}/{mode}"]
-        for completion, score, verdict in graded.rows():
+        for completion, score, verdict in graded.rows:
             rates["completions"] += 1
             rates["truncated"] += completion.truncated
             rates["failed"] += completion.finish == "failed"

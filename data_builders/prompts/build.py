@@ -1,8 +1,5 @@
 """Sources × settings → prompts, and the counts of every row that became none.
 
-    build_prompts(sources, settings, seed=0, graders=graders, toolkits={}, base_dir=Path("."))
-    → PromptSet(prompts=[…], row_counts={"maths": RowCounts(rows_in=36000, kept=150, …)}, …)
-
 Rows are read, matched with `where`, taken as questions, and ordered by a keyed hash of their
 content; from the front of that order so many are taken as `count` says, skipping those whose gold
 answer its own grader refuses.
@@ -10,6 +7,7 @@ answer its own grader refuses.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -91,14 +89,8 @@ class PromptPlan:
 
     def build(self) -> PromptSet:
         """Raises as `build_prompts`."""
-        return build_prompts(
-            self._sources,
-            self._settings,
-            seed=self._seed,
-            graders=self.graders,
-            toolkits=self._toolkits,
-            base_dir=BASE,
-        )
+        known = {"graders": self.graders, "toolkits": self._toolkits}
+        return build_prompts(self._sources, self._settings, seed=self._seed, base_dir=BASE, **known)
 
     def open_environment(self, prompt: Prompt) -> Environment | None:
         """The environment that answers a prompt's calls, where it has one."""
@@ -188,17 +180,21 @@ def build_prompts(
     for setting in settings:
         prompts = [p for one in taken for p in one if p.setting == setting.name]
         if not prompts:
-            reasons = _listed(made.skipped[setting.name])
-            if not made.skipped[setting.name]:  # no row became a question
-                rows = made.row_counts.values()
-                reasons = _listed(sum((counts.dropped for counts in rows), Counter[str]()))
-                examples = (example for counts in rows for example in counts.examples.values())
-                if not any(counts.rows_in for counts in rows):
-                    reasons = f"no rows in {', '.join(str(s.path or s.hub) for s in sources)}"
-                reasons += f", such as {example}" if (example := next(examples, "")) else ""
-            raise ConfigError(f"setting {setting.name!r} asks nothing: {reasons}")
+            why = _why_nothing(made, made.skipped[setting.name], sources)
+            raise ConfigError(f"setting {setting.name!r} asks nothing: {why}")
         made.prompts += prompts
     return made
+
+
+def _why_nothing(made: PromptSet, skipped: Counter[str], sources: Sequence[AnySource]) -> str:
+    rows = made.row_counts.values()
+    if skipped:
+        return _listed(skipped)
+    if not any(counts.rows_in for counts in rows):
+        return f"no rows in {', '.join(str(s.path or s.hub) for s in sources)}"
+    example = next((example for counts in rows for example in counts.examples.values()), "")
+    dropped = _listed(sum((counts.dropped for counts in rows), Counter[str]()))
+    return f"{dropped}, such as {example}" if example else dropped
 
 
 def _take(
@@ -238,13 +234,15 @@ def _refused(batch: Sequence[Taken], source: AnySource, grader: Grader | None) -
     if grader is None:
         return [None] * len(batch)
     # the mode of reasoning changes nothing about the gold
-    by_setting = [{p.setting: p for p in prompts} for prompts in batch]
-    reasons = iter(grader.refuse([p for found in by_setting for p in found.values()]))
-    each = [[next(reasons) for _ in found] for found in by_setting]
+    by_setting = [[*{p.setting: p for p in prompts}.values()] for prompts in batch]
     by_template = [[*{p.template: p for p in prompts}.values()] for prompts in batch]
-    asked = [p for found in by_template for p in found]
+    golds = iter(grader.refuse(list(itertools.chain(*by_setting))))
+    asked = list(itertools.chain(*by_template))
     formats = iter(templates_refused(asked, source.any_templates, grader))
-    each = [[*own, *(next(formats) for _ in p)] for own, p in zip(each, by_template, strict=True)]
+    each = [
+        [*(next(golds) for _ in settings), *(next(formats) for _ in templates)]
+        for settings, templates in zip(by_setting, by_template, strict=True)
+    ]
     return [next((why for why in found if why is not None), None) for found in each]
 
 
@@ -256,10 +254,10 @@ def check_names(
     toolkits: Mapping[str, object],
 ) -> None:
     """Raises ConfigError for a grader or toolkit that does not exist, naming the nearest."""
-    plain = (NO_TOOLS, GIVEN_TOOLS)
+    declared = (NO_TOOLS, GIVEN_TOOLS, *toolkits)
     named = [("source", s.name, "grader", s.grader, (*graders,)) for s in sources]
     named += [("source", s.name, "toolkit", s.environment, (*toolkits,)) for s in sources]
-    named += [("setting", s.name, "toolkit", s.tools, (*plain, *toolkits)) for s in settings]
+    named += [("setting", s.name, "toolkit", s.tools, declared) for s in settings]
     for what, own, kind, name, known in named:
         if name is not None and name not in known:
             raise ConfigError(f"{what} {own!r}: no {kind} {name!r}{nearest(name, known)}")
@@ -301,13 +299,19 @@ def in_setting(
         modes = (True, False)
     else:
         modes = (unit(seed, "thinking", setting.name, question.digest) < share,)
-    prompts = [_prompt(question, source, setting, thinking) for thinking in modes]
-    return [_with_tools(prompt, question, source, setting, toolkits) for prompt in prompts]
+    return [_prompt(question, source, setting, toolkits, thinking) for thinking in modes]
 
 
-def _prompt(question: RowQuestion, source: AnySource, setting: Setting, thinking: bool) -> Prompt:
+def _prompt(
+    question: RowQuestion,
+    source: AnySource,
+    setting: Setting,
+    toolkits: Mapping[str, AnyToolkit],
+    thinking: bool,
+) -> Prompt:
+    """With the tools that the setting declares; `metadata.tools_declared`, if any, follows them."""
     task = f"{source.name}-{question.digest}"  # the same in every setting
-    return Prompt(
+    prompt = Prompt(
         id=f"{task}/{setting.name}/{'on' if thinking else 'off'}",
         task=task,
         setting=setting.name,
@@ -319,16 +323,6 @@ def _prompt(question: RowQuestion, source: AnySource, setting: Setting, thinking
         source=source.name,
         metadata=question.metadata,
     )
-
-
-def _with_tools(
-    prompt: Prompt,
-    question: RowQuestion,
-    source: AnySource,
-    setting: Setting,
-    toolkits: Mapping[str, AnyToolkit],
-) -> Prompt:
-    """The prompt with what its setting declares; `metadata.tools_declared`, if any, follows."""
     tools, environment = None, None
     if source.format == "environment" or setting.tools == GIVEN_TOOLS:
         tools, environment = question.tools, source.environment

@@ -1,11 +1,8 @@
-"""The plan of an evaluation: prompts, environments and graders of tasks of every kind.
-
-rows = open_tasks(recipe)                        # names and files, before torch is loaded
-plan = evaluation_plan(recipe, rows, limit=20)   → EvaluationPlan(units=[…], grade=…, …)
-"""
+"""The plan of an evaluation: prompts, environments and graders of tasks of every kind."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -24,7 +21,7 @@ from reward.environments.judged import PROMPT_DIGEST
 from reward.graders.base import Attempt, Grader
 
 if TYPE_CHECKING:
-    from posttrain.evaluation.grade import Grade
+    from posttrain.evaluation.run import Grade
     from posttrain.evaluation.stage import EvaluationPlan
 
 
@@ -65,8 +62,7 @@ def evaluation_plan(
         ConfigError: as `build_prompts` and `task_prompts`.
         DataError: as these; a task without a usable row.
     """
-    from posttrain.evaluation.grade import units_of
-    from posttrain.evaluation.run import JOURNALS, LABELS
+    from posttrain.evaluation.run import JOURNALS, LABELS, units_of
     from posttrain.evaluation.stage import EvaluationPlan
     from posttrain.models.chat_template import renderer_of
     from posttrain.sampling.open import checkpoint_parents
@@ -118,13 +114,11 @@ def _inspect_tasks(recipe: EvalConfig) -> tuple[list[Prompt], dict[str, Any]]:
 
     prompts: list[Prompt] = []
     runs: dict[str, Any] = {}
-    for setting in recipe.settings:
-        for task in recipe.inspect_tasks:
-            if setting.sources is None or task.name in setting.sources:
-                prompts += task_prompts(task, setting)
-                runs[f"{task.name}.{setting.name}"] = asdict(
-                    inspect_run(recipe, task, setting.name)
-                )
+    for setting, task in itertools.product(recipe.settings, recipe.inspect_tasks):
+        if setting.sources is None or task.name in setting.sources:
+            prompts += task_prompts(task, setting)
+            run = inspect_run(recipe, task, setting.name)
+            runs[f"{task.name}.{setting.name}"] = asdict(run)
     return prompts, runs
 
 

@@ -1,9 +1,5 @@
 """Samples of every prompt → the share of them that passes, and which prompts are worth training on.
 
-    samples, rates = await sample_and_verify(recipe, prompts, before={}, console=console)
-    rates[0]  → PassRate("maths-7/rlvr/on", "maths", passes=3, scored=8, reward=0.375, …)
-    read_profile("runs/tiny/profile")  → PassRateProfile(prompts=[…], rates=[…], n=8)
-
 A truncated rollout counts as one that does not pass; an unscored one counts nowhere. Verdicts are
 written batch by batch: an interrupted profile verifies nothing twice.
 """
@@ -14,19 +10,18 @@ import contextlib
 import itertools
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from data_builders.decontamination.match import Decontaminator
 from data_builders.environments import Environments, open_label_judge
 from data_builders.pairs.grading import read_groups
 from data_builders.prompts.build import PromptPlan
 from data_builders.sft.inputs import Input, evaluation_files, load_decontaminator
-from posttrain.config.profile import ProfileConfig
+from posttrain.config.sample import ProfileConfig
 from posttrain.errors import DataError
 from posttrain.jsontext import jsonl_rows
 from posttrain.models.chat_template import PromptRenderer
@@ -45,7 +40,7 @@ from posttrain.sampling.generate import read_prompts
 from posttrain.sampling.progress import SampleStats
 from posttrain.sampling.sample import make_samples
 from posttrain.tokens.tokenizer import encoder_of
-from reward.rlvr import Verified, Verifier, verify_all
+from reward.rlvr import Verified, verify_all
 
 KIND = "pass_rates"
 FILE = "pass_rates.jsonl"
@@ -186,16 +181,19 @@ def prompts_to_profile(
     else:
         built = plan.build()
         prompts, stats = built.prompts, built.stats()
-    evaluation = evaluation_files(recipe.decontamination, base_dir)
+    evaluation, clean = evaluation_files(recipe.decontamination, base_dir), prompts
     decontaminator = load_decontaminator(recipe.decontamination, base_dir, evaluation)
-    clean = uncontaminated(prompts, decontaminator)
+    if decontaminator is not None:
+        examples = [make_example(p.messages, source=p.source, dialect="prompt") for p in prompts]
+        drops = decontaminator.drops(examples)
+        clean = [prompt for prompt, drop in zip(prompts, drops, strict=True) if drop is None]
     inputs, contaminated = [*plan.inputs, *evaluation], len(prompts) - len(clean)
     if not clean:
         reason = f"all {len(prompts):,} overlap evaluation items"
         reason = reason if prompts else f"{recipe.previous} kept none"
         raise DataError(f"there is no prompt to profile: {reason}")
     if recipe.judge is None:  # with one, names are looked up once it is open
-        _refuse_unverified(clean, Environments())
+        check_verifiers(clean, Environments())
     room = None
     if renderer is not None and recipe.checkpoint is not None:
         lengths = prompt_lengths(clean, renderer.template, encoder_of(renderer.tokenizer))
@@ -205,18 +203,7 @@ def prompts_to_profile(
     return PromptsToProfile(clean, before, stats, parents, inputs, contaminated, room)
 
 
-def uncontaminated(
-    prompts: Sequence[Prompt], decontaminator: Decontaminator | None
-) -> list[Prompt]:
-    """The prompts that overlap no evaluation item."""
-    if decontaminator is None:
-        return list(prompts)
-    examples = [make_example(p.messages, source=p.source, dialect="prompt") for p in prompts]
-    drops = decontaminator.drops(examples)
-    return [prompt for prompt, drop in zip(prompts, drops, strict=True) if drop is None]
-
-
-def _refuse_unverified(prompts: Sequence[Prompt], environments: Environments) -> None:
+def check_verifiers(prompts: Sequence[Prompt], environments: Environments) -> None:
     """Raises ConfigError for a prompt that names no verifier that there is."""
     for prompt in prompts:
         environments.verifier(prompt)
@@ -228,67 +215,30 @@ async def sample_and_verify(
     before: Mapping[str, PassRate],
     console: Console,
 ) -> tuple[SampleStats, list[PassRate]]:
-    """Everything that is not there yet of a profile's samples and verdicts.
+    """Everything that is not there yet of a profile's samples and verdicts; rates by prompt.
 
     Raises:
         ConfigError: a prompt names no verifier that there is.
-        DataError: as `make_samples` and `pass_rates`.
+        DataError: as `make_samples`; more rollouts are unscored than the recipe allows.
     """
-    out = Path(recipe.out)
+    out, rates = Path(recipe.out), list[PassRate]()
     async with contextlib.AsyncExitStack() as stack:
         environments = Environments(await open_label_judge(recipe.judge, stack))
-        _refuse_unverified(prompts, environments)
+        check_verifiers(prompts, environments)
         samples = await make_samples(recipe, prompts, environments.open, console)
+        groups, numbers = read_groups(out), itertools.count()
         with console.status("verifying") as line:
-            rates = await pass_rates(
-                out,
-                environments.verifier,
-                recipe,
-                work=out / "work",
-                before=before,
-                on_progress=lambda n: line.update(f"verifying: {n:,} of {len(prompts):,}"),
-            )
-    return samples, rates
-
-
-async def pass_rates(
-    samples: Path,
-    verifier_of: Callable[[Prompt], Verifier],
-    recipe: ProfileConfig,
-    *,
-    work: Path,
-    before: Mapping[str, PassRate],
-    on_progress: Callable[[int], None],
-) -> list[PassRate]:
-    """The pass rate of every prompt, in order.
-
-    Args:
-        samples: the folder with `prompts.jsonl` and `samples.jsonl`.
-        work: where verdicts are kept from one run to the next.
-        before: of the profile before, by prompt id.
-        on_progress: called with the number of prompts verified so far.
-
-    Raises:
-        DataError: verifiers left more rollouts unscored than the recipe allows.
-    """
-    rates: list[PassRate] = []
-    groups = read_groups(samples)
-    for number in itertools.count():
-        batch = list(itertools.islice(groups, BATCH))
-        if not batch:
-            break
-        file = work / f"rates-{number:06}.jsonl"
-        if not file.is_file():
-            attempts = [(prompt, c) for prompt, completions in batch for c in completions]
-            results = iter(await verify_all(attempts, verifier_of))
-            made = [
-                _rate(*group, list(itertools.islice(results, len(group[1])))) for group in batch
-            ]
-            atomic_write_text(file, "".join(json_text(asdict(rate)) + "\n" for rate in made))
-        rates += [PassRate(**row) for row in jsonl_rows(file.read_text("utf-8"))]
-        on_progress(len(rates))
+            while batch := list(itertools.islice(groups, BATCH)):
+                file = out / "work" / f"rates-{next(numbers):06}.jsonl"
+                if not file.is_file():
+                    attempts = [(prompt, c) for prompt, completions in batch for c in completions]
+                    results = iter(await verify_all(attempts, environments.verifier))
+                    made = [_rate(*group, [next(results) for _ in group[1]]) for group in batch]
+                    atomic_write_text(file, rate_lines(made))
+                rates += [PassRate(**row) for row in jsonl_rows(file.read_text("utf-8"))]
+                line.update(f"verifying: {len(rates):,} of {len(prompts):,}")
     _refuse_unscored(rates, recipe)
-    return [_decided(rate, recipe, before.get(rate.prompt_id)) for rate in rates]
+    return samples, [_decided(rate, recipe, before.get(rate.prompt_id)) for rate in rates]
 
 
 def _rate(prompt: Prompt, completions: Sequence[Completion], found: Sequence[Verified]) -> PassRate:

@@ -1,7 +1,5 @@
 """A question as every kind of row gives it, before any setting asks it.
 
-    RowQuestion(messages=(Message("user", "7*8?"),), tools=None, gold="56", key='…', row={…})
-
 A row that gives none raises `RowProblem` with the reason it is counted under.
 """
 
@@ -106,12 +104,7 @@ def carried(row: Row, paths: tuple[str, ...], **more: Any) -> str:
 
 
 def read_chat(row: Row, source: ChatPrompts) -> RowQuestion:
-    """The question of one row.
-
-    Raises:
-        RowProblem: no conversation, none with a user or one who says nothing, or no gold where one
-            is named.
-    """
+    """Raises RowProblem: no conversation with a user who says something, or no gold where named."""
     _, conversation = read_row(row, source.rows(), trains=False)
     messages = conversation.messages
     answers = [i for i, message in enumerate(messages) if message.role == "assistant"]
@@ -132,24 +125,20 @@ def read_chat(row: Row, source: ChatPrompts) -> RowQuestion:
 
 
 def read_question(row: Row, source: QuestionPrompts) -> RowQuestion:
-    """The question of one row.
-
-    Raises:
-        RowProblem: a field is missing or empty, or the gold is not to be found in it.
-    """
+    """Raises RowProblem: a field is missing or empty, or the gold is not to be found in it."""
     question = text_of(row, source.question)
     options = _options(row, source, question)
     gold = None
     if source.gold is not None:
         gold = _letter(row, source, options) if options else _gold(row, source)
-    text = fill(source.text, question, options)
-    messages = (Message("user", text),)
-    if source.system is not None:
-        messages = (Message("system", source.system), *messages)
-    more = {"options": options} if options else {}
-    metadata = carried(row, source.metadata, **more)
+    system = () if source.system is None else (Message("system", source.system),)
     return RowQuestion(
-        messages=messages, tools=None, gold=gold, metadata=metadata, row=row, text=question
+        messages=(*system, Message("user", fill(source.text, question, options))),
+        tools=None,
+        gold=gold,
+        metadata=carried(row, source.metadata, **({"options": options} if options else {})),
+        row=row,
+        text=question,
     )
 
 
@@ -209,11 +198,7 @@ _METADATA = ("gold", "grading", "turns", "tools_declared", "initial_state")
 
 
 def read_tiny_world(row: Row, source: TinyWorldPrompts) -> RowQuestion:
-    """The question of one row.
-
-    Raises:
-        RowProblem: no row of the tiny world, or one whose user answers back (`needs_replies`).
-    """
+    """Raises RowProblem: not a row of the tiny world, or its user answers back."""
     metadata: Any = row.get("metadata")
     if not isinstance(metadata, dict) or not all(key in metadata for key in _METADATA):
         raise RowProblem("unrecognised", "metadata", "not a row of the tiny world")
@@ -237,11 +222,7 @@ def read_tiny_world(row: Row, source: TinyWorldPrompts) -> RowQuestion:
 
 
 def read_environment(row: Row, source: EnvironmentPrompts) -> RowQuestion:
-    """The question of one row, ours or NeMo Gym's.
-
-    Raises:
-        RowProblem: no row of this environment.
-    """
+    """Of a row of ours or of NeMo Gym's; raises RowProblem where it is of no such environment."""
     try:
         own = gym_row(row) if "responses_create_params" in row else row
     except DataError as error:
@@ -286,18 +267,8 @@ def distinct_questions(
 ) -> Iterator[RowQuestion]:
     """Each question of a source once; `seen` (their digests) lasts over all sources.
 
-    Raises as `build_prompts` does.
+    Rows that are no question or that `where` refuses are counted. Raises as `build_prompts` does.
     """
-    for question in _questions(source, counts, base_dir):
-        if question.digest in seen:
-            counts.drop("duplicate")
-        else:
-            seen.add(question.digest)
-            yield question
-
-
-def _questions(source: AnySource, counts: RowCounts, base_dir: Path) -> Iterator[RowQuestion]:
-    """Every row that is a question and that `where` lets through; the others are counted."""
     read, config = READERS[source.format], source.rows()
     if isinstance(source, EnvironmentPrompts) and source.generated is not None:
         environment, place = ENVIRONMENTS[source.environment](), source.environment
@@ -309,5 +280,10 @@ def _questions(source: AnySource, counts: RowCounts, base_dir: Path) -> Iterator
     else:
         rows = read_rows(config, base_dir)
     for item in read_each(rows, config, read=lambda raw: read(raw.row, source), counts=counts):
-        if not isinstance(item, Dropped):
+        if isinstance(item, Dropped):
+            continue
+        if item.digest in seen:
+            counts.drop("duplicate")
+        else:
+            seen.add(item.digest)
             yield item

@@ -20,13 +20,22 @@ VERBOSITIES: tuple[Verbosity, ...] = ("terse", "plain", "chatty")
 Grading = Literal["number", "words", "unknown", "no_tool", "refusal", "question", "state"]
 IDLE_TOOLS = ("calculate", "get_price", "get_stock", "get_owner", "get_city")
 
+# the words of the world: short, distinct, and few enough to become single tokens
+PEOPLE = ("ana", "ben", "cleo", "dan", "eva", "finn", "gus", "hal", "ida", "jon", "kim", "leo")
+THINGS = (
+    "lamp", "desk", "chair", "cup", "pen", "book",
+    "bag", "clock", "rug", "plate", "kettle", "shelf",
+)  # fmt: skip
+COLOURS = ("red", "blue", "green", "black", "white", "pink")
+CITIES = ("oslo", "lima", "cairo", "rome", "quito", "delhi", "tokyo", "paris")
+SERVICES = ("mail", "web", "disk", "cron", "auth")
+
 
 @dataclass(frozen=True, slots=True)
 class ItemDraw:
     """What a family is given: a keyed generator and the choices made before it.
 
-    `side` is 0 or 1 in families of pairs: both sides see the same `rng`, and must consume it
-    alike up to the point where they differ.
+    `side` is 0 or 1 in families of pairs; both sides consume the same `rng` alike.
     """
 
     rng: random.Random
@@ -45,9 +54,8 @@ class Draft:
     question: tuple[int, str]  # from `worded`
     reference: tuple[dict[str, Any], ...]
     gold: str
-    grading: Grading
+    grading: Grading | None = None  # None: a number where the gold is one, else words
     tools: tuple[str, ...] = ()
-    answerable: bool = True
     initial_state: Mapping[str, Any] | None = None
     gold_state: Mapping[str, Any] | None = None  # None: the initial one
     fault: Mapping[str, Any] | None = None
@@ -65,8 +73,7 @@ def worded(draw: ItemDraw, wordings: Sequence[str], **words: object) -> tuple[in
 def reason(verbosity: Verbosity, steps: Sequence[str], *, opening: str, result: str) -> str:
     """Worked reasoning at one of three lengths; every length contains every step.
 
-    terse is the steps alone; plain says what is asked and concludes; chatty also goes through
-    the steps a second time, which costs tokens and finds nothing: room for length control.
+    chatty goes through the steps a second time and finds nothing: room for length control.
     """
     worked = "\n".join(steps)
     if verbosity == "terse":
@@ -80,10 +87,8 @@ def reason(verbosity: Verbosity, steps: Sequence[str], *, opening: str, result: 
 
 
 def idle_tools(draw: ItemDraw) -> tuple[str, ...]:
-    """Two tools to declare with a question that needs none, or () where none is to be declared.
-
-    With them, that tools are declared does not tell that one is called.
-    """
+    """Two tools to declare with a question that needs none, so that declared does not mean called;
+    () where none is to be declared."""
     return tuple(draw.rng.sample(IDLE_TOOLS, 2)) if draw.with_tools else ()
 
 
@@ -97,12 +102,23 @@ def assistant(text: str, reasoning: str) -> dict[str, Any]:
 
 def answered(
     draw: ItemDraw, steps: Sequence[str], gold: str, *, opening: str, result: str | None = None
-) -> tuple[dict[str, Any], ...]:
-    """The reference of a question that needs no call: reasoning and the answer."""
-    worked = reason(
-        draw.verbosity, steps, opening=opening, result=gold if result is None else result
-    )
-    return (assistant(gold, worked),)
+) -> dict[str, Any]:
+    """The answer to a question that needs no call, with its reasoning."""
+    return assistant(gold, reason(draw.verbosity, steps, opening=opening, result=result or gold))
+
+
+def worked_out(
+    draw: ItemDraw,
+    steps: Sequence[str],
+    gold: str,
+    *,
+    opening: str,
+    result: str | None = None,
+    **fields: Any,
+) -> Draft:
+    """The item whose reference is reasoning and the answer."""
+    reference = answered(draw, steps, gold, opening=opening, result=result)
+    return Draft(reference=(reference,), gold=gold, **fields)
 
 
 class Transcript:

@@ -1,8 +1,5 @@
 """Items of the tiny world: any one of them can be made alone, from its seed and its place.
 
-    make_item(place=Place(seed=1, split="train", family="maths", index=7))
-      → {"id": "train-1-maths-7", "messages": [...], "tools": None, "metadata": {…}}
-
 Content is held out by its key: a keyed hash of what a question is about, the same for every seed
 and every wording, sends one in eight to the held-out side. An item of a split is the first draw
 whose key falls on that side, so that no seed can bring held-out content into training.
@@ -127,9 +124,9 @@ def _metadata(place: Place, draft: Draft, draw: ItemDraw, *, turns: int) -> dict
         "paraphrase": draft.question[0],
         "twin": other.id if place.family in PAIRED else None,
         "turns": turns,
-        "answerable": draft.answerable,
+        "answerable": draft.grading not in ("unknown", "no_tool"),
         "gold": draft.gold,
-        "grading": draft.grading,
+        "grading": draft.grading or ("number" if draft.gold.isdigit() else "words"),
         "options": list(draft.options),
         "replies": list(draft.replies),
         "with_tools": bool(draft.tools),

@@ -1,14 +1,8 @@
 """Pairs of answers to questions of the tiny world, with what a judge should say of them and why.
 
-    make_judgement(Place(3, "train", "maths", 7), choices)
-    → {"id": "judgement-train-3-maths-7", "messages": [{"role": "user", "content": "Add 3 and 4."}],
-       "response_1": "8", "response_2": "7", "score_1": 1, "score_2": 5, "ranking": 6,
-       "reasoning": "3+4\\n3+4=7\\n7\\n[A1]8 8=7 no wrong\\n[A2]7 7=7 yes right", "metadata": {…}}
-
-The question is an item of the tiny world and held out as items are; the answers are drawn for it,
-each on its own, so that neither position is favoured. Scores and ranking are ours, and so is 3.5,
-the middle of the ranking, for two answers of the same worth. The reasoning works the question out
-and then holds each answer against the result, digit by digit.
+The question is an item of the tiny world, held out as items are; the answers are drawn each on its
+own, so that neither position is favoured. Two answers of the same worth rank 3.5. The reasoning
+works the question out and then holds each answer against the result, digit by digit.
 """
 
 from __future__ import annotations
@@ -18,7 +12,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from data_builders.keyed import key64
 from data_builders.tiny_world.drafts import assistant, user
@@ -94,11 +88,8 @@ def drill_row(index: int, *, seed: int) -> dict[str, Any]:
     }
 
 
-Kind = Literal[
-    "right", "wrong", "worded", "worded_wrong", "unknown", "empty", "called", "hedged", "begging"
-]
 # about what a model of this size answers, with more of what it seldom does
-WEIGHTS: dict[Kind, float] = {
+WEIGHTS = {
     "right": 0.5,
     "wrong": 0.31,
     "worded": 0.06,
@@ -119,7 +110,7 @@ class Response:
     """A final answer; `remark` is what a judge that reasons says of it."""
 
     text: str
-    kind: Kind
+    kind: str
     score: int
     remark: str
 
@@ -157,10 +148,7 @@ def same_or_not(one: str, other: str) -> str:
 
 
 def compared(answer: str, gold: str) -> str:
-    """Two numbers held against each other digit by digit, up to the first that differs.
-
-    compared("613", "623") == "6=6 yes 1=2 no wrong"; a digit too many is held against "-".
-    """
+    """Two numbers held against each other digit by digit: "6=6 yes 1=2 no wrong"."""
     seen: list[str] = []
     for one, other in itertools.zip_longest(answer, gold, fillvalue="-"):
         seen.append(same_or_not(one, other))

@@ -1,11 +1,7 @@
 """A byte-level BPE for the tiny world: every digit one token, every tag one token, any text exact.
 
-    tokenizer = train_tokenizer(texts, template=nemotron_3_nano_template(), vocab_size=1024)
-    write_tokenizer(tokenizer, Path("tokenizer"), template=...)   # AutoTokenizer loads it
-
-Nemotron's template surrounds tool declarations with some 200 words of instructions, always the
-same. They are two added tokens here, read off the template itself: at byte-level they would fill
-half of a small model's context. Decoding gives back the very text.
+The some 200 words that Nemotron's template writes around tool declarations are two added tokens,
+read off the template: they would fill half of a small model's context.
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
     world = ToolWorld({"price": {"lamp": 42}})
     world.call("get_price", {"item": "lamp"}) == "42"
 
-Every call is deterministic and is logged in `world.calls`; a tool's error is its result, as text
-that begins with "error:". A fault makes a named tool fail its first calls. Writes change
-`world.state`, a copy: the initial state given is never modified.
+Every call is deterministic and named in `world.calls`. A tool's error is its result, as text that
+begins with "error:". A fault makes a tool fail its first calls. Writes change a copy of the state.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from posttrain.errors import DataError
 from posttrain.jsontext import writable
@@ -28,37 +27,12 @@ Arguments = Mapping[str, Any]
 STATUSES = ("open", "closed")
 
 
-@dataclass(frozen=True, slots=True)
-class WorldTool:
-    """One tool: its name, what it says of itself, its string parameters, and what it does."""
+class WorldTool(NamedTuple):
+    """One tool: what it says of itself, its string parameters, and what it does."""
 
-    name: str
     description: str
     parameters: tuple[str, ...]
     run: Callable[[State, Arguments], str]
-
-    def schema(self) -> dict[str, Any]:
-        return {
-            "type": "function",
-            "function": {
-                "name": self.name,
-                "description": self.description,
-                "parameters": {
-                    "type": "object",
-                    "properties": {name: {"type": "string"} for name in self.parameters},
-                    "required": list(self.parameters),
-                },
-            },
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One executed call, in the order made."""
-
-    name: str
-    arguments: dict[str, Any]
-    result: str
 
 
 def _row(state: State, table: str, key: object, named: str = "") -> Any:
@@ -112,33 +86,39 @@ def _set_owner(state: State, arguments: Arguments) -> str:
 
 
 TOOLS: dict[str, WorldTool] = {
-    tool.name: tool
-    for tool in (
-        WorldTool("calculate", "Work out a sum.", ("expression",), _calculate),
-        WorldTool("get_price", "Price of an item.", ("item",), _look_up("price")),
-        WorldTool("get_stock", "Stock of an item.", ("item",), _look_up("stock")),
-        WorldTool("get_owner", "Owner of an item.", ("item",), _look_up("owner")),
-        WorldTool("get_city", "City of an item.", ("item",), _look_up("city")),
-        WorldTool(
-            "cached_price", "Last known price of an item.", ("item",), _look_up("cached_price")
-        ),
-        WorldTool("check_price", "Check the price of an item.", ("item", "price"), _check_price),
-        WorldTool("list_tickets", "Tickets of an owner.", ("owner",), _list_tickets),
-        WorldTool(
-            "get_status",
-            "Status of a ticket.",
-            ("ticket",),
-            lambda state, arguments: _ticket(state, arguments)["status"],
-        ),
-        WorldTool("set_status", "Set the status of a ticket.", ("ticket", "status"), _set_status),
-        WorldTool("set_owner", "Set the owner of a ticket.", ("ticket", "owner"), _set_owner),
-    )
+    "calculate": WorldTool("Work out a sum.", ("expression",), _calculate),
+    "get_price": WorldTool("Price of an item.", ("item",), _look_up("price")),
+    "get_stock": WorldTool("Stock of an item.", ("item",), _look_up("stock")),
+    "get_owner": WorldTool("Owner of an item.", ("item",), _look_up("owner")),
+    "get_city": WorldTool("City of an item.", ("item",), _look_up("city")),
+    "cached_price": WorldTool("Last known price of an item.", ("item",), _look_up("cached_price")),
+    "check_price": WorldTool("Check the price of an item.", ("item", "price"), _check_price),
+    "list_tickets": WorldTool("Tickets of an owner.", ("owner",), _list_tickets),
+    "get_status": WorldTool(
+        "Status of a ticket.", ("ticket",), lambda state, given: _ticket(state, given)["status"]
+    ),
+    "set_status": WorldTool("Set the status of a ticket.", ("ticket", "status"), _set_status),
+    "set_owner": WorldTool("Set the owner of a ticket.", ("ticket", "owner"), _set_owner),
 }
 
 
 def tool_schemas(names: Sequence[str]) -> list[dict[str, Any]]:
-    """OpenAI function schemas of the named tools, in that order. Raises KeyError if unknown."""
-    return [TOOLS[name].schema() for name in names]
+    """OpenAI function schemas of the named tools, in that order."""
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": name,
+                "description": TOOLS[name].description,
+                "parameters": {
+                    "type": "object",
+                    "properties": {p: {"type": "string"} for p in TOOLS[name].parameters},
+                    "required": list(TOOLS[name].parameters),
+                },
+            },
+        }
+        for name in names
+    ]
 
 
 class ToolWorld:
@@ -158,17 +138,13 @@ class ToolWorld:
         declared: Sequence[str] | None = None,
     ) -> None:
         self.state: State = copy.deepcopy(dict(state or {}))
-        self.calls: list[Call] = []
+        self.calls: list[str] = []
         self._declared = frozenset(TOOLS if declared is None else declared)
         self._fault = dict(fault) if fault else None
 
     def call(self, name: str, arguments: Arguments) -> str:
         """Run one call and log it. Never raises on what a model wrote: errors are results."""
-        result = self._result(name, arguments)
-        self.calls.append(Call(name, dict(arguments), result))
-        return result
-
-    def _result(self, name: str, arguments: Arguments) -> str:
+        self.calls.append(name)
         if name not in self._declared or name not in TOOLS:
             return f"error: no tool {name}"
         tool = TOOLS[name]
@@ -221,9 +197,9 @@ class TinyWorldEnvironment:
 
     def snapshot(self) -> str:
         """The state after the calls, and the names of all that were called, in order."""
-        calls = [call.name for call in self.world.calls]
+        end = {"state": self.world.state, "calls": self.world.calls}
         # ASCII, since a model may have written half a surrogate pair into a name or the state
-        return json.dumps({"state": self.world.state, "calls": calls}, separators=(",", ":"))
+        return json.dumps(end, separators=(",", ":"))
 
     async def close(self) -> None:
         """There is nothing to release."""

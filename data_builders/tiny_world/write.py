@@ -1,8 +1,5 @@
 """The tiny world on disk: train/<family>.jsonl, heldout/<family>.jsonl and tokenizer/.
 
-    with open_run(Path("runs/tiny/world"), …) as run:
-        write_world(run, config, template=nemotron_3_nano_template())
-
 Held-out prompts are unique: an item whose messages, tools and state were already drawn is dropped
 as `repeated_heldout` and counted. Training rows may repeat, as in any sample of a finite world.
 """

@@ -1,8 +1,5 @@
 """One pass over a stream of sequences: figures a source, copies, and the worst to read.
 
-    audit = audit_set(SetReader([Path("runs/tiny/sft_data")], largest_id=…), marks)
-    audit.figures["maths"].stats()  →  {"sequences": 7470, "tokens": 912_340, "trained": 610_012, …}
-
 Memory holds a batch of tokens, a handful of excerpts a source and 16 bytes a sequence, twice that
 while they are sorted.
 """
@@ -17,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from posttrain.audit.reader import MaskedSequence
-from posttrain.audit.worst import SHOWN, Fetch, Shown, Worst, excerpt
+from posttrain.audit.worst import COUNTED, SHOWN, Fetch, Shown, Worst, excerpt
 from posttrain.tokens.encode import batches
 from posttrain.tokens.supervision import (
     Flag,
@@ -34,19 +31,6 @@ _SEQUENCES = 4096
 _ROW = np.dtype([("length", "<u4"), ("trained", "<u4"), ("flags", "<u2"), ("key", "<u8")])
 _KEY = np.dtype([("key", "<u8"), ("place", "<u4"), ("source", "<u4")])
 Rows = npt.NDArray[np.void]
-# counts of sequences, by the flag that they share
-_COUNTED = {
-    "end_trained": Flag.END_TRAINED,
-    "end_masked": Flag.END_MASKED,
-    "empty_think": Flag.EMPTY_THINK,
-    "everything_trained": Flag.EVERYTHING,
-    "empty_answer": Flag.EMPTY_ANSWER,
-    "think_header": Flag.THINK_HEADER,
-    "turn_tokens": Flag.TURN_TOKEN,
-    "prompt_trained": Flag.PROMPT,
-    "cut_trace": Flag.CUT_TRACE,
-    "clipped": Flag.CLIPPED,
-}
 
 
 @dataclass
@@ -91,7 +75,7 @@ class SourceFigures:
         number = np.bincount(rows["flags"], minlength=1)
         values = np.arange(len(number))
         self.nothing_trained += int(number[(values & Flag.TRAINED) == 0].sum())
-        for name, flag in _COUNTED.items():
+        for name, flag in COUNTED.items():
             before = getattr(self, name)
             if before is not None:
                 setattr(self, name, before + int(number[(values & flag) != 0].sum()))

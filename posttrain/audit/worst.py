@@ -1,10 +1,5 @@
 """The worst sequences of a data set, a handful a source and kind, kept short enough to read.
 
-    worst = Worst()
-    worst.offer("maths", rows, fetch)
-    worst.rows(decode)  →  {"source": "maths", "kind": "no_end", "tokens": 812, "trained": 40,
-                            "about": "…", "segments": [["", False, "2+2?"], ["", True, "4"], …]}
-
 Which ones are shown depends on their figures and contents, never on the order they come in.
 """
 
@@ -17,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from posttrain.audit.limits import KIND_TITLES, REPEATED
+from posttrain.audit.limits import REPEATED
 from posttrain.tokens.supervision import Flag, Ids, Mask
 
 SHOWN = 3  # of each kind and source
@@ -26,21 +21,28 @@ Decode = Callable[[Sequence[int]], str]
 Shown = tuple[Ids, Mask, str]  # ids, mask, what to call it
 Fetch = Callable[[int], Shown]
 
+# figure → the flag of the sequences that it counts
+COUNTED = {
+    "end_trained": Flag.END_TRAINED,
+    "end_masked": Flag.END_MASKED,
+    "empty_answer": Flag.EMPTY_ANSWER,
+    "think_header": Flag.THINK_HEADER,
+    "turn_tokens": Flag.TURN_TOKEN,
+    "prompt_trained": Flag.PROMPT,
+    "everything_trained": Flag.EVERYTHING,
+    "empty_think": Flag.EMPTY_THINK,
+    "cut_trace": Flag.CUT_TRACE,
+    "clipped": Flag.CLIPPED,
+}
+_NO_FAULT = ("end_trained", "cut_trace", "clipped")
 # kind → (the flags that a sequence must have, those that it must not have)
 KINDS: dict[str, tuple[Flag, Flag]] = {
     "nothing_trained": (Flag(0), Flag.TRAINED),
     "no_end": (Flag.TRAINED, Flag.END_TRAINED | Flag.END_MASKED),
-    "end_masked": (Flag.END_MASKED, Flag(0)),
-    "empty_answer": (Flag.EMPTY_ANSWER, Flag(0)),
-    "think_header": (Flag.THINK_HEADER, Flag(0)),
-    "turn_tokens": (Flag.TURN_TOKEN, Flag(0)),
-    "prompt_trained": (Flag.PROMPT, Flag(0)),
-    "everything_trained": (Flag.EVERYTHING, Flag(0)),
-    "empty_think": (Flag.EMPTY_THINK, Flag(0)),
+    **{name: (flag, Flag(0)) for name, flag in COUNTED.items() if name not in _NO_FAULT},
     "least_trained": (Flag.TRAINED, Flag(0)),
     "longest": (Flag(0), Flag(0)),
 }
-assert [REPEATED, *KINDS] == list(KIND_TITLES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +121,21 @@ class Worst:
         sources = dict.fromkeys([*(source for source, _ in self.best), *self.repeated])
         found: list[dict[str, Any]] = []
         for source in sources:
-            for number, shown in self.repeated.get(source, ()):
-                found.append(_row(source, REPEATED, shown, decode, number))
+            shown = [(REPEATED, number, one) for number, one in self.repeated.get(source, ())]
             for kind in KINDS:
-                best = self.best.get((source, kind), ())
-                found += [_row(source, kind, shown, decode) for *_, shown in best]
+                shown += [(kind, None, one) for *_, one in self.best.get((source, kind), ())]
+            found += [
+                {
+                    "source": source,
+                    "kind": kind,
+                    "about": one.about,
+                    "times": times,
+                    "tokens": one.tokens,
+                    "trained": one.trained,
+                    "segments": one.segments(decode),
+                }
+                for kind, times, one in shown
+            ]
         return found
 
 
@@ -134,17 +146,3 @@ def _badness(kind: str, rows: npt.NDArray[np.void]) -> npt.NDArray[np.float64]:
     if kind == "least_trained":
         return -rows["trained"].astype(np.int64) / np.maximum(rows["length"].astype(np.int64), 1)
     return (rows["key"] >> np.uint64(11)).astype(np.float64)
-
-
-def _row(
-    source: str, kind: str, shown: Excerpt, decode: Decode, times: int | None = None
-) -> dict[str, Any]:
-    return {
-        "source": source,
-        "kind": kind,
-        "about": shown.about,
-        "times": times,
-        "tokens": shown.tokens,
-        "trained": shown.trained,
-        "segments": shown.segments(decode),
-    }

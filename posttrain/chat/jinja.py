@@ -1,21 +1,12 @@
 """The sandboxed Jinja that chat templates run in, and the marks that find messages in its output.
 
-A template writes one string. To learn which part each message became without rendering every prefix
-again, the parsed template gets an invisible mark at the start of each turn of its message loop:
-
     {% for message in messages %}   →   {% for message in messages %}{{ message | __mark__ }}
     …                                   …
     {% endfor %}                        {% endfor %}{{ none | __mark__ }}
 
-Marks are removed again, so the text is what the unmarked template writes. `{% generation %}` blocks
-are marked the same way. The environment mirrors `transformers.utils.chat_template_utils`
-(whitespace control, loop controls, `tojson`, `raise_exception`, `strftime_now`), which
-`tests/chat` checks template by template.
-
-The sandbox keeps a template from Python's insides, from files and from changing what it is given.
-It does not bound time or memory: loops may nest (each `range` is at most 100,000 long) and a text
-may be multiplied. A template that runs out of memory or stack is a `RenderError`; one that takes an
-hour takes an hour, so use templates from where you would take a tokenizer.
+The environment mirrors `transformers.utils.chat_template_utils`. The sandbox keeps a template from
+Python's insides, from files and from changing what it is given; it does not bound time: loops may
+nest, so use templates from where you would take a tokenizer.
 """
 
 from __future__ import annotations
@@ -88,10 +79,7 @@ _OF_LOOP = frozenset({"index", "index0", "first", "last", "length", "previtem", 
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """The sandbox, quicker at what templates ask most: keys of messages, methods of texts.
-
-    These give what the sandbox gives, without its questions about every kind of object.
-    """
+    """The sandbox, quicker at what templates ask most: keys of messages, methods of texts."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """The attribute, else the item; undefined when there is neither or it is unsafe."""
@@ -204,9 +192,8 @@ def compile_template(source: str) -> tuple[Renderer, bool]:
     """Compile a template with marks.
 
     Returns:
-        A function of the template's variables, and whether a message loop was found to mark. With
-        `__mark__` among the variables, a function of a message, each turn of the loop begins with
-        what it returns.
+        A function of the template's variables, and whether a message loop was found to mark. The
+        variable `__mark__`, a function of a message, says what each turn of the loop begins with.
 
     Raises:
         jinja2.TemplateSyntaxError: the source is not a template.

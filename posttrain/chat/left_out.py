@@ -1,15 +1,9 @@
 """What a template silently leaves out of a conversation: texts, traces, calls, results, tools.
 
-    left_out(example, template)
-    → "llama3_1 leaves out the text of message 1, which is beside its calls"
-
 Two proofs for every record. Its *shape* (roles, which messages have a text, a trace, calls) is
-rendered once with a word of its own for every part, and a word that is missing is a part that such
-conversations lose. Then the record's own texts are looked for in what was rendered of it, for a
-template may also drop what a text says (all before a `</think>` in it, for one).
-
-A part is looked for in the sequence that trains it, or first shows it. What a template writes of
-earlier turns is what inference shows, so a trace dropped from history is no loss.
+rendered once with a word of its own for every part: a word that is missing is a part that such
+conversations lose. Then its own texts are looked for in the sequence that trains or first shows
+them, for a template may also drop what a text says.
 """
 
 from __future__ import annotations
@@ -61,10 +55,7 @@ class Loss:
 
 
 def left_out(example: Example, template: ChatTemplate) -> str | None:
-    """What the template silently does not write of a record; None for nothing, or if it refuses.
-
-    Training a conversation without its calls or traces would teach something else than it says.
-    """
+    """What the template silently does not write of a record; None for nothing, or if it refuses."""
     lost = losses(example, template)
     return describe(lost, template) if lost else None
 
@@ -94,12 +85,7 @@ def losses(
     lost = dict.fromkeys(_of_shape(template, shape, example.tools is not None, every_step))
     if example.tools is not None and Loss("tools") not in lost:
         lost |= dict.fromkeys(_of_tools(template, example.tools))
-    for text in texts:
-        for message in text.messages:
-            for kind, part in _parts(example.messages[message]):
-                if not text.holds(part):
-                    lost[Loss(kind, message)] = None
-    return tuple(lost)
+    return tuple(lost | dict.fromkeys(_missing(example.messages, texts)))
 
 
 # -- where a message belongs ----------------------------------------------------------------------
@@ -141,7 +127,11 @@ def _texts(
     ranges = [range(a, b) for a, b in itertools.pairwise([0, *stops])]
     if samples:
         return [
-            _Text(own, _new_text(sample, own.start), sample if own.start else None)
+            _Text(
+                own,
+                "".join(s.text for s in sample.segments if s.message_index >= own.start),
+                sample if own.start else None,
+            )
             for own, sample in zip(ranges, samples, strict=True)
         ]
     try:
@@ -164,11 +154,16 @@ def _every_turn(template: ChatTemplate) -> bool | None:
         return None
 
 
-def _new_text(sample: TrainingSample, first: int) -> str:
-    return "".join(s.text for s in sample.segments if s.message_index >= first)
-
-
 # -- by content ------------------------------------------------------------------------------------
+
+
+def _missing(messages: Sequence[Message], texts: Sequence[_Text]) -> Iterator[Loss]:
+    """The parts of messages that do not stand in the text of their message."""
+    for text in texts:
+        for number in text.messages:
+            for kind, part in _parts(messages[number]):
+                if not text.holds(part):
+                    yield Loss(kind, number)
 
 
 def _parts(message: Message) -> Iterator[tuple[LossKind, str]]:
@@ -244,36 +239,27 @@ def _of_shape(
     template: ChatTemplate, shape: tuple[_Turn, ...], tools: bool, every_step: bool
 ) -> tuple[Loss, ...]:
     """What every conversation of a shape loses: rendered with a word for each of its parts."""
-    words: list[tuple[Loss, str]] = []
-
-    def word(kind: LossKind, number: int) -> str:
-        words.append((Loss(kind, number), f"zq{len(words)}x"))
-        return words[-1][1]
-
+    words = (f"zq{k}x" for k in itertools.count())
     messages: list[Message] = []
-    names: list[str] = []
-    for number, (role, has_text, reasons, calls, answered, named, trained) in enumerate(shape):
+    names: list[str] = []  # of all calls so far
+    for role, has_text, reasons, calls, answered, named, trained in shape:
         made: list[ToolCall] = []
         for has_arguments, has_id in calls:
             # nine alphanumeric characters: the strictest form of id that templates insist on
             call_id = f"call{len(names):05d}" if has_id else None
-            names.append(word("tool_call", number))
-            arguments = (
-                {word("tool_call", number): word("tool_call", number)} if has_arguments else {}
-            )
+            names.append(next(words))
+            arguments = {next(words): next(words)} if has_arguments else {}
             made.append(ToolCall(names[-1], json_text(arguments), call_id))
         known = answered is not None and 0 <= answered < len(names)
         messages.append(
             Message(
                 cast(Any, role),
-                word(_OF_ROLE.get(role, "text"), number) if has_text else "",
-                reasoning=word("reasoning", number) if reasons and role == "assistant" else None,
+                next(words) if has_text else "",
+                reasoning=next(words) if reasons and role == "assistant" else None,
                 tool_calls=tuple(made),
-                tool_call_id=None if answered is None else f"call{answered:05d}" if known else "x",
+                tool_call_id=f"call{answered:05d}" if known else None if answered is None else "x",
                 trained=trained,
-                name=(names[answered] if known and answered is not None else "f")
-                if named
-                else None,
+                name=None if not named else names[answered or 0] if known else "f",
             )
         )
     declared = _TOOLS if tools else None
@@ -281,13 +267,10 @@ def _of_shape(
     texts = _texts(example, template, None, every_step)
     if texts is None:
         return ()
-    own = {message: text for text in texts for message in text.messages}
-    lost = [
-        loss for loss, sign in words if loss.message in own and not own[loss.message].holds(sign)
-    ]
-    if tools and not texts[0].holds("zqtool"):
-        lost.insert(0, Loss("tools"))
-    return tuple(dict.fromkeys(lost))
+    # of one message calls come first: the first kind names the reason of a drop
+    parts = sorted(_missing(messages, texts), key=lambda o: (o.message, o.kind != "tool_call"))
+    undeclared = [Loss("tools")] if tools and not texts[0].holds("zqtool") else []
+    return tuple(dict.fromkeys([*undeclared, *parts]))
 
 
 # -- declared tools -------------------------------------------------------------------------------
@@ -300,9 +283,7 @@ def _of_tools(template: ChatTemplate, tools: str) -> tuple[Loss, ...]:
     declared = [_in_words(tool, words) for tool in tools_to_template(tools) or ()]
     try:
         text = template.text([{"role": "user", "content": "q"}], tools=declared)
-    except (
-        RenderError
-    ):  # it wants more than names and texts; the shape shows that tools are written
+    except RenderError:  # it wants more than names and texts; the shape shows that it writes tools
         return ()
     return () if all(word in text for word in words) else (Loss("tool_details"),)
 

@@ -1,12 +1,11 @@
 """Which messages each sequence trains, and where their own words lie in rendered text.
 
-    located = locate_prefix(template, messages, tools=None, wanted=(1,))
+    located = locate_prefix(template, rows, (1,), prompts, tools=None)
     located.spans    {1: (71, 95)}    text[71:95] == "2+2 is 4.\\n</think>\\n4<|im_end|>\\n"
 
-The words begin where the generation prompt ends (that prompt is what inference is given, so it is
-never trained) and end where the next message begins. Two ways lead there: `locate_single_pass`
-reads the marks of one render; `locate_prefix` renders prefixes, as NVIDIA's reference does, and is
-both the fallback and the truth that the first is checked against.
+Words begin where the generation prompt, which is never trained, ends, and end where the next
+message begins. `locate_prefix` renders prefixes, as NVIDIA's reference does; `locate_single_pass`
+reads the marks of one render. `options` are the declared tools and what switches thinking.
 """
 
 from __future__ import annotations
@@ -51,15 +50,12 @@ def sequences(
                                                  SequencePlan(turn=1, stop=4, trained=(3,))
     user, assistant, user, assistant          →  SequencePlan(turn=0, stop=4, trained=(1, 3))
 
-    As NVIDIA's data preparation does (nemotron-3-nano reference, `chat_sft_shard_core`): a template
-    drops reasoning from earlier turns, so once any message reasons, every user turn is a sequence
-    of its own that trains only that turn's assistant steps. A turn without a trained answer is no
-    sequence.
+    As NVIDIA's data preparation does (nemotron-3-nano reference, `chat_sft_shard_core`): once any
+    message reasons, every user turn is a sequence that trains only that turn's assistant steps.
 
     Args:
-        every_turn: split also when nobody reasons. Some templates (Qwen3's) write a turn without
-            reasoning differently once others follow; each answer is then trained behind the prompt
-            that inference gives it.
+        every_turn: split also when nobody reasons, for templates (Qwen3's) that write a turn
+            without reasoning differently once others follow.
         every_step: split after every assistant message.
     """
     speakers = [i for i, m in enumerate(messages) if m.role == "assistant"]
@@ -91,8 +87,7 @@ class Located(NamedTuple):
 class Prompts:
     """A template's generation prompts, longest first: after a user message, and after a tool's.
 
-    `("",)` where the conversation itself is the prompt: the assistant's words follow the user's
-    message at once, as in Llama 2's `[INST] q [/INST] a </s>`.
+    `("",)` where the assistant's words follow the user's message at once, as in Llama 2's.
     """
 
     after_user: tuple[str, ...]
@@ -112,31 +107,33 @@ class Prompts:
 def locate_single_pass(
     template: ChatTemplate,
     messages: Sequence[Row],
-    *,
-    tools: Sequence[Row] | None,
     wanted: Sequence[int],
     prompts: Prompts,
-    **kwargs: Any,
+    *,
+    first: int = 0,
+    **options: Any,
 ) -> Located:
-    """Locate by the marks of one render.
+    """Locate by the marks of one render; `first` is what the first message is called.
 
     Raises:
         RenderError: the template refused the conversation, or a wanted message is not where a
             generation prompt would put it.
     """
-    layout = template.layout(messages, tools=tools, **kwargs)
+    layout = template.layout(messages, **options)
     if layout.starts is None:
         raise RenderError(f"{template.name}: messages cannot be told apart in its output")
     spans: dict[int, tuple[int, int]] = {}
     for k in wanted:
         start = layout.starts[k]
         if start is None:
-            raise RenderError(f"{template.name}: message {k} is written outside the message loop")
+            raise RenderError(
+                f"{template.name}: message {first + k} is written outside the message loop"
+            )
         previous = messages[k - 1]["role"] if k else None
         prompt = prompts.at(layout.text, start, previous_role=previous)
         if prompt is None:
             raise RenderError(
-                f"{template.name}: message {k} does not begin with a generation prompt"
+                f"{template.name}: message {first + k} does not begin with a generation prompt"
             )
         following = layout.starts[k + 1] if k + 1 < len(messages) else len(layout.text)
         assert following is not None  # only leading messages may lack a start
@@ -147,24 +144,19 @@ def locate_single_pass(
 def locate_prefix(
     template: ChatTemplate,
     messages: Sequence[Row],
-    *,
-    tools: Sequence[Row] | None,
     wanted: Sequence[int],
-    empty_prompt: bool = False,
-    **kwargs: Any,
+    prompts: Prompts,
+    **options: Any,
 ) -> Located:
     """Locate by rendering, for each wanted message, the conversation before and through it.
-
-    Args:
-        empty_prompt: the template's generation prompt is empty (`Prompts.empty`).
 
     Raises:
         RenderError: no generation prompt makes the text before a message a prefix of the whole.
     """
-    full = template.text(messages, tools=tools, **kwargs)
+    full = template.text(messages, **options)
     spans: dict[int, tuple[int, int]] = {}
     for k in wanted:
-        start = _prompt_end(template, messages[:k], tools, full, kwargs, empty_prompt)
+        start = _prompt_end(template, messages[:k], full, prompts, options)
         if start is None:
             raise RenderError(
                 f"{template.name}: the prompt of message {k} is no prefix of the conversation, "
@@ -172,7 +164,7 @@ def locate_prefix(
             )
         end = len(full)
         if k + 1 < len(messages):
-            through = template.text(messages[: k + 1], tools=tools, **kwargs)
+            through = template.text(messages[: k + 1], **options)
             if not full.startswith(through) or len(through) < start:
                 raise RenderError(
                     f"{template.name}: message {k} changes once others follow it, "
@@ -186,22 +178,17 @@ def locate_prefix(
 def _prompt_end(
     template: ChatTemplate,
     before: Sequence[Row],
-    tools: Sequence[Row] | None,
     full: str,
-    kwargs: Mapping[str, Any],
-    empty_prompt: bool,
+    prompts: Prompts,
+    options: Mapping[str, Any],
 ) -> int | None:
     """Length of the longest prompt (over thinking switches) that is a prefix of `full`."""
     best: int | None = None
-    for switch in THINKING_SWITCHES:
-        if not before:
-            break
-        prompt = template.text(
-            before, tools=tools, add_generation_prompt=True, **{**kwargs, **switch}
-        )
-        bare = template.text(before, tools=tools, **{**kwargs, **switch})
+    for switch in THINKING_SWITCHES if before else ():
+        prompt = template.text(before, add_generation_prompt=True, **{**options, **switch})
+        bare = template.text(before, **{**options, **switch})
         # without a generation prompt nothing tells where the assistant begins, unless it is empty
-        tells = (prompt != bare or empty_prompt) and full.startswith(prompt)
+        tells = (prompt != bare or prompts.empty) and full.startswith(prompt)
         if tells and len(prompt) > (best or 0):
             best = len(prompt)
     return best
@@ -210,17 +197,16 @@ def _prompt_end(
 def locate_generation_tags(
     template: ChatTemplate,
     messages: Sequence[Row],
-    *,
-    tools: Sequence[Row] | None,
     wanted: Sequence[int],
-    **kwargs: Any,
+    prompts: Prompts,
+    **options: Any,
 ) -> Located:
     """Locate by the author's `{% generation %}` blocks, for templates without a generation prompt.
 
     Raises:
         RenderError: the blocks cannot be matched to the assistant messages one to one.
     """
-    layout = template.layout(messages, tools=tools, **kwargs)
+    layout = template.layout(messages, **options)
     speakers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     if len(speakers) != len(layout.generation):
         raise RenderError(

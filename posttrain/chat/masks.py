@@ -1,8 +1,5 @@
 """One record → the sequences to train on, each a run of trained and untrained text.
 
-    training_samples(example, nemotron_3_nano_template())
-    → (TrainingSample("5f0c…", turn=0, reasoning="on", segments=(…), trained_messages=(1,)),)
-
 Masks follow NVIDIA's data preparation: the generation prompt with its `<think>\\n` or
 `<think></think>` is not trained, everything the assistant then writes through `<|im_end|>\\n` is.
 """
@@ -19,13 +16,15 @@ from typing import Any, NamedTuple
 
 from posttrain.chat.locate import (
     Located,
+    Prompts,
+    Row,
     SequencePlan,
     locate_generation_tags,
     locate_prefix,
     locate_single_pass,
     sequences,
 )
-from posttrain.chat.profile import Profile, profile_of
+from posttrain.chat.profile import Mode, Profile, profile_of
 from posttrain.chat.reasoning import CLOSE
 from posttrain.chat.template import ChatTemplate
 from posttrain.errors import RenderError
@@ -44,9 +43,8 @@ from posttrain.records import (
 class Segment(NamedTuple):
     """A run of rendered text; `role` and `message_index` are of the message it begins with.
 
-    Text is cut only where tokenising the two sides apart is required (the generation boundary,
-    where inference tokenises apart too) or makes no difference (before a special token), so a
-    tokenizer may encode each segment alone and concatenate.
+    Text is cut only where tokenising the sides apart is required (the generation boundary) or makes
+    no difference (before a special token), so segments may be encoded alone and concatenated.
     """
 
     text: str
@@ -59,8 +57,8 @@ class Segment(NamedTuple):
 class TrainingSample:
     """One sequence to train on.
 
-    `turn` counts the record's user turns when each is a sequence of its own (0 when the record is
-    one sequence). `trained_messages` are indices into the record's messages.
+    `turn` counts the record's user turns when each is a sequence of its own, else 0;
+    `trained_messages` are indices into the record's messages.
     """
 
     record_id: str
@@ -108,14 +106,11 @@ def training_samples(
 ) -> tuple[TrainingSample, ...]:
     """The sequences of one record with their loss masks.
 
-    Each message is rendered at most twice, however many turns there are, for every template whose
-    turns compose (`posttrain.chat.profile`).
-
     Args:
         untrained_close: messages whose `</think>` is left untrained because their reasoning was
             cut to a budget (the later models' masking; Nano trains it).
-        every_step: each assistant message ends a sequence of its own. Some (gpt-oss) write
-            a step's text or trace only while nothing follows it.
+        every_step: each assistant message ends a sequence of its own. Some templates (gpt-oss)
+            write a step's text or trace only while nothing follows it.
 
     Raises:
         RenderError: the template refuses the record, a mask cannot be determined, or a message
@@ -124,36 +119,33 @@ def training_samples(
     profile = profile_of(template)
     rows, tools = as_rows(example.messages, example.tools)
     refuse_framing(example.messages, example.tools, profile.control_tokens)
-    plan = sequences(example.messages, every_turn=profile.every_turn, every_step=every_step)
+    plans = sequences(example.messages, every_turn=profile.every_turn, every_step=every_step)
     mode = example.reasoning_mode
-    kwargs = {"enable_thinking": mode == "on"}
-    conversation = _Conversation(example.messages, rows, tools, kwargs)
-    composed = len(plan) > 1 and profile.composable and not every_step
+    options = {"tools": tools, "enable_thinking": mode == "on"}
+
+    def cut(located: Located) -> tuple[Segment, ...]:
+        return cut_segments(located, example.messages, template, untrained_close)
+
+    composed = len(plans) > 1 and profile.composable and not every_step
     if composed and not _has_markup(example, profile):
-        cut = _compose_turns(template, profile, conversation, plan, untrained_close)
+        turns = _compose_turns(template, profile.prompts, rows, options, plans, cut)
     else:
-        cut = [
-            cut_segments(
-                _locate(template, profile, conversation, p),
-                example.messages,
-                template,
-                untrained_close,
-            )
-            for p in plan
+        locate = _LOCATE[profile.mode]
+        turns = [
+            cut(locate(template, rows[: p.stop], p.trained, profile.prompts, **options))
+            for p in plans
         ]
     return tuple(
         TrainingSample(example.id, p.turn, mode, segments, p.trained)
-        for p, segments in zip(plan, cut, strict=True)
+        for p, segments in zip(plans, turns, strict=True)
     )
 
 
-class _Conversation(NamedTuple):
-    """Messages, and with the tools as templates take them; `kwargs` switch thinking."""
-
-    messages: Sequence[Message]
-    rows: Sequence[Mapping[str, Any]]
-    tools: Sequence[Mapping[str, Any]] | None
-    kwargs: Mapping[str, Any]
+_LOCATE: Mapping[Mode, Callable[..., Located]] = {
+    "single-pass": locate_single_pass,
+    "prefix": locate_prefix,
+    "generation-tags": locate_generation_tags,
+}
 
 
 def as_rows(
@@ -170,48 +162,30 @@ def _has_markup(example: Example, profile: Profile) -> bool:
     return any(profile.tags.search(text) for m in example.messages for text in message_texts(m))
 
 
-def _locate(
-    template: ChatTemplate, profile: Profile, conversation: _Conversation, plan: SequencePlan
-) -> Located:
-    rows = conversation.rows[: plan.stop]
-    options: dict[str, Any] = {
-        "tools": conversation.tools,
-        "wanted": plan.trained,
-        **conversation.kwargs,
-    }
-    if profile.mode == "generation-tags":
-        return locate_generation_tags(template, rows, **options)
-    if profile.mode == "single-pass":
-        return locate_single_pass(template, rows, prompts=profile.prompts, **options)
-    return locate_prefix(template, rows, empty_prompt=profile.prompts.empty, **options)
-
-
 def _compose_turns(
     template: ChatTemplate,
-    profile: Profile,
-    conversation: _Conversation,
+    prompts: Prompts,
+    rows: Sequence[Row],
+    options: Mapping[str, Any],
     plans: Sequence[SequencePlan],
-    untrained_close: frozenset[int],
+    cut: Callable[[Located], tuple[Segment, ...]],
 ) -> list[tuple[Segment, ...]]:
     """History from one render of everything, each earlier turn's own steps from a render of it.
 
-    Turns share the segments of their history, so what a turn costs does not grow with the turns
-    before it.
+    What a turn costs so does not grow with the turns before it.
     """
-    last = plans[-1]
-    whole = _locate(template, profile, conversation, last)
-    history = cut_segments(whole, conversation.messages, template, untrained_close)
+    whole = locate_single_pass(template, rows, plans[-1].trained, prompts, **options)
+    history = cut(whole)
     ends = list(itertools.accumulate(len(segment.text) for segment in history))
     earlier: list[tuple[Segment, ...]] = []
     for plan in plans[:-1]:
-        cut = whole.starts[plan.first + 1]
-        assert cut is not None, "a composable template locates every message after the first user's"
-        steps = _steps(template, profile, conversation, plan)
-        own = cut_segments(steps, conversation.messages, template, untrained_close)
-        count = bisect.bisect_right(ends, cut)
+        resume = whole.starts[plan.first + 1]
+        assert resume is not None, "composable: every message after the first user's is located"
+        own = cut(_steps(template, prompts, rows, options, plan))
+        count = bisect.bisect_right(ends, resume)
         before = ends[count - 1] if count else 0
-        if before < cut:  # no special token to cut at: history runs on into the prompt
-            joint = history[count]._replace(text=whole.text[before:cut])
+        if before < resume:  # no special token to cut at: history runs on into the prompt
+            joint = history[count]._replace(text=whole.text[before:resume])
             if own[0].trained:
                 own = (joint, *own)
             else:
@@ -221,27 +195,24 @@ def _compose_turns(
 
 
 def _steps(
-    template: ChatTemplate, profile: Profile, conversation: _Conversation, plan: SequencePlan
+    template: ChatTemplate,
+    prompts: Prompts,
+    rows: Sequence[Row],
+    options: Mapping[str, Any],
+    plan: SequencePlan,
 ) -> Located:
     """A turn after its user message, from a render of the turn alone."""
-    rows = conversation.rows
-    alone = template.layout(rows[plan.first : plan.stop], **conversation.kwargs)
-    resume = alone.starts[1] if alone.starts else None
-    assert resume is not None, "a composable template locates every message of a turn"
-    text = alone.text[resume:]
-    own = [start - resume for start in (alone.starts or ())[1:] if start is not None]
-    starts = (*(None,) * (plan.first + 1), *own)
-    spans: dict[int, tuple[int, int]] = {}
-    for k in plan.trained:
-        start = starts[k]
-        assert start is not None
-        prompt = profile.prompts.at(text, start, previous_role=rows[k - 1]["role"])
-        if prompt is None:
-            raise RenderError(f"message {k} does not begin with a generation prompt")
-        following = starts[k + 1] if k + 1 < plan.stop else len(text)
-        assert following is not None
-        spans[k] = (start + len(prompt), following)
-    return Located(text, starts, spans)
+    first, wanted = plan.first, [k - plan.first for k in plan.trained]
+    options = {**options, "tools": None, "first": first}
+    alone = locate_single_pass(template, rows[first : plan.stop], wanted, prompts, **options)
+    resume = alone.starts[1]
+    assert resume is not None, "composable: every message of a turn is located"
+    starts = [start - resume for start in alone.starts[1:] if start is not None]
+    return Located(
+        alone.text[resume:],
+        (*(None,) * (first + 1), *starts),
+        {k + first: (start - resume, end - resume) for k, (start, end) in alone.spans.items()},
+    )
 
 
 def cut_segments(
@@ -252,17 +223,13 @@ def cut_segments(
 ) -> tuple[Segment, ...]:
     """Cut text at mask boundaries, and before messages that begin with a special token.
 
-    Args:
-        untrained_close: messages whose first `</think>` is left untrained.
-
     Raises:
-        RenderError: one of these messages has no `</think>` in its rendered text.
+        RenderError: a message of `untrained_close` has no `</think>` in its rendered text.
     """
     text = located.text
     trained: set[tuple[int, int]] = set()
     for k, span in located.spans.items():
-        pieces = _without_close(text, *span) if k in untrained_close else (span,)
-        trained.update(pieces)
+        trained.update(_without_close(text, *span) if k in untrained_close else (span,))
     heads = {s for s in located.starts if s is not None and template.special_at(text, s)}
     edges = {0, len(text), *heads, *(edge for span in trained for edge in span)}
     owner = _owner_of(located, len(messages))

@@ -3,12 +3,9 @@
     parse_completion("2+2 is 4.\\n</think>\\n4<|im_end|>\\n", thinking=True)
     → ParsedCompletion(reasoning="2+2 is 4.", answer="4", tool_calls=(), problems=(), finished=True)
 
-Tool calls are read as models write them: Nemotron's XML, whose arguments are text that the declared
-schema gives its type back, and Hermes' JSON, both inside `<tool_call>`.
-
-This inverts rendering: the parsed message, rendered after the same prompt, gives the same text.
-Whatever cannot be inverted stays in `answer` verbatim and is named in `problems`. An argument's
-text that holds `\\n</parameter>` cannot be told from the end of one; no other text is ambiguous.
+This inverts rendering; what cannot be inverted stays in `answer` verbatim and is named. Calls are
+Nemotron's XML, typed by the declared schema, or Hermes' JSON, inside `<tool_call>`. An argument's
+text that holds `\\n</parameter>` cannot be told from the end of one.
 """
 
 from __future__ import annotations
@@ -69,8 +66,7 @@ def parse_completion(
         thinking: whether the prompt left reasoning open (it ended in `<think>`, or the template
             lets the model open it itself).
         tools: JSON text of the declared tools; their schemas type the arguments of XML calls.
-            Without them, arguments that are JSON objects or arrays are read as such and all others
-            stay text.
+            Without them only arguments that are JSON objects or arrays are no text.
         end_tokens: any of these ends the turn.
     """
     problems: list[Problem] = []
@@ -137,11 +133,7 @@ _UNREADABLE = object()
 def parse_calls(
     text: str, tools: str | None
 ) -> tuple[tuple[ToolCall, ...], str, list[CallProblem]]:
-    """Read consecutive calls.
-
-    Args:
-        text: begins with `<tool_call>`.
-        tools: JSON text of the declared tools, for argument types.
+    """Read consecutive calls from a text that begins with `<tool_call>`.
 
     Returns:
         The calls; whatever text is not one of them, verbatim; and what is wrong.
@@ -177,7 +169,7 @@ def parse_calls(
 
 def _read_json(inner: str) -> ToolCall | None:
     try:
-        fields = _mapping(load_json(inner))
+        fields = as_mapping(load_json(inner))
         name, call_id = fields.get("name"), fields.get("id")
         given = [fields[key] for key in ("arguments", "parameters") if key in fields]
         # a field that a call cannot hold would be lost, so such a block is none
@@ -227,19 +219,21 @@ def _read_parameters(body: str) -> list[tuple[str, str]] | None:
 def _parameter_schemas(tools: str | None) -> dict[str, Schema]:
     """Tool name → parameter name → schema, from the declared tools as far as they are readable."""
     schemas: dict[str, Schema] = {}
-    for tool in _list(load_json(tools)) if tools else []:
-        declared = _mapping(_mapping(tool).get("function", tool))
+    for tool in as_list(load_json(tools)) if tools else []:
+        declared = as_mapping(as_mapping(tool).get("function", tool))
         name = declared.get("name")
         if isinstance(name, str):
-            schemas[name] = _mapping(_mapping(declared.get("parameters")).get("properties"))
+            schemas[name] = as_mapping(as_mapping(declared.get("parameters")).get("properties"))
     return schemas
 
 
-def _mapping(value: Any) -> dict[str, Any]:
+def as_mapping(value: Any) -> dict[str, Any]:
+    """A decoded object; empty for any other value."""
     return cast(dict[str, Any], value) if isinstance(value, dict) else {}
 
 
-def _list(value: Any) -> list[Any]:
+def as_list(value: Any) -> list[Any]:
+    """A decoded list; empty for any other value."""
     return cast(list[Any], value) if isinstance(value, list) else []
 
 
@@ -266,16 +260,21 @@ _ORDER = ("null", "boolean", "integer", "number", "object", "array", "string")
 
 
 def _kinds(schema: Any) -> list[str]:
-    fields = _mapping(schema)
+    fields = as_mapping(schema)
     kinds: list[str] = []
     declared = fields.get("type")
     for kind in cast(list[Any], declared if isinstance(declared, list) else [declared]):
         if isinstance(kind, str):
             kinds.append(_ALIASES.get(kind.lower(), kind.lower()))
     for key in ("anyOf", "oneOf"):
-        for option in _list(fields.get(key)):
+        for option in as_list(fields.get(key)):
             kinds += _kinds(option)
     return [kind for kind in _ORDER if kind in kinds]
+
+
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "integer": (int,), "number": (int, float), "object": (dict,), "array": (list,)
+}  # fmt: skip
 
 
 def _read_kind(text: str, kind: str) -> Any:
@@ -286,14 +285,8 @@ def _read_kind(text: str, kind: str) -> Any:
     if kind == "boolean":
         return {"true": True, "false": False}.get(text.lower(), _UNREADABLE)
     value = _json_or_unreadable(text)
-    wanted: dict[str, tuple[type, ...]] = {
-        "integer": (int,),
-        "number": (int, float),
-        "object": (dict,),
-        "array": (list,),
-    }
     whole = kind == "integer" and isinstance(value, float) and value.is_integer()  # 5.0 is one
-    fits = isinstance(value, wanted[kind]) and not isinstance(value, bool)
+    fits = isinstance(value, _TYPES[kind]) and not isinstance(value, bool)
     return value if fits or whole else _UNREADABLE
 
 

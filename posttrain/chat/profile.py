@@ -1,8 +1,5 @@
 """What has been established about a template by trying it, once, on probe conversations.
 
-    profile_of(nemotron_3_nano_template()).describe()
-    "nemotron_3_nano (sha256 0e1f2a3b4c5d): split in a single pass; generation prompt untrained"
-
 The single pass is only trusted after it gave the prefix-by-prefix answer on every probe that the
 template accepts.
 """
@@ -12,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from posttrain.chat.locate import (
@@ -27,7 +24,7 @@ from posttrain.chat.locate import (
 )
 from posttrain.chat.template import ChatTemplate, trl_templates
 from posttrain.errors import RenderError
-from posttrain.records import Message, ToolCall, message_to_template
+from posttrain.records import Message, ToolCall, message_to_template, tools_to_template
 
 _FRAME = re.compile(r"<\|.*>|<.*\|>|<｜.*｜>|</?s>|\[/?(?!THINK)[A-Z_]+\]")
 _TAG = re.compile(r"</?(think|tool_call|tool_response|tools)>")  # markup that texts may hold
@@ -40,10 +37,8 @@ class Profile:
     """How to split a template's output.
 
     `composable`: a user turn rendered alone gives the same text as at the end of its conversation,
-    so each message needs rendering at most twice however many turns there are. `tags` matches the
-    template's own markup; a conversation that contains some is rendered turn by turn in full.
-    `every_turn`: a turn without reasoning is written differently once others follow, so each is a
-    sequence of its own.
+    so each message is rendered at most twice; a conversation with `tags` in it is rendered turn by
+    turn. `every_turn`: each turn is a sequence, since others behind it change how it is written.
     """
 
     name: str
@@ -95,12 +90,13 @@ def _history_differs(template: ChatTemplate) -> bool:
     """Whether an answer without reasoning is written differently once another turn follows."""
     turns = (Message("user", "q0"), Message("assistant", "a0")) * 2
     rows = [message_to_template(message) for message in turns]
+    options = {"prompts": Prompts((), ()), "enable_thinking": False}
     try:
-        locate_prefix(template, rows[:2], tools=None, wanted=(1,), enable_thinking=False)
+        locate_prefix(template, rows[:2], (1,), **options)
     except RenderError:
         return False  # prefixes tell nothing about this template
     try:
-        locate_prefix(template, rows, tools=None, wanted=(1, 3), enable_thinking=False)
+        locate_prefix(template, rows, (1, 3), **options)
     except RenderError:
         return True
     return False
@@ -145,50 +141,39 @@ def _prompts_after(template: ChatTemplate, messages: Sequence[Row]) -> tuple[str
 def _choose_mode(template: ChatTemplate, prompts: Prompts, every_turn: bool) -> Mode:
     agreed, single_pass, refusal = False, template.has_message_loop, ""
     for probe in PROBES:
-        messages, tools, kwargs = _as_rows(probe)
-        wanted = sequences(probe.messages, every_turn=every_turn)[-1].trained
+        rows, options = _as_rows(probe)
+        wanted = sequences(probe, every_turn=every_turn)[-1].trained
         try:
-            truth = locate_prefix(
-                template,
-                messages,
-                tools=tools,
-                wanted=wanted,
-                empty_prompt=prompts.empty,
-                **kwargs,
-            )
+            truth = locate_prefix(template, rows, wanted, prompts, **options)
         except RenderError as error:
             refusal = refusal or str(error)  # the simplest probe tells most
             continue
         agreed = True
         if single_pass:
             try:
-                quick = locate_single_pass(
-                    template, messages, tools=tools, wanted=wanted, prompts=prompts, **kwargs
-                )
+                quick = locate_single_pass(template, rows, wanted, prompts, **options)
                 single_pass = quick.text == truth.text and quick.spans == truth.spans
             except RenderError:
                 single_pass = False
     if agreed:
         return "single-pass" if single_pass else "prefix"
     if template.has_generation_tags:
-        messages, tools, kwargs = _as_rows(PROBES[0])
-        wanted = sequences(PROBES[0].messages)[-1].trained
-        locate_generation_tags(template, messages, tools=tools, wanted=wanted, **kwargs)
+        rows, options = _as_rows(PROBES[0])
+        locate_generation_tags(template, rows, (1,), prompts, **options)
         return "generation-tags"
     raise RenderError(f"{template.name}: no loss mask can be determined: {refusal}")
 
 
 def _is_composable(template: ChatTemplate, every_turn: bool) -> bool:
-    """Whether history through a user message from one render, and the rest of that turn from
-    another, are what rendering both together gives."""
+    """Whether history and a turn of two renders are what rendering both together gives."""
     for probe in PROBES:
-        plan = sequences(probe.messages, every_turn=every_turn)
-        messages, tools, kwargs = _as_rows(probe)
-        for sequence in plan[:-1]:
+        rows, options = _as_rows(probe)
+        for sequence in sequences(probe, every_turn=every_turn)[:-1]:
+            own = slice(sequence.first, sequence.stop)
             try:
-                whole = template.layout(messages, tools=tools, **kwargs)
-                alone = template.layout(messages[sequence.first : sequence.stop], **kwargs)
-                truth = template.text(messages[: sequence.stop], tools=tools, **kwargs)
+                whole = template.layout(rows, **options)
+                alone = template.layout(rows[own], **{**options, "tools": None})
+                truth = template.text(rows[: sequence.stop], **options)
             except RenderError:
                 break
             if whole.starts is None or alone.starts is None:
@@ -199,13 +184,11 @@ def _is_composable(template: ChatTemplate, every_turn: bool) -> bool:
     return True
 
 
-def _as_rows(
-    probe: _Probe,
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None, Mapping[str, Any]]:
-    rows = [message_to_template(message) for message in probe.messages]
-    tools = [dict(tool) for tool in probe.tools] if probe.tools else None
-    reasons = any(m.role == "assistant" and m.reasons for m in probe.messages)
-    return rows, tools, {"enable_thinking": reasons}
+def _as_rows(probe: Sequence[Message]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """A probe as templates take it, and the options; one that calls declares the tool."""
+    rows = [message_to_template(message) for message in probe]
+    tools = tools_to_template(_TOOLS) if any(m.tool_calls for m in probe) else None
+    return rows, {"tools": tools, "enable_thinking": any(m.reasons for m in probe)}
 
 
 def _tag_pattern(source: str) -> re.Pattern[str]:
@@ -218,9 +201,9 @@ def framing_tokens(template: ChatTemplate) -> re.Pattern[str]:
     """Matches special tokens that frame messages: text containing one would forge a boundary."""
     plain = ""  # what is written around conversations without reasoning and tools
     for probe in PROBES[:3]:
-        messages, _, kwargs = _as_rows(probe)
+        rows, options = _as_rows(probe)
         with contextlib.suppress(RenderError):
-            plain += template.text(messages, **kwargs)
+            plain += template.text(rows, **options)
     frames = sorted(
         token
         for token in template.special_tokens
@@ -230,32 +213,11 @@ def framing_tokens(template: ChatTemplate) -> re.Pattern[str]:
     return re.compile("|".join(re.escape(token) for token in frames) or "(?!)")
 
 
-_TOOLS: tuple[Mapping[str, Any], ...] = (
-    {
-        "type": "function",
-        "function": {
-            "name": "look_up",
-            "description": "Look a word up.",
-            "parameters": {
-                "type": "object",
-                "properties": {"word": {"type": "string", "description": "the word"}},
-                "required": ["word"],
-            },
-        },
-    },
+_TOOLS = (
+    '[{"type":"function","function":{"name":"look_up","description":"Look a word up.","parameters":'
+    '{"type":"object","properties":{"word":{"type":"string","description":"the word"}},'
+    '"required":["word"]}}}]'
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Probe:
-    """A conversation that a template is tried on, and the tools it declares.
-
-    Each stands for a shape that templates treat apart: a system message, earlier reasoning, tool
-    loops, parallel results, white space at the edges. A template may refuse some of them.
-    """
-
-    messages: tuple[Message, ...]
-    tools: tuple[Mapping[str, Any], ...] = ()
 
 
 def _user(text: str) -> Message:
@@ -278,61 +240,42 @@ def _result(text: str, number: int = 0) -> Message:
 
 _SYSTEM = Message("system", "Be brief.")
 
-PROBES: tuple[_Probe, ...] = (
-    _Probe((_user("q0"), _says("a0"))),
-    _Probe((_user("q0"), _says("a0"), _user("q1"), _says("a1"), _user("q2"), _says("a2"))),
-    _Probe((_SYSTEM, _user("q0"), _says("a0"), _user("q1"), _says("a1"))),
-    _Probe((_user(" q0\n"), _says("\n a0 \n"), _user("\nq1"), _says(" a1"))),
-    _Probe((_user("q0"), _says("a0", "r0"))),
-    _Probe((_SYSTEM, _user("q0"), _says("a0", "r0\n\nr00"), _user("q1"), _says("a1", "r1"))),
-    _Probe((_user("q"), _says("a0", "r0"), _user("q1"), _says("a1"), _user("q2"),
-            _says("a2", "r"))),
-    _Probe((_user("q0"), _says("a0", " r0\n"), _user("q1"), _says("\na1", "\n r1 "))),
-    _Probe((_user("q0"), _says("a0"), _user("q1"), _says("a1", "r1"), _user("q2"), _says("a2"))),
-    _Probe((_user("q0"), _calls("w"), _result("found"), _says("a0")), _TOOLS),
-    _Probe(
-        (_SYSTEM, _user("q0"), _calls("w", "let me see"), _result("found"), _says("a0"),
-         _user("q1"), _calls("v"), _result("lost"), _calls("u"), _result("found"), _says("a1")),
-        _TOOLS,
-    ),
-    _Probe(
-        (_user("q0"), _calls("w", "", "r0"), _result("found"), _says("a0", "r00"),
-         _user("q1"), _calls("v", "so", "r1"), _result("lost"), _calls("u"), _result("found"),
-         _says("a1", "r11"), _user("q2"), _says("a2", "r2")),
-        _TOOLS,
-    ),
-    _Probe(
-        (_user("q0"),
-         Message("assistant", "", reasoning="two", tool_calls=(
-             ToolCall("look_up", '{"word":"a"}', id="call00000"),
-             ToolCall("look_up", '{"word":"b"}', id="call00001"))),
-         _result("A"), _result("B", 1), _says("a0", "done"), _user("q1"), _says("a1", "r1")),
-        _TOOLS,
-    ),
+# each stands for a shape that templates treat apart (a system message, earlier reasoning, tool
+# loops, parallel results, white space at the edges), and some templates refuse
+PROBES: tuple[tuple[Message, ...], ...] = (
+    (_user("q0"), _says("a0")),
+    (_user("q0"), _says("a0"), _user("q1"), _says("a1"), _user("q2"), _says("a2")),
+    (_SYSTEM, _user("q0"), _says("a0"), _user("q1"), _says("a1")),
+    (_user(" q0\n"), _says("\n a0 \n"), _user("\nq1"), _says(" a1")),
+    (_user("q0"), _says("a0", "r0")),
+    (_SYSTEM, _user("q0"), _says("a0", "r0\n\nr00"), _user("q1"), _says("a1", "r1")),
+    (_user("q"), _says("a0", "r0"), _user("q1"), _says("a1"), _user("q2"), _says("a2", "r")),
+    (_user("q0"), _says("a0", " r0\n"), _user("q1"), _says("\na1", "\n r1 ")),
+    (_user("q0"), _says("a0"), _user("q1"), _says("a1", "r1"), _user("q2"), _says("a2")),
+    (_user("q0"), _calls("w"), _result("found"), _says("a0")),
+    (_SYSTEM, _user("q0"), _calls("w", "let me see"), _result("found"), _says("a0"),
+     _user("q1"), _calls("v"), _result("lost"), _calls("u"), _result("found"), _says("a1")),
+    (_user("q0"), _calls("w", "", "r0"), _result("found"), _says("a0", "r00"),
+     _user("q1"), _calls("v", "so", "r1"), _result("lost"), _calls("u"), _result("found"),
+     _says("a1", "r11"), _user("q2"), _says("a2", "r2")),
+    (_user("q0"),
+     Message("assistant", "", reasoning="two", tool_calls=(
+         ToolCall("look_up", '{"word":"a"}', id="call00000"),
+         ToolCall("look_up", '{"word":"b"}', id="call00001"))),
+     _result("A"), _result("B", 1), _says("a0", "done"), _user("q1"), _says("a1", "r1")),
 )  # fmt: skip
 
 
 def variants_hint(template: ChatTemplate) -> str:
     """For a refused template: those of the installed TRL that give the same prompt and work."""
     question: list[Row] = [{"role": "user", "content": "q"}]
-    try:
-        prompt = template.text(question, add_generation_prompt=True)
-    except RenderError:
-        return ""
     working: list[str] = []
     for name, source in trl_templates().items():
-        other = ChatTemplate(
-            source,
-            name=name,
-            variables=template.variables,
-            special_tokens=template.special_tokens,
-        )
-        try:
-            if other.text(question, add_generation_prompt=True) == prompt:
-                profile_of(other)
+        other = replace(template, source=source, name=name)
+        with contextlib.suppress(RenderError):
+            prompts = [t.text(question, add_generation_prompt=True) for t in (template, other)]
+            if prompts[0] == prompts[1] and profile_of(other):
                 working.append(f"{name}.jinja")
-        except RenderError:
-            continue
     if not working:
         return ""
     return (

@@ -30,8 +30,8 @@ class ThinkSplit:
 def split_think(text: str) -> ThinkSplit:
     """Split one leading `<think>…</think>` from an assistant's text.
 
-    White space around the trace and before the answer is layout and is not kept; tags anywhere
-    else are left in place and named as a problem, never guessed at.
+    White space around the trace and before the answer is layout; tags anywhere else are left in
+    place and named as a problem.
     """
     if not has_tags(text):
         return ThinkSplit(None, text, None)
@@ -68,8 +68,7 @@ def strip_reasoning(example: Example) -> Example:
 def truncate_reasoning(trace: str, *, budget: int, offsets: Offsets) -> str | None:
     """The first `budget` tokens of a trace, or `None` when it is no longer than that.
 
-    The cut falls on a token boundary that is also a character boundary; white space at the cut is
-    dropped, since templates put their own before `</think>`.
+    The cut falls between characters; white space at it is dropped: templates write their own.
 
     Args:
         trace: the reasoning, without tags.

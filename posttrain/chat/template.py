@@ -1,11 +1,7 @@
 """A chat template that knows where in its output each message lies.
 
-    template = nemotron_3_nano_template()
-    layout = template.layout([{"role": "user", "content": "Hi"}], tools=None)
-    layout.text      "<|im_start|>system\\n<|im_end|>\\n<|im_start|>user\\nHi<|im_end|>\\n"
-    layout.starts    (32,)
-
-One render gives the text and every message's offset (see `posttrain.chat.jinja`).
+layout = nemotron_3_nano_template().layout([{"role": "user", "content": "Hi"}], tools=None)
+layout.text, layout.starts    ("<|im_start|>system\\n<|im_end|>\\n<|im_start|>user\\nHi…", (32,))
 """
 
 from __future__ import annotations
@@ -37,9 +33,9 @@ _FAILURES = (TypeError, AttributeError, ValueError, LookupError, ArithmeticError
 class RenderedLayout(NamedTuple):
     """Rendered text and where things lie in it, in characters.
 
-    `starts[k]` is where message k begins, `None` when the template wrote it outside its loop
-    (a system message in a preamble). `end` is where the message loop ends; what follows is the
-    generation prompt or a closing suffix. `starts` is `None` when messages could not be located.
+    `starts[k]` is where message k begins, `None` when the template wrote it outside its loop (a
+    system message in a preamble); `starts` is `None` when messages could not be located. `end` is
+    where the loop ends; the generation prompt or a closing suffix follows.
     """
 
     text: str
@@ -56,8 +52,8 @@ class ChatTemplate:
         source: the Jinja source.
         name: what to call it in messages to the user.
         variables: passed to every render: special tokens (`bos_token`, …) and fixed kwargs.
-        special_tokens: texts the tokenizer always splits at; text is only cut for tokenising
-            where one of them begins. Empty: text is cut at generation boundaries alone.
+        special_tokens: texts the tokenizer always splits at; text is cut for tokenising only where
+            one begins, and at generation boundaries.
     """
 
     source: str

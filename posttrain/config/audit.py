@@ -1,30 +1,51 @@
-"""The recipe of an audit: `posttrain audit --config F`, or its keys alone on the command line.
-
-    data: [data/packed]
-    tokenizer: {path: Qwen/Qwen3-0.6B, revision: c1899de…}
-    limits: {min_trained: 0.1}
-    out: runs/audit_packed
-
-Paths are relative to the directory the command is run in.
-"""
-
-from __future__ import annotations
+"""The recipe of an audit, and the thresholds on masks that it shares with builds of SFT data."""
 
 from pydantic import Field
 
 from posttrain.config.base import Strict
-from posttrain.config.supervision import SupervisionLimits
+
+
+class SupervisionLimits(Strict):
+    """What stops a build or fails an audit, as shares of one source's sequences. `null` sets no
+    limit. All are ours.
+
+    nothing_trained: most in which no token is trained: no answer, or none left after clipping.
+    min_end_trained: least whose last answer ends with a trained end token; an answer without one
+        teaches not to stop, and some are clipped in any long data.
+    max_empty_answers: most with an answer of which nothing but its end is trained, which teaches to
+        stop at once.
+    max_think_header: most in which the `<think>` that the generation prompt opens, or its empty
+        trace, is trained: inference gives it, the model is never to write it.
+    max_turn_tokens: most in which a token that opens turns, or the pad, is trained: an unmasked
+        prompt, or a chat pasted into an answer.
+    max_prompt_trained: most in which a token of a system, user or tool turn is trained, where turns
+        can be told apart.
+    min_trained: least share of trained *tokens*; long documents with a short answer are honest.
+    max_duplicated: most that are copies of another sequence, beside the mixture's repeats; some
+        sets repeat a short chat on purpose.
+    max_empty_think: most that train an answer after an empty trace, as is right for every source
+        that does not reason.
+    """
+
+    nothing_trained: float = Field(default=0.01, ge=0, le=1)
+    min_end_trained: float | None = Field(default=0.95, ge=0, le=1)
+    max_empty_answers: float | None = Field(default=0.01, ge=0, le=1)
+    max_think_header: float | None = Field(default=0.01, ge=0, le=1)
+    max_turn_tokens: float | None = Field(default=0.01, ge=0, le=1)
+    max_prompt_trained: float | None = Field(default=0.01, ge=0, le=1)
+    min_trained: float | None = Field(default=None, ge=0, le=1)
+    max_duplicated: float | None = Field(default=None, ge=0, le=1)
+    max_empty_think: float | None = Field(default=None, ge=0, le=1)
 
 
 class AuditTokenizer(Strict):
     """The tokenizer that a data set was made with.
 
-    Args:
-        path: a directory, or a hub id (then name its `revision`).
-        revision: commit of a hub id.
-        chat_template: `own` (the tokenizer's, if it has one), `nemotron_3_nano`, or a Jinja file.
-            It tells turns apart; without one, trained prompts are not looked for.
-        stop_tokens: tokens that end a turn, beside the tokenizer's eos and `<|im_end|>`.
+    path: a directory, or a hub id (then name its `revision`).
+    revision: commit of a hub id.
+    chat_template: `own` (the tokenizer's, if it has one), `nemotron_3_nano`, or a Jinja file. It
+        tells turns apart; without one, trained prompts are not looked for.
+    stop_tokens: tokens that end a turn, beside the tokenizer's eos and `<|im_end|>`.
     """
 
     path: str
@@ -36,12 +57,11 @@ class AuditTokenizer(Strict):
 class AuditConfig(Strict):
     """One look at the loss masks of tokenised data.
 
-    Args:
-        data: artifacts (`sft_data`, `dpo_data`), directories of `datasets.save_to_disk`, Parquet
-            and Arrow files, folders of them.
-        tokenizer: what the ids mean; `null` takes the one in the first path.
-        limits: what fails the audit.
-        out: an artifact with a report; `null` prints only.
+    data: artifacts (`sft_data`, `dpo_data`), directories of `datasets.save_to_disk`, Parquet and
+        Arrow files, folders of them.
+    tokenizer: what the ids mean; `null` takes the one in the first path.
+    limits: what fails the audit.
+    out: an artifact with a report; `null` prints only.
     """
 
     data: tuple[str, ...] = Field(min_length=1)

@@ -1,17 +1,7 @@
-"""The `backend:` block of recipes that ask a model: which one, and how it is reached.
+"""The `backend:` block: which model is asked, and how it is reached.
 
-    backend: {kind: transformers, batch_size: 256}
-    backend: {kind: vllm, tensor_parallel: 2}
-    backend: {kind: completions, url: "http://localhost:8000/v1", model: nano, tokenizer: out/sft}
-    backend: {kind: chat, url: "https://api.example.com/v1", model: big, api_key_env: EXAMPLE_KEY}
-    backend: {kind: chat, url: "http://localhost:8000/v1", model: nano, server: vllm,
-              thinking: enable_thinking}
-
-The first three render and parse here, with the checkpoint's own template; `chat` leaves both to the
-server. A key's value is never in a recipe: `api_key_env` names the environment variable.
+A key's value is never in a recipe: `api_key_env` names the environment variable.
 """
-
-from __future__ import annotations
 
 import re
 from typing import Annotated, Any, Literal
@@ -31,10 +21,9 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 class Rendering(Strict):
     """How prompts are rendered where we do it.
 
-    Args:
-        chat_template: `own` (the tokenizer's), `nemotron_3_nano` (the installed TRL's, pinned by
-            digest), or the path of a Jinja file.
-        template_variables: fixed variables of the template, e.g. a date for one that reads a clock.
+    chat_template: `own` (the tokenizer's), `nemotron_3_nano` (the installed TRL's, pinned by
+        digest), or the path of a Jinja file.
+    template_variables: fixed variables of the template, e.g. a date for one that reads a clock.
     """
 
     chat_template: str = "own"
@@ -44,11 +33,10 @@ class Rendering(Strict):
 class TransformersBackend(Rendering):
     """The model in this process.
 
-    Args:
-        batch_size: prompts that are decoded together; rows that finish make room for others.
-        dtype: `auto` is bfloat16 on a GPU, float32 on a CPU.
-        device: `auto`, or a name that torch knows, such as `cpu` or `cuda:1`.
-        attention: `auto`, or an implementation that transformers knows.
+    batch_size: prompts that are decoded together; rows that finish make room for others.
+    dtype: `auto` is bfloat16 on a GPU, float32 on a CPU.
+    device: `auto`, or a name that torch knows, such as `cpu` or `cuda:1`.
+    attention: `auto`, or an implementation that transformers knows.
     """
 
     kind: Literal["transformers"]
@@ -61,11 +49,10 @@ class TransformersBackend(Rendering):
 class VllmBackend(Rendering):
     """vLLM's offline engine in this process.
 
-    Args:
-        dtype: `auto` is what the checkpoint says.
-        tensor_parallel: GPUs the model is split over.
-        gpu_memory: share of each GPU's memory that vLLM takes.
-        max_length: longest prompt and completion together; null is the model's own limit.
+    dtype: `auto` is what the checkpoint says.
+    tensor_parallel: GPUs the model is split over.
+    gpu_memory: share of each GPU's memory that vLLM takes.
+    max_length: longest prompt and completion together; null is the model's own limit.
     """
 
     kind: Literal["vllm"]
@@ -78,13 +65,12 @@ class VllmBackend(Rendering):
 class Server(Strict):
     """An OpenAI-compatible server.
 
-    Args:
-        url: with its version path, such as `http://localhost:8000/v1`.
-        model: the name that the server knows it by.
-        concurrency: requests under way at a time.
-        timeout: seconds one attempt may take.
-        retries: further attempts after 429, 5xx or a timeout; other failures are final.
-        api_key_env: the environment variable that holds the key; null sends none.
+    url: with its version path, such as `http://localhost:8000/v1`.
+    model: the name that the server knows it by.
+    concurrency: requests under way at a time.
+    timeout: seconds one attempt may take.
+    retries: further attempts after 429, 5xx or a timeout; other failures are final.
+    api_key_env: the environment variable that holds the key; null sends none.
     """
 
     url: str
@@ -115,8 +101,7 @@ class Server(Strict):
 class CompletionsBackend(Server, Rendering):
     """A server's `/completions` with token ids: prompts are rendered and parsed here.
 
-    Args:
-        tokenizer: directory or hub id of the tokenizer; null takes the recipe's checkpoint.
+    tokenizer: directory or hub id of the tokenizer; null takes the recipe's checkpoint.
     """
 
     kind: Literal["completions"]
@@ -126,15 +111,13 @@ class CompletionsBackend(Server, Rendering):
 class ChatBackend(Server):
     """A server's `/chat/completions`: the server renders, and hides token ids.
 
-    Args:
-        server: `any` gets standard fields alone; `openai` the same, with `max_completion_tokens`;
-            `vllm` and `sglang` also `top_k`, and the reasoning and tool names of earlier turns.
-        thinking: the field that switches thinking on and off, as the server or the model spells it:
-            `enable_thinking` (vLLM and SGLang with Nemotron's and Qwen3's templates) and `thinking`
-            (with DeepSeek's and Granite's) in `chat_template_kwargs`; `enable_thinking_field` at
-            the top (DashScope); `reasoning_effort`, `none` for off (OpenAI); `reasoning`, `enabled`
-            (OpenRouter). `fixed` sends nothing: the recipe then names the one mode
-            that the server uses by itself.
+    server: `any` gets standard fields alone; `openai` the same, with `max_completion_tokens`;
+        `vllm` and `sglang` also `top_k`, and the reasoning and tool names of earlier turns.
+    thinking: the field that switches thinking, as the server spells it: `enable_thinking` (vLLM and
+        SGLang with Nemotron's and Qwen3's templates) and `thinking` (DeepSeek's, Granite's) in
+        `chat_template_kwargs`; `enable_thinking_field` at the top (DashScope); `reasoning_effort`,
+        `none` for off (OpenAI); `reasoning`, `enabled` (OpenRouter). `fixed` sends nothing:
+        settings then name the one mode that the server uses.
     """
 
     kind: Literal["chat"]
@@ -168,8 +151,7 @@ class ChatBackend(Server):
 class ScriptedBackend(Strict):
     """No model: a scripted policy of the agentic tasks, to try a recipe. For evaluation alone.
 
-    Args:
-        policy: its name, such as `oracle` or `no_op`; a family that has none of it does nothing.
+    policy: its name, such as `oracle` or `no_op`; a family that has none of it does nothing.
     """
 
     kind: Literal["scripted"]

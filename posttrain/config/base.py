@@ -1,23 +1,20 @@
 """The base of every recipe schema: strict, frozen, and never silently lenient.
 
-    class MixtureConfig(Strict):
-        total_rows: int = 1000
-
-An unknown key, a value of another type (`"3"` for `3`) or an assignment after construction raises.
 Defaults live on the schema field and nowhere else.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 
 
 class Strict(BaseModel):
-    """A schema that forbids unknown keys, coerces nothing but int → float, and is immutable."""
+    """A schema that forbids unknown keys, coerces nothing but int → float, and is immutable.
+
+    Docstrings of schemas end with what their keys are, `key: …` a line, which `--help` prints.
+    """
 
     model_config = ConfigDict(
         extra="forbid",
@@ -27,6 +24,17 @@ class Strict(BaseModel):
         # `model_init_kwargs`-like names are ordinary keys in a recipe
         protected_namespaces=(),
     )
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        for owner in reversed(type(self).__mro__):
+            if "check" in vars(owner):
+                vars(owner)["check"](self)
+        return self
+
+    def check(self) -> None:
+        """Raises ValueError for keys that exclude each other. A subclass's own `check` runs behind
+        those of the classes above it, and does not call them."""
 
 
 def _plain_name(name: str) -> str:
@@ -38,11 +46,24 @@ def _plain_name(name: str) -> str:
 Name = Annotated[str, AfterValidator(_plain_name)]
 
 
+def refuse(where: str, reasons: Mapping[str, object]) -> None:
+    """Raises ValueError with the first reason that holds."""
+    for reason, holds in reasons.items():
+        if holds:
+            raise ValueError(f"{where}: {reason}")
+
+
 def refuse_twice(kind: str, names: Sequence[str]) -> None:
     """Raises ValueError for names of one kind that do not differ."""
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ValueError(f"{kind} names must differ, found twice: {', '.join(twice)}")
+
+
+def refuse_shares(where: str, shares: Sequence[float]) -> None:
+    """Raises ValueError for shares that do not sum to 1."""
+    if abs(sum(shares) - 1) > 1e-6:
+        raise ValueError(f"{where}: the shares sum to {sum(shares):.6g}, they must sum to 1")
 
 
 def source(text: str) -> dict[str, Any]:

@@ -1,61 +1,45 @@
-"""The recipe of the preference stage: `posttrain build_dpo --config tiny/build_dpo`.
+"""The recipe of preference data: `posttrain build_dpo --config tiny/build_dpo`."""
 
-    out: runs/tiny/dpo_data
-    samples: [runs/tiny/samples]
-    categories: {no_tools: 0.3, with_tools: 0.3, hallucination_penalty: 0.4}
-    total: 6400
+from typing import Annotated, Literal
 
-Paths are relative to the directory the command is run in.
-"""
+from pydantic import Field
 
-from __future__ import annotations
-
-from typing import Literal
-
-from pydantic import Field, model_validator
-
-from posttrain.config.base import Strict, refuse_twice
+from posttrain.config.base import Strict, refuse_shares, refuse_twice
 from posttrain.config.build_sft import TokenizerConfig
 from posttrain.config.source import SourceConfig
 from posttrain.records import Category
 
-_SHARE_SLACK = 1e-6
 PairingRule = Literal["even", "once"]
 
 
 class BuildDpoConfig(Strict):
     """One preference data set (paper, Appendix C).
 
-    Args:
-        samples: artifacts of the sampling stage, graded here.
-        offline: sources of pairs that exist as text, in the chosen/rejected dialect; they are
-            the category `offline`.
-        tokenizer: where there are no samples, or a server made them and hid its own; samples that
-            carry a tokenizer are read with that one.
-        categories: category → share of the pairs; shares sum to 1. A category that is not named is
-            not built.
-        total: pairs at most; `null` takes as many as the shares allow. Where a category is too
-            small, the others shrink with it, so that shares hold.
-        pairs_per_prompt: at most, of one prompt in one category. The paper has about 50,000 pairs
-            of 2,000 tasks (25 each), by a rule that it does not state.
-        rule: `even` pairs every right completion with every wrong one, in an order that uses each
-            as evenly as can be, up to `pairs_per_prompt`; `once` uses no completion twice.
-        thinking_on: share of each category's pairs with reasoning on; `null` leaves it as sampled.
-        right_at: a score from here on is right; below it is wrong.
-        minimum_distance: drop pairs of which a smaller share of tokens lies between their common
-            beginning and their common end (0 keeps all). What DPO pushes down in a pair that
-            differs in one token, it nearly pushes down in the chosen too.
-        match_length: among pairs that differ by about as many tokens, keep as many whose chosen is
-            the longer as the shorter one, so that DPO cannot learn length.
-        max_length: prompt and completion, in tokens; longer pairs are dropped.
-        shard_pairs: pairs of a shard.
+    samples: artifacts of the sampling stage, graded here.
+    offline: sources of pairs that exist as text (chosen/rejected): the category `offline`.
+    tokenizer: where there are no samples, or a server made them and hid its own.
+    categories: category → share of the pairs, 1 in all; one that is not named is not built.
+    total: pairs at most; `null` takes as many as the shares allow. Where a category is too small,
+        the others shrink with it, so that shares hold.
+    pairs_per_prompt: at most, of one prompt in one category. The paper has about 50,000 pairs of
+        2,000 tasks (25 each), by a rule that it does not state.
+    rule: `even` pairs every right completion with every wrong one, using each as evenly as can be,
+        up to `pairs_per_prompt`; `once` uses no completion twice.
+    thinking_on: share of each category's pairs with reasoning on; `null` leaves it as sampled.
+    right_at: a score from here on is right; below it is wrong.
+    minimum_distance: drop pairs of which a smaller share of tokens lies between their common
+        beginning and common end (0 keeps all): DPO would push the chosen down as well.
+    match_length: among pairs that differ by about as many tokens, keep as many whose chosen is the
+        longer as the shorter one, so that DPO cannot learn length.
+    max_length: prompt and completion, in tokens; longer pairs are dropped.
+    shard_pairs: pairs of a shard.
     """
 
     out: str
     samples: tuple[str, ...] = ()
     offline: tuple[SourceConfig, ...] = ()
     tokenizer: TokenizerConfig | None = None
-    categories: dict[Category, float] = Field(min_length=1)
+    categories: dict[Category, Annotated[float, Field(gt=0)]] = Field(min_length=1)
     total: int | None = Field(default=None, ge=1)
     pairs_per_prompt: int = Field(default=25, ge=1)
     rule: PairingRule = "even"
@@ -68,17 +52,8 @@ class BuildDpoConfig(Strict):
     seed: int = Field(default=0, ge=0)
     write_dropped: bool = False
 
-    @model_validator(mode="after")
-    def _shares(self) -> BuildDpoConfig:
-        if any(share <= 0 for share in self.categories.values()):
-            raise ValueError("categories: a share must be above 0; leave out what is not wanted")
-        if abs(sum(self.categories.values()) - 1) > _SHARE_SLACK:
-            total = sum(self.categories.values())
-            raise ValueError(f"categories: the shares sum to {total:.6g}, they must sum to 1")
-        return self
-
-    @model_validator(mode="after")
-    def _inputs(self) -> BuildDpoConfig:
+    def check(self) -> None:
+        refuse_shares("categories", [*self.categories.values()])
         sampled = set(self.categories) - {"offline"}
         if bool(self.samples) != bool(sampled):
             raise ValueError(
@@ -86,9 +61,7 @@ class BuildDpoConfig(Strict):
                 + (f"{', '.join(sorted(sampled))} need samples:" if sampled else "none is named")
             )
         if bool(self.offline) != ("offline" in self.categories):
-            raise ValueError(
-                "give both, or neither: sources under offline: and a share of `offline`"
-            )
+            raise ValueError("give both or neither: sources in offline:, a share of `offline`")
         if self.offline and not self.samples and self.tokenizer is None:
             raise ValueError("offline pairs without samples need a tokenizer:")
         for source in self.offline:
@@ -99,4 +72,3 @@ class BuildDpoConfig(Strict):
             if source.dialect not in (None, "chosen_rejected"):
                 raise ValueError(f"offline {source.name!r}: its dialect is chosen_rejected")
         refuse_twice("offline source", [source.name for source in self.offline])
-        return self

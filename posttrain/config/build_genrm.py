@@ -1,25 +1,12 @@
-"""The recipe of the judge's data: `posttrain build_genrm --config tiny/build_genrm`.
-
-    out: runs/my_judge_data
-    layout: message
-    sources:
-      - {name: helpsteer3, path: data/helpsteer3/train.jsonl}
-      - {name: arena, path: data/arena/*.parquet, ties: middle}
-      - {name: safety, path: data/safety.jsonl, win: 1}
-
-Paths are relative to the directory the command is run in.
-"""
-
-from __future__ import annotations
+"""The recipe of the judge's data: `posttrain build_genrm --config tiny/build_genrm`."""
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from posttrain.config.base import Name, Strict, refuse_twice
 from posttrain.config.build_sft import TokenizerConfig
-from posttrain.config.source import RowPlace, SourceConfig
-from posttrain.config.where import Where
+from posttrain.config.source import RowPlace, SourceConfig, Where
 from posttrain.records import Role
 
 PreferenceDialect = Literal[
@@ -39,34 +26,30 @@ MIDDLE = 3.5
 class ScoresConfig(Strict):
     """Individual scores of another scale, brought linearly to 1–5. The mapping is ours.
 
-    Args:
-        low, high: the ends of the scale that the rows use, the worst and the best.
+    low, high: the ends of the scale that the rows use, the worst and the best.
     """
 
     low: float
     high: float
 
-    @model_validator(mode="after")
-    def _is_a_scale(self) -> ScoresConfig:
+    def check(self) -> None:
         if self.low >= self.high:
             raise ValueError("scores.low must be below scores.high")
-        return self
 
 
 class PreferenceSource(RowPlace):
     """Where a source's rows are and what their preference means.
 
-    Args:
-        where, roles, strict: as for a source of training rows.
-        dialect: name it to forbid recognition by structure.
-        fields: canonical name → the row's own name for it (a dotted path reaches inside objects).
-        win: ranking of a pair of which only the winner is known, where response 1 won; response 2
-            then has 7 − win. Ours: the paper gives no mapping. Its safety pairs have 1.
-        ties: what becomes of pairs of which neither is better: dropped, or ranked 3.5. Ours.
-        agreement: share of the annotators who must name the same outcome.
-        scores: the scale of the rows' individual scores; null: 1–5 already.
-        held_out: every pair of this source is held out.
-        count: how many pairs to take, chosen by a keyed hash of their content; null takes all.
+    where, roles, strict: as for a source of training rows.
+    dialect: name it to forbid recognition by structure.
+    fields: canonical name → the row's own name for it (a dotted path reaches inside objects).
+    win: ranking of a pair of which only the winner is known, where response 1 won, and 7 − win
+        where 2 did. Ours: the paper gives no mapping; its safety pairs have 1.
+    ties: what becomes of pairs of which neither is better: dropped, or ranked 3.5. Ours.
+    agreement: share of the annotators who must name the same outcome.
+    scores: the scale of the rows' individual scores; null: 1–5 already.
+    held_out: every pair of this source is held out.
+    count: how many pairs to take, chosen by a keyed hash of their content; null takes all.
     """
 
     name: Name
@@ -90,18 +73,16 @@ class PreferenceSource(RowPlace):
 class BuildGenRmConfig(Strict):
     """One set of judging prompts with gold verdicts (paper, section 3.3.1).
 
-    Args:
-        layout: how a judge is shown a pair; the same must be used when it judges.
-        principle: what to judge by, for rows that bring no principle of their own; null: none.
-        swap: each pair is also asked in the other order, scores exchanged and ranking 7 − r, as in
-            the paper. What is held out always is, to measure consistency.
-        held_out: share of the questions, by a keyed hash, whose pairs are all held out. Ours.
-        tokenizer: of the judge, with the template it is asked through; only counts tokens.
-        max_tokens: of a judging prompt as it is rendered; pairs with a longer one are dropped;
-            null: no limit.
-        max_characters: the same in characters of its texts, without a tokenizer.
-        thinking: the judge reasons before its verdict.
-        sft: rows that bring the reasoning of a judgement also become rows for a warm-up by SFT.
+    layout: how a judge is shown a pair; the same must be used when it judges.
+    principle: what to judge by, for rows that bring no principle of their own; null: none.
+    swap: each pair is also asked in the other order, scores exchanged and ranking 7 − r, as in the
+        paper; what is held out always is.
+    held_out: share of the questions, by a keyed hash, whose pairs are all held out. Ours.
+    tokenizer: of the judge, with the template it is asked through; only counts tokens.
+    max_tokens: of a rendered judging prompt; pairs with a longer one are dropped.
+    max_characters: the same in characters of its texts, without a tokenizer.
+    thinking: the judge reasons before its verdict.
+    sft: rows that bring the reasoning of a judgement also become rows for a warm-up by SFT.
     """
 
     out: str
@@ -117,8 +98,7 @@ class BuildGenRmConfig(Strict):
     sft: bool = False
     seed: int = Field(default=0, ge=0)
 
-    @model_validator(mode="after")
-    def _names(self) -> BuildGenRmConfig:
+    def check(self) -> None:
         refuse_twice("source", [source.name for source in self.sources])
         if self.sft and self.layout == "roles":
             raise ValueError(
@@ -126,4 +106,3 @@ class BuildGenRmConfig(Strict):
             )
         if self.max_tokens is not None and self.tokenizer is None:
             raise ValueError("max_tokens needs a tokenizer: to count with")
-        return self

@@ -1,29 +1,16 @@
-"""The recipe of the SFT data stage: `posttrain build_sft --config F out=DIR`.
-
-    tokenizer: {path: runs/tiny/world/tokenizer}
-    packing: {max_length: 1024}
-    held_out: {rate: 0.02}
-    mixture: {unit: tokens, total: 2_000_000}
-    sources:
-      - {name: maths, path: runs/tiny/world/train/maths.jsonl, share: 0.6}
-      - {name: lookups, path: runs/tiny/world/train/lookups.jsonl, share: 0.4}
-
-Paths are relative to the directory the command is run in.
-"""
-
-from __future__ import annotations
+"""The recipe of the SFT data stage: `posttrain build_sft --config tiny/build_sft`."""
 
 import re
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from posttrain.config.base import Name, Strict, refuse_twice
+from posttrain.config.audit import SupervisionLimits
+from posttrain.config.base import Name, Strict, refuse_shares, refuse_twice
 from posttrain.config.decontamination import DecontaminationConfig
 from posttrain.config.deduplication import DeduplicationConfig
 from posttrain.config.load import nearest
 from posttrain.config.source import SourceConfig
-from posttrain.config.supervision import SupervisionLimits
 from posttrain.config.templates import AugmentConfig, check_templates
 
 Unit = Literal["rows", "tokens"]
@@ -32,19 +19,16 @@ LossKind = Literal[
     "system", "user", "text", "reasoning", "tool_call", "tool_result", "tools", "tool_details"
 ]
 
-_SHARE_SLACK = 1e-6
-
 
 class TokenizerConfig(Strict):
     """Which tokenizer, and which chat template it renders with.
 
-    Args:
-        path: a directory, or a hub id (then name its `revision`).
-        revision: commit of a hub id.
-        chat_template: `own` (the tokenizer's), `nemotron_3_nano` (the installed TRL's, pinned by
-            digest), or the path of a Jinja file.
-        template_variables: fixed variables of the template, e.g. a date for one that reads a clock.
-        pad_token: a token other than the one that ends a turn; `null` keeps the tokenizer's.
+    path: a directory, or a hub id (then name its `revision`).
+    revision: commit of a hub id.
+    chat_template: `own` (the tokenizer's), `nemotron_3_nano` (the installed TRL's, pinned by
+        digest), or the path of a Jinja file.
+    template_variables: fixed variables of the template, e.g. a date for one that reads a clock.
+    pad_token: a token other than the one that ends a turn; `null` keeps the tokenizer's.
     """
 
     path: str
@@ -57,13 +41,11 @@ class TokenizerConfig(Strict):
 class SftTokenizer(TokenizerConfig):
     """The tokenizer of a large data set.
 
-    Args:
-        backend: the library that makes the ids, which are the same in any case: `auto` takes
-            tiktoken where it can stand for the tokenizer exactly, else `tokenizers`.
-        split_steps: every assistant message ends a sequence of its own, and parallel calls follow
-            one another, each with its result: for templates that write a step's text or trace only
-            while it is the last (gpt-oss), or one call a message.
-        allow_left_out: what the template may leave out of a record that is kept all the same.
+    backend: what makes the ids, the same in any case: `auto` is tiktoken where that is exact.
+    split_steps: every assistant message ends a sequence of its own, and parallel calls follow one
+        another, each with its result: for templates that write a step's text or trace only while it
+        is the last (gpt-oss), or one call a message.
+    allow_left_out: what the template may leave out of a record that is kept all the same.
     """
 
     backend: Literal["auto", "tokenizers", "tiktoken"] = "auto"
@@ -74,27 +56,23 @@ class SftTokenizer(TokenizerConfig):
 class LogUniformBudgets(Strict):
     """Budgets with a log-uniform density.
 
-    Args:
-        low: the smallest, in tokens.
-        high: the largest; null: just below the trace.
+    low: the smallest, in tokens.
+    high: the largest; null: just below the trace.
     """
 
     kind: Literal["log_uniform"]
     low: int = Field(default=16, ge=1)
     high: int | None = Field(default=None, ge=1)
 
-    @model_validator(mode="after")
-    def _ordered(self) -> LogUniformBudgets:
+    def check(self) -> None:
         if self.high is not None and self.high < self.low:
             raise ValueError(f"high ({self.high}) is below low ({self.low})")
-        return self
 
 
 class ChoiceBudgets(Strict):
     """Budgets drawn evenly from a list.
 
-    Args:
-        choices: in tokens; those shorter than the trace take part.
+    choices: in tokens; those shorter than the trace take part.
     """
 
     kind: Literal["choices"]
@@ -104,14 +82,11 @@ class ChoiceBudgets(Strict):
 class ReasoningConfig(Strict):
     """Reasoning control (paper 3.1.4): how often traces are removed, and how often cut short.
 
-    Args:
-        strip: share of the records with reasoning that lose it altogether; 0.10 in the paper.
-        truncate: share of the remaining traces that are cut to a budget; the answer stays; 0.03 in
-            the paper.
-        budgets: how many tokens a cut trace keeps. The paper gives no distribution: this is ours.
-        truncated_close: whether the early `</think>` after a cut is trained. `trained` is what
-            follows from Nano's published data code; `masked` is what NVIDIA documents for the later
-            Ultra model, as a change.
+    strip: share of the records with reasoning that lose it altogether; paper: 0.10.
+    truncate: share of the remaining traces cut to a budget, the answer kept; paper: 0.03.
+    budgets: how many tokens a cut trace keeps. The paper gives no distribution: this is ours.
+    truncated_close: whether the early `</think>` after a cut is trained. `trained` follows from
+        Nano's published data code; `masked` is what NVIDIA documents for the later Ultra.
     """
 
     strip: float = Field(default=0.0, ge=0, le=1)
@@ -125,8 +100,7 @@ class ReasoningConfig(Strict):
 class SourceReasoning(Strict):
     """A source's own rates.
 
-    Args:
-        strip, truncate: as the recipe's `reasoning`, which null follows.
+    strip, truncate: null follows the recipe's `reasoning`.
     """
 
     strip: float | None = Field(default=None, ge=0, le=1)
@@ -136,33 +110,28 @@ class SourceReasoning(Strict):
 class HeldOutConfig(Strict):
     """How much of a source is kept for evaluation, never trained on: a share or a count.
 
-    Args:
-        rate: share of the conversations.
-        rows: conversations of each source.
+    rate: share of the conversations.
+    rows: conversations of each source.
     """
 
     rate: float | None = Field(default=None, ge=0, lt=1)
     rows: int | None = Field(default=None, ge=0)
 
-    @model_validator(mode="after")
-    def _one(self) -> HeldOutConfig:
+    def check(self) -> None:
         if (self.rate is None) == (self.rows is None):
             raise ValueError("held_out: give exactly one of rate and rows")
-        return self
 
 
 class SftAugment(AugmentConfig):
     """Prompt augmentation: some records are asked in another template, the rest stay as they are.
 
-    Args:
-        question: a regular expression that matches the whole user message, with a group `question`
-            (and `options`, for templates that show them); null: all of it is the question.
+    question: a regular expression that matches the whole user message, with a group `question` (and
+        `options`, for templates that show them); null: all of it is the question.
     """
 
     question: str | None = None
 
-    @model_validator(mode="after")
-    def _matchable(self) -> SftAugment:
+    def check(self) -> None:
         groups = {"question"}
         if self.question is not None:
             try:
@@ -172,20 +141,18 @@ class SftAugment(AugmentConfig):
         if "question" not in groups:
             raise ValueError("augment.question: there is no group (?P<question>…)")
         check_templates("augment", self.templates, options="options" in groups, own_format=False)
-        return self
 
 
 class SftSource(SourceConfig):
     """A source and how much of it the mixture takes: at most one of share, rows, tokens.
 
-    Args:
-        share: of `mixture.total`, among the sources that state a share.
-        rows: records (conversations), repeats counted.
-        tokens: tokens, repeats counted.
-        max_epochs: how often a record may be seen at most; `null` follows the mixture's.
-        reasoning: rates for this source.
-        held_out: for this source, instead of the recipe's.
-        augment: for this source; null: every record is asked in its own words.
+    share: of `mixture.total`, among the sources that state a share.
+    rows: records (conversations), repeats counted.
+    tokens: tokens, repeats counted.
+    max_epochs: how often a record may be seen at most; `null` follows the mixture's.
+    reasoning: rates for this source.
+    held_out: for this source, instead of the recipe's.
+    augment: for this source; null: every record is asked in its own words.
     """
 
     name: Name
@@ -197,12 +164,10 @@ class SftSource(SourceConfig):
     held_out: HeldOutConfig | None = None
     augment: SftAugment | None = None
 
-    @model_validator(mode="after")
-    def _one_amount(self) -> SftSource:
+    def check(self) -> None:
         given = [k for k in ("share", "rows", "tokens") if getattr(self, k) is not None]
         if len(given) > 1:
             raise ValueError(f"source {self.name!r} gives {' and '.join(given)}; one is enough")
-        return self
 
     @property
     def has_amount(self) -> bool:
@@ -213,15 +178,12 @@ class SftSource(SourceConfig):
 class MixtureConfig(Strict):
     """How sources add up.
 
-    Args:
-        unit: what shares and `total` are measured in.
-        total: what the shares divide; `null` takes the largest total that keeps every sharing
-            source within its `max_epochs`, which must then be given if the shares need it. Sources
-            with `rows` or `tokens` come on top.
-        max_epochs: cap on repeats; `null`: 4, or 1 without a total. The paper lets small sets
-            repeat and gives no number: ours, from the observation that up to four epochs cost
-            little (Muennighoff et al. 2023).
-        tolerance: largest relative difference between requested and realised amount of a source.
+    unit: what shares and `total` are measured in.
+    total: what the shares divide; `null` takes the largest that keeps every sharing source within
+        its `max_epochs`. Sources with `rows` or `tokens` come on top.
+    max_epochs: cap on repeats; `null`: 4, or 1 without a total. Ours, the paper gives none: up to
+        four epochs cost little (Muennighoff et al. 2023).
+    tolerance: largest relative difference between requested and realised amount of a source.
     """
 
     unit: Unit = "tokens"
@@ -233,10 +195,8 @@ class MixtureConfig(Strict):
 class PackingConfig(Strict):
     """Packs of one length.
 
-    Args:
-        max_length: tokens of a pack.
-        overlong: a sequence longer than a pack is dropped, or its end is clipped off. Either way
-            it is counted.
+    max_length: tokens of a pack.
+    overlong: a longer sequence is dropped, or its end is clipped off; either is counted.
     """
 
     max_length: int = Field(ge=8)
@@ -246,9 +206,8 @@ class PackingConfig(Strict):
 class ShardConfig(Strict):
     """When a shard is closed.
 
-    Args:
-        packs: at so many packs.
-        bytes: or at so many bytes of tokens and labels.
+    packs: at so many packs.
+    bytes: or at so many bytes of tokens and labels.
     """
 
     packs: int = Field(default=8192, ge=1)
@@ -258,11 +217,10 @@ class ShardConfig(Strict):
 class LimitsConfig(SupervisionLimits):
     """What stops a build: too much lost to a reason, or masks that teach the wrong thing.
 
-    Args:
-        overlong: largest share of a source's rows or sequences that may be longer than a pack.
-        render_error: largest share of a source's rows that the template may refuse.
-        left_out: largest share of a source's rows that may be dropped because the template does
-            not write all of them (`tokenizer.allow_left_out` keeps such rows).
+    overlong: largest share of a source's rows or sequences that may be longer than a pack.
+    render_error: largest share of a source's rows that the template may refuse.
+    left_out: largest share of its rows that may be dropped because the template does not write all
+        of them (`tokenizer.allow_left_out` keeps such rows).
     """
 
     overlong: float = Field(default=0.5, ge=0, le=1)
@@ -279,18 +237,15 @@ EXECUTION = frozenset({"executor", "workers", "part_bytes", "parts_dir"})
 class BuildSftConfig(Strict):
     """One SFT data set. `out` is where it goes; all but `EXECUTION` decides what it holds.
 
-    Args:
-        deduplication: records that say what another says are dropped; null keeps all.
-        decontamination: records that hold what evaluation asks are dropped; null keeps all.
-        executor: `local` works on this machine; `ray` on a Ray cluster that `RAY_ADDRESS` names and
-            that sees the same disk, or on a Ray of its own.
-        workers: processes that prepare parts and write shards, each of one thread; 1 works without
-            further processes, unless by Ray.
-        part_bytes: about how much input is prepared together at most: the share of the work that a
-            worker takes at a time, and that a killed build does again. The first parts of a source
-            are smaller.
-        parts_dir: a directory where prepared parts are kept for other builds of the same rows; null
-            keeps them in `out` until the build is finished.
+    deduplication: records that say what another says are dropped; null keeps all.
+    decontamination: records that hold what evaluation asks are dropped; null keeps all.
+    licenses: only these may enter; null: any.
+    executor: `local` works on this machine; `ray` on a Ray cluster that `RAY_ADDRESS` names and
+        that sees the same disk, or on a Ray of its own.
+    workers: processes that prepare parts and write shards, each of one thread.
+    part_bytes: about how much input a worker takes at a time, and a killed build does again.
+    parts_dir: where prepared parts are kept for other builds of the same rows; null keeps them in
+        `out` until the build is finished.
     """
 
     out: str
@@ -304,9 +259,7 @@ class BuildSftConfig(Strict):
     decontamination: DecontaminationConfig | None = None
     shards: ShardConfig = ShardConfig()
     limits: LimitsConfig = LimitsConfig()
-    licenses: tuple[str, ...] | None = Field(
-        default=None, description="only these licenses may enter; null: any"
-    )
+    licenses: tuple[str, ...] | None = None
     seed: int = Field(default=0, ge=0)
     write_dropped: bool = False
     executor: Literal["local", "ray"] = "local"
@@ -314,8 +267,7 @@ class BuildSftConfig(Strict):
     part_bytes: int = Field(default=67_108_864, ge=1)
     parts_dir: str | None = None
 
-    @model_validator(mode="after")
-    def _distinct_names(self) -> BuildSftConfig:
+    def check(self) -> None:
         names = [source.name for source in self.sources]
         refuse_twice("source", names)
         for key, name in self.deduplication.sources_named() if self.deduplication else ():
@@ -323,10 +275,6 @@ class BuildSftConfig(Strict):
                 raise ValueError(
                     f"deduplication.{key}: there is no source {name!r}{nearest(name, names)}"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _amounts(self) -> BuildSftConfig:
         without = [s.name for s in self.sources if not s.has_amount]
         if without and len(without) < len(self.sources):
             raise ValueError(
@@ -334,8 +282,7 @@ class BuildSftConfig(Strict):
                 "an amount, or none to take each once"
             )
         shares = [s.share for s in self.sources if s.share is not None]
-        if shares and abs(sum(shares) - 1) > _SHARE_SLACK:
-            raise ValueError(f"the shares sum to {sum(shares):.6g}, they must sum to 1")
+        if shares:
+            refuse_shares("sources", shares)
         if self.mixture.total is not None and not shares:
             raise ValueError("mixture.total is divided by shares, but no source has a share")
-        return self

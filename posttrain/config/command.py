@@ -1,11 +1,4 @@
-"""The command line that every stage has: `--config RECIPE [--dry-run] [key.path=value …]`.
-
-recipe, options = parse_recipe(recipe_parser("Train a model."), SftConfig, argv)
-
-`--help` lists the keys of the recipe, `--print-config` prints it resolved.
-"""
-
-from __future__ import annotations
+"""The command line that every stage has: `--config RECIPE [--dry-run] [key.path=value …]`."""
 
 import argparse
 import errno
@@ -26,14 +19,14 @@ from pydantic import BaseModel
 
 from posttrain.config.describe import describe
 from posttrain.config.load import load_recipe
-from posttrain.config.shipped import recipe_names
+from posttrain.config.recipe_files import recipe_names
 from posttrain.errors import PosttrainError
 
 Schema = TypeVar("Schema", bound=BaseModel)
 # not to be read or written as the user wants it
 _REFUSED = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.EISDIR,
-    errno.ENOTDIR, errno.EEXIST,
+    errno.ENOTDIR, errno.EEXIST, errno.ENOSPC,
 )  # fmt: skip
 _STDOUT = 1
 _INTERRUPTED = 130  # the shell's code for a process that Ctrl-C ended
@@ -63,9 +56,6 @@ def parse_recipe(
     parser: argparse.ArgumentParser, schema: type[Schema], argv: Sequence[str] | None
 ) -> tuple[Schema, argparse.Namespace]:
     """The validated recipe and the options; overrides may stand before, between and after options.
-
-    Args:
-        argv: without the program's name; None: the process's own.
 
     Raises:
         ConfigError: as `load_recipe`.
@@ -97,28 +87,34 @@ def run_command(main: Callable[[], None]) -> None:
         if not _nobody_reads():  # another pipe
             raise
         sys.exit(128 + signal.SIGPIPE)
-    except (PosttrainError, ModuleNotFoundError) as error:
-        extra = _extra_of(error.name or "") if isinstance(error, ModuleNotFoundError) else None
-        if extra is None and isinstance(error, ModuleNotFoundError):
-            raise
-        message = extra or f"{type(error).__name__}: {error}"
-        sys.exit(1 if _printed_by_another(message) else message)
-    except OSError as error:  # of a file that the user named; any other is a fault of ours
-        full = error.errno == errno.ENOSPC  # writing to an open file does not say to which
-        if not full and (error.errno not in _REFUSED or error.filename is None):
-            raise
-        # of two names the second is the user's: a file is written beside it and moved there
-        file = error.filename2 or error.filename
-        message = f"{file}: {error.strerror}" if file else str(error.strerror)
-        sys.exit(1 if _printed_by_another(message) else message)
     except KeyboardInterrupt:
         message = "interrupted; the same command takes it up again"
         if not _printed_by_another(message):
             print(message, file=sys.stderr)
         sys.exit(_INTERRUPTED)
+    except Exception as error:
+        message = _mistake(error)
+        if message is None:
+            raise
+        sys.exit(1 if _printed_by_another(message) else message)
     finally:
         if _nobody_reads():  # at its end Python writes what is left, and would complain
             os.dup2(os.open(os.devnull, os.O_WRONLY), _STDOUT)
+
+
+def _mistake(error: Exception) -> str | None:
+    """What to print of an error that is the user's to mend; None: it is a fault of ours."""
+    if isinstance(error, PosttrainError):
+        return f"{type(error).__name__}: {error}"
+    if isinstance(error, ModuleNotFoundError):
+        return _extra_of(error.name or "")
+    if not isinstance(error, OSError):
+        return None
+    # of two names the second is the user's: a file is written beside it and moved there
+    file = error.filename2 or error.filename
+    if error.errno == errno.ENOSPC and not file:  # writing to an open file does not say to which
+        return str(error.strerror)
+    return f"{file}: {error.strerror}" if file and error.errno in _REFUSED else None
 
 
 def _nobody_reads() -> bool:
@@ -150,7 +146,7 @@ def _extra_of(module: str) -> str | None:
     except importlib.metadata.PackageNotFoundError:  # a checkout that is not installed
         return None
     for requirement in requirements:
-        name, extra = re.match(r"[\w-]+", requirement), re.search(r"extra == .(\w+)", requirement)
-        if name and extra and name[0].replace("-", "_") == package:
-            return f"this needs {package}: pip install 'posttrain[{extra[1]}]'"
+        found = re.match(r"([\w-]+).*extra == .(\w+)", requirement)
+        if found and found[1].replace("-", "_") == package:
+            return f"this needs {package}: pip install 'posttrain[{found[2]}]'"
     return None

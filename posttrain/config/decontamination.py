@@ -1,12 +1,4 @@
-"""The recipe's block `decontamination:`, which keeps what is evaluated on out of training.
-
-decontamination:
-  files:
-    - {path: eval/gsm8k_test.jsonl, fields: [question]}
-    - {path: "eval/mmlu/*.parquet", fields: [question, choices]}
-"""
-
-from __future__ import annotations
+"""The recipe's block `decontamination:`, which keeps what is evaluated on out of training."""
 
 from pydantic import Field
 
@@ -16,13 +8,11 @@ from posttrain.config.base import Strict
 class EvaluationFile(Strict):
     """One file, glob or directory of evaluation items, in any form that a source may have.
 
-    Args:
-        path: relative to the base directory.
-        split: of a dataset directory that holds several.
-        fields: dotted paths of the texts to look for; lists and objects stand for all texts in
-            them. Options to choose from are looked for beside their question alone: fields named
-            `A` to `J`, `choices`, `options` and the like, and lists beside a named field of text.
-            Without `fields` every text of a row counts, its options apart.
+    path: relative to the base directory.
+    split: of a dataset directory that holds several.
+    fields: dotted paths of the texts to look for, lists and objects standing for all texts in them;
+        () takes every text of a row. Options (fields named `A` to `J`, `choices`, `options` and the
+        like, lists beside a named text) count beside their question alone.
     """
 
     path: str = Field(min_length=1)
@@ -33,13 +23,11 @@ class EvaluationFile(Strict):
 class DecontaminationConfig(Strict):
     """Records that share runs of words with an evaluation item are dropped as `contaminated`.
 
-    Args:
-        files: what is evaluated on.
-        ngram: words of a run, and the own words of an item that must be found at least; a question
-            with fewer is found with its options, or as a whole message.
-        coverage: the share of an item's own words that must lie in runs that one message also has.
-        common: a run that more distinct items of all files than this have is a template; own words
-            are those in no template.
+    files: what is evaluated on.
+    ngram: words of a run, and the own words of an item that must be found at least; a question with
+        fewer is found with its options, or as a whole message.
+    coverage: the share of an item's own words that must lie in runs that one message also has.
+    common: a run in more distinct items than this is a template, whose words are no item's own.
     """
 
     files: tuple[EvaluationFile, ...] = Field(min_length=1)

@@ -1,16 +1,8 @@
-"""The recipe's block `deduplication:`; without it, no record is dropped for being like another.
-
-deduplication:
-  prompt: false
-  near: {threshold: 0.8, per_source: {boards: null, puzzles: 0.95}}
-  precedence: [curated, scraped]
-"""
-
-from __future__ import annotations
+"""The recipe's block `deduplication:`; without it, no record is dropped for being like another."""
 
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from posttrain.config.base import Strict, refuse_twice
 
@@ -19,16 +11,13 @@ Threshold = Annotated[float, Field(ge=0.7, le=1)]
 
 
 class NearConfig(Strict):
-    """When two records that differ are near-duplicates: by the Jaccard similarity of their word
-    3-grams, prompt and answer together.
+    """Near-duplicates by the Jaccard similarity of word 3-grams, prompt and answer together.
 
-    Args:
-        threshold: the least similarity. 0.8 is that of Lee et al. (2022), "Deduplicating Training
-            Data Makes Language Models Better". Of exercises made from one template it merges those
-            that differ in a few words or numbers: see `per_source`.
-        per_source: thresholds of sources by name, null for a source whose records have no
-            near-duplicates, such as puzzles, boards or exercises made from a template. Of two
-            records from two sources the higher threshold counts.
+    threshold: the least similarity; 0.8 is that of Lee et al. (2022), "Deduplicating Training Data
+        Makes Language Models Better".
+    per_source: thresholds of sources by name, null for one without near-duplicates: of exercises
+        from one template, 0.8 merges those that differ in a few words. Of two records from two
+        sources the higher threshold counts.
     """
 
     threshold: Threshold = 0.8
@@ -38,22 +27,18 @@ class NearConfig(Strict):
 class DeduplicationConfig(Strict):
     """Of records that say the same, one is kept: exact copies always, others as configured.
 
-    Args:
-        prompt: keep one record for each prompt, whatever its answer.
-        near: also drop near-duplicates; `{}` takes the defaults.
-        precedence: names of sources; a copy is kept from the first named that has it. Sources that
-            are not named come after, in the order of the recipe. Inside a source the record with
-            the smaller key is kept, so that the order of rows changes nothing.
+    prompt: keep one record for each prompt, whatever its answer.
+    near: also drop near-duplicates; `{}` takes the defaults.
+    precedence: names of sources; a copy is kept from the first that has it, then from those not
+        named, in the recipe's order; inside a source the record with the smaller key.
     """
 
     prompt: bool = False
     near: NearConfig | None = None
     precedence: tuple[str, ...] = ()
 
-    @model_validator(mode="after")
-    def _named_once(self) -> DeduplicationConfig:
+    def check(self) -> None:
         refuse_twice("deduplication.precedence", self.precedence)
-        return self
 
     def near_threshold(self, source: str) -> float | None:
         """The threshold of a source, `None` where near-duplicates are not looked for."""

@@ -1,14 +1,8 @@
 """Every key of a recipe, from its schema: type, default, what it is, where a number comes from.
 
-    describe(SftConfig)
-    → launch.world_size    whole number ≥ 1, or null = null
-          processes that the launcher must have started; null: unchecked.
-
-Descriptions are the `Args:` of the schemas' docstrings. A field's `source` says where a default
-comes from (`posttrain.config.base.source`); a number without one is ours.
+launch.world_size    whole number ≥ 1, or null = null
+      processes that the launcher must have started; null: unchecked.
 """
-
-from __future__ import annotations
 
 import functools
 import inspect
@@ -27,17 +21,10 @@ from posttrain.config.sft import TrainingRecipe
 
 _WIDTH = 100
 _NAMES: dict[Any, str] = {
-    bool: "true or false",
-    int: "whole number",
-    float: "number",
-    str: "text",
-    Any: "anything",
-}
-_COMMON = {
-    "engine": "chooses the block.",
-    "format": "chooses the block.",
+    bool: "true or false", int: "whole number", float: "number", str: "text", Any: "anything"
+}  # fmt: skip
+_COMMON = dict.fromkeys(("engine", "format", "kind"), "chooses the block.") | {
     "grader": "the name of what grades completions (docs/guides/graders.md); null: nothing does.",
-    "kind": "chooses the block.",
     "name": "of your choice; tables and files carry it.",
     "out": "the directory that is written; another recipe's is refused.",
     "seed": "of every random choice: the same seed gives the same bytes.",
@@ -45,7 +32,7 @@ _COMMON = {
     "write_dropped": "write the dropped rows, each with its reason, to dropped.jsonl.",
 }
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
-_ARGUMENT = re.compile(r"    (\w+(?:, \w+)*): (.*)")
+_KEYS = re.compile(r"(\w+(?:, \w+)*): (.*)", re.DOTALL)
 
 
 def describe(schema: type[BaseModel]) -> str:
@@ -74,7 +61,8 @@ def keys_of(
     for name, field in schema.model_fields.items():
         parts = list(_parts(field.annotation))
         blocks = [(path, part) for path, part in parts if _is_block(part) and part not in above]
-        value = _default_of(field) if defaults is None else getattr(defaults, name)
+        value = None if field.is_required() else field.get_default(call_default_factory=True)
+        value = value if defaults is None else getattr(defaults, name)
         head = f"{prefix}{name}    {_type_text(field, parts)}{_default(field, value)}"
         yield head, description(schema, name, field)
         for path, block in blocks:
@@ -121,9 +109,7 @@ def _type_text(field: FieldInfo, parts: list[tuple[str, Any]]) -> str:
         else:
             text = _NAMES.get(part, "block" if _is_block(part) else str(part))
         if path:
-            text = (
-                f"{'list' if path.startswith('.N') and path[:5] != '.NAME' else 'names'} of {text}"
-            )
+            text = f"{'names' if path.startswith('.NAME') else 'list'} of {text}"
         texts[text] = None
     bounds = [
         f"{sign} {getattr(item, name)}"
@@ -134,10 +120,6 @@ def _type_text(field: FieldInfo, parts: list[tuple[str, Any]]) -> str:
     first, *others = [text for text in texts if text != "null"] or ["null"]
     nullable = ["null"] if "null" in texts else []
     return ", or ".join([" ".join([first, *bounds]), *others, *nullable])
-
-
-def _default_of(field: FieldInfo) -> Any:
-    return None if field.is_required() else field.get_default(call_default_factory=True)
 
 
 def _default(field: FieldInfo, value: Any) -> str:
@@ -156,24 +138,16 @@ def _default(field: FieldInfo, value: Any) -> str:
 def description(schema: type[BaseModel], name: str, field: FieldInfo) -> str:
     """What a field is, by the docstring of its schema, of one above it, or of its block."""
     owners = [owner for owner in schema.__mro__ if owner is not BaseModel]
-    texts = [text for owner in owners if (text := _arguments(owner).get(name))]
+    texts = [text for owner in owners if (text := _keys(owner).get(name))]
     blocks = [part for _, part in _parts(field.annotation) if _is_block(part)]
     texts += [(inspect.getdoc(block) or "").partition("\n\n")[0] for block in blocks[:1]]
     return next(iter([*texts, field.description or _COMMON.get(name, "")]))
 
 
 @functools.cache
-def _arguments(owner: type) -> dict[str, str]:
-    """The `Args:` of a class's own docstring."""
-    _, _, listed = (inspect.cleandoc(owner.__dict__.get("__doc__") or "")).partition("\nArgs:\n")
-    found: dict[str, str] = {}
-    names: list[str] = []
-    for line in listed.splitlines():
-        if match := _ARGUMENT.fullmatch(line):
-            names = match[1].split(", ")
-            found |= dict.fromkeys(names, match[2])
-        elif line.strip() and not line.startswith(" "):
-            break
-        elif line.strip() and names:
-            found |= {name: f"{found[name]} {line.strip()}" for name in names}
-    return found
+def _keys(owner: type) -> dict[str, str]:
+    """The lines `key: …` of a class's own docstring."""
+    _, _, listed = inspect.cleandoc(owner.__dict__.get("__doc__") or "").rpartition("\n\n")
+    entries = re.split(r"\n(?! )", listed)
+    matches = [match for entry in entries if (match := _KEYS.fullmatch(entry))]
+    return {name: " ".join(m[2].split()) for m in matches for name in m[1].split(", ")}

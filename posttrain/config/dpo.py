@@ -1,17 +1,7 @@
 """The recipe of the DPO stage: `posttrain dpo --config tiny/dpo`.
 
-    data: runs/tiny/dpo_data          # what build_dpo wrote
-    out: runs/tiny/dpo
-    model: {path: runs/tiny/sft}      # the policy, and the reference that it starts as
-    batch: 128
-    loss: {beta: 0.05, preference_weight: 1.0, sft_weight: 0.2, sft_form: sum}
-    trainer: {learning_rate: 3.0e-6, max_steps: 50, per_device_train_batch_size: 8}
-
-`trainer:` passes through to the installed TRL `DPOConfig` and is checked there field by field
-(`posttrain.training.dpo.stage`); the fields that this project decides are refused here by name.
+`trainer:` passes through to the installed TRL `DPOConfig`; what this project decides is refused.
 """
-
-from __future__ import annotations
 
 from typing import Literal
 
@@ -24,29 +14,24 @@ PairLayout = Literal["auto", "shared_prompt", "unpacked"]
 SftForm = Literal["sum", "mean"]
 
 OWNED_TRAINER_FIELDS = OWNED_EVERYWHERE | owned_fields({
-    "set loss: instead": ("beta", "loss_type", "loss_weights"),
-    "this stage trains the paper's loss: sigmoid preference and SFT on the chosen": (
-        "label_smoothing", "ld_alpha", "f_divergence_type", "f_alpha_divergence_coef",
-        "use_weighting", "discopop_tau", "router_aux_loss_coef",
-    ),
-    "pairs are rendered, tokenised and filtered by build_dpo; nothing is cut off here": (
-        "max_length", "truncation_mode", "dataset_num_proc",
-    ),
-    "set layout: instead": ("padding_free", "pad_to_multiple_of"),
-    "the reference is the policy before step 1; its log-probabilities are kept on disk": (
-        "precompute_ref_log_probs", "precompute_ref_batch_size", "sync_ref_model",
-    ),
-    "policy and reference are compared without dropout": ("disable_dropout",),
-    "set batch: it follows from batch, micro-batch and processes": ("gradient_accumulation_steps",),
-    "set max_steps; epochs follow one another, max_epochs: bounds them": ("num_train_epochs",),
-    "every step has exactly batch: pairs": ("dataloader_drop_last",),
-    "its row, the loss before any update, is always there": ("logging_first_step",),
-    "pairs are drawn in keyed permutations, the same in every layout": (
-        "train_sampling_strategy", "group_by_length",
-    ),
-    "measure the checkpoint with posttrain eval instead": (
-        "do_eval", "eval_strategy", "load_best_model_at_end",
-    ),
+    "set loss: instead": "beta loss_type loss_weights",
+    "this stage trains the paper's loss: sigmoid preference and SFT on the chosen":
+        "label_smoothing ld_alpha f_divergence_type f_alpha_divergence_coef use_weighting "
+        "discopop_tau router_aux_loss_coef",
+    "pairs are rendered, tokenised and filtered by build_dpo; nothing is cut off here":
+        "max_length truncation_mode dataset_num_proc",
+    "set layout: instead": "padding_free pad_to_multiple_of",
+    "the reference is the policy before step 1; its log-probabilities are kept on disk":
+        "precompute_ref_log_probs precompute_ref_batch_size sync_ref_model",
+    "policy and reference are compared without dropout": "disable_dropout",
+    "set batch: it follows from batch, micro-batch and processes": "gradient_accumulation_steps",
+    "set max_steps; epochs follow one another, max_epochs: bounds them": "num_train_epochs",
+    "every step has exactly batch: pairs": "dataloader_drop_last",
+    "its row, the loss before any update, is always there": "logging_first_step",
+    "pairs are drawn in keyed permutations, the same in every layout":
+        "train_sampling_strategy group_by_length",
+    "measure the checkpoint with posttrain eval instead":
+        "do_eval eval_strategy load_best_model_at_end",
 })  # fmt: skip
 
 
@@ -56,14 +41,12 @@ class LossConfig(Strict):
     β is what the paper's "KL loss coefficient" 0.05 is in NVIDIA's code. Defaults are the paper's
     (Appendix C); the form of the SFT term is the default of NVIDIA's code.
 
-    Args:
-        beta: of the preference loss.
-        preference_weight, sft_weight: of the two terms.
-        sft_form: `sum` over a completion's tokens, averaged over pairs; `mean` over the chosen
-            tokens of the whole batch. They differ by about the length of a completion.
-        kl_weight: of a separate KL(reference ‖ policy) on the chosen tokens, normalised as
-            `sft_form` says. Not in the paper. Above 0, the reference cache holds 4 bytes for each
-            chosen token instead of two numbers a pair; no further forward pass.
+    beta: of the preference loss.
+    preference_weight, sft_weight: of the two terms.
+    sft_form: `sum` over a completion's tokens, averaged over pairs; `mean` over the chosen tokens
+        of the whole batch, smaller by about the length of a completion.
+    kl_weight: of a separate KL(reference ‖ policy) on the chosen tokens, normalised as `sft_form`
+        says; not in the paper. Above 0 the reference cache holds 4 bytes a token.
     """
 
     beta: float = Field(default=0.05, gt=0, json_schema_extra=source("paper, App. C"))
@@ -76,14 +59,13 @@ class LossConfig(Strict):
 class DpoConfig(PolicyRecipe):
     """One DPO run.
 
-    Args:
-        data: the directory that build_dpo wrote.
-        layout: how a pair lies in a batch; `shared_prompt` computes its prompt once, `unpacked`
-            puts each completion in a row of its own.
-        batch: pairs an optimiser step, over all processes.
-        max_epochs: how often a pair may be drawn; `trainer.max_steps` × `batch` pairs are.
-        chosen_floor: nats per token; a mean change of the chosen log-probability below it warns.
-        reference_cache: a folder that several runs share; default: `reference/` in `out`.
+    data: the directory that build_dpo wrote.
+    layout: how a pair lies in a batch; `shared_prompt` computes its prompt once, `unpacked` puts
+        each completion in a row of its own.
+    batch: pairs an optimiser step, over all processes.
+    max_epochs: how often a pair may be drawn; `trainer.max_steps` × `batch` pairs are.
+    chosen_floor: nats per token; a mean change of the chosen log-probability below it warns.
+    reference_cache: a folder that several runs share; default: `reference/` in `out`.
     """
 
     owned = OWNED_TRAINER_FIELDS

@@ -1,31 +1,13 @@
-"""The recipe of an evaluation: `posttrain eval --config F out=DIR`.
-
-    checkpoints: {sft: runs/tiny/sft, dpo: runs/tiny/dpo}
-    backend: {kind: transformers}
-    prompts: [{name: maths, format: tiny_world, path: runs/tiny/world/heldout/maths.jsonl}]
-    settings: [{name: no_tools, thinking: both}, {name: with_tools, tools: given}]
-    sampling: {temperature: 0, max_tokens: 192}
-
-The first checkpoint is the one that the others are compared with. A source of prompts is a task;
-paths are relative to the directory the command is run in. A suite is such a recipe with tasks of
-several kinds: rows with a grader, RLVR environments, tasks of inspect; a setting is a group of
-tasks, or one task, with parameters of its own.
-
-`compare A B --gate F` reads a file of its own:
-
-    rules: [{figure: accuracy, margin: 0.02}, {figure: hallucination, margin: 0.01, task: maths}]
-"""
-
-from __future__ import annotations
+"""The recipes of evaluations: of checkpoints, of judges, of one policy against another; gates."""
 
 import re
 from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from posttrain.config.backend import BackendConfig, check_checkpoint, without_reaching
-from posttrain.config.base import Name, Strict
-from posttrain.config.judge import LabelJudgeConfig
+from posttrain.config.base import Name, Strict, refuse_twice
+from posttrain.config.judge import JudgeConfig, LabelJudgeConfig
 from posttrain.config.load import nearest
 from posttrain.config.prompts import (
     GIVEN_TOOLS,
@@ -38,7 +20,7 @@ from posttrain.config.prompts import (
     TinyWorldPrompts,
     check_prompts,
 )
-from posttrain.config.sample import ToolLoopSampling, check_chat
+from posttrain.config.sample import SamplingConfig, ToolLoopSampling, check_chat
 from posttrain.config.templates import Templates, check_templates
 from posttrain.errors import ConfigError
 
@@ -49,10 +31,8 @@ _NAME = re.compile(r"[\w+-][\w.+-]*")
 class EvaluatedConfig(Strict):
     """One checkpoint, where its path alone does not say everything.
 
-    Args:
-        path: a directory; with a server, the checkpoint that it serves (optional: it gives the
-            tokenizer and the lineage).
-        backend: what it runs on, instead of the recipe's.
+    path: as `checkpoint` of a sampling recipe.
+    backend: what it runs on, instead of the recipe's.
     """
 
     path: str | None = None
@@ -62,13 +42,9 @@ class EvaluatedConfig(Strict):
 class CheckpointsConfig(Strict):
     """The checkpoints of an evaluation and how many completions of each prompt they make.
 
-    Args:
-        checkpoints: name → path, or path and backend; the others are compared with the first.
-        backend: what checkpoints run on that name no backend of their own.
-        n: completions of each prompt.
-        chunk: in process, the completions that are made and kept together; a killed run makes at
-            most so many again.
-        max_failure_rate: largest share of completions that a backend may have given up on.
+    checkpoints: name → path, or path and backend; the others are compared with the first.
+    backend: what checkpoints run on that name no backend of their own.
+    n, chunk, max_failure_rate: as in a sampling recipe.
     """
 
     out: str
@@ -79,16 +55,12 @@ class CheckpointsConfig(Strict):
     max_failure_rate: float = Field(default=0.0, ge=0, lt=1)
     seed: int = Field(default=0, ge=0)
 
-    @model_validator(mode="after")
-    def _runnable(self) -> Self:
+    def check(self) -> None:
         for name in self.checkpoints:
             if not _NAME.fullmatch(name):
-                raise ValueError(
-                    f"checkpoint name {name!r}: use letters, digits and any of _ + - ."
-                )
+                raise ValueError(f"checkpoint name {name!r}: use letters, digits, _ + - .")
             key = f"checkpoints.{name}.path"
             check_checkpoint(self.backend_of(name), self.path_of(name), key)
-        return self
 
     def path_of(self, checkpoint: str) -> str | None:
         """Where a checkpoint lies."""
@@ -107,35 +79,30 @@ class CheckpointsConfig(Strict):
 class InspectRole(Strict):
     """A further model that an inspect task calls, such as its user or its grader.
 
-    Args:
-        backend: what it runs on.
-        checkpoint: as of a judge: the model, or the one that a server serves.
-        thinking: whether it is asked to reason.
+    backend: what it runs on.
+    checkpoint: as of a judge: the model, or the one that a server serves.
+    thinking: whether it is asked to reason.
     """
 
     backend: BackendConfig
     checkpoint: str | None = None
     thinking: bool = True
 
-    @model_validator(mode="after")
-    def _runnable(self) -> Self:
+    def check(self) -> None:
         check_checkpoint(self.backend, self.checkpoint, "checkpoint")
-        return self
 
 
 class InspectTask(Strict):
     """A task that was written for inspect, which brings its prompts, tools and scorer.
 
-    Args:
-        task: what `inspect eval` takes: a registered name such as `inspect_evals/tau2_airline`,
-            or `path/to/file.py@name`.
-        arguments: of the task.
-        score: the scorer whose value counts, with `.key` where it has several, or `.*` for their
-            mean; null: its only one.
-        roles: models by the role that the task calls them.
-        count: how many of its samples to take, the first ones; null takes all.
-        obtain: where its data come from, shown where they are missing.
-        templates: every sample's input is given in each template of a set or a file.
+    task: a registered name such as `inspect_evals/tau2_airline`, or `path/to/file.py@name`.
+    arguments: of the task.
+    score: the scorer whose value counts, with `.key` where it has several, or `.*` for their mean;
+        null: its only one.
+    roles: models by the role that the task calls them.
+    count: how many of its samples to take, the first ones; null takes all.
+    obtain: where its data come from, shown where they are missing.
+    templates: every sample's input is given in each template of a set or a file.
     """
 
     format: Literal["inspect"]
@@ -148,13 +115,11 @@ class InspectTask(Strict):
     obtain: str | None = None
     templates: Templates | None = None
 
-    @model_validator(mode="after")
-    def _askable(self) -> Self:
+    def check(self) -> None:
         where = f"source {self.name!r}"
         if self.task.endswith(".py"):
             raise ValueError(f"{where}: a task in a file is {self.task}@NAME")
         check_templates(where, self.templates or (), options=False, own_format=True)
-        return self
 
 
 AnyTask = Annotated[
@@ -166,8 +131,7 @@ AnyTask = Annotated[
 class EvalSetting(Setting):
     """One way in which tasks are given.
 
-    Args:
-        sampling: keys of the recipe's `sampling` with other values.
+    sampling: keys of the recipe's `sampling` with other values.
     """
 
     sampling: dict[str, float | int | None] = Field(default_factory=dict)
@@ -176,11 +140,10 @@ class EvalSetting(Setting):
 class Price(Strict):
     """Money per million tokens of one model.
 
-    Args:
-        input: of prompt tokens.
-        output: of all tokens that the model writes.
-        cached: of prompt tokens that an earlier turn of the same completion sent; null: as `input`.
-        reasoning: of output tokens that are reasoning; null: as `output`.
+    input: of prompt tokens.
+    output: of all tokens that the model writes.
+    cached: of prompt tokens that an earlier turn of the same completion sent; null: as `input`.
+    reasoning: of output tokens that are reasoning; null: as `output`.
     """
 
     input: float = Field(ge=0)
@@ -192,9 +155,8 @@ class Price(Strict):
 class EstimateConfig(Strict):
     """What `--dry-run` expects; null: the longest that a completion can be, and no time.
 
-    Args:
-        output_tokens: of a completion.
-        tokens_per_second: that a checkpoint writes, all requests together.
+    output_tokens: of a completion.
+    tokens_per_second: that a checkpoint writes, all requests together.
     """
 
     output_tokens: int | None = Field(default=None, ge=1)
@@ -204,12 +166,11 @@ class EstimateConfig(Strict):
 class EvalConfig(CheckpointsConfig):
     """One evaluation.
 
-    Args:
-        expect: agentic family, or `all` → the range in which the share of its solved runs is
-            predicted to lie; a run keeps the predictions that it began with.
-        judge: the model that the environments `equivalence` and `rubric` ask.
-        prices: by checkpoint, in any currency.
-        inspect_logs: write the run as inspect's logs as well, for `inspect view`.
+    expect: agentic family, or `all` → the predicted range of the share of its solved runs; a run
+        keeps the predictions that it began with.
+    judge: the model that the environments `equivalence` and `rubric` ask.
+    prices: by checkpoint, in any currency.
+    inspect_logs: write the run as inspect's logs as well, for `inspect view`.
     """
 
     prompts: tuple[AnyTask, ...] = Field(min_length=1)
@@ -221,8 +182,7 @@ class EvalConfig(CheckpointsConfig):
     estimate: EstimateConfig = EstimateConfig()
     inspect_logs: bool = False
 
-    @model_validator(mode="after")
-    def _predicted(self) -> EvalConfig:
+    def check(self) -> None:
         given = [s.environment for s in self.row_tasks if isinstance(s, EnvironmentPrompts)]
         given.append("all")
         for family, (low, high) in self.expect.items():
@@ -232,28 +192,19 @@ class EvalConfig(CheckpointsConfig):
                 )
             if low > high:
                 raise ValueError(f"expect.{family}: {low} is above {high}")
-        return self
-
-    @model_validator(mode="after")
-    def _consistent(self) -> EvalConfig:
         check_prompts(cast(Any, self.prompts), self.settings)  # their names are all that it reads
         names = [f"{p.name}.{s.name}" for p in self.prompts for s in self.settings]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"two pairs of source and setting would share the name {twice[0]!r}")
-        asked = {
-            name for s in self.settings for name in s.sources or [p.name for p in self.prompts]
-        }
-        if unused := [task.name for task in self.prompts if task.name not in asked]:
-            raise ValueError(
-                f"no setting asks source {unused[0]!r}: add it to one, or leave it out"
-            )
-        augmented = [s.name for s in self.prompts if getattr(s, "augment", None) is not None]
-        if augmented:
-            raise ValueError(
-                f"source {augmented[0]!r}: augment is for training; templates asks every question "
-                "in each template"
-            )
+        refuse_twice("source.setting", names)
+        for task in self.prompts:
+            if not any(task.name in (s.sources or (task.name,)) for s in self.settings):
+                raise ValueError(
+                    f"no setting asks source {task.name!r}: add it to one, or leave it out"
+                )
+            if getattr(task, "augment", None) is not None:
+                raise ValueError(
+                    f"source {task.name!r}: augment is for training; templates asks every question "
+                    "in each template"
+                )
         for name in self.checkpoints:
             check_chat(self.backend_of(name), self.settings)
         for name in self.prices:
@@ -266,9 +217,15 @@ class EvalConfig(CheckpointsConfig):
                     hint = nearest(key, (*ToolLoopSampling.model_fields,))
                     raise ValueError(f"setting {setting.name!r}: sampling has no {key!r}{hint}")
             self.sampling_of(setting.name)
-            if any(task.name in (setting.sources or (task.name,)) for task in self.inspect_tasks):
-                _check_inspect(setting)
-        return self
+            if not any(one.name in (setting.sources or (one.name,)) for one in self.inspect_tasks):
+                continue
+            if setting.tools not in (NO_TOOLS, GIVEN_TOOLS) or setting.where is not None:
+                raise ValueError(
+                    f"setting {setting.name!r}: a task of inspect has its own tools and samples; "
+                    "name the other tasks in sources, or leave out tools and where"
+                )
+            if setting.thinking not in (0, 1, "both"):
+                raise ValueError(f"setting {setting.name!r}: inspect takes thinking 0, 1 or both")
 
     @property
     def inspect_tasks(self) -> tuple[InspectTask, ...]:
@@ -305,10 +262,9 @@ class EvalConfig(CheckpointsConfig):
 
     def n_of(self, setting: str) -> int:
         """Completions of each prompt in a setting."""
-        own = next(s.n for s in self.settings if s.name == setting)
-        return self.n if own is None else own
+        return next(s.n for s in self.settings if s.name == setting) or self.n
 
-    def part(self, tasks: tuple[str, ...]) -> EvalConfig:
+    def part(self, tasks: tuple[str, ...]) -> Self:
         """The recipe with some of its tasks alone, and the settings that use these.
 
         Raises:
@@ -330,34 +286,20 @@ class EvalConfig(CheckpointsConfig):
         sources = tuple(source for source in self.prompts if source.name in tasks)
         return self.model_copy(update={"prompts": sources, "settings": kept})
 
-    def of_rows(self) -> EvalConfig | None:
+    def of_rows(self) -> Self | None:
         """The recipe without the tasks of inspect; None where it has no other."""
         names = tuple(task.name for task in self.row_tasks)
         return self.part(names) if names else None
 
 
-def _check_inspect(setting: EvalSetting) -> None:
-    """Raises ValueError for what a task of inspect cannot be given."""
-    if setting.tools not in (NO_TOOLS, GIVEN_TOOLS) or setting.where is not None:
-        raise ValueError(
-            f"setting {setting.name!r}: a task of inspect has its own tools and samples; name the "
-            "other tasks in sources, or leave out tools and where"
-        )
-    if setting.thinking not in (0, 1, "both"):
-        raise ValueError(
-            f"setting {setting.name!r}: for a task of inspect, thinking is 0, 1 or both"
-        )
-
-
 class GateRule(Strict):
     """One threshold on the change of a figure from the first run to the second.
 
-    Args:
-        figure: a share of metrics.json such as `accuracy`, or a length such as `answer_tokens`.
-        margin: by how much it may be worse, in the figure's own unit.
-        worse: the direction that counts; by default, less is worse for accuracy, adherence and
-            called_tool, and more is worse for the others.
-        task, setting, thinking: of the compared rows; task `all` pools them; null: each one.
+    figure: a share of metrics.json such as `accuracy`, or a length such as `answer_tokens`.
+    margin: by how much it may be worse, in the figure's own unit.
+    worse: the direction that counts; null: lower for accuracy, adherence and called_tool, higher
+        for the others.
+    task, setting, thinking: of the compared rows; task `all` pools them; null: each one.
     """
 
     figure: str = "accuracy"
@@ -371,12 +313,54 @@ class GateRule(Strict):
 class GateConfig(Strict):
     """A gate: `compare A B --gate F` exits with 1 where a rule fails.
 
-    Args:
-        level: one-sided confidence of all rules together; each is tested at 1 − (1 − level) / rows.
-        inconclusive: whether a row passes that is neither shown to be worse by more than the
-            margin nor shown not to be.
+    level: one-sided confidence of all rules together; each is tested at 1 − (1 − level) / rows.
+    inconclusive: of a row neither shown to be worse by more than the margin nor not to be.
     """
 
     rules: tuple[GateRule, ...] = Field(min_length=1)
     level: float = Field(default=0.95, gt=0.5, lt=1)
     inconclusive: Literal["pass", "fail"] = "pass"
+
+
+class EvalGenRmConfig(CheckpointsConfig):
+    """One evaluation of judges on the same held-out pairs, `n` judgements of each in each order.
+
+    data: a `genrm_data` artifact.
+    pairs: how many pairs, from the front of the file; null takes all.
+    """
+
+    data: str
+    pairs: int | None = Field(default=None, ge=1)
+    sampling: SamplingConfig = SamplingConfig()
+
+    def owner_config(self) -> dict[str, Any]:
+        """What the judgements depend on: the digest of the output directory is taken of this."""
+        config = self.model_dump(mode="json", exclude={"out", "max_failure_rate", "data"})
+        config["backend"] = without_reaching(self.backend)
+        config["checkpoints"] = {
+            name: {"path": self.path_of(name), "backend": without_reaching(self.backend_of(name))}
+            for name in self.checkpoints
+        }
+        return config
+
+
+class WinRateConfig(Strict):
+    """One policy against another on the same prompts, each pair of answers judged in both orders.
+
+    before, after: a `samples` artifact; or an evaluation, as RUN:NAME where it has several
+        checkpoints.
+    judge: as in RLHF; not one that `after` was trained with, which it has learnt to please.
+    prompts: how many, chosen by a keyed hash of their ids; null takes all that both answered.
+    """
+
+    out: str
+    before: str
+    after: str
+    judge: JudgeConfig
+    prompts: int | None = Field(default=None, ge=1)
+    seed: int = Field(default=0, ge=0)
+
+    def owner_config(self) -> dict[str, Any]:
+        """What the verdicts depend on beside the two sides themselves."""
+        config = self.model_dump(mode="json", exclude={"out", "before", "after", "judge"})
+        return config | {"judge": self.judge.owner_config()}

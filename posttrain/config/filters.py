@@ -1,39 +1,33 @@
-"""Which rows a source loses on the way to its records: structural checks and filters of the text.
+"""Which rows a source loses: structural checks and filters of the text, with their patterns."""
 
-filters:
-  tool_markup: false
-  repetition: {min_words: 240}
-  narratives: nemotron-3-nano/narratives
-"""
+from pathlib import Path
+from typing import Annotated, Any, cast
 
-from __future__ import annotations
-
-from typing import Annotated
-
-from pydantic import Field, model_validator
+import yaml
+from pydantic import BeforeValidator, Field
 
 from posttrain.config.base import Strict
-from posttrain.config.patterns import Patterns
+from posttrain.config.recipe_files import read_mapping, recipe_file
+from posttrain.errors import ConfigError
 
 
 class StructuralFilters(Strict):
     """Which structural checks a source must pass. Each name is also the drop reason.
 
-    Args:
-        bad_unicode: text that cannot be written as UTF-8.
-        role_order: turns that no chat could have produced.
-        empty_answer: an assistant turn without text and calls.
-        empty_user_turn: a user turn without text.
-        empty_system_turn: a system turn without text.
-        unclosed_think: a think tag without its partner.
-        nested_think: think tags inside or after a trace.
-        foreign_think: a trace in other tags than <think>.
-        undeclared_tools: tool calls where no tool is declared.
-        unknown_tool: a call to a tool that is not declared.
-        unusable_schema: a called tool's schema cannot be checked.
-        bad_arguments: arguments that fail the declared schema.
-        unpaired_tool_result: results and calls that do not match.
-        tool_markup: tool calls written as text.
+    bad_unicode: text that cannot be written as UTF-8.
+    role_order: turns that no chat could have produced.
+    empty_answer: an assistant turn without text and calls.
+    empty_user_turn: a user turn without text.
+    empty_system_turn: a system turn without text.
+    unclosed_think: a think tag without its partner.
+    nested_think: think tags inside or after a trace.
+    foreign_think: a trace in other tags than <think>.
+    undeclared_tools: tool calls where no tool is declared.
+    unknown_tool: a call to a tool that is not declared.
+    unusable_schema: a called tool's schema cannot be checked.
+    bad_arguments: arguments that fail the declared schema.
+    unpaired_tool_result: results and calls that do not match.
+    tool_markup: tool calls written as text.
     """
 
     bad_unicode: bool = True
@@ -53,19 +47,17 @@ class StructuralFilters(Strict):
 
 
 class RepetitionFilter(Strict):
-    """When a trace or an answer is a pathological repetition. All numbers are ours.
+    """When a trace or an answer is a pathological repetition.
 
-    The paper (3.1.3) names repeated n-grams in a sliding window and across the trajectory, and
-    gives no n, window or threshold. A *word* is a run of letters, of digits or of signs, an
-    ideograph, or a line end.
+    The paper (3.1.3) names repeated n-grams in a sliding window and across the trajectory; all
+    numbers are ours. A *word* is a run of letters, digits or signs, an ideograph, or a line end.
 
-    Args:
-        compression_ratio: a text is looked at if 1 kB of it compresses this well, given what stands
-            before it (LZ4, or else zlib at level 1).
-        min_words, min_rounds: of the shortest cycle.
-        cycle_share: of a cycle's words, this share must equal the word one round before.
-        ngram, window, duplicate_share: in a window of so many words, this share of the n-grams
-            must have stood at least twice in the two windows before them.
+    compression_ratio: a text is looked at if 1 kB of it compresses this well, given what stands
+        before it (LZ4, or else zlib at level 1).
+    min_words, min_rounds: of the shortest cycle.
+    cycle_share: of a cycle's words, this share must equal the word one round before.
+    ngram, window, duplicate_share: in a window of so many words, this share of the n-grams must
+        have stood at least twice in the two windows before them.
     """
 
     compression_ratio: float = Field(default=5.0, ge=1)
@@ -80,10 +72,9 @@ class RepetitionFilter(Strict):
 class LanguageFilter(Strict):
     """Languages that traces and answers may be in; code, formulas and numbers are not judged.
 
-    Args:
-        allowed: ISO 639-1 codes.
-        letters: a text with fewer, code and formulas apart, is not judged.
-        confidence: another language counts from this probability on.
+    allowed: ISO 639-1 codes.
+    letters: a text with fewer, code and formulas apart, is not judged.
+    confidence: another language counts from this probability on.
     """
 
     allowed: tuple[str, ...] = Field(min_length=1)
@@ -94,9 +85,8 @@ class LanguageFilter(Strict):
 class LengthFilter(Strict):
     """How long a record may be; `null` sets no bound.
 
-    Args:
-        min_tokens, max_tokens: of its longest sequence, as rendered for training.
-        min_turns, max_turns: user turns.
+    min_tokens, max_tokens: of its longest sequence, as rendered for training.
+    min_turns, max_turns: user turns.
     """
 
     min_tokens: int | None = Field(default=None, ge=1)
@@ -104,21 +94,19 @@ class LengthFilter(Strict):
     min_turns: int | None = Field(default=None, ge=1)
     max_turns: int | None = Field(default=None, ge=1)
 
-    @model_validator(mode="after")
-    def _ordered(self) -> LengthFilter:
-        for least, most in ((self.min_tokens, self.max_tokens), (self.min_turns, self.max_turns)):
+    def check(self) -> None:
+        bounds = (self.min_tokens, self.max_tokens), (self.min_turns, self.max_turns)
+        for least, most in bounds:
             if least is not None and most is not None and least > most:
                 raise ValueError(f"the least length, {least}, is above the most, {most}")
-        if self.model_dump(exclude_none=True) == {}:
+        if bounds == ((None, None), (None, None)):
             raise ValueError("length: give at least one bound")
-        return self
 
 
 class CopiedFilter(Strict):
     """Answers that say again what stood before: the question, an earlier answer, their own trace.
 
-    Args:
-        characters: shorter answers may be equal to anything ("Yes.", a number).
+    characters: shorter answers may be equal to anything ("Yes.", a number).
     """
 
     characters: int = Field(default=80, ge=1)
@@ -127,29 +115,75 @@ class CopiedFilter(Strict):
 class TruncatedFilter(Strict):
     """Texts cut off at the limit their sampler had: they stop in mid-sentence, and just there.
 
-    Args:
-        tokens: the limits that are known of the source, in tokens of a turn, trace and answer
-            together.
-        slack: how far off the count may be, as a share of the limit: the tokenizer of the model
-            that wrote the text may be another than the recipe's.
+    tokens: the source's known limits on a turn, trace and answer in one.
+    slack: how far off the count may be, as a share of the limit, for the text's author may have had
+        another tokenizer.
     """
 
     tokens: tuple[Annotated[int, Field(ge=16)], ...] = Field(min_length=1)
     slack: float = Field(default=0.01, ge=0, le=0.5)
 
 
+class Pattern(Strict):
+    """One pattern, in RE2's syntax, matched without regard to case.
+
+    pattern: what is looked for.
+    near: must match as well, within `within` characters before or after the match.
+    unless: must not match within `within` characters before or after the match, nor in it.
+    within: how far context reaches, in characters.
+    place: the file and line it was read from, for messages; no part of the recipe.
+    """
+
+    pattern: str = Field(min_length=1)
+    near: str | None = Field(default=None, min_length=1)
+    unless: str | None = Field(default=None, min_length=1)
+    within: int = Field(default=200, ge=0)
+    place: str | None = Field(default=None, exclude=True, repr=False)
+
+
+def read_patterns(path: Path) -> list[Any]:
+    """The items of a pattern file, each with the place it stands at; not yet validated.
+
+    Raises:
+        ConfigError: there is no such file, it is no YAML mapping, or has no list under `patterns`.
+    """
+    given = read_mapping(path)
+    if set(given) != {"patterns"} or not isinstance(given["patterns"], list):
+        raise ConfigError(f"{path}: a file of patterns is a mapping with one list, patterns")
+    text = path.read_text(encoding="utf-8")
+    node = cast(Any, yaml.compose(text, Loader=yaml.SafeLoader))  # pyright: ignore[reportUnknownMemberType]  # PyYAML is untyped
+    ((_, nodes),) = node.value  # which know their lines
+    return [
+        {**_as_mapping(item), "place": f"{path}:{node.start_mark.line + 1}"}
+        for item, node in zip(cast(list[Any], given["patterns"]), nodes.value, strict=True)
+    ]
+
+
+def _as_mapping(item: Any) -> dict[str, Any]:
+    return cast(dict[str, Any], item) if isinstance(item, dict) else {"pattern": item}
+
+
+def _read(given: object) -> object:
+    """Patterns of a list, or of the file that is named; the recipe then holds them themselves."""
+    items: object = read_patterns(recipe_file(given)) if isinstance(given, str) else given
+    # a tuple, for what a validator returns is no JSON any more and is taken as strictly as Python
+    return tuple(map(_as_mapping, cast(list[Any], items))) if isinstance(items, list) else items
+
+
+Patterns = Annotated[tuple[Pattern, ...], BeforeValidator(_read), Field(min_length=1)]
+
+
 class Filters(StructuralFilters):
     """All filters of a source. Those that are `null` look for nothing.
 
-    Args:
-        repetition: pathological repetition in traces and answers.
-        narratives: patterns of political or nationalist alignment, in traces and answers.
-        untranslated: patterns of answers that say they cannot translate.
-        refusals: patterns of refusal boilerplate, in answers.
-        language: which languages traces and answers may be in.
-        length: in tokens and in turns.
-        copied: answers that repeat what stood before.
-        truncated: texts cut off at a known limit.
+    repetition: pathological repetition in traces and answers.
+    narratives: patterns of political or nationalist alignment, in traces and answers.
+    untranslated: patterns of answers that say they cannot translate.
+    refusals: patterns of refusal boilerplate, in answers.
+    language: which languages traces and answers may be in.
+    length: in tokens and in turns.
+    copied: answers that repeat what stood before.
+    truncated: texts cut off at a known limit.
     """
 
     repetition: RepetitionFilter | None = RepetitionFilter()

@@ -1,24 +1,11 @@
-"""What every recipe of group-relative training has: `rlhf` and `genrm` add where prompts come from.
+"""What every recipe of group-relative training has.
 
-    model: {path: runs/tiny/dpo}
-    prompts_per_step: 128            # × num_generations = the rollouts of a step
-    num_generations: 16
-    sampling: {temperature: 1.0, max_tokens: 16384}
-    rollouts: {engine: in_process, batch_size: 64}
-    loss: {clip_low: 0.2, clip_high: 0.28, kl: 0.0}
-    moe: {freeze_router: true, bias_update_rate: 1.0e-3}
-    guard: {truncated: {warn: 0.3, stop: 0.9}}
-    trainer: {learning_rate: 3.0e-6, max_steps: 100, per_device_train_batch_size: 8}
-
-`trainer:` passes through to the installed TRL `GRPOConfig` and is checked there field by field
-(`posttrain.training.rl.stage`); the fields that this project decides are refused by name.
+`trainer:` passes through to the installed TRL `GRPOConfig`; what this project decides is refused.
 """
-
-from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from posttrain.config.backend import REACHING, Server
 from posttrain.config.base import Strict, source
@@ -28,67 +15,52 @@ _REFERENCE = source("NVIDIA's grpo_nanov3.yaml")
 Overlong = Literal["mask", "train"]
 
 OWNED_TRAINER_FIELDS = OWNED_EVERYWHERE | owned_fields({
-    "set loss: instead": (
-        "beta", "epsilon", "epsilon_high", "num_iterations", "mask_truncated_completions",
-    ),
-    "this stage trains the clipped token-level loss over the global batch": (
-        "loss_type", "delta", "importance_sampling_level", "scale_rewards",
-        "use_bias_correction_kl", "off_policy_mask_threshold", "top_entropy_quantile",
-        "entropy_coef", "use_adaptive_entropy",
-        "entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "entropy_target",
-        "sapo_temperature_neg", "sapo_temperature_pos", "vespo_k_pos", "vespo_lambda_pos",
-        "vespo_k_neg", "vespo_lambda_neg",
-    ),
-    "set sampling: instead": (
-        "max_completion_length", "temperature", "top_p", "top_k", "min_p", "repetition_penalty",
+    "set loss: instead": "beta epsilon epsilon_high num_iterations mask_truncated_completions",
+    "this stage trains the clipped token-level loss over the global batch":
+        "loss_type delta importance_sampling_level scale_rewards use_bias_correction_kl "
+        "off_policy_mask_threshold top_entropy_quantile entropy_coef use_adaptive_entropy "
+        "entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target sapo_temperature_neg "
+        "sapo_temperature_pos vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg",
+    "set sampling: instead":
+        "max_completion_length temperature top_p top_k min_p repetition_penalty "
         "max_tool_calling_iterations",
-    ),
-    "set rollouts: instead": (
-        "generation_kwargs", "chat_template_kwargs", "cache_implementation", "use_vllm",
-        "vllm_mode", "vllm_model_impl", "vllm_enable_sleep_mode", "vllm_structured_outputs_regex",
-        "vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_server_timeout",
-        "vllm_group_port", "vllm_gpu_memory_utilization", "vllm_max_model_length",
-        "vllm_tensor_parallel_size", "vllm_importance_sampling_correction",
-        "vllm_importance_sampling_mode", "vllm_importance_sampling_clip_max",
-        "vllm_importance_sampling_clip_min", "vllm_importance_sampling_cap",
-        "use_transformers_continuous_batching", "transformers_continuous_batching_config",
-        "use_transformers_paged", "ds3_gather_for_generation", "pad_to_multiple_of",
-    ),
-    "the reward judges whole groups, and its parts are in the recipe": (
-        "reward_weights", "multi_objective_aggregation",
-    ),
-    "set prompts_per_step, num_generations and loss.num_iterations instead": (
-        "gradient_accumulation_steps", "generation_batch_size", "steps_per_generation",
-        "num_generations", "num_generations_eval",
-    ),
-    "every rollout is written to rollouts/": (
-        "log_completions", "log_multimodal", "num_completions_to_print", "log_unique_prompts",
+    "set rollouts: instead":
+        "generation_kwargs chat_template_kwargs cache_implementation use_vllm vllm_mode "
+        "vllm_model_impl vllm_enable_sleep_mode vllm_structured_outputs_regex "
+        "vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout "
+        "vllm_group_port vllm_gpu_memory_utilization vllm_max_model_length "
+        "vllm_tensor_parallel_size vllm_importance_sampling_correction "
+        "vllm_importance_sampling_mode vllm_importance_sampling_clip_max "
+        "vllm_importance_sampling_clip_min vllm_importance_sampling_cap "
+        "use_transformers_continuous_batching transformers_continuous_batching_config "
+        "use_transformers_paged ds3_gather_for_generation pad_to_multiple_of",
+    "the reward judges whole groups, and its parts are in the recipe":
+        "reward_weights multi_objective_aggregation",
+    "set prompts_per_step, num_generations and loss.num_iterations instead":
+        "gradient_accumulation_steps generation_batch_size steps_per_generation num_generations "
+        "num_generations_eval",
+    "every rollout is written to rollouts/":
+        "log_completions log_multimodal num_completions_to_print log_unique_prompts "
         "log_completions_hub_repo",
-    ),
-    "the reference is the policy before step 1": (
-        "sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps",
-    ),
-    "measure the checkpoint with posttrain eval instead": (
-        "do_eval", "eval_strategy", "load_best_model_at_end", "metric_for_best_model",
-    ),
-    "every step has its row in log.jsonl": (
-        "logging_steps", "logging_strategy", "logging_first_step", "logging_nan_inf_filter",
-    ),
-    "a rollout is scored by the model that sampled it, without dropout": ("disable_dropout",),
-    "set max_steps; max_epochs: bounds how often a prompt is drawn": ("num_train_epochs",),
-    "set moe: instead": ("router_aux_loss_coef",),
-    "prompts are drawn in keyed permutations, the same in every layout": (
-        "shuffle_dataset", "train_sampling_strategy", "group_by_length", "dataloader_drop_last",
-    ),
+    "the reference is the policy before step 1":
+        "sync_ref_model ref_model_mixup_alpha ref_model_sync_steps",
+    "measure the checkpoint with posttrain eval instead":
+        "do_eval eval_strategy load_best_model_at_end metric_for_best_model",
+    "every step has its row in log.jsonl":
+        "logging_steps logging_strategy logging_first_step logging_nan_inf_filter",
+    "a rollout is scored by the model that sampled it, without dropout": "disable_dropout",
+    "set max_steps; max_epochs: bounds how often a prompt is drawn": "num_train_epochs",
+    "set moe: instead": "router_aux_loss_coef",
+    "prompts are drawn in keyed permutations, the same in every layout":
+        "shuffle_dataset train_sampling_strategy group_by_length dataloader_drop_last",
 })  # fmt: skip
 
 
 class CompletionLimit(Strict):
     """From a batch of rollouts on, the most tokens of a completion.
 
-    Args:
-        from_batch: the first batch that it holds for, counted from 1.
-        tokens: of all steps of a completion together.
+    from_batch: the first batch that it holds for, counted from 1.
+    tokens: of all steps of a completion together.
     """
 
     from_batch: int = Field(ge=1)
@@ -98,12 +70,10 @@ class CompletionLimit(Strict):
 class RolloutSampling(Strict):
     """How the policy's rollouts are sampled, from its whole distribution.
 
-    Args:
-        temperature: 1 is the policy's own distribution.
-        max_tokens: of one step of a completion, reasoning included.
-        max_turns: steps of a completion whose prompt declares tools.
-        max_completion: a schedule of the tokens that the policy may write in all steps of a
-            completion; null: no such limit (Nano).
+    temperature: 1 is the policy's own distribution.
+    max_tokens: of one step of a completion, reasoning included.
+    max_turns: steps of a completion whose prompt declares tools.
+    max_completion: a schedule of limits on the tokens of all steps; null: none (Nano).
     """
 
     temperature: float = Field(default=1.0, gt=0, json_schema_extra=_REFERENCE)
@@ -116,10 +86,9 @@ class RolloutSampling(Strict):
         past = [one for one in self.max_completion or () if one.from_batch <= batch]
         return past[-1].tokens if past else None
 
-    @model_validator(mode="after")
-    def _schedule_reaches_all(self) -> RolloutSampling:
+    def check(self) -> None:
         if self.max_completion is None:
-            return self
+            return
         starts = [limit.from_batch for limit in self.max_completion]
         if starts[0] != 1 or starts != sorted(set(starts)):
             raise ValueError("max_completion: from_batch begins with 1, and rises")
@@ -129,14 +98,12 @@ class RolloutSampling(Strict):
                 f"max_completion {most} is never reached: max_tokens {self.max_tokens} in each of "
                 f"max_turns {self.max_turns} is less"
             )
-        return self
 
 
 class InProcessRollouts(Strict):
     """Rollouts decoded in the training processes; weights that are sharded are gathered meanwhile.
 
-    Args:
-        batch_size: rollouts decoded at a time on one process.
+    batch_size: rollouts decoded at a time on one process.
     """
 
     engine: Literal["in_process"]
@@ -146,8 +113,7 @@ class InProcessRollouts(Strict):
 class LoraServer(Server):
     """A vLLM server that holds the base model and loads the adapter before every batch.
 
-    Args:
-        model: what the names begin with under which adapters are loaded.
+    model: what the names begin with under which adapters are loaded.
     """
 
     engine: Literal["lora_server"]
@@ -157,8 +123,7 @@ class LoraServer(Server):
 class WeightServer(Server):
     """A vLLM server that is sent all weights before every batch, by NCCL.
 
-    Args:
-        group_port: where the main process waits for the server to join the transfer.
+    group_port: where the main process waits for the server to join the transfer.
     """
 
     engine: Literal["vllm_server"]
@@ -169,10 +134,9 @@ class ColocatedVllm(Strict):
     """vLLM in each training process, on the same device. Its rollouts end together, turn by turn:
     verifiers run behind each turn, not beside it.
 
-    Args:
-        gpu_memory: share of the device that vLLM takes.
-        max_length: longest prompt and completion; null is the model's own limit.
-        sleep: give up weights and cache between batches.
+    gpu_memory: share of the device that vLLM takes.
+    max_length: longest prompt and completion; null is the model's own limit.
+    sleep: give up weights and cache between batches.
     """
 
     engine: Literal["vllm_colocate"]
@@ -192,20 +156,18 @@ class ImportanceConfig(Strict):
     """Importance sampling between what sampled a token and what trains it.
 
     The values are the reference code's; those of Nano are not published. A completion that is left
-    out is not left out of the tokens that the loss is divided by (in the reference it is).
+    out still counts in the tokens that the loss is divided by (not so in the reference).
 
-    Args:
-        token_low, token_high: bounds of a token's ratio trainer / sampler, which multiplies its
-            loss.
-        outside: `mask` takes a token outside them out of the loss (NeMo RL's icepop, 0.5 to
-            5); `truncate` moves its ratio to the bound (truncated importance sampling; 0 to 5 in
-            Super, 0.2 to 5 in Ultra).
-        sequence_limit: a completion whose mean of exp |difference| is above it is left out (NeMo
-            RL's seq_logprob_error_threshold, 2 in Nano's public recipe).
-        geometric_low, geometric_high: so is one whose geometric mean of the ratios is outside (NeMo
-            RL's seq-mask-tis, 0.999 and 1.002); null: no such bound.
-        product_high: so is one whose *product* of the ratios is above (TRL's sequence_mask, 3.0):
-            another scale, on which long completions stray soonest; null: no such bound.
+    token_low, token_high: bounds of a token's ratio trainer / sampler, which scales its loss.
+    outside: `mask` takes a token outside them out of the loss (NeMo RL's icepop, 0.5 to 5);
+        `truncate` (truncated importance sampling) moves its ratio to the bound (0 to 5 in Super,
+        0.2 to 5 in Ultra).
+    sequence_limit: a completion whose mean of exp |difference| is above it is left out (NeMo RL's
+        seq_logprob_error_threshold, 2 in Nano's public recipe).
+    geometric_low, geometric_high: so is one whose geometric mean of the ratios is outside (NeMo
+        RL's seq-mask-tis, 0.999 and 1.002); null: no such bound.
+    product_high: so is one whose *product* of the ratios is above (TRL's sequence_mask, 3.0), where
+        long completions stray soonest; null: no such bound.
     """
 
     token_low: float = Field(default=0.5, ge=0, lt=1, json_schema_extra=source("NeMo RL, icepop"))
@@ -220,23 +182,19 @@ class ImportanceConfig(Strict):
 class GrpoLossConfig(Strict):
     """Token-level clipped policy loss over the global batch.
 
-    Args:
-        clip_low, clip_high: the ratio to the policy that sampled is clipped to 1 − low … 1 + high.
-            It moves away from 1 only with several updates a batch.
-        num_iterations: optimiser steps on each batch of rollouts; 1 is exactly on-policy, as in the
-            paper.
-        kl: weight of KL(policy ‖ initial policy), estimator k3, token by token. Above 0 a second
-            copy of the model is kept (none with an adapter).
-        overlong: `mask` keeps truncated completions in their group's baseline and out of the loss;
-            `train` trains on them.
-        importance: null multiplies nothing and masks nothing.
-        force_on_policy_ratio: the clipped ratio is 1 in every update of a batch, and importance
-            sampling corrects for all that moved since (Super, Ultra; not Nano).
-        advantage_clip: advantages are clipped to ± this; null: not (Nano). 50 in Super, 20 in
-            Ultra.
-        malformed_call_advantage, malformed_tag_advantage: the advantage of a completion, not cut by
-            a limit, with a tool call that cannot be read, or with reasoning tags out of place;
-            null: as its reward says (Nano). −5 in Super.
+    clip_low, clip_high: the ratio to the policy that sampled is clipped to 1 − low … 1 + high.
+    num_iterations: optimiser steps on each batch of rollouts; 1 is exactly on-policy.
+    kl: weight of KL(policy ‖ initial policy), estimator k3, token by token. Above 0 a second copy
+        of the model is kept (none with an adapter).
+    overlong: `mask` keeps truncated completions in their group's baseline and out of the loss;
+        `train` trains on them.
+    importance: null multiplies nothing and masks nothing.
+    force_on_policy_ratio: the clipped ratio is 1 in every update of a batch, and importance
+        sampling corrects for all that moved since (Super, Ultra; not Nano).
+    advantage_clip: of advantages, to ± this; null: none (Nano). 50 in Super, 20 in Ultra.
+    malformed_call_advantage, malformed_tag_advantage: of a completion that no limit cut, with a
+        call that cannot be read, or reasoning tags out of place; null: as its reward says (Nano).
+        −5 in Super.
     """
 
     clip_low: float = Field(default=0.2, gt=0, lt=1, json_schema_extra=_REFERENCE)
@@ -250,23 +208,20 @@ class GrpoLossConfig(Strict):
     malformed_call_advantage: float | None = Field(default=None, lt=0)
     malformed_tag_advantage: float | None = Field(default=None, lt=0)
 
-    @model_validator(mode="after")
-    def _ratio_moves(self) -> GrpoLossConfig:
+    def check(self) -> None:
         if self.force_on_policy_ratio and (self.num_iterations == 1 or self.importance is None):
             raise ValueError(
                 "force_on_policy_ratio needs num_iterations above 1 (with one update the ratio is "
                 "1 anyway) and importance, which then corrects for the updates"
             )
-        return self
 
 
 class MoeConfig(Strict):
     """What happens to expert routers; without effect on a model that has none.
 
-    Args:
-        freeze_router: their weights are not trained.
-        bias_update_rate: after every step the score-correction bias of an expert that got more
-            tokens than the mean falls by this, of one that got fewer it rises; 0 leaves it.
+    freeze_router: their weights are not trained.
+    bias_update_rate: by which, after every step, the score-correction bias falls of an expert with
+        more tokens than the mean, and rises of one with fewer.
     """
 
     freeze_router: bool = True
@@ -276,9 +231,8 @@ class MoeConfig(Strict):
 class Limit(Strict):
     """Limits of one sign.
 
-    Args:
-        warn: a line is printed from here on; null: never.
-        stop: the run ends; null: never.
+    warn: a line is printed from here on; null: never.
+    stop: the run ends; null: never.
     """
 
     warn: float | None = Field(default=None, ge=0)
@@ -286,18 +240,16 @@ class Limit(Strict):
 
 
 class GuardConfig(Strict):
-    """Signs that a run goes wrong, each as a mean over the last `window` batches of rollouts.
+    """Signs that a run goes wrong, each as a mean over the last `window` batches of rollouts; the
+    limits are ours, and may be changed when a stopped run is started again.
 
-    The limits are ours. They can be changed when a stopped run is started again.
-
-    Args:
-        window: batches of rollouts.
-        zero_variance: share of the groups whose rewards are all equal: nothing to learn from.
-        truncated: share of the completions that ran to a limit.
-        unscored: share of the completions without a reward.
-        masked: share of the completions in the loss that importance sampling leaves out.
-        entropy: lower limits, as a share of the mean of the first `window` batches.
-        length: of a completion, as a multiple of the mean of the first `window` batches.
+    window: batches of rollouts.
+    zero_variance: share of the groups whose rewards are all equal.
+    truncated: share of the completions that ran to a limit.
+    unscored: share of the completions without a reward.
+    masked: share of the completions in the loss that importance sampling leaves out.
+    entropy: lower limits, as a share of the mean of the first `window` batches.
+    length: of a completion, as a multiple of the mean of the first `window` batches.
     """
 
     window: int = Field(default=4, ge=1)
@@ -312,12 +264,11 @@ class GuardConfig(Strict):
 class GroupTraining(PolicyRecipe):
     """One run of group-relative policy optimisation.
 
-    Args:
-        prompts_per_step: groups in a batch of rollouts, over all processes.
-        num_generations: rollouts of a prompt.
-        max_epochs: how often a prompt may be drawn.
-        chat_template, template_variables: as for a backend that samples; `own` is the one that the
-            policy was trained with.
+    prompts_per_step: groups in a batch of rollouts, over all processes.
+    num_generations: rollouts of a prompt.
+    max_epochs: how often a prompt may be drawn.
+    chat_template, template_variables: as for a backend that samples; `own` is the one that the
+        policy was trained with.
     """
 
     owned = OWNED_TRAINER_FIELDS
@@ -334,17 +285,15 @@ class GroupTraining(PolicyRecipe):
     moe: MoeConfig = MoeConfig()
     guard: GuardConfig = GuardConfig()
 
-    @model_validator(mode="after")
-    def _possible(self) -> GroupTraining:
+    def check(self) -> None:
         engine, adapter, sharding = self.rollouts.engine, self.adapter, self.launch.sharding
-        if isinstance(self.rollouts, ColocatedVllm) and self.sampling.max_completion is not None:
-            most = max(limit.tokens for limit in self.sampling.max_completion)
-            room = self.rollouts.max_length
-            if room is not None and most >= room:
-                raise ValueError(
-                    f"sampling.max_completion {most} does not fit rollouts.max_length {room}, "
-                    "which holds the prompt too, for the whole run: raise max_length"
-                )
+        room = self.rollouts.max_length if isinstance(self.rollouts, ColocatedVllm) else None
+        most = max((limit.tokens for limit in self.sampling.max_completion or ()), default=0)
+        if room is not None and most >= room:
+            raise ValueError(
+                f"sampling.max_completion {most} does not fit rollouts.max_length {room}, which "
+                "holds the prompt too, for the whole run: raise max_length"
+            )
         if engine == "lora_server":
             if adapter is None:
                 raise ValueError(
@@ -357,7 +306,6 @@ class GroupTraining(PolicyRecipe):
                 f"rollouts.engine {engine} is sent all weights, and those of adapter.method qlora "
                 "are held in 4 bits: use engine: lora_server or in_process, or method: lora"
             )
-        return self
 
 
 def refuse_lora_server(sharding: str | None) -> None:

@@ -1,22 +1,11 @@
 """How rollouts are judged: the blocks `judge:`, `pairing:` and `length:` of the RLHF recipe.
 
-    judge:
-      models:
-        - {backend: {kind: chat, url: "http://localhost:8000/v1", model: genrm}, layout: roles}
-      max_failure_rate: 0.2
-    pairing: {strategy: circular}
-    length: {reasoning_coefficient: 0.5, answer_coefficient: 0.5, unit: tokens}
-
-Temperature, top_p and longest verdict are those of NVIDIA's public code (nemotron-3-nano reference,
-`genrm_compare`), as are the three retries; the length coefficients are the paper's (3.3.2). Which
-share of failed judgements stops a run is ours.
+Sampling and retries are those of NVIDIA's public code (nemotron-3-nano reference, `genrm_compare`).
 """
-
-from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from posttrain.config.backend import (
     REACHING,
@@ -34,11 +23,10 @@ LayoutName = Literal["auto", "roles", "message", "compact"]
 class JudgeSampling(Strict):
     """How a judgement is sampled.
 
-    Args:
-        temperature: 0 is greedy.
-        top_p: the tokens that share so much of the probability.
-        top_k: 0 keeps all.
-        max_tokens: of a judgement, its reasoning included; one that runs to it has failed.
+    temperature: 0 is greedy.
+    top_p: the tokens that share so much of the probability.
+    top_k: 0 keeps all.
+    max_tokens: of a judgement, its reasoning included; one that runs to it has failed.
     """
 
     temperature: float = Field(default=0.6, ge=0, json_schema_extra=_REFERENCE)
@@ -54,12 +42,11 @@ class JudgeSampling(Strict):
 class JudgeModel(Strict):
     """One model that judges.
 
-    Args:
-        checkpoint: the model, a directory or hub id; with a server, the one that it serves (it
-            gives the tokenizer).
-        layout: how it is asked; `auto` is `roles` where its template knows the roles of the
-            released GenRM, else `message`. A chat endpoint hides its template: name the layout.
-        thinking: whether it reasons before its verdict.
+    checkpoint: the model, a directory or hub id; with a server, the one that it serves (it gives
+        the tokenizer).
+    layout: how it is asked; `auto` is `roles` where its template knows the roles of the released
+        GenRM, else `message`; a chat endpoint needs a name.
+    thinking: whether it reasons before its verdict.
     """
 
     backend: BackendConfig
@@ -67,23 +54,20 @@ class JudgeModel(Strict):
     layout: LayoutName = "auto"
     thinking: bool = True
 
-    @model_validator(mode="after")
-    def _consistent(self) -> JudgeModel:
+    def check(self) -> None:
         check_checkpoint(self.backend, self.checkpoint, "checkpoint")
         if self.backend.kind == "chat" and self.layout == "auto":
             raise ValueError(
-                "a chat endpoint hides its template: set layout to roles for a judge that knows "
-                "response_1 and response_2 (the released GenRM), to message for any other"
+                "a chat endpoint hides its template: set layout to roles for the released GenRM, "
+                "which knows response_1 and response_2, to message for any other"
             )
-        return self
 
 
 class LabelJudgeConfig(Strict):
     """The model that environments without a rule of their own ask: equivalence, rubrics.
 
-    Args:
-        checkpoint, thinking: as of `JudgeModel`.
-        retries: further questions, with new seeds, where a label cannot be read.
+    checkpoint, thinking: as of `JudgeModel`.
+    retries: further questions, with new seeds, where a label cannot be read.
     """
 
     backend: BackendConfig
@@ -94,12 +78,8 @@ class LabelJudgeConfig(Strict):
 
     def model(self) -> JudgeModel:
         """As judges are opened."""
-        return JudgeModel(
-            backend=self.backend,
-            checkpoint=self.checkpoint,
-            layout="message",
-            thinking=self.thinking,
-        )
+        shared = {name: getattr(self, name) for name in ("backend", "checkpoint", "thinking")}
+        return JudgeModel(**shared, layout="message")
 
     def identity(self) -> dict[str, Any]:
         """What decides its labels."""
@@ -109,19 +89,17 @@ class LabelJudgeConfig(Strict):
 class JudgeConfig(Strict):
     """Who judges, and what becomes of judgements that fail.
 
-    Args:
-        models: each gives every match a vote; votes are averaged field by field over those that
-            gave a verdict. The same model twice votes twice, with other seeds.
-        principle: what to judge by, unless a prompt's metadata has its own `principle`; null: the
-            layout's own words.
-        retries: further judgements, with new seeds, of a match whose judgement cannot be read.
-        max_failure_rate: largest share of a step's matches that may be left without any verdict.
-        max_characters: a longer judging prompt is not asked and has failed; null: no limit.
-        chunk: in process, the matches that are judged together and kept together; a killed run
-            judges at most so many again.
-        cache: a folder of judgements that steps and runs share: who asks the same gets the verdict
-            that is there, so what comes of a run depends on what was. null: beside the resume
-            checkpoints in `out`, until the run is finished, and every step asks anew.
+    models: each votes on every match, and the verdicts that come are averaged field by field; the
+        same model twice votes twice, with other seeds.
+    principle: what to judge by where a prompt's metadata has no `principle`; null: the layout's own
+        words.
+    retries: further judgements, with new seeds, of a match whose judgement cannot be read.
+    max_failure_rate: largest share of a step's matches that may be left without any verdict.
+    max_characters: a longer judging prompt is not asked and has failed; null: no limit.
+    chunk: in process, the matches that are judged and kept together; a killed run judges at most so
+        many again.
+    cache: a folder of verdicts that steps and runs share, so that a run depends on what is there;
+        null: kept in `out` until the run is finished, and every step asks anew.
     """
 
     models: tuple[JudgeModel, ...] = Field(min_length=1)
@@ -143,9 +121,8 @@ class JudgeConfig(Strict):
 class PairingConfig(Strict):
     """Who is compared with whom.
 
-    Args:
-        strategy: `circular`, each rollout with its successor, N judgements (the paper's);
-            `both_orders`, those in both orders, 2N; `all_pairs`, N(N − 1)/2.
+    strategy: `circular`, each rollout with its successor, N judgements (paper); `both_orders`,
+        those in both orders, 2N; `all_pairs`, N(N − 1)/2.
     """
 
     strategy: Literal["circular", "both_orders", "all_pairs"] = "circular"
@@ -154,14 +131,13 @@ class PairingConfig(Strict):
 class LengthConfig(Strict):
     """What length adds to the base reward. The paper's values; 0 turns a part off.
 
-    Args:
-        reasoning_coefficient, answer_coefficient: of the zero-sum adjustment inside a group.
-        reasoning_bonus, answer_bonus: for the shortest, if its base reward is good enough.
-        quality_percentile: of the group's base rewards, from which it is.
-        unit: lengths in tokens, or in characters without surrounding white space (NVIDIA's code).
-        style_coefficient: of the zero-sum adjustment by markup density; not in Nano's paper.
-        absolute_penalty: taken off for each 100 units of reasoning and answer together, whatever
-            the group does. Not in the paper: it is there to be compared with.
+    reasoning_coefficient, answer_coefficient: of the zero-sum adjustment inside a group.
+    reasoning_bonus, answer_bonus: for the shortest, if its base reward is good enough.
+    quality_percentile: of the group's base rewards, from which it is.
+    unit: lengths in tokens, or in characters without surrounding white space (NVIDIA's code).
+    style_coefficient: of the zero-sum adjustment by markup density; not in Nano's paper.
+    absolute_penalty: taken off for each 100 units of reasoning and answer, whatever the group does;
+        not in the paper.
     """
 
     reasoning_coefficient: float = Field(default=0.5, ge=0, json_schema_extra=_PAPER)

@@ -1,13 +1,7 @@
 """A recipe file and command-line overrides → one validated schema instance.
 
-    load_recipe("tiny/sft", SftConfig, ["trainer.learning_rate=1e-3", "keep_epochs=null"])
-
-Order: YAML file → its `extends` file (one level, relative to the recipe) → dotted overrides →
-schema. A mapping merges into a mapping; anything else replaces. An override `null` takes a key back
-where its field takes no null.
+The file is laid over its `extends` file (one level, relative to it), and the overrides over both.
 """
-
-from __future__ import annotations
 
 import difflib
 import json
@@ -19,8 +13,7 @@ from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 
-from posttrain.config.shipped import recipe_file
-from posttrain.config.yaml_text import parse_value, read_mapping
+from posttrain.config.recipe_files import parse_value, read_mapping, recipe_file
 from posttrain.errors import ConfigError
 
 Schema = TypeVar("Schema", bound=BaseModel)
@@ -51,35 +44,25 @@ _MOVED = {
 def load_recipe(path: Path | str, schema: type[Schema], overrides: Sequence[str] = ()) -> Schema:
     """Read, merge and validate a recipe.
 
+    Args:
+        overrides: `key.path=value`; null takes a key back where its field takes no null.
+
     Raises:
         ConfigError: naming the file, the dotted key, and the nearest valid key or expected type.
     """
     raw = apply_overrides(read_recipe(path), overrides)
-    cleared = [k for k, _, text in (o.partition("=") for o in overrides) if _is_null(text)]
-    return validate(_without_refused_nulls(raw, cleared, schema), schema, where=str(path))
-
-
-def _is_null(text: str) -> bool:
-    return bool(text.strip()) and parse_value(text) is None
-
-
-def _without_refused_nulls(
-    raw: dict[str, Any], keys: Sequence[str], schema: type[BaseModel]
-) -> dict[str, Any]:
-    """Of these keys, which are null, take those away whose field takes no null."""
-    if not keys:
-        return raw
-    try:
-        schema.model_validate_json(json.dumps(raw))
-    except ValidationError as error:
-        # behind the key stands which member of a union it was tried as
-        nulls = [item["loc"] for item in error.errors() if item["input"] is None]
-        refused = {part for place in nulls for part in place[-2:]}
-        for key in keys:
-            *above, last = key.split(".")
-            if last in refused:
-                raw = _set(raw, [*above, last], _ABSENT, full=key)
-    return raw
+    given = (override.partition("=") for override in overrides)
+    if nulls := [key for key, _, text in given if parse_value(text) is None]:
+        try:
+            schema.model_validate_json(json.dumps(raw))
+        except ValidationError as error:
+            # behind the key stands which member of a union it was tried as
+            places = [item["loc"][-2:] for item in error.errors() if item["input"] is None]
+            for key in nulls:
+                *_, last = parts = key.split(".")
+                if any(last in place for place in places):
+                    raw = _set(raw, parts, _ABSENT, full=key)
+    return validate(raw, schema, where=str(path))
 
 
 def read_recipe(path: Path | str) -> dict[str, Any]:
@@ -93,10 +76,7 @@ def read_recipe(path: Path | str) -> dict[str, Any]:
         raise ConfigError(f"{path}: extends takes one path, found {target!r}")
     base = read_mapping(path.parent / target)
     if "extends" in base:
-        raise ConfigError(
-            f"{path}: extends {target}, which itself extends another recipe; "
-            "only one level is allowed, so that two files tell the whole story"
-        )
+        raise ConfigError(f"{path}: extends {target}, which extends another: only one level can be")
     return merge(base, raw)
 
 
@@ -112,9 +92,8 @@ def merge(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def apply_overrides(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+def apply_overrides(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Apply `key.path=value` items; list items are addressed by position (`sources.0.rows=5`)."""
-    result: Any = dict(raw)
     seen: set[str] = set()
     for item in overrides:
         key, equals, text = item.partition("=")
@@ -123,28 +102,25 @@ def apply_overrides(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[st
         if key in seen:
             raise ConfigError(f"override {key!r} is given twice")
         seen.add(key)
-        result = _set(result, key.split("."), parse_value(text), full=key)
-    return cast(dict[str, Any], result)
+        raw = _set(raw, key.split("."), parse_value(text), full=key)
+    return raw
 
 
 def _set(node: Any, parts: list[str], value: Any, *, full: str) -> Any:
+    """A copy with the value at a dotted path; `_ABSENT` takes the key away."""
     head, rest = parts[0], parts[1:]
     if isinstance(node, list):
-        items = cast(list[Any], node)
+        items = list(cast(list[Any], node))
         if not head.isdecimal() or int(head) >= len(items):
-            raise ConfigError(
-                f"override {full!r}: {head!r} is not a position in 0…{len(items) - 1}"
-            )
-        copy = list(items)
-        at = int(head)
-        copy[at] = _set(copy[at], rest, value, full=full) if rest else value
-        return copy
+            raise ConfigError(f"override {full!r}: {head!r} is no position in 0…{len(items) - 1}")
+        items[int(head)] = _set(items[int(head)], rest, value, full=full) if rest else value
+        return items
     if node is not None and not isinstance(node, dict):
         raise ConfigError(f"override {full!r}: nothing can be set below the value {node!r}")
     below = cast(dict[str, Any], node or {})
-    if not rest and value is _ABSENT:
-        return {key: kept for key, kept in below.items() if key != head}
-    return {**below, head: _set(below.get(head), rest, value, full=full) if rest else value}
+    if rest:
+        value = _set(below.get(head), rest, value, full=full)
+    return {key: kept for key, kept in {**below, head: value}.items() if kept is not _ABSENT}
 
 
 def validate(raw: Mapping[str, Any], schema: type[Schema], *, where: str) -> Schema:
@@ -153,41 +129,39 @@ def validate(raw: Mapping[str, Any], schema: type[Schema], *, where: str) -> Sch
         # strict JSON mode: no coercion of scalars, but a list may fill a tuple and text a Path
         return schema.model_validate_json(json.dumps(raw))
     except ValidationError as error:
-        found = error.errors()
+        items = error.errors()
         # a list whose items were refused is "too short" only for that
-        inner = {item["loc"][:k] for item in found for k in range(len(item["loc"]))}
-        own = [i for i in found if i["type"] != "too_short" or i["loc"] not in inner]
-        unknown = [
-            i["loc"][0] for i in own if i["type"] == "extra_forbidden" and len(i["loc"]) == 1
-        ]
+        inner = {item["loc"][:k] for item in items for k in range(len(item["loc"]))}
+        own = [i for i in items if i["type"] != "too_short" or i["loc"] not in inner]
+        unknown = [key for key in raw if key not in schema.model_fields]
         if len(unknown) > len(raw) / 2 and len(raw) > 2:
             raise ConfigError(
-                f"{where}: {', '.join(map(str, unknown))} are no keys of this stage, which has "
+                f"{where}: {', '.join(unknown)} are no keys of this stage, which has "
                 f"{', '.join(schema.model_fields)}: is it a recipe of another one?"
             ) from None
-        lines = [_explain(dict(item), schema) for item in own]
+        lines = [_explain(item, schema) for item in own]
         raise ConfigError(f"{where}: " + "\n  ".join(lines)) from None
 
 
-def _explain(item: dict[str, Any], schema: type[BaseModel]) -> str:
-    loc = tuple(part for part in item["loc"])
-    dotted = ".".join(str(part) for part in loc)
-    if item["type"] == "extra_forbidden":
+def _explain(item: Any, schema: type[BaseModel]) -> str:
+    loc, kind, context = item["loc"], item["type"], item.get("ctx", {})
+    dotted = ".".join(map(str, loc))
+    if kind == "extra_forbidden":
         moved = _MOVED.get(dotted)
         if moved is not None and moved.split(".")[0] in schema.model_fields:
             return f"unknown key {dotted!r} (moved: {moved!r})"
         return _explain_key(loc, _keys_at(schema, loc[:-1]))
-    if item["type"] == "literal_error" and loc[-1] == "[key]":
-        # a mapping whose keys are some words
-        return _explain_key(loc[:-1], item["ctx"]["expected"].split("'")[1::2])
-    if item["type"] == "missing":
+    if kind == "literal_error" and loc[-1] == "[key]":  # of a mapping whose keys are some words
+        return _explain_key(loc[:-1], context["expected"].split("'")[1::2])
+    if kind == "missing":
         return f"{dotted!r} is required"
-    if item["type"] in ("union_tag_invalid", "union_tag_not_found"):
-        return _explain_tag(dotted, item["ctx"])
-    if item["type"] == "value_error":
-        # a validator of ours raised: its message already says what to do
-        text = str(item["ctx"]["error"])
-        return f"{dotted}: {text}" if dotted else text
+    if kind == "union_tag_not_found":
+        return f"'{dotted}.{context['discriminator'][1:-1]}' is required"
+    if kind == "union_tag_invalid":
+        hint = nearest(context["tag"], context["expected_tags"][1:-1].split("', '"))
+        return f"'{dotted}.{context['discriminator'][1:-1]}': {context['tag']!r} is not known{hint}"
+    if kind == "value_error":  # a validator of ours raised: its message already says what to do
+        return f"{dotted}: {context['error']}" if dotted else str(context["error"])
     return f"{dotted!r}: {item['msg']}, found {item['input']!r} ({type(item['input']).__name__})"
 
 
@@ -196,15 +170,6 @@ def _explain_key(loc: tuple[Any, ...], valid: Sequence[str]) -> str:
     renamed = _RENAMED.get(name)
     hint = f" (renamed: {renamed!r})" if renamed in valid else nearest(name, valid)
     return f"unknown key {'.'.join(map(str, loc))!r}{hint}"
-
-
-def _explain_tag(dotted: str, context: Mapping[str, Any]) -> str:
-    """A union is told apart by one key: which value of it is missing or wrong."""
-    key = f"{dotted}.{str(context['discriminator']).strip(chr(39))}"
-    if "tag" not in context:
-        return f"{key!r} is required"
-    valid = [tag.strip("'") for tag in str(context["expected_tags"]).split(", ")]
-    return f"{key!r}: {context['tag']!r} is not known{nearest(str(context['tag']), valid)}"
 
 
 def nearest(name: str, valid: Sequence[str], *, or_list: bool = True) -> str:
@@ -230,8 +195,7 @@ def _keys_at(schema: Any, loc: tuple[Any, ...]) -> list[str]:
         for member in args:
             if loc and _is_named(str(loc[0]), member):
                 return _keys_at(member, loc[1:])
-        found: list[list[str]] = [_keys_at(member, loc) for member in args]
-        return max(found, key=len) if found else []
+        return max((_keys_at(member, loc) for member in args), key=len)
     if origin in (list, tuple, dict) and loc:
         return _keys_at(args[-1] if origin is dict else args[0], loc[1:])
     return []

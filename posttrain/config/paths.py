@@ -1,12 +1,4 @@
-"""What a recipe names and is not there, found before anything heavy is loaded.
-
-refuse_missing_checkpoint("runs/tiny/sft", key="checkpoint")
-    → ConfigError: checkpoint: there is no directory 'runs/tiny/sft', nor can that be a hub id
-refuse_missing_template("base", "own", key="tokenizer.chat_template")
-    → ConfigError: the tokenizer 'base' has no chat template of its own, …
-"""
-
-from __future__ import annotations
+"""What a recipe names and is not there, refused before anything heavy is loaded."""
 
 import json
 import re
@@ -42,8 +34,7 @@ def refuse_missing_template(path: str, choice: str, *, key: str) -> None:
     """Raises ConfigError where a directory's tokenizer has no template and is to use its own.
 
     Args:
-        choice: of the recipe's `chat_template`.
-        key: that one's dotted key, for the message.
+        choice: the recipe's `chat_template`, which stands under `key`.
     """
     folder = Path(path)
     if choice != "own" or not (folder / "tokenizer_config.json").is_file():

@@ -1,28 +1,13 @@
-"""Where prompts come from and in which settings they are asked; shared by sampling and evaluation.
-
-    prompts:
-      - {name: maths, format: tiny_world, path: runs/tiny/world/train/maths.jsonl, count: 150}
-      - name: gsm8k
-        format: question
-        path: data/gsm8k.jsonl
-        gold_pattern: "#### (.+)"
-        grader: math
-    settings:
-      - {name: no_tools}
-      - {name: with_tools, tools: python, sources: [gsm8k], thinking: both}
-
-Paths are relative to the directory the command is run in.
-"""
-
-from __future__ import annotations
+"""Where prompts come from and in which settings they are asked, for sampling and evaluation."""
 
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from posttrain.config.base import Name, Strict, refuse_twice
-from posttrain.config.source import DialectName, FieldName, Metadata, RowPlace, SourceConfig
+from posttrain.config.base import Name, Strict, refuse, refuse_twice
+from posttrain.config.load import nearest
+from posttrain.config.source import DialectName, FieldName, Metadata, RowPlace, SourceConfig, Where
 from posttrain.config.templates import (
     OPTION_LETTERS,
     PLACEHOLDER,
@@ -31,7 +16,6 @@ from posttrain.config.templates import (
     Templates,
     check_templates,
 )
-from posttrain.config.where import Where
 from posttrain.records import Role
 
 NO_TOOLS, GIVEN_TOOLS = "none", "given"
@@ -46,15 +30,13 @@ CHOICE_TEMPLATE = (
 class PromptSource(RowPlace):
     """What every source of prompts has.
 
-    Args:
-        where: keep only the rows that meet these conditions (`posttrain.config.where`).
-        count: how many rows to take, chosen by a keyed hash of their content; null takes all.
-        environment: the toolkit that runs calls of the tools which a row itself declares; null:
-            nothing runs them, and a call ends the completion.
-        metadata: fields of the row (dotted paths) to hand to graders, keyed by their last part.
-        obtain: where the rows come from, shown where they are missing.
-        templates: for evaluation: every question is asked in each template of a set or a file.
-        augment: for training: some questions are asked in one template.
+    where: keep only the rows that meet these conditions (`posttrain.config.source`).
+    count: how many rows to take, chosen by a keyed hash of their content; null takes all.
+    environment: the toolkit that runs calls of a row's own tools; null: a call ends the completion.
+    metadata: fields of the row (dotted paths) to hand to graders, keyed by their last part.
+    obtain: where the rows come from, shown where they are missing.
+    templates: for evaluation: every question is asked in each template of a set or a file.
+    augment: for training: some questions are asked in one template.
     """
 
     name: Name
@@ -71,8 +53,7 @@ class PromptSource(RowPlace):
         """Those that questions may be asked in, in place of the source's own text."""
         return self.templates or (self.augment.templates if self.augment else ())
 
-    @model_validator(mode="after")
-    def _askable(self) -> Self:
+    def check(self) -> None:
         where = f"source {self.name!r}"
         if self.templates is not None and self.augment is not None:
             raise ValueError(f"{where}: give templates or augment, not both")
@@ -82,7 +63,6 @@ class PromptSource(RowPlace):
             options=bool(getattr(self, "options", ())),
             own_format=isinstance(self, EnvironmentPrompts),
         )
-        return self
 
     def rows(self) -> SourceConfig:
         """The same place as a source of rows."""
@@ -101,16 +81,14 @@ class TinyWorldPrompts(PromptSource):
 class QuestionPrompts(PromptSource):
     """Rows with a question and a right answer, in fields of any name.
 
-    Args:
-        question, gold: fields (dotted paths); gold null: its grader reads metadata alone.
-        gold_pattern: a regular expression; its last match's first group in the gold field is what
-            counts, e.g. the number behind GSM8K's `####`.
-        options: fields of the options, lettered A, B, … in this order; or one field with a list.
-            The gold is then the right option's letter, its position from 0, or its text.
-        shuffle: put each question's options in an order of its own, drawn by a keyed hash.
-        template: the user message; `{question}`, `{options}` and `{A}`, `{B}`, … are filled in, all
-            other braces stay. null asks for the answer in a box.
-        system: a system message before it.
+    question, gold: fields (dotted paths); gold null: its grader reads metadata alone.
+    gold_pattern: a regular expression; the first group of its last match in the gold field counts,
+        e.g. the number behind GSM8K's `####`.
+    options: fields of the options, lettered A, B, … in this order; or one field with a list. The
+        gold is then the right option's letter, its position from 0, or its text.
+    shuffle: put each question's options in an order of its own, by a keyed hash.
+    template: the user message, with places as in prompt templates; null asks for a box.
+    system: a system message before it.
     """
 
     format: Literal["question"]
@@ -128,40 +106,30 @@ class QuestionPrompts(PromptSource):
         """The template in force."""
         return self.template or (CHOICE_TEMPLATE if self.options else OPEN_TEMPLATE)
 
-    @model_validator(mode="after")
-    def _fits(self) -> QuestionPrompts:
-        if self.template is not None and self.templates is not None:
-            raise ValueError(f"source {self.name!r}: give template or templates, not both")
-        named = set(PLACEHOLDER.findall(self.text))
-        if "question" not in named:
-            raise ValueError(f"source {self.name!r}: its template has no {{question}}")
-        if self.options and not named - {"question"}:
-            raise ValueError(f"source {self.name!r}: its template shows no options")
-        if not self.options and (named != {"question"} or self.shuffle):
-            raise ValueError(f"source {self.name!r}: there are no options to show or shuffle")
-        if self.gold is None and (self.options or self.gold_pattern):
-            raise ValueError(f"source {self.name!r}: options and gold_pattern need a gold field")
-        if len(self.options) > len(OPTION_LETTERS):
-            raise ValueError(f"source {self.name!r}: more options than letters")
-        if self.gold_pattern is not None:
-            try:
-                groups = re.compile(self.gold_pattern).groups
-            except re.error as error:
-                raise ValueError(f"source {self.name!r}: gold_pattern: {error}") from None
-            if groups < 1:
-                raise ValueError(f"source {self.name!r}: gold_pattern has no group in parentheses")
-        return self
+    def check(self) -> None:
+        where, named = f"source {self.name!r}", set(PLACEHOLDER.findall(self.text))
+        try:
+            groups = re.compile("()" if self.gold_pattern is None else self.gold_pattern).groups
+        except re.error as error:
+            raise ValueError(f"{where}: gold_pattern: {error}") from None
+        refuse(where, {
+            "give template or templates, not both": self.template is not None and self.templates,
+            "its template has no {question}": "question" not in named,
+            "its template shows no options": self.options and len(named) == 1,
+            "there are no options to show or shuffle":
+                not self.options and (len(named) > 1 or self.shuffle),
+            "options and gold_pattern need a gold field":
+                self.gold is None and (self.options or self.gold_pattern),
+            "more options than letters": len(self.options) > len(OPTION_LETTERS),
+            "gold_pattern has no group in parentheses": groups < 1,
+        })  # fmt: skip
 
 
 class ChatPrompts(PromptSource):
-    """Conversations of any dialect that training rows may have, asked at their last user turn.
+    """Conversations of any dialect of training rows, cut behind their last user turn.
 
-    What the row says after that turn is left out. An answer to compare with, if there is one, is
-    another field of the row.
-
-    Args:
-        dialect, fields, roles, prefilled_think: as for a source of training rows.
-        gold: field of the right answer (a dotted path); null: there is none.
+    dialect, fields, roles, prefilled_think: as for a source of training rows.
+    gold: field of the right answer (a dotted path); null: there is none.
     """
 
     format: Literal["chat"]
@@ -174,25 +142,19 @@ class ChatPrompts(PromptSource):
 
     def rows(self) -> SourceConfig:
         """The same place, with how its rows are read."""
-        how: dict[str, Any] = {key: getattr(self, key) for key in _CHAT}
-        return super().rows().model_copy(update=how)
+        own = ("dialect", "fields", "roles", "prefilled_think")
+        return super().rows().model_copy(update={key: getattr(self, key) for key in own})
 
-    @model_validator(mode="after")
-    def _gold_for_grader(self) -> ChatPrompts:
+    def check(self) -> None:
         if self.grader is not None and self.gold is None:
             raise ValueError(f"source {self.name!r}: a grader needs the field of the gold answer")
-        return self
-
-
-_CHAT = ("dialect", "fields", "roles", "prefilled_think")
 
 
 class EnvironmentPrompts(PromptSource):
     """Rows of one RLVR environment, which grades them too; a row's own tools are always declared.
 
-    Args:
-        environment: its name (docs/guides/environments.md has them, and their rows).
-        generated: a seed, in place of a path: the environment itself makes `count` rows from it.
+    environment: its name (docs/guides/environments.md has them, and their rows).
+    generated: a seed, in place of a path: the environment itself makes `count` rows from it.
     """
 
     format: Literal["environment"]
@@ -207,13 +169,11 @@ class EnvironmentPrompts(PromptSource):
         path = f"{self.environment}, seed {self.generated}"
         return SourceConfig(name=self.name, path=path, where=self.where, metadata=self.metadata)
 
-    @model_validator(mode="after")
-    def _one_place(self) -> EnvironmentPrompts:
+    def check_place(self) -> None:
         if self.generated is None:
-            self.check_place()
+            super().check_place()
         elif self.path is not None or self.hub is not None or self.count is None:
             raise ValueError(f"source {self.name!r}: generated rows need a count, and no place")
-        return self
 
 
 AnySource = Annotated[
@@ -225,15 +185,13 @@ AnySource = Annotated[
 class Setting(Strict):
     """One way in which prompts are asked.
 
-    Args:
-        tools: `none` declares none; `given` those of the row itself, and rows without are left out;
-            any other word is a toolkit, whose tools are declared and whose environment runs them.
-        thinking: the share of prompts asked with reasoning on, chosen by a keyed hash; `both` asks
-            every prompt in both modes.
-        reasoning_budget: tokens of reasoning in each step with reasoning on; null: no budget.
-        sources: names of the sources asked in this setting; null: all.
-        where: only rows that meet these conditions.
-        n: completions of each prompt, instead of the recipe's.
+    tools: `none` declares none; `given` those of the row itself, and rows without are left out; any
+        other word is a toolkit, declared and run.
+    thinking: share of prompts asked with reasoning on, by a keyed hash; `both` asks each twice.
+    reasoning_budget: tokens of reasoning in each step with reasoning on; null: no budget.
+    sources: names of the sources asked in this setting; null: all.
+    where: only rows that meet these conditions.
+    n: completions of each prompt, instead of the recipe's.
     """
 
     name: Name
@@ -244,11 +202,9 @@ class Setting(Strict):
     where: Where | None = None
     n: int | None = Field(default=None, ge=1)
 
-    @model_validator(mode="after")
-    def _named(self) -> Setting:
+    def check(self) -> None:
         if self.reasoning_budget is not None and self.thinking == 0:
             raise ValueError(f"setting {self.name!r}: a reasoning budget, but reasoning is off")
-        return self
 
 
 def check_prompts(sources: tuple[PromptSource, ...], settings: tuple[Setting, ...]) -> None:
@@ -257,9 +213,7 @@ def check_prompts(sources: tuple[PromptSource, ...], settings: tuple[Setting, ..
     refuse_twice("source", names)
     refuse_twice("setting", [setting.name for setting in settings])
     for setting in settings:
-        unknown = [name for name in setting.sources or () if name not in names]
-        if unknown:
-            raise ValueError(
-                f"setting {setting.name!r}: there is no source {unknown[0]!r}; "
-                f"sources are {', '.join(names)}"
-            )
+        for name in setting.sources or ():
+            if name not in names:
+                hint = nearest(name, names)
+                raise ValueError(f"setting {setting.name!r}: there is no source {name!r}{hint}")

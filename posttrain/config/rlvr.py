@@ -1,22 +1,12 @@
 """The recipe of the RLVR stage: `posttrain rlvr --config tiny/rlvr`.
 
-    out: runs/tiny/rlvr
-    model: {path: runs/tiny/sft}
-    pass_rates: runs/tiny/profile    # what profile_prompts wrote: prompts and their pass rates
-    domains: {maths: {ratio: 0.6}, logs: {ratio: 0.4}}
-    curriculum: {order: gaussian, mean_start: 0.7, mean_end: 0.4, sigma: 0.15}
-    trainer: {learning_rate: 3.0e-4, max_steps: 40}
-
-Prompts × num_generations and the loss are the paper's by default (section 3.2). It fixes the share
-of each domain and lets the mean of a Gaussian over pass rates fall linearly; the shares, the means,
-the sigma and the rest of the curriculum are not published and ours.
+The paper (3.2) fixes each domain's share and lets the mean of a Gaussian over pass rates fall
+linearly; the shares, the means, the sigma and the rest of the curriculum are ours.
 """
-
-from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from posttrain.config.base import Name, Strict, source
 from posttrain.config.grpo import GroupTraining
@@ -27,13 +17,12 @@ Pool = Literal["hard", "normal", "easy"]
 
 
 class DomainConfig(Strict):
-    """Prompts that share a part of every batch, and whose figures are reported beside each other.
+    """Prompts that share a part of every batch.
 
-    Args:
-        ratio: of the prompts of a batch; only proportions count.
-        sources: of the profile's prompts; null: the one with the domain's name.
-        max_failure_rate: largest share of a step's verifications that may come to nothing (time
-            limits, crashes, missing services); what the verifier finds wrong is no failure.
+    ratio: of the prompts of a batch; only proportions count.
+    sources: of the profile's prompts; null: the one with the domain's name.
+    max_failure_rate: largest share of a step's verifications that may come to nothing (time limits,
+        crashes, missing services).
     """
 
     ratio: float = Field(gt=0)
@@ -47,10 +36,9 @@ class PoolsConfig(Strict):
     A prompt is in the pool of the pass rate that its last group showed, at first of that in the
     profile. A domain's part of every batch is shared between its pools.
 
-    Args:
-        easy_threshold, hard_threshold: pass rates from which on, and down to which, a prompt is in
-            the easy and in the hard pool.
-        easy_fraction, hard_fraction: of a domain's prompts in a batch.
+    easy_threshold, hard_threshold: pass rates from which on, and down to which, a prompt is in the
+        easy and in the hard pool.
+    easy_fraction, hard_fraction: of a domain's prompts in a batch.
     """
 
     easy_threshold: float = Field(default=0.8, gt=0, le=1)
@@ -69,22 +57,19 @@ class PoolsConfig(Strict):
             return "easy"
         return "hard" if rate <= self.hard_threshold else "normal"
 
-    @model_validator(mode="after")
-    def _possible(self) -> PoolsConfig:
+    def check(self) -> None:
         if self.hard_threshold >= self.easy_threshold:
             raise ValueError("hard_threshold must be below easy_threshold")
         if self.normal_fraction < 0:
             raise ValueError("easy_fraction and hard_fraction are more than 1 between them")
-        return self
 
 
 class DynamicSamplingConfig(Strict):
     """A group whose rewards are all equal is left out of the loss, and another prompt of its domain
     takes its place (DAPO, arXiv 2503.14476).
 
-    Args:
-        max_gen_batches: rounds of rollouts of a step, the first included. Places that are then
-            still without a group to learn from stay empty (NeMo RL ends the run there).
+    max_gen_batches: rounds of rollouts of a step at most; what is then without a group to learn
+        from stays empty (NeMo RL ends the run there).
     """
 
     max_gen_batches: int = Field(
@@ -95,13 +80,12 @@ class DynamicSamplingConfig(Strict):
 class CurriculumConfig(Strict):
     """Which prompts come when; everything here is ours but the Gaussian's linear fall.
 
-    Args:
-        order: `gaussian`; `uniform` (all pass rates alike in every step) and `random` (whatever
-            the pass rate), the ablations; `difficulty_pools`, by the pass rates that the run shows.
-        mean_start, mean_end: pass rates, of the first and the last step; read off the axis of the
-            paper's figure 6.
-        sigma: width of the Gaussian, as a pass rate.
-        pools: of `difficulty_pools`.
+    order: `gaussian`; `uniform` (all pass rates alike in every step) and `random`, the ablations;
+        `difficulty_pools`, by the pass rates that the run shows.
+    mean_start, mean_end: pass rates, of the first and the last step; read off the axis of the
+        paper's figure 6.
+    sigma: width of the Gaussian, as a pass rate.
+    pools: of `difficulty_pools`.
     """
 
     order: Order = "gaussian"
@@ -115,21 +99,18 @@ class CurriculumConfig(Strict):
         """Of the difficulty pools; None where prompts are planned."""
         return (self.pools or PoolsConfig()) if self.order == "difficulty_pools" else None
 
-    @model_validator(mode="after")
-    def _pools_are_drawn_from(self) -> CurriculumConfig:
+    def check(self) -> None:
         if self.pools is not None and self.order != "difficulty_pools":
             raise ValueError("pools: is for order: difficulty_pools")
-        return self
 
 
 class RlvrConfig(GroupTraining):
     """One RLVR run over all environments at once.
 
-    Args:
-        pass_rates: a `pass_rates` artifact, of the policy that is trained.
-        judge: of the environments that need one.
-        max_epochs: how often a prompt may come; with difficulty pools, on average in its domain.
-        dynamic_sampling: null is off, as in Nano's recipe.
+    pass_rates: a `pass_rates` artifact, of the policy that is trained.
+    judge: of the environments that need one.
+    max_epochs: how often a prompt may come; with difficulty pools, on average in its domain.
+    dynamic_sampling: null is off, as in Nano's recipe.
     """
 
     pass_rates: str
@@ -138,12 +119,10 @@ class RlvrConfig(GroupTraining):
     dynamic_sampling: DynamicSamplingConfig | None = None
     judge: LabelJudgeConfig | None = None
 
-    @model_validator(mode="after")
-    def _each_source_once(self) -> RlvrConfig:
+    def check(self) -> None:
         names = [source for d in self.domains for source in self.sources_of(d)]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"source {twice[0]!r} is in two domains, or twice in one")
-        return self
 
     def sources_of(self, domain: str) -> tuple[str, ...]:
         """The sources of a domain."""

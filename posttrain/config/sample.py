@@ -1,24 +1,14 @@
-"""The recipe of the sampling stage: `posttrain sample --config F out=DIR`.
-
-    checkpoint: runs/tiny/sft
-    backend: {kind: transformers}
-    n: 16
-    sampling: {max_tokens: 256}
-    prompts: [{name: maths, format: tiny_world, path: runs/tiny/world/train/maths.jsonl}]
-    settings: [{name: no_tools}, {name: with_tools, tools: given}]
-
-Paths are relative to the directory the command is run in.
-"""
-
-from __future__ import annotations
+"""The recipes of sampling and of profiles: `posttrain sample`, `posttrain profile_prompts`."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from posttrain.config.backend import BackendConfig, check_checkpoint, without_reaching
 from posttrain.config.base import Strict
+from posttrain.config.decontamination import DecontaminationConfig
+from posttrain.config.judge import LabelJudgeConfig
 from posttrain.config.prompts import NO_TOOLS, AnySource, Setting, check_prompts
 from posttrain.sampling.rollout import RolloutLimits
 from posttrain.sampling.sampler import Parameters
@@ -27,12 +17,11 @@ from posttrain.sampling.sampler import Parameters
 class SamplingConfig(Strict):
     """How each step is sampled.
 
-    Args:
-        temperature: 0 is greedy.
-        top_p: the tokens that share so much of the probability.
-        top_k: 0 keeps all.
-        max_tokens: of one step, reasoning included.
-        logps: keep the log-probability of each sampled token.
+    temperature: 0 is greedy.
+    top_p: the tokens that share so much of the probability.
+    top_k: 0 keeps all.
+    max_tokens: of one step, reasoning included.
+    logps: keep the log-probability of each sampled token.
     """
 
     temperature: float = Field(default=1.0, ge=0)
@@ -49,11 +38,9 @@ class SamplingConfig(Strict):
 class ToolLoopSampling(SamplingConfig):
     """How a completion is sampled, and how far one with tools may go.
 
-    Args:
-        max_turns: steps; a call in the last one is not run.
-        max_total_tokens: what the model may write in all steps; null: no such limit. Tool results
-            are not counted.
-        tools_at_once: completions whose calls run at the same time.
+    max_turns: steps; a call in the last one is not run.
+    max_total_tokens: that the model may write in all steps; null: no such limit.
+    tools_at_once: completions whose calls run at the same time.
     """
 
     max_turns: int = Field(default=8, ge=1)
@@ -70,13 +57,12 @@ class ToolLoopSampling(SamplingConfig):
 class SampleConfig(Strict):
     """One set of samples.
 
-    Args:
-        checkpoint: the model, a directory; with a server, the one that it serves (optional: it
-            gives the tokenizer and the lineage).
-        n: completions of each prompt.
-        chunk: in process, the completions that are made together and kept together; a killed run
-            makes at most so many again.
-        max_failure_rate: largest share of completions that a backend may have given up on.
+    checkpoint: the model, a directory; with a server, the one that it serves (optional: it gives
+        the tokenizer and the lineage).
+    n: completions of each prompt.
+    chunk: in process, the completions that are made and kept together; a killed run makes at most
+        so many again.
+    max_failure_rate: largest share of completions that a backend may have given up on.
     """
 
     out: str
@@ -90,12 +76,10 @@ class SampleConfig(Strict):
     max_failure_rate: float = Field(default=0.0, ge=0, lt=1)
     seed: int = Field(default=0, ge=0)
 
-    @model_validator(mode="after")
-    def _consistent(self) -> SampleConfig:
+    def check(self) -> None:
         check_prompts(self.prompts, self.settings)
         check_checkpoint(self.backend, self.checkpoint, "checkpoint")
         check_chat(self.backend, self.settings)
-        return self
 
     def owner_config(self) -> dict[str, Any]:
         """What the samples depend on: the digest of the output directory is taken of this."""
@@ -113,8 +97,7 @@ class SampleConfig(Strict):
 
     def n_of(self, setting: str) -> int:
         """Completions of each prompt in a setting."""
-        own = next(s.n for s in self.settings if s.name == setting)
-        return self.n if own is None else own
+        return next(s.n for s in self.settings if s.name == setting) or self.n
 
 
 def check_chat(backend: BackendConfig, settings: Sequence[Setting]) -> None:
@@ -127,13 +110,60 @@ def check_chat(backend: BackendConfig, settings: Sequence[Setting]) -> None:
                 f"setting {setting.name!r}: a chat endpoint cannot hold a reasoning budget; use "
                 "kind: completions"
             )
-    if (
-        settings
-        and backend.thinking == "fixed"
-        and {s.thinking for s in settings} not in ({0.0}, {1.0})
-    ):
+    modes = {setting.thinking for setting in settings}
+    if backend.thinking == "fixed" and modes not in (set(), {0.0}, {1.0}):
         raise ValueError(
             "settings use thinking on and off, and backend.thinking: fixed switches neither; name "
-            "how this server is told, such as backend.thinking: enable_thinking with "
-            "backend.server: vllm, or give every setting thinking: 1 (or 0) as the server does"
+            "the server's field, such as backend.thinking: enable_thinking with backend.server: "
+            "vllm, or give every setting thinking: 1 (or 0) as the server does"
         )
+
+
+class ProfileConfig(SampleConfig):
+    """One profile: samples of every prompt, verified, and the share of them that passes.
+
+    n: rollouts of each prompt; 8 as in the published blend of NVIDIA.
+    prompts, settings: as in a sampling recipe; every source has to name a grader.
+    previous: a profile whose remaining prompts are profiled again; what it dropped stays out.
+    judge: of the environments that need one.
+    decontamination: prompts that overlap evaluation items are dropped before they are sampled.
+    drop_unsolved: whether prompts that no rollout passes are dropped.
+    max_unscored: the largest share of the rollouts that verifiers may leave without a score.
+    """
+
+    n: int = Field(default=8, ge=1)
+    prompts: tuple[AnySource, ...] = ()
+    settings: tuple[Setting, ...] = ()
+    previous: str | None = None
+    judge: LabelJudgeConfig | None = None
+    decontamination: DecontaminationConfig | None = None
+    drop_unsolved: bool = False
+    max_unscored: float = Field(default=0.05, ge=0, lt=1)
+
+    def check(self) -> None:
+        given = bool(self.prompts), bool(self.settings)
+        if given != ((False, False) if self.previous else (True, True)):
+            raise ValueError("give either prompts and settings, or previous")
+        for setting in self.settings:
+            if setting.n is not None:
+                raise ValueError(f"setting {setting.name!r}: every prompt has n rollouts here")
+        for source in self.prompts:
+            if source.grader is None:
+                raise ValueError(f"source {source.name!r}: nothing verifies it; name a grader")
+
+    def owner_config(self) -> dict[str, Any]:
+        """As the parent; neither limits nor how a judge's server is reached decide anything."""
+        config = super().owner_config() | {"judge": self.judge and self.judge.identity()}
+        del config["max_unscored"]
+        return config
+
+    def n_of(self, setting: str) -> int:
+        """The same for all: a bucket is a number of passes out of n."""
+        return self.n
+
+    def most_tokens(self, setting: str) -> int:
+        """As of samples; of prompts profiled before, any may declare tools."""
+        if self.previous is None:
+            return super().most_tokens(setting)
+        steps = self.sampling.max_tokens * self.sampling.max_turns
+        return min(steps, self.sampling.max_total_tokens or steps)

@@ -1,19 +1,7 @@
-"""The recipe of the SFT stage: `posttrain sft --config tiny/sft`.
+"""The recipe of the SFT stage: `posttrain sft --config tiny/sft`; what all training recipes have.
 
-    data: runs/tiny/sft_data          # what build_sft wrote
-    out: runs/tiny/sft
-    model: {config: {model_type: qwen3, hidden_size: 128, …}}
-    document_masking: auto
-    balance: {coefficient: 1.0e-4}
-    keep_epochs: [1, 3]
-    launch: {world_size: 2, sharding: zero2}
-    trainer: {learning_rate: 1.0e-3, per_device_train_batch_size: 8, warmup_steps: 20}
-
-`trainer:` passes through to the installed TRL `SFTConfig`. Its names are checked here, its values
-there (`posttrain.training.arguments`); the fields that this project decides are refused by name.
+`trainer:` passes through to the installed TRL `SFTConfig`; what this project decides is refused.
 """
-
-from __future__ import annotations
 
 import ast
 import functools
@@ -21,9 +9,9 @@ import re
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, cast
+from typing import Any, ClassVar, Literal, cast
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from posttrain.config.base import Strict
 from posttrain.config.load import nearest
@@ -38,9 +26,9 @@ _TAKES_NO = ("eval_strategy", "save_strategy", "logging_strategy")
 _GLOBAL = "the loss is per trained token over the global batch"
 
 
-def owned_fields(groups: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+def owned_fields(groups: Mapping[str, str]) -> dict[str, str]:
     """Fields of a trainer's config that no recipe sets: name → what to do instead."""
-    return {name: why for why, names in groups.items() for name in names}
+    return {name: why for why, names in groups.items() for name in names.split()}
 
 
 def trainer_fields(method: str) -> frozenset[str]:
@@ -68,55 +56,47 @@ def _annotations(method: str) -> dict[str, str]:
 
 # what every trainer has
 OWNED_EVERYWHERE = owned_fields({
-    "set out: instead": ("output_dir",),
-    "set the recipe's seed: instead": ("seed", "data_seed"),
-    "set the recipe's pad_token: instead": ("pad_token",),
-    "the columns are those that the build wrote": ("label_names", "remove_unused_columns"),
-    _GLOBAL: ("label_smoothing_factor", "average_tokens_across_devices"),
-    "it would change the global batch while the run goes on": ("auto_find_batch_size",),
-    "set model: instead": ("model_init_kwargs",),
-    "set model: instead; remote code is never run": ("trust_remote_code",),
-    "every run resumes exactly from its own output directory": (
-        "resume_from_checkpoint", "overwrite_output_dir", "ignore_data_skip", "save_only_model",
-    ),
-    "publish the finished artifact directory instead": (
-        "push_to_hub", "hub_model_id", "hub_token", "hub_private_repo", "hub_strategy",
-    ),
-    "sharding comes from the accelerate config (recipes/accelerate/) and launch.sharding": (
-        "deepspeed", "fsdp", "fsdp_config", "parallelism_config",
-    ),
-    "this stage trains": ("do_train", "do_predict"),
+    "set out: instead": "output_dir",
+    "set the recipe's seed: instead": "seed data_seed",
+    "set the recipe's pad_token: instead": "pad_token",
+    "the columns are those that the build wrote": "label_names remove_unused_columns",
+    _GLOBAL: "label_smoothing_factor average_tokens_across_devices",
+    "it would change the global batch while the run goes on": "auto_find_batch_size",
+    "set model: instead": "model_init_kwargs",
+    "set model: instead; remote code is never run": "trust_remote_code",
+    "every run resumes exactly from its own output directory":
+        "resume_from_checkpoint overwrite_output_dir ignore_data_skip save_only_model",
+    "publish the finished artifact directory instead":
+        "push_to_hub hub_model_id hub_token hub_private_repo hub_strategy",
+    "sharding comes from the accelerate config (recipes/accelerate/) and launch.sharding":
+        "deepspeed fsdp fsdp_config parallelism_config",
+    "this stage trains": "do_train do_predict",
 })  # fmt: skip
 OWNED_TRAINER_FIELDS = OWNED_EVERYWHERE | owned_fields({
-    _PACKED: (
-        "packing", "packing_strategy", "eval_packing", "truncation_mode", "completion_only_loss",
-        "assistant_only_loss", "dataset_text_field", "dataset_kwargs", "dataset_num_proc",
+    _PACKED:
+        "packing packing_strategy eval_packing truncation_mode completion_only_loss "
+        "assistant_only_loss dataset_text_field dataset_kwargs dataset_num_proc "
         "chat_template_path",
-    ),
-    "set end_token: instead": ("eos_token",),
-    _LAYOUT: ("padding_free", "max_length", "pad_to_multiple_of"),
-    "the order of packs is a keyed permutation of seed and epoch, the same in every layout": (
-        "shuffle_dataset", "train_sampling_strategy", "group_by_length",
-    ),
-    "an incomplete last batch is filled with empty packs, none is dropped": (
-        "dataloader_drop_last",
-    ),
-    _GLOBAL: ("loss_type",),
-    "set balance.coefficient: TRL's term fails on sigmoid routers": ("router_aux_loss_coef",),
-    "set keep_epochs: to name the checkpoints that stay": ("load_best_model_at_end",),
-    "set eval_strategy: instead": ("do_eval",),
+    "set end_token: instead": "eos_token",
+    _LAYOUT: "padding_free max_length pad_to_multiple_of",
+    "the order of packs is a keyed permutation of seed and epoch, the same in every layout":
+        "shuffle_dataset train_sampling_strategy group_by_length",
+    "an incomplete last batch is filled with empty packs, none is dropped": "dataloader_drop_last",
+    _GLOBAL: "loss_type",
+    "set balance.coefficient: TRL's term fails on sigmoid routers": "router_aux_loss_coef",
+    "set keep_epochs: to name the checkpoints that stay": "load_best_model_at_end",
+    "set eval_strategy: instead": "do_eval",
 })  # fmt: skip
 
 
 class ModelConfig(Strict):
     """Where the weights come from: a checkpoint (`path`) or a random initialisation (`config`).
 
-    Args:
-        path: a checkpoint's directory, or a hub id.
-        revision: commit of a hub id.
-        config: fields of a transformers config, `model_type` among them, for random weights.
-        dtype: of the weights that are held; `bfloat16` only for what an adapter leaves frozen.
-        attention: `auto`, or an implementation that transformers knows.
+    path: a checkpoint's directory, or a hub id.
+    revision: commit of a hub id.
+    config: fields of a transformers config, `model_type` among them, for random weights.
+    dtype: of the weights that are held; `bfloat16` only for what an adapter leaves frozen.
+    attention: `auto`, or an implementation that transformers knows.
     """
 
     path: str | None = None
@@ -125,27 +105,22 @@ class ModelConfig(Strict):
     dtype: Literal["float32", "bfloat16"] = "float32"
     attention: str = "auto"
 
-    @model_validator(mode="after")
-    def _one_origin(self) -> ModelConfig:
+    def check(self) -> None:
         if (self.path is None) == (self.config is None):
-            raise ValueError(
-                "give exactly one of path (a checkpoint or hub id) and config (random weights)"
-            )
+            raise ValueError("give one of path (a checkpoint or hub id), config (random weights)")
         if self.revision is not None and self.path is None:
             raise ValueError("revision belongs to path; a model from config has none")
-        return self
 
 
 class AdapterConfig(Strict):
     """LoRA (Hu et al. 2021) or QLoRA (Dettmers et al. 2023) on a checkpoint.
 
-    Args:
-        method: `qlora` holds the frozen base in 4 bits.
-        preset: what is reached: `attention`, `attention_mlp`, or `nemotron_h` (attention, Mamba
-            projections, shared and routed experts).
-        modules, parameters: further names, matched as suffixes.
-        rank, alpha: of the update, which is scaled by alpha / rank.
-        dropout: of the adapter's input.
+    method: `qlora` holds the frozen base in 4 bits.
+    preset: what is reached: `attention`, `attention_mlp`, or `nemotron_h` (attention, Mamba
+        projections, shared and routed experts).
+    modules, parameters: further names, matched as suffixes.
+    rank, alpha: of the update, which is scaled by alpha / rank.
+    dropout: of the adapter's input.
     """
 
     method: Literal["lora", "qlora"] = "lora"
@@ -156,21 +131,18 @@ class AdapterConfig(Strict):
     alpha: float = Field(default=32.0, gt=0)
     dropout: float = Field(default=0.0, ge=0, lt=1)
 
-    @model_validator(mode="after")
-    def _something_to_adapt(self) -> AdapterConfig:
+    def check(self) -> None:
         if self.preset == "none" and not self.modules and not self.parameters:
             raise ValueError("preset none adapts nothing; name modules: or parameters:")
         reaches_parameters = self.preset == "nemotron_h" or bool(self.parameters)
         if self.dropout and reaches_parameters:
             raise ValueError("dropout must be 0 where expert parameters are adapted (peft)")
-        return self
 
 
 class BalanceConfig(Strict):
     """Sequence-wise expert balance (DeepSeek-V3, Eq. 17–20).
 
-    Args:
-        coefficient: of the term; 0 leaves it out.
+    coefficient: of the term; 0 leaves it out.
     """
 
     coefficient: float = Field(default=0.0, ge=0)
@@ -179,9 +151,8 @@ class BalanceConfig(Strict):
 class LaunchConfig(Strict):
     """What the launcher must have started; a run that got anything else stops.
 
-    Args:
-        world_size: processes; null: unchecked.
-        sharding: of weights and optimiser, by the accelerate config; null: unchecked.
+    world_size: processes; null: unchecked.
+    sharding: of weights and optimiser, by the accelerate config; null: unchecked.
     """
 
     world_size: int | None = Field(default=None, ge=1)
@@ -191,18 +162,12 @@ class LaunchConfig(Strict):
 class TrainingRecipe(Strict):
     """What the recipes of all training stages have.
 
-    Args:
-        end_token: ends a turn; null: the tokenizer's, `<|im_end|>` before eos.
-        pad_token: a token other than the end token; null: the tokenizer's, or one that is free.
-
-    Attributes:
-        owned: fields of the TRL config that are not the recipe's to set, each with what to do
-            instead.
-        method: whose config it is.
+    end_token: ends a turn; null: the tokenizer's, `<|im_end|>` before eos.
+    pad_token: a token other than the end token; null: the tokenizer's, or one that is free.
     """
 
-    owned: ClassVar[Mapping[str, str]]
-    method: ClassVar[str]
+    owned: ClassVar[Mapping[str, str]]  # fields of the TRL config that no recipe sets → why
+    method: ClassVar[str]  # whose config it is
 
     out: str
     model: ModelConfig
@@ -236,33 +201,28 @@ class TrainingRecipe(Strict):
         """Fields of the installed trl's config that a recipe may set."""
         return sorted(trainer_fields(cls.method) - cls.owned.keys())
 
-    @model_validator(mode="after")
-    def _several_processes(self) -> Self:
+    def check(self) -> None:
         if self.launch.sharding not in (None, "none") and self.launch.world_size == 1:
             raise ValueError(f"launch.sharding {self.launch.sharding} needs more than one process")
-        return self
 
 
 class PolicyRecipe(TrainingRecipe):
     """A recipe that trains a policy further, beside the policy that it starts as."""
 
-    @model_validator(mode="after")
-    def _from_a_checkpoint(self) -> Self:
+    def check(self) -> None:
         if self.model.path is None:
             raise ValueError("training starts from a policy: set model.path, not model.config")
         if self.adapter is not None and self.adapter.dropout:
             raise ValueError("adapter.dropout must be 0: two policies are compared without dropout")
-        return self
 
 
 class SftConfig(TrainingRecipe):
     """One SFT run.
 
-    Args:
-        data: the directory that build_sft wrote.
-        document_masking: how packed documents are kept apart: `varlen` and `block_diagonal` in
-            attention, `unpacked` in rows of their own; `auto` takes the quickest that is exact.
-        keep_epochs: epochs whose model stays, in `checkpoint-epoch-N/`.
+    data: the directory that build_sft wrote.
+    document_masking: how packed documents are kept apart: `varlen` and `block_diagonal` in
+        attention, `unpacked` in rows of their own; `auto` takes the quickest that is exact.
+    keep_epochs: epochs whose model stays, in `checkpoint-epoch-N/`.
     """
 
     owned = OWNED_TRAINER_FIELDS
@@ -276,21 +236,17 @@ class SftConfig(TrainingRecipe):
     @field_validator("keep_epochs")
     @classmethod
     def _rising(cls, epochs: tuple[int, ...]) -> tuple[int, ...]:
-        if any(epoch < 1 for epoch in epochs) or list(epochs) != sorted(set(epochs)):
+        if list(epochs) != sorted({epoch for epoch in epochs if epoch > 0}):
             raise ValueError(f"name each epoch once, from 1 and rising, found {list(epochs)}")
         return epochs
 
-    @model_validator(mode="after")
-    def _possible(self) -> SftConfig:
+    def check(self) -> None:
         if self.adapter is not None and self.model.path is None:
             raise ValueError("adapter needs a trained base: set model.path, not model.config")
         checkpointing: Any = self.trainer.get("gradient_checkpointing_kwargs")
-        reentrant = isinstance(checkpointing, dict) and bool(
-            cast(dict[str, Any], checkpointing).get("use_reentrant")
-        )
-        if self.balance.coefficient and reentrant:
+        options = cast(dict[str, Any], checkpointing) if isinstance(checkpointing, dict) else {}
+        if self.balance.coefficient and options.get("use_reentrant"):
             raise ValueError(
                 "balance.coefficient needs use_reentrant: false: reentrant checkpointing runs the "
                 "routers without a graph, so the term would have no gradient"
             )
-        return self

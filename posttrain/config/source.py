@@ -1,77 +1,110 @@
-"""One source of rows in a data recipe: where its rows are, how to read them, which to drop.
-
-    sources:
-      - name: airline
-        path: ../shared/data/tau_bench_airline.jsonl
-        license: MIT
-        where: {reward: 1}
-        metadata: [task_id, trial]
-        filters: {tool_markup: false}
-
-How much of a source a mixture takes is not said here.
-"""
-
-from __future__ import annotations
+"""One source of rows in a data recipe: where its rows are, how to read them, which to drop."""
 
 import re
-from typing import Annotated, Literal, Self
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from posttrain.config.base import Strict
+from posttrain.config.base import Strict, refuse
 from posttrain.config.filters import Filters
-from posttrain.config.where import Where
+from posttrain.config.load import nearest
 from posttrain.records import Role
 
 DialectName = Literal[
     "openai", "inline_think", "sharegpt", "alpaca", "prompt_completion", "chosen_rejected"
 ]
 FieldName = Literal[
-    "messages",
-    "role",
-    "content",
-    "tools",
-    "system",
-    "reasoning",
-    "instruction",
-    "input",
-    "output",
-    "history",
-    "prompt",
-    "completion",
-    "chosen",
-    "rejected",
-]
+    "messages", "role", "content", "tools", "system", "reasoning", "instruction", "input", "output",
+    "history", "prompt", "completion", "chosen", "rejected",
+]  # fmt: skip
 EndingPolicy = Literal["trim", "drop"]
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def _distinct(fields: tuple[str, ...]) -> tuple[str, ...]:
-    keys = [path.rpartition(".")[2] for path in fields]
-    twice = sorted({key for key in keys if keys.count(key) > 1})
-    if twice or not all(keys):
-        raise ValueError(
-            f"{twice or 'an empty field'}: each field is carried under the last part of its path, "
-            "once"
-        )
+    keys = {path.rpartition(".")[2] for path in fields}
+    if len(keys) < len(fields) or "" in keys:
+        raise ValueError("each field is carried under the last part of its path, once")
     return fields
 
 
 Metadata = Annotated[tuple[str, ...], AfterValidator(_distinct)]
 
 
+# -- conditions on the fields of a row; all must hold. {reward: 1} equals; {task: [a, b]} is one of;
+#    {info.score: {ge: 0.5, lt: 1}} reaches inside objects; {aborted: {exists: false}} is missing or
+#    null. They are kept as {field: {operator: value}}, whatever form they came in.
+
+
+def _is_value(given: Any) -> bool:
+    return isinstance(given, str | int | float)
+
+
+def _is_ordered(given: Any) -> bool:
+    return _is_value(given) and not isinstance(given, bool)
+
+
+def _are_values(given: Any) -> bool:
+    items = cast(list[Any], given) if isinstance(given, list | tuple) else []
+    return len(items) > 0 and all(map(_is_value, items))
+
+
+def _is_truth(given: Any) -> bool:
+    return isinstance(given, bool)
+
+
+_VALUE = (_is_value, "a text, a number or a truth value (exists: false for null)")
+_ORDERED = (_is_ordered, "a number or a text")
+_SEVERAL = (_are_values, "a list of texts, numbers or truth values")
+# operator → whether it takes a value, and what it takes
+_TAKES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(("eq", "ne"), _VALUE),
+    **dict.fromkeys(("ge", "gt", "le", "lt"), _ORDERED),
+    **dict.fromkeys(("in", "not_in"), _SEVERAL),
+    "exists": (_is_truth, "true or false"),
+}
+
+
+def _conditions(given: Any) -> dict[str, dict[str, Any]]:
+    if not isinstance(given, Mapping) or not given:
+        raise ValueError(
+            "where is a mapping of fields to conditions, e.g. {reward: {ge: 1}, task: [a, b]}, "
+            f"found {given!r} (from an expression: docs/reference/renamed.md)"
+        )
+    return {str(k): _operators(str(k), v) for k, v in cast(Mapping[Any, Any], given).items()}
+
+
+def _operators(field: str, given: Any) -> dict[str, Any]:
+    operators: dict[str, Any] = {"in" if isinstance(given, list | tuple) else "eq": given}
+    if isinstance(given, Mapping):
+        operators = cast(dict[str, Any], given)
+    for name, value in operators.items():
+        if name not in _TAKES:
+            hint = nearest(name.replace("te", "e"), [*_TAKES])  # gte and lte of other languages
+            raise ValueError(f"{field}: there is no operator {name!r}{hint}")
+        takes, what = _TAKES[name]
+        if not takes(value):
+            raise ValueError(f"{field}: {name} takes {what}, found {value!r}")
+    if not operators or (operators.get("exists") is False and len(operators) > 1):
+        raise ValueError(f"{field}: no row can meet {dict(operators)!r}")
+    return operators
+
+
+Where = Annotated[dict[str, dict[str, Any]], BeforeValidator(_conditions)]
+
+
 class RowPlace(Strict):
     """Where a source's rows are.
 
-    Args:
-        path: file, HF dataset directory or glob, or a list of them, relative to the base directory:
-            `.jsonl`, `.ndjson` (one object a line), `.json` (the same, or one array of objects),
-            each also `.gz` or `.zst`; `.parquet`.
-        hub: a Hugging Face dataset id, read as a stream.
-        revision: of a hub id, as a 40-digit commit.
-        subset: of a hub id that has several configurations.
-        split: the split of a hub id, or of an HF directory that holds several.
+    path: file, HF dataset directory or glob, or a list of them, relative to the base directory:
+        `.jsonl`, `.ndjson`, `.json` (an object a line, or one array), each also `.gz` or `.zst`;
+        `.parquet`.
+    hub: a Hugging Face dataset id, read as a stream.
+    revision: of a hub id, as a 40-digit commit.
+    subset: of a hub id that has several configurations.
+    split: the split of a hub id, or of an HF directory that holds several.
     """
 
     name: str = Field(min_length=1)
@@ -88,45 +121,37 @@ class RowPlace(Strict):
             return ()
         return (self.path,) if isinstance(self.path, str) else self.path
 
-    @model_validator(mode="after")
-    def _one_place(self) -> Self:
+    def check(self) -> None:
         self.check_place()
-        return self
 
     def check_place(self) -> None:
         """Raises ValueError unless there is exactly one place, completely given."""
-        if (self.path is None) == (self.hub is None):
-            raise ValueError(f"source {self.name!r}: give exactly one of path and hub")
-        if self.path is not None and not all(self.paths or ("",)):
-            raise ValueError(f"source {self.name!r}: path is empty")
-        if self.path is not None and (self.revision or self.subset):
-            raise ValueError(f"source {self.name!r}: revision and subset belong to a hub id")
-        if self.hub is not None and not _COMMIT.fullmatch(self.revision or ""):
-            found = f"found {self.revision!r}" if self.revision else "none is given"
-            raise ValueError(
-                f"source {self.name!r}: a hub id needs its revision as a 40-digit commit "
-                f"({found}): a branch or tag can move and the build could not be repeated. "
-                f"The commit stands at https://huggingface.co/datasets/{self.hub}/commits/main"
-            )
-        if self.hub is not None and self.split is None:
-            raise ValueError(f"source {self.name!r}: a hub id needs its split, e.g. split: train")
+        commit = _COMMIT.fullmatch(self.revision or "")
+        refuse(f"source {self.name!r}", {
+            "give exactly one of path and hub": (self.path is None) == (self.hub is None),
+            "path is empty": self.path is not None and not all(self.paths or ("",)),
+            "revision and subset belong to a hub id": self.path and (self.revision or self.subset),
+            f"a hub id needs its revision as a 40-digit commit (found {self.revision!r}): a branch "
+            "or tag can move and the build could not be repeated. The commit stands at "
+            f"https://huggingface.co/datasets/{self.hub}/commits/main": self.hub and not commit,
+            "a hub id needs its split, e.g. split: train": self.hub and self.split is None,
+        })  # fmt: skip
 
 
 class SourceConfig(RowPlace):
     """Where a source's rows are and how they become records.
 
-    Args:
-        dialect: name it to forbid recognition by structure; rows that do not fit are dropped.
-        fields: canonical name → the row's own name for it (a dotted path reaches inside objects).
-        roles: the row's own role names → ours, beside the usual ones.
-        where: keep only the rows that meet these conditions (`posttrain.config.where`).
-        license: of every row, or of those that lack `license_field`.
-        license_field: the row's own field (a dotted path) with its license.
-        metadata: fields of the row (dotted paths) to carry along, keyed by their last part.
-        ending: conversations that do not end on an assistant turn are trimmed to it, or dropped.
-        prefilled_think: assistant texts start inside a trace, the opening tag is not in the text.
-        strict: stop at the first row that cannot be read as a record instead of dropping it.
-        filters: structural checks and filters of the text (`posttrain.config.filters`).
+    dialect: name it to forbid recognition by structure; rows that do not fit are dropped.
+    fields: canonical name → the row's own name for it (a dotted path reaches inside objects).
+    roles: the row's own role names → ours, beside the usual ones.
+    where: keep only the rows that meet these conditions (`posttrain.config.source`).
+    license: of every row, or of those that lack `license_field`.
+    license_field: the row's own field (a dotted path) with its license.
+    metadata: fields of the row (dotted paths) to carry along, keyed by their last part.
+    ending: conversations that do not end on an assistant turn are trimmed to it, or dropped.
+    prefilled_think: assistant texts start inside a trace, the opening tag is not in the text.
+    strict: stop at the first row that cannot be read as a record instead of dropping it.
+    filters: structural checks and filters of the text (`posttrain.config.filters`).
     """
 
     dialect: DialectName | None = None

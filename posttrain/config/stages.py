@@ -1,13 +1,4 @@
-"""The recipe of a chain: `posttrain stages --config one-gpu/rlvr_stages`.
-
-stages:
-  - {stage: profile_prompts, recipe: one-gpu/profile}
-  - {stage: rlvr, recipe: one-gpu/rlvr}
-  - {stage: profile_prompts, recipe: one-gpu/profile, overrides: ["prompts=[]", …]}
-  - {stage: rlvr, recipe: one-gpu/rlvr, launch: ["--config_file", accelerate/ddp], …}
-"""
-
-from __future__ import annotations
+"""The recipe of a chain: `posttrain stages --config one-gpu/rlvr_stages`."""
 
 from pydantic import Field
 
@@ -17,11 +8,10 @@ from posttrain.config.base import Strict
 class StageStep(Strict):
     """One command of a chain.
 
-    Args:
-        stage: the script's name.
-        recipe: a file, or a shipped recipe's name.
-        overrides: `key.path=value`, as on the command line.
-        launch: options of `accelerate launch`; null: one process.
+    stage: the script's name.
+    recipe: a file, or a shipped recipe's name.
+    overrides: `key.path=value`, as on the command line.
+    launch: options of `accelerate launch`; null: one process.
     """
 
     stage: str

@@ -1,23 +1,15 @@
-r"""Prompt templates: several ways to give one question, each with the answer format it requests.
-
-    templates: math                      # shipped: math, multiple_choice, free, framing
-    templates: my/templates.yaml         # NAME: {text: "{question} …", answer: "\\boxed{{answer}}"}
-
-A recipe holds the templates themselves once it is read, so its digest changes with their text.
-"""
-
-from __future__ import annotations
+"""Prompt templates: several ways to give one question, each with the answer format it requests."""
 
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from posttrain.config.base import Name, Strict, refuse_twice
 from posttrain.config.load import nearest
-from posttrain.config.yaml_text import read_mapping
+from posttrain.config.recipe_files import read_mapping
 from posttrain.errors import ConfigError
 
 OPTION_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -28,11 +20,10 @@ SHIPPED = Path(__file__).parent / "prompt_templates"
 class PromptTemplate(Strict):
     """One way to give a question.
 
-    Args:
-        text: of the user message; `{question}`, `{options}` and `{A}`, `{B}`, … are filled in, all
-            other braces stay.
-        answer: the line that gives an answer as the text requests it, with `{answer}`; null: the
-            text requests no format.
+    text: of the user message; `{question}`, `{options}` and `{A}`, `{B}`, … are filled in, all
+        other braces stay.
+    answer: the line that gives an answer as the text requests it, with `{answer}`; null: the text
+        requests no format.
     """
 
     name: Name
@@ -44,13 +35,11 @@ class PromptTemplate(Strict):
         """Whether the text has a place for options."""
         return bool(set(PLACEHOLDER.findall(self.text)) - {"question"})
 
-    @model_validator(mode="after")
-    def _complete(self) -> PromptTemplate:
+    def check(self) -> None:
         if PLACEHOLDER.findall(self.text).count("question") != 1:
             raise ValueError(f"template {self.name!r}: {{question}} has to be in its text once")
         if self.answer is not None and self.answer.count("{answer}") != 1:
             raise ValueError(f"template {self.name!r}: {{answer}} has to be in its answer once")
-        return self
 
     def filled(self, question: str, options: Mapping[str, str]) -> str:
         """The user message; what is filled in is not looked at again."""
@@ -90,9 +79,8 @@ Templates = Annotated[tuple[PromptTemplate, ...], BeforeValidator(_read), Field(
 class AugmentConfig(Strict):
     """Some records are given in one of several templates, chosen by a keyed hash of the record.
 
-    Args:
-        templates: a set or a file of templates (posttrain.config.templates).
-        share: of the records.
+    templates: a set or a file of templates (posttrain.config.templates).
+    share: of the records.
     """
 
     templates: Templates

@@ -1,15 +1,8 @@
-"""The recipe of the tiny world: how much of each family, how hard, how talkative.
-
-out: runs/tiny/world
-families:
-  maths: {train: 12000, heldout: 400}
-"""
-
-from __future__ import annotations
+"""The recipes of the tiny world: how much of each family, how hard, how talkative."""
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from posttrain.config.base import Strict
 from posttrain.config.build_genrm import LayoutName
@@ -22,12 +15,11 @@ Difficulty = Annotated[int, Field(ge=1, le=5)]
 class FamilyConfig(Strict):
     """One family's rows.
 
-    Args:
-        train, heldout: rows; `train: 0` holds the whole family out of training.
-        difficulties: drawn from alike.
-        tools_declared: share of the rows; matters only to families that can do without tools
-            (maths, lookups) or have no use for them (logs, steps).
-        several_turns: share of the rows; matters only to families of single questions.
+    train, heldout: rows; `train: 0` holds the whole family out of training.
+    difficulties: drawn from alike.
+    tools_declared: share of the rows; for families that can do without tools (maths, lookups) or
+        have no use for them (logs, steps).
+    several_turns: share of the rows; matters only to families of single questions.
     """
 
     train: Rows
@@ -40,27 +32,23 @@ class FamilyConfig(Strict):
 class VerbosityConfig(Strict):
     """Relative weights of the three lengths of worked reasoning.
 
-    Args:
-        terse, plain, chatty: of each length.
+    terse, plain, chatty: of each length.
     """
 
     terse: Annotated[float, Field(ge=0)] = 0.4
     plain: Annotated[float, Field(ge=0)] = 0.3
     chatty: Annotated[float, Field(ge=0)] = 0.3
 
-    @model_validator(mode="after")
-    def _some_weight(self) -> VerbosityConfig:
+    def check(self) -> None:
         if self.terse + self.plain + self.chatty == 0:
             raise ValueError("at least one verbosity needs a weight above 0")
-        return self
 
 
 class TinyTokenizerConfig(Strict):
     """The byte-level BPE.
 
-    Args:
-        vocab_size: its tokens.
-        rows_per_family: training rows of each family that it learns from.
+    vocab_size: its tokens.
+    rows_per_family: training rows of each family that it learns from.
     """
 
     vocab_size: Annotated[int, Field(ge=320)] = 1024
@@ -70,10 +58,8 @@ class TinyTokenizerConfig(Strict):
 class TinyWorldConfig(Strict):
     """Everything that shapes the artifact; the same config gives the same bytes.
 
-    Args:
-        families: the families of rows, by name.
-        seed, heldout_seed: of the training rows and of the held-out prompts; held-out content is
-            apart by its key for any two seeds.
+    families: the families of rows, by name.
+    seed, heldout_seed: of the training rows and of the held-out prompts.
     """
 
     out: str
@@ -83,15 +69,11 @@ class TinyWorldConfig(Strict):
     verbosity: VerbosityConfig = VerbosityConfig()
     tokenizer: TinyTokenizerConfig = TinyTokenizerConfig()
 
-    @model_validator(mode="after")
-    def _distinct_seeds(self) -> TinyWorldConfig:
+    def check(self) -> None:
         if self.seed == self.heldout_seed:
-            raise ValueError(
-                "seed and heldout_seed must differ: test seeds are held out of training"
-            )
+            raise ValueError("seed and heldout_seed must differ: test seeds are held out")
         if not any(family.train for family in self.families.values()):
             raise ValueError("no family has training rows, and the tokenizer is trained on them")
-        return self
 
     def owner_config(self) -> dict[str, Any]:
         """The config without its output path: what the artifact's digest is taken of."""
@@ -106,9 +88,8 @@ class JudgedFamily(Strict):
 
     Questions come alone and declare no tools.
 
-    Args:
-        warm_up, train, heldout: pairs.
-        difficulties: drawn from alike.
+    warm_up, train, heldout: pairs.
+    difficulties: drawn from alike.
     """
 
     warm_up: Rows
@@ -120,11 +101,10 @@ class JudgedFamily(Strict):
 class TinyJudgementsConfig(Strict):
     """Everything that shapes the artifact; the same config gives the same bytes.
 
-    Args:
-        families: those whose answers are numbers.
-        drills: rows that only compare numbers digit by digit, for the warm-up.
-        layout: of the judging prompts in the warm-up rows.
-        seed, heldout_seed: as the tiny world's; held-out content is apart for any two seeds.
+    families: those whose answers are numbers.
+    drills: rows that only compare numbers digit by digit, for the warm-up.
+    layout: of the judging prompts in the warm-up rows.
+    seed, heldout_seed: as the tiny world's.
     """
 
     out: str
@@ -134,11 +114,9 @@ class TinyJudgementsConfig(Strict):
     seed: int = 3
     heldout_seed: int = 7
 
-    @model_validator(mode="after")
-    def _some_rows(self) -> TinyJudgementsConfig:
+    def check(self) -> None:
         if not any(f.warm_up + f.train + f.heldout for f in self.families.values()):
             raise ValueError("families: no family has any rows")
-        return self
 
     def owner_config(self) -> dict[str, Any]:
         """The config without its output path: what the artifact's digest is taken of."""

@@ -1,8 +1,4 @@
-"""What a conversation talks to: a checkpoint in this process, or a server, both streaming.
-
-sampler, defaults = open_checkpoint("runs/tiny/dpo", chat_template="own", terminal=terminal)
-sampler = open_server(Client(backend), backend, sent={"temperature"}, terminal=terminal)
-"""
+"""What a conversation talks to: a checkpoint in this process, or a server, both streaming."""
 
 from __future__ import annotations
 
@@ -21,16 +17,9 @@ SAMPLING = ("temperature", "top_p", "top_k")
 
 
 def open_checkpoint(
-    path: str, *, chat_template: str, terminal: Terminal
+    path: str, terminal: Terminal, *, chat_template: str
 ) -> tuple[Sampler, dict[str, Any]]:
-    """Load a checkpoint with its tokenizer and template.
-
-    Args:
-        path: a folder or a hub id.
-        chat_template: as `backend.chat_template` of recipes.
-
-    Returns:
-        The sampler, and the sampling parameters that the generation config names.
+    """The sampler of a folder or hub id, and the sampling parameters of its generation config.
 
     Raises:
         ConfigError: something is not there or does not fit.
@@ -40,7 +29,7 @@ def open_checkpoint(
 
     from posttrain.models.chat_template import chat_template_of
     from posttrain.models.inference import generation_stops, load_for_inference, weights_digest
-    from posttrain.sampling.engines.stream import StreamingEngine
+    from posttrain.sampling.engines.transformers import StreamingEngine
     from posttrain.sampling.render import RenderedSampler
     from posttrain.tokens.tokenizer import encoder_of, largest_id, load_any_tokenizer
 
@@ -48,12 +37,9 @@ def open_checkpoint(
     tokenizer = load_any_tokenizer(path)
     template = chat_template_of(tokenizer, choice=chat_template)
     encoder = encoder_of(tokenizer)
+    vocabulary = largest_id(tokenizer) + 1
     model = load_for_inference(
-        path,
-        dtype="auto",
-        device="auto",
-        attention="auto",
-        vocabulary=largest_id(tokenizer) + 1,
+        path, dtype="auto", device="auto", attention="auto", vocabulary=vocabulary
     )
 
     def show(prompt: Ids, text: str) -> None:
@@ -62,9 +48,8 @@ def open_checkpoint(
             terminal.splitter.begin(opened=tail.endswith(OPEN))
         terminal.splitter.feed(text)
 
-    engine = StreamingEngine(
-        model, weights=weights_digest(path, model), decode=encoder.decode, show=show
-    )
+    weights = weights_digest(path, model)
+    engine = StreamingEngine(model, weights=weights, decode=encoder.decode, show=show)
     stops = generation_stops(path, model)
     named: dict[str, Any] = model.generation_config.to_diff_dict()
     defaults = {name: named[name] for name in SAMPLING if named.get(name) is not None}
@@ -75,11 +60,7 @@ def open_checkpoint(
 def open_server(
     client: Client, backend: ChatBackend, *, sent: Collection[str], terminal: Terminal
 ) -> Sampler:
-    """The sampler of a server.
-
-    Args:
-        sent: the sampling parameters that the user gave; others are left to the server.
-    """
+    """The sampler of a server; of sampling, only what the user gave is `sent`."""
 
     def show(kind: Kind, text: str) -> None:
         if kind == "answer":

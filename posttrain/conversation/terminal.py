@@ -1,46 +1,28 @@
-"""The terminal of a conversation: lines and commands in, text with folded reasoning out.
+"""The terminal of a conversation: lines in, text with folded reasoning out.
 
-    > 7*8?
-    [reasoning, 5 words]
-    56
-    > /reasoning
-    reasoning is shown
-
-Everything that a model or a tool wrote loses its control characters before it is printed: none of
-it may move the cursor, retitle the window or pass for a prompt.
+What a model or a tool wrote loses its control characters before it is printed: none of it may move
+the cursor, retitle the window or pass for a prompt.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import json
 import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import TextIO
 
 from rich.console import Console
 
 from posttrain.chat.parse import CALL_OPEN
 from posttrain.chat.reasoning import CLOSE, OPEN
-from posttrain.conversation.session import Session
-from posttrain.errors import ConfigError
 from posttrain.jsontext import printable
 from posttrain.rollouts import Step
 from posttrain.sampling.engines.chat_stream import Kind
 
 _TAG_TEXTS: dict[Kind, tuple[str, ...]] = {"reasoning": (CLOSE,), "answer": (OPEN, CALL_OPEN)}
 _TAGS = {kind: re.compile("|".join(map(re.escape, tags))) for kind, tags in _TAG_TEXTS.items()}
-HELP = """\
-/think, /no_think   reasoning on or off from the next question on
-/reasoning          show reasoning, or fold it
-/system TEXT        set the system message; without a text: remove it
-/reset              forget the conversation
-/save FILE          append the conversation to FILE as one row of training data
-/exit               end, as Ctrl-D; Ctrl-C stops an answer"""
 
 
 class TagSplitter:
@@ -102,13 +84,8 @@ def _overlap(text: str, tags: Sequence[str]) -> int:
 
 
 class Terminal:
-    """A `View`, and what reads lines.
-
-    Args:
-        console: where it is printed.
-        lines: where lines come from; a terminal is asked with a prompt, of anything else the lines
-            are repeated, so that the output reads as a conversation.
-    """
+    """Shows a conversation and reads `lines`: a terminal is asked with a prompt; those of anything
+    else are repeated, so that the output reads as a conversation."""
 
     def __init__(self, console: Console, lines: TextIO) -> None:
         self.console, self._lines = console, lines
@@ -145,9 +122,6 @@ class Terminal:
             self.note(f"[{problem}]")
         if step.finish == "length":
             self.note("[cut at --max-tokens]")
-
-    def result(self, text: str) -> None:
-        self.note(f"← {text}")
 
     def note(self, text: str) -> None:
         """A line that no model wrote as its answer."""
@@ -199,8 +173,9 @@ class Terminal:
             except KeyboardInterrupt:
                 self.console.print()
                 return False
-        self.always = answer.strip().lower() in ("a", "always")
-        return self.always or answer.strip().lower() in ("y", "yes")
+        answer = answer.strip().lower()
+        self.always = answer in ("a", "always")
+        return self.always or answer in ("y", "yes")
 
 
 @contextlib.contextmanager
@@ -213,75 +188,7 @@ def _interruptible() -> Iterator[None]:
         signal.signal(signal.SIGINT, previous)
 
 
-def talk(session: Session, terminal: Terminal, runner: asyncio.Runner) -> None:
-    """Read lines until they end: commands are done here, anything else is said to the model."""
-    while True:
-        try:
-            line = terminal.read("> ")
-        except KeyboardInterrupt:  # at the prompt it only takes the line back
-            terminal.note("\nCtrl-D ends")
-            continue
-        if line is None or line.strip() == "/exit":
-            return
-        if line.strip().startswith("/"):
-            _command(line.strip(), session, terminal)
-        elif line.strip():
-            _say(line, session, terminal, runner)
-
-
-def _say(line: str, session: Session, terminal: Terminal, runner: asyncio.Runner) -> None:
-    try:
-        completion = runner.run(session.say(line))
-    except KeyboardInterrupt:
-        terminal.note("[stopped; the conversation goes on without this turn]")
-        return
-    except ConfigError as error:
-        terminal.note(f"[failed: {error}]")
-        return
-    if completion.finish == "failed":
-        terminal.note(f"[failed: {completion.error}]")
-    elif completion.finish == "turn_limit":
-        terminal.note(f"[ended after {len(completion.steps)} steps]")
-
-
-def _command(line: str, session: Session, terminal: Terminal) -> None:
-    name, _, rest = line.partition(" ")
-    rest = rest.strip()
-    if name in ("/think", "/no_think"):
-        session.thinking = name == "/think"
-        terminal.note(f"thinking {'on' if session.thinking else 'off'}")
-    elif name == "/reasoning":
-        terminal.shows_reasoning = not terminal.shows_reasoning
-        terminal.note(f"reasoning is {'shown' if terminal.shows_reasoning else 'folded'}")
-        trace = next((m.reasoning for m in reversed(session.messages) if m.reasoning), None)
-        if terminal.shows_reasoning and trace:
-            terminal.note(trace.strip())
-    elif name == "/system":
-        session.system = rest or None
-        terminal.note("system message set" if rest else "no system message")
-    elif name == "/reset":
-        session.messages = ()
-        terminal.note("forgotten")
-    elif name == "/save":
-        terminal.note(_save(rest, session))
-    else:
-        terminal.note(HELP if name == "/help" else f"no command {name}\n{HELP}")
-
-
-def _save(name: str, session: Session) -> str:
-    if not name or not session.messages:
-        return "name a file: /save FILE" if not name else "nothing to save yet"
-    path = Path(name).expanduser()
-    try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(session.row(), ensure_ascii=False) + "\n")
-    except OSError as error:
-        return f"{path}: {error.strerror}"
-    return f"{path}: one row of {len(session.messages)} messages"
-
-
 def open_terminal() -> Terminal:
-    """Of this process."""
     if sys.stdin.isatty():
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401 - gives `input` editing and a history

@@ -71,9 +71,6 @@ class Tool:
     Attributes:
         parameters: the JSON schema of an object.
         run: takes the object's properties by name and returns text; may be a coroutine function.
-
-    Raises:
-        ConfigError: `parameters` is no such schema.
     """
 
     name: str
@@ -81,29 +78,14 @@ class Tool:
     parameters: Mapping[str, Any]
     run: Callable[..., str | Awaitable[str]]
 
-    def __post_init__(self) -> None:
-        # imported here: sampling's recipes load this module, and most declare no tools
-        from jsonschema import Draft202012Validator
-        from jsonschema.exceptions import SchemaError
-
-        try:
-            Draft202012Validator.check_schema(self.parameters)
-        except SchemaError as error:
-            raise ConfigError(f"tool {self.name}: parameters: {error.message}") from error
-        if self.parameters.get("type") != "object":
-            raise ConfigError(f"tool {self.name}: parameters must be a schema of type object")
-
     def schema(self) -> dict[str, Any]:
         """The tool as an OpenAI function schema."""
-        function = {
-            "name": self.name,
-            "description": self.description,
-            "parameters": dict(self.parameters),
-        }
-        return {"type": "function", "function": function}
+        function = {"name": self.name, "description": self.description}
+        return {"type": "function", "function": function | {"parameters": dict(self.parameters)}}
 
     def violation(self, arguments: Mapping[str, Any]) -> str | None:
         """In which way arguments break the schema, None if they keep it."""
+        # imported here: sampling's recipes load this module, and most declare no tools
         from jsonschema import Draft202012Validator
 
         checker: Any = Draft202012Validator(self.parameters)
@@ -114,7 +96,6 @@ class Tool:
         return None
 
     async def call(self, arguments: Mapping[str, Any]) -> str:
-        """The result of a call, or an error as text. A plain function runs in a thread."""
         if (broken := self.violation(arguments)) is not None:
             return f"error: {broken}"
         try:
@@ -130,40 +111,29 @@ class Tool:
 class Toolbox:
     """A toolkit of independent tools: the same for every prompt, without a state between calls.
 
-    Args:
-        tools: in the order in which they are declared.
-        result_characters: a longer result loses its middle, and says so.
-
-    Raises:
-        ConfigError: two tools have the same name, or there is none.
+    Results longer than `RESULT_CHARACTERS` lose their middle. Raises ConfigError where two tools
+    have the same name.
     """
 
-    def __init__(self, tools: Sequence[Tool], *, result_characters: int = RESULT_CHARACTERS):
-        self._tools = {tool.name: tool for tool in tools}
-        self._characters = result_characters
-        if not tools:
-            raise ConfigError("a toolbox without tools: declare none instead")
-        if len(self._tools) < len(tools):
-            names = [tool.name for tool in tools]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise ConfigError(f"two tools are called {twice}")
+    def __init__(self, tools: Sequence[Tool]):
+        self._tools: dict[str, Tool] = {}
+        for tool in tools:
+            if tool.name in self._tools:
+                raise ConfigError(f"two tools are called {tool.name}")
+            self._tools[tool.name] = tool
 
     def schemas(self, prompt: Prompt) -> str:
-        """JSON text of the tools' schemas."""
         return json_text([tool.schema() for tool in self._tools.values()])
 
     def open(self, prompt: Prompt) -> Toolbox:
-        """The toolbox itself: it keeps nothing of a completion."""
         return self
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Run one call."""
         if (tool := self._tools.get(name)) is None:
             return writable(f"error: no tool {clip(name, 80)}; there is {', '.join(self._tools)}")
-        return writable(clip(await tool.call(arguments), self._characters))
+        return writable(clip(await tool.call(arguments), RESULT_CHARACTERS))
 
     def snapshot(self) -> str:
-        """No state."""
         return "{}"
 
     async def close(self) -> None:
@@ -174,8 +144,7 @@ def open_toolkit(names: str | Sequence[str]) -> Toolbox:
     """Tools by the names that recipes give them, `calculator+python`.
 
     Args:
-        names: one name, several joined by "+", or a list. The tiny world's tools need its prompts
-            and are opened elsewhere.
+        names: one name, several joined by "+", or a list.
 
     Raises:
         ConfigError: no such tool, with the nearest; or this machine cannot run it.

@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
+from typing import Any, cast
 
 from posttrain.environments.base import Tool
 
@@ -123,16 +124,8 @@ def _factorial(value: Number) -> Number:
     return math.factorial(_whole(value))
 
 
-def _magnitude(value: Number) -> Number:
-    return abs(value)
-
-
-def _integers(work: Callable[..., int]) -> Callable[..., Number]:
-    return lambda *values: work(*map(_whole, values))
-
-
-def _real(work: Callable[..., float]) -> Callable[..., Number]:
-    return lambda *values: work(*map(float, values))
+def _on(kind: Callable[[Number], Any], work: Callable[..., Number]) -> Callable[..., Number]:
+    return lambda *values: work(*map(kind, values))
 
 
 _OPERATORS: dict[type[ast.operator], Operator] = {
@@ -146,14 +139,15 @@ _OPERATORS: dict[type[ast.operator], Operator] = {
 }
 # name → how many arguments it takes, at least and at most; what it does
 _FUNCTIONS: dict[str, tuple[int, int, Callable[..., Number]]] = {
-    "sqrt": (1, 1, _square_root), "abs": (1, 1, _magnitude), "round": (1, 2, _rounded),
-    "floor": (1, 1, math.floor), "ceil": (1, 1, math.ceil),
+    "sqrt": (1, 1, _square_root), "abs": (1, 1, cast(Any, abs)),
+    "round": (1, 2, _rounded), "floor": (1, 1, math.floor), "ceil": (1, 1, math.ceil),
     "min": (1, 50, lambda *values: min(values)), "max": (1, 50, lambda *values: max(values)),
     "factorial": (1, 1, _factorial),
-    "gcd": (2, 50, _integers(math.gcd)), "lcm": (2, 50, _integers(math.lcm)),
-    "exp": (1, 1, _real(math.exp)), "ln": (1, 1, _real(math.log)), "log": (1, 2, _real(math.log)),
+    "gcd": (2, 50, _on(_whole, math.gcd)), "lcm": (2, 50, _on(_whole, math.lcm)),
+    "exp": (1, 1, _on(float, math.exp)), "ln": (1, 1, _on(float, math.log)),
+    "log": (1, 2, _on(float, math.log)),
     **{
-        name: (1, 1, _real(getattr(math, name)))
+        name: (1, 1, _on(float, getattr(math, name)))
         for name in ("log2", "log10", "sin", "cos", "tan", "asin", "acos", "atan")
     },
 }  # fmt: skip
@@ -201,16 +195,13 @@ def _value(node: ast.expr, text: str, depth: int) -> Number:
 
 def _single(node: ast.expr, text: str, depth: int) -> Number:
     match node:
-        case ast.UnaryOp(op=ast.USub()):
-            return -_value(node.operand, text, depth)
-        case ast.UnaryOp(op=ast.UAdd()):
-            return _value(node.operand, text, depth)
+        case ast.UnaryOp(op=ast.USub() | ast.UAdd()):
+            value = _value(node.operand, text, depth)
+            return -value if isinstance(node.op, ast.USub) else value
         case ast.Constant(value=int() | float()):
             return _number(text[node.col_offset : node.end_col_offset])
-        case ast.Name(id="pi"):
-            return math.pi
-        case ast.Name(id="e"):
-            return math.e
+        case ast.Name(id="pi" | "e" as name):
+            return getattr(math, name)
         case ast.Call(func=ast.Name(id=name), keywords=[]) if name in _FUNCTIONS:
             return _called(name, [_value(each, text, depth) for each in node.args])
         case ast.Name() | ast.Call():

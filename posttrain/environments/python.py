@@ -11,13 +11,8 @@ call to the next: no variables, no files. Output is stdout and stderr in the ord
 
 from __future__ import annotations
 
-import asyncio
-import os
-from weakref import WeakKeyDictionary
-
 from posttrain.environments.base import Tool
-from posttrain.environments.sandbox import check_sandbox, run_sandboxed
-from posttrain.environments.sandbox.limits import Limits, SandboxResult
+from posttrain.environments.sandbox import Limits, SandboxResult, check_sandbox, run_sandboxed
 
 _DESCRIPTION = (
     "Run a Python 3 program and return what it prints; the value of a last expression is printed "
@@ -63,28 +58,19 @@ _ENDED = {
 }
 
 
-def python_tool(limits: Limits | None = None, *, at_once: int | None = None) -> Tool:
-    """The tool.
-
-    Args:
-        limits: of one call.
-        at_once: programs that may run at the same time; by default as many as there are
-            processors, so that how far a program gets in its time depends little on its neighbours.
+def python_tool(limits: Limits | None = None) -> Tool:
+    """The tool; `limits` are those of one call.
 
     Raises:
         ConfigError: programs cannot be contained on this machine.
     """
     interpreter = check_sandbox()
     bounds = limits or Limits()
-    # a semaphore belongs to an event loop, the tool does not
-    turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
-    slots = at_once or os.cpu_count() or 1
 
     async def run(code: str) -> str:
         argv = [interpreter.executable, "-P", "-s", "-c", _RUNNER, _PROGRAM]
         source = code.encode("utf-8", "surrogatepass")
-        async with turns.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(slots)):
-            result = await run_sandboxed(argv, files={_PROGRAM: source}, limits=bounds)
+        result = await run_sandboxed(argv, files={_PROGRAM: source}, limits=bounds)
         return _result_text(result, bounds)
 
     parameters = {
@@ -100,8 +86,7 @@ def _result_text(result: SandboxResult, limits: Limits) -> str:
     output = (result.stdout + result.stderr).decode("utf-8", "replace").rstrip("\n")
     if result.ok:
         return output or "(no output)"
+    ended = f"exit code {result.exit_code}"
     if result.limit is not None:
         ended = _ENDED[result.limit].format(limits)
-    else:
-        ended = f"exit code {result.exit_code}"
     return f"error: {ended}\n{output}" if output else f"error: {ended}"

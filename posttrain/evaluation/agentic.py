@@ -1,16 +1,9 @@
 """Runs of agentic tasks: what failed, at which step, how often, and how surely models differ.
 
-    failures(prompt, completion, score)  → [RunFailure("tool_call_hallucinated", step=2), …]
-    agentic_rows(records, seed=0)  → {"models": [{"checkpoint": "a", "families": […], …}], …}
-
 A run is agentic where its prompt's metadata name a `family` and its `fixture`; its final state then
-has `calls` (the files that each call changed), `missing` (results that the task names and that are
-not there) and `infrastructure` (why the machine failed, or null). All figures come from stored
-records: the same function gives them at the end of a run, in `rescore` and over several runs.
-
-Several flags may hold of one run. The first of `PRECEDENCE` decides a run that is not solved; a
-solved run may have flags too, and none decides it. An error that a family injects is the result of
-a call like any other.
+has `calls` (the files that each call changed) and `missing` (results that the task names and that
+are not there). The first of `PRECEDENCE` decides a run that is not solved; a solved run may have
+flags too.
 """
 
 from __future__ import annotations
@@ -23,9 +16,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from posttrain.evaluation.compare import rate_difference
-from posttrain.evaluation.grade import Record
 from posttrain.evaluation.intervals import Values, by_question, length, wilson
 from posttrain.evaluation.metrics import correct
+from posttrain.evaluation.run import Record
 from posttrain.jsontext import load_json
 from posttrain.records import Score, ToolCall
 from posttrain.rollouts import Completion, Prompt, metadata_of
@@ -52,17 +45,9 @@ class RunFailure:
 
 
 def family_of(prompt: Prompt) -> str | None:
-    """The agentic family of a prompt, None for any other: the tiny world has families, too, and
-    their states are of another kind."""
+    """The agentic family of a prompt, None for any other: the tiny world has families, too."""
     fields = metadata_of(prompt)
     return fields["family"] if "fixture" in fields else None
-
-
-def deciding(prompt: Prompt, completion: Completion, score: Score) -> RunFailure | None:
-    """The failure that decides a run; None for a solved one."""
-    if score.value is not None and score.value >= 1:
-        return None
-    return failures(prompt, completion, score)[0]
 
 
 def failures(prompt: Prompt, completion: Completion, score: Score) -> list[RunFailure]:
@@ -114,12 +99,8 @@ def _object(call: ToolCall) -> Row | None:
 
 def _sound(call: ToolCall, validators: Mapping[str, Any]) -> bool:
     """Whether a call is of a declared tool, with arguments that keep its schema."""
-    arguments = _object(call)
-    return (
-        call.name in validators
-        and arguments is not None
-        and validators[call.name].is_valid(arguments)
-    )
+    arguments, validator = _object(call), validators.get(call.name)
+    return validator is not None and arguments is not None and validator.is_valid(arguments)
 
 
 # -- figures ---------------------------------------------------------------------------------------
@@ -136,11 +117,10 @@ def agentic_rows(records: Mapping[str, Sequence[Record]], *, seed: int) -> Row |
         `models`: a row a checkpoint, the one that solves most first; `pairs`: each of the others
         against that one.
     """
-    own = {
-        name: runs
-        for name, all_records in records.items()
-        if (runs := [r for r in all_records if family_of(r.prompt) is not None])
-    }
+    own: dict[str, list[Record]] = {}
+    for name, given in records.items():
+        if runs := [record for record in given if family_of(record.prompt) is not None]:
+            own[name] = runs
     if not own:
         return None
     models = [_model_row(name, runs, seed) for name, runs in own.items()]
@@ -197,11 +177,8 @@ def _model_row(name: str, runs: Sequence[Record], seed: int) -> Row:
 
 
 def share_row(values: Values, *, seed: int) -> Row:
-    """Solved runs of all scored ones, with Wilson's interval and a bootstrap that draws tasks.
-
-    Runs of one task are alike, so Wilson's is too narrow where there are several: it is here
-    because others print it.
-    """
+    """Solved runs of all scored ones, with a bootstrap that draws tasks, and Wilson's interval as
+    others print it: too narrow where runs of one task are alike."""
     runs, solved = len(values), sum(value for value, _ in values)
     over_tasks = length(values, seed=seed)
     if over_tasks is None:
@@ -221,12 +198,8 @@ def share_row(values: Values, *, seed: int) -> Row:
 def scored_expectations(
     figures: Mapping[str, Any], expect: Mapping[str, tuple[float, float]]
 ) -> Iterator[Row]:
-    """What was predicted before a run, against what came: a row a checkpoint and family.
-
-    Args:
-        figures: of `agentic_rows`.
-        expect: family, or `all` → the range of the share of solved runs.
-    """
+    """A recipe's predictions (family, or `all` → range of the share of solved runs) against the
+    figures of `agentic_rows`: a row a checkpoint and family."""
     for model in figures["models"]:
         for row in model["families"]:
             expected = expect.get(row["family"])

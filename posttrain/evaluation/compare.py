@@ -1,36 +1,29 @@
 """Two checkpoints on the same prompts: what changed, how surely, question by question.
 
-    compare_runs(side_of("runs/eval-sft"), side_of("runs/eval-dpo:dpo"))
-    → [{"task": "maths", "setting": "no_tools", "thinking": "on", "a": "a:sft", "b": "b:dpo",
-        "rates": {"hallucination": {"a": 0.083, "b": 0.007, "difference": -0.076, "low": -0.11,
-                                    "high": -0.05, "p": 1e-9, "test": "mcnemar", …}}}, …]
-
 Intervals of rates are Wald's with half a pair added to each of the four outcomes (Agresti and Min
 2005), over questions' mean changes: they hold the correlation between the two, and two rates that
 do not change do not differ by exactly nothing. p is McNemar's exact test where every question has
-one sample, else a sign-flip permutation test over questions. It is of each figure alone: nothing is
-corrected for looking at many.
-
-Two runs can be compared if their prompts and sampling are the same: weights and data may differ.
+one sample, else a sign-flip permutation test over questions. Nothing is corrected for looking at
+many figures.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from scipy import stats
 
+from posttrain.config.eval import GateConfig, GateRule
 from posttrain.config.load import nearest
 from posttrain.errors import ConfigError
-from posttrain.evaluation.grade import Record, unit_name
 from posttrain.evaluation.intervals import Clustered, Floats, Values, by_question
-from posttrain.evaluation.metrics import LENGTHS, by_cell, values_of
-from posttrain.evaluation.run import LOCK, Lock, read_lock, read_run
+from posttrain.evaluation.metrics import ALL, LENGTHS, by_cell, values_of
+from posttrain.evaluation.run import LOCK, Lock, Record, read_lock, read_run, unit_name
 from posttrain.runs import differing_keys
 
 PERMUTATIONS = 9999
@@ -55,26 +48,25 @@ class Difference:
 
 
 def paired_rows(a: Sequence[Record], b: Sequence[Record], *, seed: int) -> list[Row]:
-    """A row for each task × setting × mode that both have.
-
-    Args:
-        a, b: records of one checkpoint each, on the same prompts; the caller sees to that.
-        seed: of the permutations.
-    """
-    ours = {cell[1:]: (cell.checkpoint, rows) for cell, rows in by_cell(a).items()}
+    """A row for each task × setting × mode that both have, of records on the same prompts. `seed`
+    is of the permutations."""
     theirs = {cell[1:]: (cell.checkpoint, rows) for cell, rows in by_cell(b).items()}
     rows: list[Row] = []
-    for key in ours:
-        if key not in theirs:
+    for cell, own in by_cell(a).items():
+        if cell[1:] not in theirs:
             continue
-        (first, own), (second, other) = ours[key], theirs[key]
+        second, other = theirs[cell[1:]]
         left, right = values_of(own), values_of(other)
-        task, setting, thinking = key
-        row: Row = {"a": first, "b": second, "task": task, "setting": setting, "thinking": thinking}
         rates = [name for name in left if name in right and name not in LENGTHS]
-        row["rates"] = differences(left, right, rates, rate_difference, least=1, seed=seed)
-        row["lengths"] = differences(left, right, LENGTHS, length_difference, least=2, seed=seed)
-        rows.append(row)
+        rows.append({
+            "a": cell.checkpoint,
+            "b": second,
+            "task": cell.task,
+            "setting": cell.setting,
+            "thinking": cell.thinking,
+            "rates": differences(left, right, rates, rate_difference, least=1, seed=seed),
+            "lengths": differences(left, right, LENGTHS, length_difference, least=2, seed=seed),
+        })  # fmt: skip
     return rows
 
 
@@ -120,11 +112,7 @@ def rate_difference(a: Clustered, b: Clustered, *, seed: int) -> Difference:
 
 
 def change_interval(changes: Floats, *, quantile: float = 0.975) -> tuple[float, float]:
-    """The interval of a mean change of shares, each between −1 and 1.
-
-    Args:
-        quantile: of Student's distribution at either bound.
-    """
+    """The interval of a mean change of shares, with this quantile of Student's at either bound."""
     # half a question that rose, half a one that fell, one that stayed
     n = len(changes) + 2
     mean = float(changes.sum()) / n
@@ -195,24 +183,18 @@ def side_of(given: str) -> RunCheckpoint:
         folder, _, name = given.rpartition(":")
         path = Path(folder)
     _, records = read_run(path)
+    first = next(iter(records))
     if not name and len(records) > 1:
-        first = next(iter(records))
         raise ConfigError(f"{path} has several checkpoints; name one, as in {path}:{first}")
-    name = name or next(iter(records))
+    name = name or first
     if name not in records:
         raise ConfigError(f"{path} has no checkpoint {name!r}{nearest(name, tuple(records))}")
     return RunCheckpoint(path, name, records[name], read_lock(path / LOCK))
 
 
 def compare_runs(a: RunCheckpoint, b: RunCheckpoint, *, despite: Collection[str] = ()) -> list[Row]:
-    """Paired differences, b − a, for every task and setting that both runs have.
-
-    Args:
-        despite: parts of `COMPARED` that may differ.
-
-    Raises:
-        ConfigError: as `comparable`.
-    """
+    """Paired differences, b − a, for every task and setting that both runs have; as
+    `comparable`."""
     rows = paired_rows(*comparable(a, b, despite=despite), seed=0)
     # both may have the same name
     return [row | {"a": f"a:{a.checkpoint}", "b": f"b:{b.checkpoint}"} for row in rows]
@@ -221,12 +203,18 @@ def compare_runs(a: RunCheckpoint, b: RunCheckpoint, *, despite: Collection[str]
 def comparable(
     a: RunCheckpoint, b: RunCheckpoint, *, despite: Collection[str] = ()
 ) -> tuple[list[Record], list[Record]]:
-    """The records of the tasks and settings that both runs have.
+    """The records of the tasks and settings that both runs have; parts of `COMPARED` may differ
+    `despite` that.
 
     Raises:
-        ConfigError: prompts, sampling, rendering or versions differ, naming what.
+        ConfigError: prompts, sampling, rendering, versions or judge differ, naming what.
     """
-    units = _same_units(a.lock["prompts"], b.lock["prompts"])
+    left, right = a.lock["prompts"], b.lock["prompts"]
+    units = [name for name in left if name in right]
+    if not units:
+        raise ConfigError("the runs have no task and setting in common")
+    if other := [name for name in units if left[name] != right[name]]:
+        raise ConfigError(f"the runs have different prompts in {', '.join(other)}")
     for part in COMPARED:
         left, right = a.lock.get(part), b.lock.get(part)
         if part == "rendering":
@@ -241,12 +229,86 @@ def comparable(
     return ours, theirs
 
 
-def _same_units(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:
-    """The units that both have, by the digests of their prompts; prompts must never differ."""
-    shared = [name for name in a if name in b]
-    if not shared:
-        raise ConfigError("the runs have no task and setting in common")
-    other = [name for name in shared if a[name] != b[name]]
-    if other:
-        raise ConfigError(f"the runs have different prompts in {', '.join(other)}")
-    return shared
+# -- a gate: does the second do worse than the first by more than a rule allows? -------------------
+
+_HIGHER_IS_BETTER = {"accuracy", "adherence", "called_tool"}
+Verdict = Literal["pass", "inconclusive", "fail"]
+
+
+@dataclass(frozen=True, slots=True)
+class GateRow:
+    """One figure of one cell: its change, for which less is worse, with both one-sided
+    intervals."""
+
+    figure: str
+    task: str
+    setting: str
+    thinking: str
+    change: float
+    low: float
+    high: float
+    margin: float
+    questions: int
+    verdict: Verdict
+
+
+def gate_rows(gate: GateConfig, a: Sequence[Record], b: Sequence[Record]) -> list[GateRow]:
+    """A row for every cell that a rule is about, of records on the same prompts.
+
+    A row fails where the one-sided interval of its change lies below −margin, so that an equal
+    checkpoint fails in at most 1 − level of comparisons whatever the margin; it passes where the
+    interval of the other side lies above −margin (non-inferiority). Rows of all rules share the
+    level by Bonferroni. Rates use the interval of Agresti and Min (2005), lengths Student's.
+
+    Raises:
+        ConfigError: a rule that is about no cell that both have.
+    """
+    left, right = (
+        {cell[1:]: values_of(rows) for cell, rows in by_cell(side).items()} for side in (a, b)
+    )
+    found = [(rule, *changes) for rule in gate.rules for changes in _changes(rule, left, right)]
+    level = 1 - (1 - gate.level) / len(found)
+    return [_row(rule, cell, changes, level) for rule, cell, changes in found]
+
+
+def passes(gate: GateConfig, rows: Sequence[GateRow]) -> bool:
+    """Whether the gate as a whole lets the second run through."""
+    refused = {"fail"} if gate.inconclusive == "pass" else {"fail", "inconclusive"}
+    return not any(row.verdict in refused for row in rows)
+
+
+Place = tuple[str, str, str]  # task, setting, thinking
+Cells = Mapping[Place, Mapping[str, Values]]
+
+
+def _changes(rule: GateRule, a: Cells, b: Cells) -> Iterator[tuple[Place, Floats]]:
+    """The cells of a rule with each question's change, for which less is worse."""
+    wanted = (rule.task, rule.setting, rule.thinking)
+    cells = [
+        cell for cell in a
+        if cell in b and all(w in (None, own) for w, own in zip(wanted, cell, strict=True))
+        and (rule.task is not None or cell[0] != ALL)
+    ]  # fmt: skip
+    known = dict.fromkeys(name for cell in cells for name in a[cell] if a[cell][name])
+    with_values = [c for c in cells if a[c].get(rule.figure) and b[c].get(rule.figure)]
+    if not with_values:
+        hint = nearest(rule.figure, (*known,)) if cells else ""
+        raise ConfigError(f"a rule of the gate is about nothing that both runs have: {rule}{hint}")
+    worse = rule.worse or ("lower" if rule.figure in _HIGHER_IS_BETTER else "higher")
+    for cell in with_values:
+        before, after, _ = shared_means(
+            by_question(a[cell][rule.figure]), by_question(b[cell][rule.figure])
+        )
+        yield cell, (after - before) * (1 if worse == "lower" else -1)
+
+
+def _row(rule: GateRule, cell: Place, changes: Floats, level: float) -> GateRow:
+    interval = mean_interval if rule.figure in LENGTHS else change_interval
+    low, high = interval(changes, quantile=level)
+    verdict: Verdict = "inconclusive"
+    if high < -rule.margin:
+        verdict = "fail"
+    elif low > -rule.margin:
+        verdict = "pass"
+    change = float(changes.mean())
+    return GateRow(rule.figure, *cell, change, low, high, rule.margin, len(changes), verdict)

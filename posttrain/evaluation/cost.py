@@ -1,17 +1,9 @@
 """What an evaluation took: tokens, money, time; and what a recipe would take at most.
 
-    cost_rows(records, prices, seconds)
-    → [{"checkpoint": "dpo", "task": "maths", "setting": "no_tools", "completions": 4000,
-        "solved": 3310, "calls": 4000, "tokens": {"input": 61000, "cached": 0, "output": 812000,
-        "reasoning": 690000}, "cached_reported": 0, "money": 0.0177, "money_per_solved": 5.3e-06,
-        "latency": {"p50": 1.2, "p95": 4.8}, "tokens_per_second": 812.0}, …]
-
 Reasoning tokens are part of the output tokens, and are priced once. Money per solved task is all
-money over solved completions: those that failed are in it, and are not to be counted again. Input
-tokens are those of every model call, as servers bill them. How many of them were cached is what the
-server reported, of `cached_reported` calls; of the others the prompt of the call that they go on
-from counts as cached. A latency is one model call's; in process that is a batch. Throughput is over
-the time in which at least one call was under way.
+money, that of failed ones too, over solved completions. Cached are what the server reported, of
+`cached_reported` calls, else the prompt of the call that a call goes on from. A latency is one
+model call's; in process that is a batch. Throughput is over the time in which a call was under way.
 """
 
 from __future__ import annotations
@@ -24,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from posttrain.config.eval import EvalConfig, Price
-from posttrain.evaluation.grade import INSPECT, Record, Unit, by_unit
 from posttrain.evaluation.journal import read_lines
 from posttrain.evaluation.metrics import correct
+from posttrain.evaluation.run import INSPECT, Record, Unit, by_unit
 from posttrain.models.chat_template import PromptRenderer
 from posttrain.rollouts import Completion, Step, prompt_to_row
 from posttrain.runs import atomic_write_json
@@ -56,16 +48,16 @@ def tokens_of(completion: Completion) -> dict[str, int]:
     """Tokens of all model calls: input, the cached part of it, output, the reasoning part of it."""
     steps = completion.steps
     before = [0, *(step.prompt_tokens for step in steps)]
+    cached = (
+        min(step.prompt_tokens, earlier if step.cached_tokens is None else step.cached_tokens)
+        for step, earlier in zip(steps, before, strict=False)
+    )
     return {
         "input": sum(step.prompt_tokens for step in steps),
-        "cached": sum(map(_cached, steps, before)),
+        "cached": sum(cached),
         "output": sum(map(written, steps)),
         "reasoning": sum(step.reasoning_tokens for step in steps),
     }
-
-
-def _cached(step: Step, before: int) -> int:
-    return min(step.prompt_tokens, before if step.cached_tokens is None else step.cached_tokens)
 
 
 def money(tokens: Mapping[str, int], price: Price) -> float:
@@ -82,18 +74,15 @@ def cost_rows(
     prices: Mapping[str, Price],
     times: Mapping[tuple[str, str], Sequence[Row]],
 ) -> list[Row]:
-    """A row for each unit of each checkpoint, then one for all units of it, called `all`.
-
-    Args:
-        times: (checkpoint, unit) → lines of a `TimedSampler`.
-    """
+    """A row for each unit of each checkpoint, then one for all units of it, called `all`. `times`:
+    (checkpoint, unit) → lines of a `TimedSampler`."""
     rows: list[Row] = []
     for checkpoint, own in records.items():
         price, units = prices.get(checkpoint), by_unit(own)
         for unit, graded in units.items():
-            place = {"checkpoint": checkpoint, "task": graded[0].prompt.source}
-            place["setting"] = graded[0].prompt.setting
-            rows.append(place | _cost_row(graded, price, times.get((checkpoint, unit), ())))
+            first, timed = graded[0].prompt, times.get((checkpoint, unit), ())
+            place = {"checkpoint": checkpoint, "task": first.source, "setting": first.setting}
+            rows.append(place | _cost_row(graded, price, timed))
         every = [row for unit in units for row in times.get((checkpoint, unit), ())]
         place = {"checkpoint": checkpoint, "task": "all", "setting": "all"}
         rows.append(place | _cost_row(own, price, every))
@@ -145,12 +134,11 @@ def write_costs(
 def estimate_rows(
     recipe: EvalConfig, units: Sequence[Unit], renderers: Mapping[str, PromptRenderer | None]
 ) -> list[Row]:
-    """What each unit would take on each checkpoint: requests, tokens, money and seconds.
+    """What each unit would take on each checkpoint.
 
-    A completion with tools takes one call or more: `requests` are the fewest, `most_requests` the
-    most. Tokens are those of one call a completion, with as many written as the recipe's
-    `estimate` says, or else the most that a completion may have; input tokens are counted in some
-    prompts. Money and seconds are None where the recipe gives no price or speed.
+    `requests` are the fewest model calls, `most_requests` the most. Tokens are those of one call a
+    completion, with as many written as the recipe's `estimate` says, or else the most that a
+    completion may have. Money and seconds are None where the recipe gives no price or speed.
     """
     rows: list[Row] = []
     speed = recipe.estimate.tokens_per_second

@@ -1,11 +1,4 @@
-"""The figures of a run for other tools: NVIDIA's evaluator, spreadsheets, papers.
-
-    export/scores.csv            a line each checkpoint × task × setting × mode × figure
-    export/table.md              accuracies with intervals, a column a checkpoint; prompt
-                                 sensitivity; costs
-    export/CHECKPOINT/results.yml
-        {config: {type, params}, target: {api_endpoint: {model_id}}, results: {tasks: {TASK:
-         {metrics: {FIGURE: {scores: {SETTING_on: {value, stats: {count, stderr}}}}}}}, groups: …}}
+"""The figures of a run for other tools: `scores.csv`, `table.md` for a paper, `results.yml`.
 
 `results.yml` is laid out as NeMo Evaluator's (packages/nemo-evaluator, api_dataclasses), whose
 classes read it, with the row of all tasks as its group. A standard error there is the 95 %

@@ -1,14 +1,10 @@
 """Figures of clustered samples, with intervals: the k samples of a question are not k questions.
 
-    rate([(1, "a"), (1, "a"), (0, "b"), (0, "b")])  → Estimate(0.5, low, high, …)
-
 A rate is the mean over questions of the mean over each one's samples. Its interval is Wilson's
 (1927) with an effective number of samples, as for surveys (Korn and Graubard 1998; Franco et al.
-2019): p(1 − p) over the cluster-robust variance, between the number of questions (its samples all
-agree) and the number of samples (they are independent). So it has a width at 0 and at 1, where a
-bootstrap gives [0, 0], and k samples of one question never count as k questions.
-
-Lengths have no such bounds: theirs are percentile bootstraps that draw questions.
+2019): p(1 − p) over the cluster-robust variance, between the number of questions and that of
+samples. It has a width at 0 and at 1, where a bootstrap has none. Lengths have percentile
+bootstraps that draw questions.
 """
 
 from __future__ import annotations
@@ -41,10 +37,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Clustered:
-    """Samples by question: `means` and `counts` a question, questions in order of first sight.
-
-    `index` is the question of each sample.
-    """
+    """Samples by question, in order of first sight; `index` is the question of each sample."""
 
     names: tuple[Hashable, ...]
     means: Floats
@@ -74,20 +67,15 @@ def rate_of_means(means: Floats, *, samples: int) -> Estimate:
 
 
 def effective_samples(means: Floats, *, samples: int) -> float:
-    """The number of independent samples that carry as much: between questions and samples.
-
-    The t quantile of so many questions stands in for the normal one, as in Korn and Graubard.
-    """
-    questions = len(means)
-    share = float(means.mean())
-    variance = float(means.var(ddof=1)) / questions if questions > 1 else 0.0
-    spread = share * (1 - share)
-    effective = float(questions)
-    if variance > 0 and spread > 0:
-        effective = min(max(spread / variance, questions), samples)
-    if questions > 1:
-        effective *= (Z95 / float(stats.t.ppf(0.975, questions - 1))) ** 2
-    return effective
+    """The number of independent samples that carry as much. The t quantile of so many questions
+    stands in for the normal one, as in Korn and Graubard."""
+    questions, share = len(means), float(means.mean())
+    if questions == 1:
+        return 1.0
+    effective, variance = float(questions), float(means.var(ddof=1)) / questions
+    if variance > 0 and 0 < share < 1:
+        effective = min(max(share * (1 - share) / variance, questions), samples)
+    return effective * (Z95 / float(stats.t.ppf(0.975, questions - 1))) ** 2
 
 
 def wilson(share: float, trials: float) -> tuple[float, float]:
@@ -96,16 +84,13 @@ def wilson(share: float, trials: float) -> tuple[float, float]:
     centre = (share + Z95 * Z95 / (2 * trials)) / spread
     half = Z95 / spread * math.sqrt(share * (1 - share) / trials + (Z95 / (2 * trials)) ** 2)
     # at the ends the exact bound is 0 or 1; rounding must not move it off the share
-    return (0.0 if share == 0 else max(0.0, centre - half)), (
-        1.0 if share == 1 else min(1.0, centre + half)
-    )
+    low = 0.0 if share == 0 else max(0.0, centre - half)
+    return low, 1.0 if share == 1 else min(1.0, centre + half)
 
 
 def pass_at(k: int, *, samples: int, solved: int) -> float:
-    """The chance that k of the samples hold a solved one: 1 − C(n − c, k) / C(n, k).
-
-    Unbiased (Chen et al. 2021, arXiv 2107.03374).
-    """
+    """The chance that k of the samples hold a solved one: 1 − C(n − c, k) / C(n, k), unbiased
+    (Chen et al. 2021, arXiv 2107.03374)."""
     assert 1 <= k <= samples
     assert 0 <= solved <= samples
     return 1.0 - math.comb(samples - solved, k) / math.comb(samples, k)
@@ -121,11 +106,8 @@ class Length:
 
 
 def length(values: Values, *, seed: int) -> Length | None:
-    """Mean, median and 90th percentile over samples, with bootstrap intervals; None without any.
-
-    Args:
-        seed: of the draws.
-    """
+    """Mean, median and 90th percentile over samples, with bootstrap intervals (`seed` is of their
+    draws); None without any."""
     if not values:
         return None
     clustered = by_question(values)
@@ -137,13 +119,12 @@ def length(values: Values, *, seed: int) -> Length | None:
         questions, np.full(questions, 1 / questions), size=DRAWS
     )
     rows = [_statistics(ordered, weights[of]) for weights in draws]
-    spread = np.quantile(np.asarray(rows), [0.025, 0.975], axis=0)
+    bounds = np.quantile(np.asarray(rows), [0.025, 0.975], axis=0)
     whole = _statistics(ordered, np.ones(len(ordered)))
-    mean, median, p90 = (
+    return Length(*(
         Estimate(value, float(low), float(high), questions, len(ordered))
-        for value, low, high in zip(whole, spread[0], spread[1], strict=True)
-    )
-    return Length(mean, median, p90)
+        for value, low, high in zip(whole, *bounds, strict=True)
+    ))  # fmt: skip
 
 
 def _statistics(ordered: Floats, weights: Floats) -> tuple[float, float, float]:

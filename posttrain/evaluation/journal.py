@@ -1,21 +1,13 @@
-"""Samplers that keep what they did: the time of every call, and answers that can be given again.
-
-    sampler = JournaledSampler(TimedSampler(sampler, times), journal)
-    await sampler.sample(requests)                              # calls the model once a request
-    await JournaledSampler(None, journal).sample(requests)      # the same, without a model
-
-    times    {"start": 1763850000.1, "end": 1763850001.4, "requests": 1, "tokens": 212}
-    journal  {"key": "9c1e…", "step": {…}, "prompt_ids": [1, 9, …]}
-
-A journal is for loops that are not ours, such as inspect's and a judge's: killed and started again,
-such a loop finds every answer that it had, and graded again it needs no model.
+"""Samplers that keep what they did: the time of every call, and answers that can be given again. A
+journal is for loops that are not ours, such as inspect's and a judge's: started again, such a loop
+finds every answer that it had, and graded again it needs no model.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,10 +17,9 @@ from posttrain.hashing import digest_of
 from posttrain.records import message_to_row
 from posttrain.rollouts import step_from_row, step_to_row
 from posttrain.sampling.generate import row_line
-from posttrain.sampling.sampler import Generation, Request, Sampler, unframing
+from posttrain.sampling.sampler import Generation, Progress, Request, Sampler, unframing
 
 NOT_KEPT = "the journal has no answer to this request, and there is no model to ask"
-Progress = Callable[[int], None] | None
 
 
 class TimedSampler:
@@ -36,19 +27,9 @@ class TimedSampler:
 
     def __init__(self, sampler: Sampler, path: Path) -> None:
         self._sampler, self._path = sampler, path
+        self.batched, self.identity = sampler.batched, sampler.identity
+        self.unframed = unframing(sampler)
         path.parent.mkdir(parents=True, exist_ok=True)
-
-    @property
-    def batched(self) -> bool:
-        return self._sampler.batched
-
-    @property
-    def identity(self) -> Mapping[str, Any]:
-        return self._sampler.identity
-
-    def unframed(self, text: str) -> str:
-        """As `FramingSampler.unframed`."""
-        return unframing(self._sampler)(text)
 
     async def sample(
         self, requests: Sequence[Request], *, progress: Progress = None
@@ -65,16 +46,14 @@ class TimedSampler:
 
 
 class JournaledSampler:
-    """Answers from the journal where it can, else from the sampler, whose answer is then kept.
-
-    Requests are the same if all is that decides their answer; a failure is not kept.
-
-    Args:
-        sampler: None: what is not in the journal fails.
-    """
+    """Answers from the journal where it can, else from the sampler (None: then it fails), whose
+    answer is kept. Requests are the same if all is that decides their answer; a failure is not
+    kept."""
 
     def __init__(self, sampler: Sampler | None, path: Path) -> None:
         self._sampler, self._path = sampler, path
+        self.batched = sampler is not None and sampler.batched
+        self.identity: Mapping[str, Any] = {} if sampler is None else sampler.identity
         self._kept: dict[str, Generation] = {}
         rows, end = read_lines(path)
         if sampler is not None and path.is_file():
@@ -85,23 +64,12 @@ class JournaledSampler:
             step = step_from_row(row["step"])
             self._kept[row["key"]] = Generation(step, None if ids is None else tuple(ids))
 
-    @property
-    def batched(self) -> bool:
-        return self._sampler is not None and self._sampler.batched
-
-    @property
-    def identity(self) -> Mapping[str, Any]:
-        return {} if self._sampler is None else self._sampler.identity
-
     async def sample(
         self, requests: Sequence[Request], *, progress: Progress = None
     ) -> list[Generation]:
         """As `Sampler.sample`."""
         keys = [_key(request) for request in requests]
-        missing = {
-            key: request for key, request in zip(keys, requests, strict=True)
-            if key not in self._kept
-        }  # fmt: skip
+        missing = {k: r for k, r in zip(keys, requests, strict=True) if k not in self._kept}
         failed: dict[str, Generation] = {}
         if missing and self._sampler is not None:
             answers = await self._sampler.sample([*missing.values()], progress=progress)
@@ -109,21 +77,13 @@ class JournaledSampler:
                 if generation.step is None:
                     failed[key] = generation
                 elif key not in self._kept:  # the same may have been under way twice
-                    self._keep(key, generation)
+                    step, ids = step_to_row(generation.step), generation.prompt_ids
+                    self._path.parent.mkdir(parents=True, exist_ok=True)
+                    with self._path.open("a", encoding="utf-8") as file:
+                        file.write(row_line({"key": key, "step": step, "prompt_ids": ids}))
+                    self._kept[key] = generation
         nothing = Generation(None, error=NOT_KEPT)
         return [self._kept.get(key) or failed.get(key, nothing) for key in keys]
-
-    def _keep(self, key: str, generation: Generation) -> None:
-        assert generation.step is not None
-        row = {
-            "key": key,
-            "step": step_to_row(generation.step),
-            "prompt_ids": generation.prompt_ids,
-        }
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(row_line(row))
-        self._kept[key] = generation
 
 
 def _key(request: Request) -> str:
@@ -143,10 +103,7 @@ def _key(request: Request) -> str:
 
 def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     """The rows of an appended file, and the byte behind the last: a torn line does not count.
-
-    Raises:
-        DataError: another line that is no JSON.
-    """
+    Raises DataError for another line that is no JSON."""
     rows: list[dict[str, Any]] = []
     end = 0
     if path.is_file():

@@ -1,12 +1,5 @@
-"""Evaluate judges on held-out pairs: every pair in both orders, resumable, with intervals.
-
-    run_evaluation(stage, recipe, prompts, read, …)  → out/records, metrics.json, examples.jsonl, …
-    judge_cells([Judged("rl", "helpsteer3", "q1", "p1", 0, False, 1, {"reward": -1.0, …}), …])
-    → [{"checkpoint": "rl", "source": "helpsteer3", "pairs": 500, "format": {"value": 0.99, …},
-        "pairwise_accuracy": {…}, "position_consistency": {…}, …}, …, {"source": "all", …}]
-
-`read` compares a judgement with its gold: what a judge writes is understood by `reward` alone.
-Pairs of one question, and both orders of a pair, are one cluster.
+"""Evaluate judges on held-out pairs: every pair in both orders, resumable, with intervals. Pairs of
+one question, and both orders of a pair, are one cluster.
 """
 
 from __future__ import annotations
@@ -14,14 +7,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from posttrain.config.eval_genrm import EvalGenRmConfig
+from posttrain.config.eval import EvalGenRmConfig
 from posttrain.errors import DataError
 from posttrain.evaluation.compare import differences, length_difference, rate_difference
 from posttrain.evaluation.intervals import Values, length, rate
@@ -59,8 +52,6 @@ PROMPTS = "prompts.jsonl"
 TO_READ = 4  # judgements of each kind and checkpoint kept for the report
 Row = dict[str, Any]
 ALL = "all"
-
-
 RATES = (
     "pairwise_accuracy",
     "pairwise_accuracy_readable",
@@ -96,15 +87,6 @@ class Judged:
     figures: Mapping[str, float | None]
 
 
-def both_orders(judged: Iterable[Judged]) -> list[tuple[Judged, Judged]]:
-    """Each pair's judgements in the given and in the other order, sample by sample."""
-    given: dict[tuple[str, int], Judged] = {}
-    swapped: dict[tuple[str, int], Judged] = {}
-    for one in judged:
-        (swapped if one.swapped else given)[one.pair, one.index] = one
-    return [(given[key], swapped[key]) for key in given if key in swapped]
-
-
 def _values(judged: Sequence[Judged]) -> dict[str, Values]:
     """The values of every figure, each with its question; those of None are left out."""
     values: dict[str, list[tuple[float, str]]] = {name: [] for name in (*RATES, *MEANS)}
@@ -112,7 +94,12 @@ def _values(judged: Sequence[Judged]) -> dict[str, Values]:
         for name, value in one.figures.items():
             if value is not None:
                 values[name].append((float(value), one.question))
-    for one, other in both_orders(judged):
+    orders: dict[bool, dict[tuple[str, int], Judged]] = {False: {}, True: {}}
+    for one in judged:
+        orders[one.swapped][one.pair, one.index] = one
+    for key, one in orders[False].items():
+        if (other := orders[True].get(key)) is None:
+            continue
         right = [side.figures["pairwise_accuracy"] for side in (one, other)]
         if None not in right:
             values["right_in_both_orders"].append((float(right == [1, 1]), one.question))
@@ -123,11 +110,8 @@ def _values(judged: Sequence[Judged]) -> dict[str, Values]:
 
 
 def judge_cells(judged: Sequence[Judged], *, seed: int) -> list[Row]:
-    """A row a checkpoint × source, and one over all sources where there are several.
-
-    Args:
-        seed: of the bootstrap of means; rates have Wilson's interval.
-    """
+    """A row a checkpoint × source, and one over all sources where there are several; `seed` is of
+    the bootstrap of means."""
     return [
         _cell(checkpoint, source, own, seed)
         for checkpoint in dict.fromkeys(one.checkpoint for one in judged)
@@ -178,11 +162,8 @@ Judgements = Sequence[tuple[Prompt, Completion, Judged | None]]
 
 
 def held_out(recipe: EvalGenRmConfig, data: Manifest) -> list[Prompt]:
-    """The held-out judging prompts, both orders of a pair one after the other.
-
-    Raises:
-        DataError: nothing was held out.
-    """
+    """The held-out judging prompts, both orders of a pair one after the other; DataError where
+    there are none."""
     path = Path(recipe.data) / data.stats["files"]["held_out"]
     prompts = read_prompts(path)
     if not prompts:
@@ -201,29 +182,20 @@ def run_evaluation(
     parents: Sequence[Parent],
     console: Console,
 ) -> None:
-    """Make what is missing of the run, then its figures and manifest.
-
-    Raises:
-        DataError: a backend gave up too often.
-    """
+    """Make what is missing of the run, then its figures and manifest; DataError where a backend
+    gave up too often."""
     out = stage.path
     atomic_write_text(out / PROMPTS, prompt_lines(prompts))
     total = len(prompts) * recipe.n * len(recipe.checkpoints)
     with ProgressBar(total=total, console=console) as progress:
         asyncio.run(_judge_all(recipe, prompts, progress))
     names = list(recipe.checkpoints)
-    judgements = _read_judgements(out, names, prompts, read)
-    metrics = _metrics_of(judgements, seed=recipe.seed)
+    judgements, metrics = _measured(out, names, prompts, read, seed=recipe.seed)
     examples = [row for name in names for row in _to_read(name, judgements[name])]
     atomic_write_json(out / METRICS, metrics)
     atomic_write_text(out / EXAMPLES, "".join(map(row_line, examples)))
-    files: dict[str, int | None] = {
-        PROMPTS: len(prompts),
-        METRICS: None,
-        EXAMPLES: len(examples),
-    }
-    for name, rows in judgements.items():
-        files[_record_path(out, name).relative_to(out).as_posix()] = len(rows)
+    files: dict[str, int | None] = {PROMPTS: len(prompts), METRICS: None, EXAMPLES: len(examples)}
+    files |= {f"{RECORDS}/{name}.jsonl": len(rows) for name, rows in judgements.items()}
     pairs = len({prompt.task for prompt in prompts})
     left: int = data.stats["held_out"]["pairs"] - pairs
     stage.finish(
@@ -258,7 +230,7 @@ async def _judge_all(
                 tasks,
                 sampler,
                 work=work,
-                to=_record_path(out, name),
+                to=out / RECORDS / f"{name}.jsonl",
                 open_environment=lambda _: None,
                 limits=RolloutLimits(recipe.sampling.parameters(), 1, None, 1),
                 chunk=recipe.chunk,
@@ -268,31 +240,21 @@ async def _judge_all(
             )
 
 
-def _record_path(out: Path, checkpoint: str) -> Path:
-    return out / RECORDS / f"{checkpoint}.jsonl"
-
-
-def _read_judgements(
-    out: Path, checkpoints: Sequence[str], prompts: Sequence[Prompt], read: Read
-) -> dict[str, Judgements]:
-    """Every checkpoint's judgements, compared with their golds."""
+def _measured(
+    out: Path, checkpoints: Sequence[str], prompts: Sequence[Prompt], read: Read, *, seed: int
+) -> tuple[dict[str, Judgements], dict[str, Any]]:
+    """Every checkpoint's judgements, compared with their golds, and the figures."""
     by_id = {prompt.id: prompt for prompt in prompts}
     judgements: dict[str, Judgements] = {}
     for name in checkpoints:
-        completions = read_completions(_record_path(out, name))
+        completions = read_completions(out / RECORDS / f"{name}.jsonl")
         own = ((by_id[completion.prompt_id], completion) for completion in completions)
         judgements[name] = [(p, c, read(name, p, c)) for p, c in own]
-    return judgements
-
-
-def _metrics_of(judgements: Mapping[str, Judgements], *, seed: int) -> dict[str, Any]:
-    judged = [one for rows in judgements.values() for _, _, one in rows if one is not None]
-    return {
+    judged = [one for rows in judgements.values() for *_, one in rows if one is not None]
+    return judgements, {
         "cells": judge_cells(judged, seed=seed),
         "differences": judge_differences(judged, seed=seed),
-        "failed": {
-            name: sum(one is None for _, _, one in rows) for name, rows in judgements.items()
-        },
+        "failed": {name: sum(one is None for *_, one in own) for name, own in judgements.items()},
     }
 
 
@@ -300,8 +262,8 @@ def rescore(run: Path, read: Read, console: Console) -> None:
     """Read a finished run's judgements again, without a model, and print their figures."""
     manifest = read_artifact(run, kind=KIND)
     prompts = read_prompts(run / PROMPTS)
-    judgements = _read_judgements(run, manifest.stats["checkpoints"], prompts, read)
-    metrics = _metrics_of(judgements, seed=manifest.seed)
+    names = manifest.stats["checkpoints"]
+    _, metrics = _measured(run, names, prompts, read, seed=manifest.seed)
     print_sections(console, evaluation_figures(metrics))
     same = metrics == json.loads((run / METRICS).read_text("utf-8"))
     console.print("unchanged" if same else f"other figures than {run / METRICS}", highlight=False)

@@ -1,15 +1,6 @@
 """What is measured of graded completions, and its mean in every checkpoint × task × setting × mode.
-
-    measure(record) → {"accuracy": 1.0, "hallucination": 0.0, "truncated": 0.0, "adherence": 1.0, …}
-    cell_rows(records, seed=0)
-    → [{"checkpoint": "dpo", "task": "maths", "setting": "no_tools", "thinking": "on",
-        "questions": 500, "samples": 500, "failed": 0, "unscored": 2, "k": 1,
-        "rates": {"accuracy": {"value": 0.91, "low": 0.88, "high": 0.93, …}, …},
-        "pass": {"1": …}, "lengths": {"reasoning_tokens": {"mean": …, "median": …}, …}, …}]
-
-A figure that does not apply to a completion is left out, never 0: an unscored one has no accuracy,
-and where tools are declared there is no undeclared call. A run with several tasks has rows for all
-of them under the task "all".
+A figure that does not apply to a completion is left out, never 0. A run with several tasks has rows
+for all of them under the task "all".
 """
 
 from __future__ import annotations
@@ -21,7 +12,6 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from posttrain.chat.reasoning import CLOSE, OPEN
-from posttrain.evaluation.grade import Record
 from posttrain.evaluation.intervals import (
     Values,
     by_question,
@@ -30,6 +20,7 @@ from posttrain.evaluation.intervals import (
     rate,
     rate_of_means,
 )
+from posttrain.evaluation.run import Record
 from posttrain.rollouts import Step
 
 ALL = "all"
@@ -57,49 +48,37 @@ _NOT_MALFORMED = frozenset({"unclosed_think"})
 
 
 def measure(record: Record) -> dict[str, float]:
-    """Every figure that applies to this completion.
-
-    A completion that the backend failed on has none.
-    """
+    """Every figure that applies to this completion; none where the backend failed on it."""
     if record.failed:
         return {}
+    completion, verdict, prompt = record.completion, record.verdict, record.prompt
     figures: dict[str, float] = {}
     if record.score.value is not None:
-        figures["accuracy"] = record.score.value
-        figures |= record.score.figures
-    figures |= _calls(record)
-    completion = record.completion
-    figures["adherence"] = float(all(_adheres(record, step) for step in completion.steps))
-    figures["truncated"] = float(completion.truncated)
-    figures["malformed"] = float(
-        any({*step.parsed.problems} - _NOT_MALFORMED for step in completion.steps)
+        figures |= {"accuracy": record.score.value, **record.score.figures}
+    if prompt.tools is None:
+        figures["hallucination"] = verdict.any
+        figures["hallucination_answer"] = verdict.in_answer
+        figures["hallucination_reasoning"] = verdict.in_reasoning
+    else:
+        kinds = {call.kind for call in verdict.calls}
+        figures["called_tool"] = "declared" in kinds
+        figures["nonexistent_tool"] = "nonexistent_tool" in kinds
+        figures["fabricated_arguments"] = "fabricated_arguments" in kinds
+    figures["adherence"] = all(_adheres(record, step) for step in completion.steps)
+    figures["truncated"] = completion.truncated
+    figures["malformed"] = any(
+        {*step.parsed.problems} - _NOT_MALFORMED for step in completion.steps
     )
-    if record.prompt.reasoning_budget is not None and record.prompt.thinking:
-        figures["forced_close"] = float(any(step.forced is not None for step in completion.steps))
-    figures["reasoning_tokens"] = float(completion.reasoning_tokens)
-    figures["answer_tokens"] = float(completion.answer_tokens)
-    return figures
+    if prompt.reasoning_budget is not None and prompt.thinking:
+        figures["forced_close"] = any(step.forced is not None for step in completion.steps)
+    figures["reasoning_tokens"] = completion.reasoning_tokens
+    figures["answer_tokens"] = completion.answer_tokens
+    return {name: float(value) for name, value in figures.items()}
 
 
 def correct(record: Record) -> bool | None:
     """Whether it counts as solved for pass@k: full marks; None where it was not scored."""
     return None if record.score.value is None else record.score.value >= 1.0
-
-
-def _calls(record: Record) -> dict[str, float]:
-    verdict = record.verdict
-    if record.prompt.tools is None:
-        return {
-            "hallucination": float(verdict.any),
-            "hallucination_answer": float(verdict.in_answer),
-            "hallucination_reasoning": float(verdict.in_reasoning),
-        }
-    kinds = {call.kind for call in verdict.calls}
-    return {
-        "called_tool": float("declared" in kinds),
-        "nonexistent_tool": float("nonexistent_tool" in kinds),
-        "fabricated_arguments": float("fabricated_arguments" in kinds),
-    }
 
 
 def _adheres(record: Record, step: Step) -> bool:
@@ -127,18 +106,12 @@ def by_cell(records: Sequence[Record]) -> dict[Cell, list[Record]]:
         cell = Cell(record.checkpoint, prompt.source, prompt.setting, mode)
         cells[cell].append(record)
         pooled[cell._replace(task=ALL)].append(record)
-    several = {
-        cell: rows for cell, rows in pooled.items() if len({r.prompt.source for r in rows}) > 1
-    }
+    several = {c: rows for c, rows in pooled.items() if len({r.prompt.source for r in rows}) > 1}
     return {**cells, **several}
 
 
 def cell_rows(records: Sequence[Record], *, seed: int) -> list[Row]:
-    """A row of figures a cell.
-
-    Args:
-        seed: of the bootstrap draws.
-    """
+    """A row of figures a cell; `seed` is of the bootstrap draws."""
     return [_cell_row(cell, own, seed) for cell, own in by_cell(records).items()]
 
 
@@ -221,9 +194,8 @@ _KINDS: tuple[Callable[[Record], bool], ...] = (
 def examples(records: Sequence[Record]) -> list[Record]:
     """Up to `EACH` of each kind from every cell, the first of each, in the order of the records."""
     chosen: set[int] = set()
-    for own in by_cell(records).values():
-        if len({record.prompt.source for record in own}) > 1:
-            continue  # the cells of single tasks have them
-        for kind in _KINDS:
-            chosen |= {id(record) for record in [r for r in own if kind(r)][:EACH]}
+    for cell, own in by_cell(records).items():
+        if cell.task != ALL:
+            for kind in _KINDS:
+                chosen |= {id(record) for record in [r for r in own if kind(r)][:EACH]}
     return [record for record in records if id(record) in chosen]

@@ -1,30 +1,32 @@
-"""The files of one evaluation, and the lock: what its figures depend on.
+"""One evaluation: its units, their graded records, its files, and the lock on what these depend on.
 
-    out/lock.json  {"prompts": {"maths.no_tools": "5f0c…"}, "sampling": {"temperature": …},
-                    "rendering": {"sft": {"template": "ab78…"}}, "weights": {"sft": {…}},
-                    "data": {…}, "versions": {"torch": "2.13.0"}}
-    out/records/dpo/maths.no_tools.jsonl  out/metrics.json  out/examples.jsonl
-    out/journals/…  out/times/…  out/costs.json  out/export/…
-
-A run that is resumed must have the same lock. A unit's records appear whole; samples that are not
-graded yet are in out/work/. Journals hold the answers that tasks of inspect and a judge were given.
+A record holds all that is needed to grade, measure and read it again, without a model. A unit's
+records appear whole; samples that are not graded yet are in out/work/. Journals hold the answers
+that tasks of inspect and a judge were given. A run that is resumed must have the same lock.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from posttrain.config.eval import EvalConfig
+from posttrain.chat.detect import CallDetection, FoundCall, detect_in_completion
 from posttrain.errors import DataError
-from posttrain.evaluation.grade import Record, Unit, read_records
-from posttrain.hashing import digest_of
-from posttrain.rollouts import prompt_to_row
-from posttrain.runs import Manifest, Parent, atomic_write_json, read_artifact
-from posttrain.sampling.generate import refuse_other
-from posttrain.versions import VERSIONED, package_versions
+from posttrain.records import Score
+from posttrain.rollouts import (
+    Completion,
+    Prompt,
+    completion_from_row,
+    completion_to_row,
+    prompt_from_row,
+    prompt_to_row,
+)
+from posttrain.runs import Manifest, atomic_write_json, atomic_write_text, read_artifact
+from posttrain.sampling.generate import refuse_other, row_line
+from posttrain.versions import VERSIONED
 
 KIND = "evaluation"
 LOCK = "lock.json"
@@ -36,89 +38,137 @@ METRICS = "metrics.json"
 EXAMPLES = "examples.jsonl"
 INSPECT_LOGS = "inspect"
 PACKAGES = (*VERSIONED, "math-verify", "scipy", "vllm", "if-verifiable", "inspect-evals")
+INSPECT = "inspect"  # in place of a grader: inspect runs the task and scores it
 Lock = dict[str, Any]
+Attempts = Sequence[tuple[Prompt, Completion]]
+Grade = Callable[[str, Attempts], Sequence[Score]]
+"""A grader's name and attempts → one score each, in order."""
 
 
-def make_lock(
-    recipe: EvalConfig,
-    config_digest: str,
-    *,
-    units: Sequence[Unit],
-    rendering: Mapping[str, Mapping[str, str] | None],
-    files: Mapping[str, str | None],
-    parents: Sequence[Parent],
-    judge: Mapping[str, Any] | None,
-) -> Lock:
-    """The lock of a run before any checkpoint is opened.
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """The prompts of one task in one setting, the same for every checkpoint: a file of records."""
 
-    Args:
-        rendering: checkpoint → digests of template and tokenizer, None where a server renders.
-        files: sources of the prompts, with digests.
-        parents: the artifacts those files and the checkpoints belong to.
-        judge: what decides the labels of judged tasks; None without one.
-    """
+    task: str
+    setting: str
+    prompts: tuple[Prompt, ...]
+    samples: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.task}.{self.setting}"
+
+    @property
+    def size(self) -> int:
+        return len(self.prompts) * self.samples
+
+
+def unit_name(prompt: Prompt) -> str:
+    return f"{prompt.source}.{prompt.setting}"
+
+
+def units_of(prompts: Sequence[Prompt], samples_of: Callable[[str], int]) -> list[Unit]:
+    """The units in the order of their prompts; `samples_of` is by setting."""
+    units: dict[tuple[str, str], list[Prompt]] = {}
+    for prompt in prompts:
+        units.setdefault((prompt.source, prompt.setting), []).append(prompt)
+    return [Unit(*place, tuple(own), samples_of(place[1])) for place, own in units.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One completion of one prompt by one checkpoint, graded."""
+
+    checkpoint: str
+    prompt: Prompt
+    completion: Completion
+    score: Score
+    verdict: CallDetection
+
+    @property
+    def failed(self) -> bool:
+        """Whether the backend gave up, so that there is nothing to measure."""
+        return self.completion.finish == "failed"
+
+
+def by_unit(records: Sequence[Record]) -> dict[str, list[Record]]:
+    units: dict[str, list[Record]] = {}
+    for record in records:
+        units.setdefault(unit_name(record.prompt), []).append(record)
+    return units
+
+
+def grade_completions(checkpoint: str, attempts: Attempts, grade: Grade) -> list[Record]:
+    """A record an attempt, each scored by the grader that its prompt names; without one, or failed,
+    it is unscored."""
+    scores: dict[int, Score] = {}
+    by_grader: dict[str, list[int]] = {}
+    for i, (prompt, completion) in enumerate(attempts):
+        if completion.finish == "failed":
+            scores[i] = Score(None, None, f"failed: {completion.error}")
+        elif prompt.grader is None:
+            scores[i] = Score(None, None, "no grader")
+        else:
+            by_grader.setdefault(prompt.grader, []).append(i)
+    for name, places in by_grader.items():
+        graded = grade(name, [attempts[i] for i in places])
+        assert len(graded) == len(places), f"grader {name}: {len(graded)} for {len(places)}"
+        scores |= dict(zip(places, graded, strict=True))
+    return [record_of(checkpoint, *attempt, scores[i]) for i, attempt in enumerate(attempts)]
+
+
+def record_of(checkpoint: str, prompt: Prompt, completion: Completion, score: Score) -> Record:
+    """A scored completion with the calls that the detector finds in it."""
+    failed = completion.finish == "failed"
+    calls = CallDetection(()) if failed else detect_in_completion(completion, prompt)
+    return Record(checkpoint, prompt, completion, score, calls)
+
+
+def changed_grades(before: Sequence[Record], after: Sequence[Record]) -> tuple[int, int]:
+    """The number of scores and of verdicts that are not what they were."""
+    pairs = list(zip(before, after, strict=True))
+    scores = sum(a.score.value != b.score.value for a, b in pairs)
+    return scores, sum(a.verdict.calls != b.verdict.calls for a, b in pairs)
+
+
+def record_to_row(record: Record) -> dict[str, Any]:
     return {
-        "config": config_digest,
-        # with their golds and graders, in order
-        "prompts": {
-            unit.name: digest_of([prompt_to_row(prompt) for prompt in unit.prompts])
-            for unit in units
-        },
-        "sampling": {
-            # the number of tools that run at a time changes no sample
-            **recipe.sampling.model_dump(mode="json", exclude={"tools_at_once"}),
-            "samples": {unit.name: unit.samples for unit in units},
-            "settings": {s.name: s.sampling for s in recipe.settings if s.sampling},
-            "seed": recipe.seed,
-        },
-        "judge": judge,
-        "rendering": dict(rendering),
-        "data": {"files": dict(files), "artifacts": sorted({p.digest for p in parents})},
-        "versions": package_versions(PACKAGES),
-        "weights": {},
+        "checkpoint": record.checkpoint,
+        "prompt": prompt_to_row(record.prompt),
+        "completion": completion_to_row(record.completion),
+        "score": asdict(record.score),
+        "calls": [asdict(call) for call in record.verdict.calls],
     }
 
 
-def bind_lock(path: Path, lock: Lock, *, finished: bool = False) -> None:
-    """Write the lock, or check it against the one that is there.
+def record_from_row(row: Mapping[str, Any]) -> Record:
+    """Inverse of `record_to_row`."""
+    return Record(
+        checkpoint=row["checkpoint"],
+        prompt=prompt_from_row(row["prompt"]),
+        completion=completion_from_row(row["completion"]),
+        score=Score(**row["score"]),
+        verdict=CallDetection(tuple(FoundCall(**call) for call in row["calls"])),
+    )
 
-    Args:
-        finished: the run is complete: nothing will be mixed with it, whatever is installed by now.
 
-    Raises:
-        ConfigError: the run was begun with something else, naming what.
-    """
-    lock = json.loads(json.dumps(lock))
+def write_records(path: Path, records: Iterable[Record]) -> None:
+    """Write records as JSONL, all of them or none."""
+    atomic_write_text(path, "".join(row_line(record_to_row(record)) for record in records))
+
+
+def read_records(path: Path) -> list[Record]:
+    """The records of a file. Raises DataError for no such file, or a line that is no record."""
     if not path.is_file():
-        atomic_write_json(path, lock)
-        return
-    unbound = {"weights", "versions"} if finished else {"weights"}
-    bound = {key: value for key, value in read_lock(path).items() if key not in unbound}
-    refuse_other(path.parent, bound, {key: lock.get(key) for key in bound})
-
-
-def bind_weights(path: Path, checkpoint: str, identity: Mapping[str, Any]) -> None:
-    """Add the identity of a checkpoint that was opened to the lock, or check it.
-
-    Raises:
-        ConfigError: the checkpoint is not what it was when the run began.
-    """
-    lock, now = read_lock(path), json.loads(json.dumps(dict(identity)))
-    before = lock["weights"].setdefault(checkpoint, now)
-    refuse_other(path.parent, {checkpoint: before}, {checkpoint: now})
-    atomic_write_json(path, lock)
-
-
-def read_lock(path: Path) -> Lock:
-    """The lock of a run.
-
-    Raises:
-        DataError: there is none, or it cannot be read.
-    """
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
+        raise DataError(f"there are no records at {path}")
+    records: list[Record] = []
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                records.append(record_from_row(json.loads(line)))
+            except (ValueError, KeyError, TypeError) as error:
+                raise DataError(f"{path}:{number} is no record ({error!r})") from error
+    return records
 
 
 def record_path(out: Path, checkpoint: str, unit: str) -> Path:
@@ -131,11 +181,8 @@ def journal_path(out: Path, checkpoint: str, unit: str, role: str = "") -> Path:
 
 
 def read_run(out: Path) -> tuple[Manifest, dict[str, list[Record]]]:
-    """A finished run: its manifest, and its records by checkpoint in the recipe's order.
-
-    Raises:
-        DataError: not a finished evaluation, or files that changed.
-    """
+    """A finished run: its manifest, and its records by checkpoint in the recipe's order. DataError
+    for any other, or files that changed."""
     manifest = read_artifact(out, kind=KIND)
     return manifest, records_of(out, manifest.stats["checkpoints"], manifest.stats["units"])
 
@@ -148,3 +195,35 @@ def records_of(
         name: [r for unit in units for r in read_records(record_path(out, name, unit))]
         for name in checkpoints
     }
+
+
+# -- the lock --------------------------------------------------------------------------------------
+
+
+def bind_lock(path: Path, lock: Lock, *, finished: bool = False) -> None:
+    """Write the lock, or check it against the one that is there: ConfigError, naming what differs.
+    With a `finished` run nothing will be mixed, whatever is installed by now."""
+    lock = json.loads(json.dumps(lock))
+    if not path.is_file():
+        atomic_write_json(path, lock)
+        return
+    unbound = {"weights", "versions"} if finished else {"weights"}
+    bound = {key: value for key, value in read_lock(path).items() if key not in unbound}
+    refuse_other(path.parent, bound, {key: lock.get(key) for key in bound})
+
+
+def bind_weights(path: Path, checkpoint: str, identity: Mapping[str, Any]) -> None:
+    """Add the identity of a checkpoint that was opened to the lock; ConfigError where another is
+    there."""
+    lock, now = read_lock(path), json.loads(json.dumps(dict(identity)))
+    before = lock["weights"].setdefault(checkpoint, now)
+    refuse_other(path.parent, {checkpoint: before}, {checkpoint: now})
+    atomic_write_json(path, lock)
+
+
+def read_lock(path: Path) -> Lock:
+    """The lock of a run. Raises DataError where it cannot be read."""
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error

@@ -1,9 +1,5 @@
 """Prompt sensitivity: how far a task's accuracy depends on the template of its questions.
 
-    sensitivity_rows(records)
-    → [{"checkpoint": "sft", "task": "maths", …, "sd": 0.021, "floor": 0.012, "debiased": 0.017,
-        "low": 0.009, "high": 0.03, "p": 0.001, "consistency": 0.81, "templates": […]}]
-
 The metric is that of the Nemotron 3 Nano report (arXiv 2512.20848, Appendix E): the population
 standard deviation over templates of each one's mean accuracy, over k samples of a question. Samples
 alone give a positive value; with v the mean sampling variance of a template's mean and T templates,
@@ -24,9 +20,9 @@ import numpy as np
 from scipy import stats
 from scipy.optimize import brentq
 
-from posttrain.evaluation.grade import Record
 from posttrain.evaluation.intervals import Floats, wilson
 from posttrain.evaluation.metrics import ALL, Cell, by_cell
+from posttrain.evaluation.run import Record
 
 Row = dict[str, Any]
 Answers = Mapping[str, Mapping[str, Sequence[Record]]]
@@ -54,12 +50,8 @@ class Sensitivity:
 
 
 def sensitivity(means: Floats, variances: Floats | None) -> Sensitivity:
-    """The spread of template means.
-
-    Args:
-        means: (templates,) mean accuracies on the same questions.
-        variances: (templates,) of each mean, from sampling; None: not known.
-    """
+    """The spread of template means `(templates,)` on the same questions; `variances` of each mean
+    are from sampling, None where not known."""
     sd, count = float(means.std()), len(means)
     if variances is None:
         return Sensitivity(sd)
@@ -83,11 +75,8 @@ def _noncentrality(value: float, degrees: int, share: float) -> float:
 
 
 def mean_and_variance(scores: Sequence[Sequence[float]]) -> tuple[float, float | None]:
-    """The mean over questions of each one's mean, and its variance from sampling alone.
-
-    Args:
-        scores: of each question; the variance is None where one has a single sample.
-    """
+    """The mean over questions of each one's mean, and its variance from sampling alone: None where
+    a question has a single sample."""
     mean = float(np.mean([np.mean(own) for own in scores]))
     if min(map(len, scores)) < 2:
         return mean, None
@@ -106,8 +95,7 @@ def sensitivity_rows(records: Sequence[Record]) -> list[Row]:
 
 
 def _row(cell: Cell, records: Sequence[Record], names: Sequence[str]) -> Row:
-    unscored: Counter[str] = Counter()
-    samples: Counter[str] = Counter()
+    unscored, samples = Counter[str](), Counter[str]()
     answers = {name: defaultdict[str, list[Record]](list) for name in names}
     for record in records:
         template = str(record.prompt.template)
@@ -117,10 +105,11 @@ def _row(cell: Cell, records: Sequence[Record], names: Sequence[str]) -> Row:
         else:
             answers[template][record.prompt.task].append(record)
     k = max(samples.values())
+    every = dict.fromkeys(record.prompt.task for record in records)
     # the same questions under every template, else what one cannot read would move its mean
     questions = [
         question
-        for question in dict.fromkeys(record.prompt.task for record in records)
+        for question in every
         if all(len(answers[name][question]) >= min(k, 2) for name in names)
     ]
     if not questions:
@@ -134,19 +123,15 @@ def _row(cell: Cell, records: Sequence[Record], names: Sequence[str]) -> Row:
         # as many independent samples as carry this variance; at 0 and 1 all of them
         trials = mean * (1 - mean) / variance if variance else sum(map(len, scores))
         low, high = wilson(mean, trials)
-        mine = {"template": name, "mean": mean, "low": low, "high": high}
-        templates.append({**mine, "unscored": unscored[name]})
-    known = [variance for variance in variances if variance is not None]
-    found = sensitivity(
-        np.asarray([row["mean"] for row in templates]),
-        np.asarray(known) if len(known) == len(names) else None,
-    )
-    asked = len({record.prompt.task for record in records})
+        row: Row = {"template": name, "mean": mean, "low": low, "high": high}
+        templates.append(row | {"unscored": unscored[name]})
+    means = np.asarray([row["mean"] for row in templates])
+    found = sensitivity(means, None if None in variances else np.asarray(variances, dtype=float))
     between, within = consistency(answers, questions)
     return {
         **cell._asdict(),
         "questions": len(questions),
-        "left_out": asked - len(questions),
+        "left_out": len(every) - len(questions),
         "k": k,
         **asdict(found),
         "consistency": between,
@@ -158,11 +143,8 @@ def _row(cell: Cell, records: Sequence[Record], names: Sequence[str]) -> Row:
 
 def consistency(answers: Answers, questions: Sequence[str]) -> tuple[float | None, float | None]:
     """Agreeing pairs of answers to one question over all pairs, as in NeMo Skills' robustness
-    summary: between two templates, and within one (what sampling alone leaves).
-
-    Two answers agree where they read the same or both are right; an answer that is not read agrees
-    with none. None where there is no pair.
-    """
+    summary: between two templates, and within one; None where there is no pair. Two answers agree
+    where they read the same or both are right; one that is not read never does."""
     agreeing, pairs = Counter[bool](), Counter[bool]()
     for question in questions:
         counts = {name: Counter(map(_answer, own[question])) for name, own in answers.items()}

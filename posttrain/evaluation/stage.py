@@ -1,10 +1,4 @@
-"""Generate, grade, measure: a recipe's checkpoints → records → the `evaluation` artifact.
-
-    plan = EvaluationPlan(units=units, renderers=renderers, grade=grade, …)
-    run_evaluation(stage, recipe, plan, console)  → out/records, metrics.json, manifest.json, …
-
-Prompts, environments and graders are arguments; samples are made as `scripts/sample.py` makes them.
-"""
+"""Generate, grade, measure: a recipe's checkpoints → records → the `evaluation` artifact."""
 
 from __future__ import annotations
 
@@ -15,11 +9,11 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 
 from posttrain.config.eval import EvalConfig, Price
 from posttrain.errors import DataError, PosttrainError
@@ -27,20 +21,11 @@ from posttrain.evaluation.agentic import agentic_rows
 from posttrain.evaluation.compare import paired_rows
 from posttrain.evaluation.cost import estimate_rows, times_path, write_costs
 from posttrain.evaluation.export import EXPORT, write_exports
-from posttrain.evaluation.grade import (
-    INSPECT,
-    Grade,
-    Record,
-    Unit,
-    by_unit,
-    grade_completions,
-    unit_name,
-    write_records,
-)
-from posttrain.evaluation.journal import JournaledSampler, TimedSampler, sort_lines
+from posttrain.evaluation.journal import TimedSampler, sort_lines
 from posttrain.evaluation.metrics import cell_rows, examples
 from posttrain.evaluation.run import (
     EXAMPLES,
+    INSPECT,
     INSPECT_LOGS,
     JOURNALS,
     LOCK,
@@ -48,31 +33,31 @@ from posttrain.evaluation.run import (
     PACKAGES,
     RECORDS,
     WORK,
+    Grade,
+    Lock,
+    Record,
+    Unit,
     bind_lock,
     bind_weights,
+    by_unit,
+    grade_completions,
     journal_path,
-    make_lock,
     read_lock,
     read_run,
     record_path,
     records_of,
+    unit_name,
+    write_records,
 )
 from posttrain.evaluation.sensitivity import sensitivity_rows
+from posttrain.hashing import digest_of
 from posttrain.jsontext import printable
-from posttrain.models.chat_template import PromptRenderer
-from posttrain.records import json_text
+from posttrain.models.chat_template import PromptRenderer, message_text
 from posttrain.report import show_finished, show_up_to_date, write_report
 from posttrain.report.console import print_sections
 from posttrain.report.pages.evaluation import estimated
 from posttrain.rollouts import prompt_to_row
-from posttrain.runs import (
-    Counts,
-    Manifest,
-    Parent,
-    Run,
-    atomic_write_json,
-    parent_of,
-)
+from posttrain.runs import Counts, Manifest, Parent, Run, atomic_write_json, parent_of
 from posttrain.sampling.generate import generate, read_completions, rollouts_at_once, tasks_of
 from posttrain.sampling.open import opened_sampler
 from posttrain.sampling.progress import ProgressBar
@@ -123,13 +108,11 @@ def show_plan(console: Console, recipe: EvalConfig, plan: EvaluationPlan) -> Non
     for unit in plan.units:
         first, shown = unit.prompts[0], None
         for name, renderer in plan.renderers.items():
-            row = {k: prompt_to_row(first)[k] for k in ("messages", "tools", "thinking")}
-            text = json_text(row) if renderer is None else renderer.text(first)
-            if text == shown:
-                continue  # the same prompt as another checkpoint's
+            text = message_text(first) if renderer is None else renderer.text(first)
+            if text != shown:  # else the same prompt as another checkpoint's
+                console.print(f"\nfirst prompt of {unit.name} for {name}:", highlight=False)
+                console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
             shown = text
-            console.print(f"\nfirst prompt of {unit.name} for {name}:", highlight=False)
-            console.print(escape(printable(text)), highlight=False, soft_wrap=True)
 
 
 def run_evaluation(stage: Run, recipe: EvalConfig, plan: EvaluationPlan, console: Console) -> None:
@@ -139,26 +122,10 @@ def run_evaluation(stage: Run, recipe: EvalConfig, plan: EvaluationPlan, console
         ConfigError: the run was begun with something else.
         DataError: a backend gave up too often.
     """
-    out, complete = stage.path, stage.complete
-    rendering = {
-        name: renderer
-        and {
-            "template": renderer.template.digest,
-            "tokenizer": encoder_of(renderer.tokenizer).digest,
-        }
-        for name, renderer in plan.renderers.items()
-    }
-    lock = make_lock(
-        recipe,
-        stage.config_digest,
-        units=plan.units,
-        rendering=rendering,
-        files=plan.files,
-        parents=plan.parents,
-        judge=plan.judge,
-    )
-    bind_lock(out / LOCK, lock, finished=complete)
-    if complete:
+    out = stage.path
+    lock = _lock_of(recipe, plan, stage.config_digest)
+    bind_lock(out / LOCK, lock, finished=stage.complete)
+    if stage.complete:
         write_tables(out, recipe.prices)
         write_report(out)
         show_up_to_date(console, out)
@@ -189,12 +156,40 @@ def run_evaluation(stage: Run, recipe: EvalConfig, plan: EvaluationPlan, console
         write_logs(out, out / INSPECT_LOGS)
 
 
+def _lock_of(recipe: EvalConfig, plan: EvaluationPlan, config_digest: str) -> Lock:
+    """What the run's figures depend on, before any checkpoint is opened."""
+    rendering: dict[str, dict[str, str] | None] = {}
+    for name, renderer in plan.renderers.items():
+        rendering[name] = renderer and {
+            "template": renderer.template.digest,
+            "tokenizer": encoder_of(renderer.tokenizer).digest,
+        }
+    artifacts = sorted({parent.digest for parent in plan.parents})
+    return {
+        "config": config_digest,
+        # with their golds and graders, in order
+        "prompts": {u.name: digest_of([prompt_to_row(p) for p in u.prompts]) for u in plan.units},
+        "sampling": {
+            # the number of tools that run at a time changes no sample
+            **recipe.sampling.model_dump(mode="json", exclude={"tools_at_once"}),
+            "samples": {unit.name: unit.samples for unit in plan.units},
+            "settings": {s.name: s.sampling for s in recipe.settings if s.sampling},
+            "seed": recipe.seed,
+        },
+        "judge": plan.judge,
+        "rendering": rendering,
+        "data": {"files": dict(plan.files), "artifacts": artifacts},
+        "versions": package_versions(PACKAGES),
+        "weights": {},
+    }
+
+
 async def make_records(recipe: EvalConfig, plan: EvaluationPlan, progress: ProgressBar) -> None:
     """Generate and grade every unit without records, checkpoint by checkpoint."""
     out = Path(recipe.out)
     for name in recipe.checkpoints:
         missing = [u for u in plan.units if not record_path(out, name, u.name).is_file()]
-        progress.restored(sum(unit.size for unit in plan.units if unit not in missing))
+        progress.add(restored=sum(unit.size for unit in plan.units if unit not in missing))
         if not missing:
             continue
         backend, path = recipe.backend_of(name), recipe.path_of(name)
@@ -204,7 +199,7 @@ async def make_records(recipe: EvalConfig, plan: EvaluationPlan, progress: Progr
                 timed = TimedSampler(sampler, times_path(out, name, unit.name))
                 if unit.prompts[0].grader == INSPECT:
                     records = await _inspect_records(recipe, name, unit, timed)
-                    progress.restored(len(records))
+                    progress.add(restored=len(records))
                 else:
                     records = await _unit_records(recipe, plan, name, unit, timed, progress)
                 write_records(record_path(out, name, unit.name), records)
@@ -249,17 +244,16 @@ async def _inspect_records(
     out = Path(recipe.out)
     config = next(task for task in recipe.inspect_tasks if task.name == unit.task)
     async with contextlib.AsyncExitStack() as stack:
-        roles: dict[str, Sampler] = {}
+        samplers: dict[str, Sampler | None] = {"": sampler}
         for name, role in config.roles.items():
             opened = opened_sampler(role.backend, checkpoint=role.checkpoint)
-            journal = journal_path(out, checkpoint, unit.name, name)
-            roles[name] = JournaledSampler(await stack.enter_async_context(opened), journal)
+            samplers[name] = await stack.enter_async_context(opened)
         records = await run_task(
             inspect_run(recipe, config, unit.setting),
             unit.prompts,
-            JournaledSampler(sampler, journal_path(out, checkpoint, unit.name)),
+            samplers,
             checkpoint=checkpoint,
-            roles=roles,
+            journal=partial(journal_path, out, checkpoint, unit.name),
             logs=out / WORK / checkpoint / unit.name,
         )
     failed = [record.completion.error for record in records if record.failed]
@@ -272,12 +266,10 @@ async def _inspect_records(
 
 
 def rescored_records(
-    run: Path, manifest: Manifest, before: Records, grade: Grade
+    out: Path, manifest: Manifest, before: Records, grade: Grade
 ) -> dict[str, list[Record]]:
-    """The records of a run graded anew; no model is used.
-
-    Tasks of inspect are run again, tools and scorers and all, on the answers of their journals.
-    """
+    """The records of a run graded anew, without a model: tasks of inspect are run again, tools and
+    scorers and all, on the answers of their journals."""
     after: dict[str, list[Record]] = {}
     for name, records in before.items():
         ours = [(r.prompt, r.completion) for r in records if r.prompt.grader != INSPECT]
@@ -286,44 +278,35 @@ def rescored_records(
     for unit, row in manifest.stats.get("inspect", {}).items():
         from posttrain.evaluation.inspect_adapter.tasks import InspectRun, run_task
 
-        how = InspectRun.of_row(row)
+        run = InspectRun.of_row(row)
         for name, records in after.items():
             own = {r.prompt.id: r.prompt for r in records if unit_name(r.prompt) == unit}
             with tempfile.TemporaryDirectory() as logs:
-                replayed = asyncio.run(
-                    run_task(
-                        how,
-                        [*own.values()],
-                        JournaledSampler(None, journal_path(run, name, unit)),
-                        checkpoint=name,
-                        roles={
-                            role: JournaledSampler(None, journal_path(run, name, unit, role))
-                            for role in how.roles
-                        },
-                        logs=Path(logs),
-                    )
+                replay = run_task(
+                    run,
+                    [*own.values()],
+                    dict.fromkeys(("", *run.roles)),
+                    checkpoint=name,
+                    journal=partial(journal_path, out, name, unit),
+                    logs=Path(logs),
                 )
+                replayed = asyncio.run(replay)
             found = {(r.prompt.id, r.completion.index): r for r in replayed}
             after[name] = [found.get((r.prompt.id, r.completion.index), r) for r in records]
     return after
 
 
 def metrics_of(records: Records, *, seed: int) -> dict[str, Any]:
-    """All figures of a run; the first checkpoint is the one that others are compared with.
-
-    Args:
-        seed: of bootstrap draws and permutations.
-    """
-    first, *others = records
+    """All figures of a run; the first checkpoint is the one that others are compared with. `seed`
+    is of bootstrap draws and permutations."""
+    first, *others = records.values()
     agentic = agentic_rows(records, seed=seed)
-    sensitive = [row for name in records for row in sensitivity_rows(records[name])]
+    sensitive = [row for own in records.values() for row in sensitivity_rows(own)]
     return {
         **({} if agentic is None else {"agentic": agentic}),
         **({"sensitivity": sensitive} if sensitive else {}),
-        "cells": [row for name in records for row in cell_rows(records[name], seed=seed)],
-        "pairs": [
-            row for name in others for row in paired_rows(records[first], records[name], seed=seed)
-        ],
+        "cells": [row for own in records.values() for row in cell_rows(own, seed=seed)],
+        "pairs": [row for own in others for row in paired_rows(first, own, seed=seed)],
     }
 
 
@@ -336,12 +319,7 @@ def finish_run(
     seed: int,
     stats: Mapping[str, Any],
 ) -> None:
-    """Write `metrics.json`, `examples.jsonl` and the manifest; the records and the lock are there.
-
-    Args:
-        records: all of every checkpoint, the first being the one others are compared with.
-        counts: of prompts.
-    """
+    """Write `metrics.json`, `examples.jsonl` and the manifest; `records` and the lock are there."""
     out = stage.path
     lock = read_lock(out / LOCK)
     atomic_write_json(out / METRICS, metrics_of(records, seed=seed))

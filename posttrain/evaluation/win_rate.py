@@ -1,11 +1,6 @@
-"""Who wins, when two policies answer the same prompts and a judge sees each pair in both orders.
-
-    win_rows([Duel(prompt, 0, before, after, ("57", "56"), judgements), …], seed=0)
-    → [{"unit": "maths.no_tools on", "questions": 150, "win": {"value": 0.42, …}, "tie": …,
-        "loss": …, "score": {"value": 0.61, …}, "disagree": …}, …, {"unit": "all", …}]
-
-A duel is won where both orders prefer the new answer and lost where both prefer the old one; all
-else is a tie, so that a judge's liking for a position decides nothing. Score = wins + ties / 2.
+"""Who wins, when two policies answer the same prompts and a judge sees each pair in both orders. A
+duel is won where both orders prefer the new answer and lost where both prefer the old one; all else
+is a tie, so that a judge's liking for a position decides nothing. Score = wins + ties / 2.
 """
 
 from __future__ import annotations
@@ -15,11 +10,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from posttrain.config.win_rate import WinRateConfig
+from posttrain.config.eval import WinRateConfig
 from posttrain.errors import ConfigError
 from posttrain.evaluation.compare import length_difference, side_of
-from posttrain.evaluation.grade import unit_name
 from posttrain.evaluation.intervals import Values, by_question, rate
+from posttrain.evaluation.run import unit_name
 from posttrain.rollouts import Completion, Prompt
 from posttrain.runs import (
     Counts,
@@ -42,9 +37,9 @@ class Duel:
 
     Attributes:
         answers: as a judge reads them, the old one first.
-        judgements: where the old, and where the new answer stood first; () before it is judged, and
-            where the answers are the same text. `preferred` is the position (1, 2, or 0 for
-            neither), None without a verdict.
+        judgements: where the old, and where the new answer stood first, with the position that is
+            `preferred` (1, 2, or 0 for neither; None without a verdict); () before it is judged,
+            and where the answers are the same text.
     """
 
     prompt: Prompt
@@ -61,7 +56,6 @@ class Duel:
 
     @property
     def unit(self) -> str:
-        """What the figures are by."""
         return f"{unit_name(self.prompt)} {'on' if self.prompt.thinking else 'off'}"
 
     @property
@@ -88,27 +82,20 @@ class Duel:
 
     def row(self) -> Row:
         """The duel to read: both answers, and the judge's texts in each order."""
-        before, after = self.answers
         return {
             "prompt": self.prompt.id,
             "index": self.index,
             "request": self.prompt.messages[-1].content,
-            "before": before,
-            "after": after,
+            "before": self.answers[0],
+            "after": self.answers[1],
             "outcome": self.outcome,
             **dict(zip(("before_first", "after_first"), self.judgements, strict=False)),
         }
 
 
-_OUTCOMES = {"win": 1.0, "tie": 0.5, "loss": 0.0}
-
-
 def win_rows(duels: Sequence[Duel], *, seed: int) -> list[Row]:
     """A row a unit, and one over all where there are several; 95 % intervals cluster questions.
-
-    Args:
-        seed: of the permutation test of lengths.
-    """
+    `seed` is of the permutation test of lengths."""
     units = list(dict.fromkeys(duel.unit for duel in duels))
     rows = [_row(unit, [d for d in duels if d.unit == unit], seed) for unit in units]
     return [*rows, _row(ALL, duels, seed)] if len(units) > 1 else rows
@@ -125,28 +112,27 @@ def _row(unit: str, duels: Sequence[Duel], seed: int) -> Row:
     scores = [(d.outcome, d.question) for d in duels if d.outcome is not None]
     values: dict[str, Values] = {
         name: [(float(score == outcome), question) for score, question in scores]
-        for name, outcome in _OUTCOMES.items()
+        for name, outcome in (("win", 1.0), ("tie", 0.5), ("loss", 0.0))
     }
     values["score"] = scores
     values["disagree"] = [(d.disagree, d.question) for d in duels if d.disagree is not None]
     for name, own in values.items():
         estimate = rate(own)
-        row[name] = None if estimate is None else asdict(estimate)
-    before, after = (
-        by_question([(c.reasoning_tokens + c.answer_tokens, duel.question) for duel, c in own])
-        for own in ([(d, d.before) for d in duels], [(d, d.after) for d in duels])
-    )
+        row[name] = estimate and asdict(estimate)
+    before = by_question([(_tokens(duel.before), duel.question) for duel in duels])
+    after = by_question([(_tokens(duel.after), duel.question) for duel in duels])
     several = len(before.names) > 1
     row["tokens"] = asdict(length_difference(before, after, seed=seed)) if several else None
     return row
 
 
+def _tokens(completion: Completion) -> int:
+    return completion.reasoning_tokens + completion.answer_tokens
+
+
 @dataclass(frozen=True, slots=True)
 class PolicyAnswers:
-    """One policy's completions by prompt id and index, and their artifact.
-
-    `name` is that of the checkpoint in an evaluation, "" of samples.
-    """
+    """One policy's completions, and their artifact; `name` is a checkpoint's, "" of samples."""
 
     name: str
     prompts: dict[str, Prompt]
@@ -206,7 +192,7 @@ def pair_up(
     chosen = set(sorted(shared, key=order)[: recipe.prompts])
     duels: list[Duel] = []
     dropped = {"one_side": 0, "not_chosen": 0, "failed": 0}
-    keys = {**before.completions, **after.completions}
+    keys = before.completions | after.completions
     for name, index in keys:
         old, new = before.completions.get((name, index)), after.completions.get((name, index))
         if old is None or new is None:
@@ -233,13 +219,8 @@ def write_duels(
     parents: Sequence[Parent],
     judge: Mapping[str, Any],
 ) -> None:
-    """Write the figures and every duel to read, and finish the run.
-
-    Args:
-        judgements: of the duels whose answers differ, in both orders: two for each.
-        ledger: what the judgements cost.
-        judge: its identity.
-    """
+    """Write the figures and every duel to read, and finish the run. `judgements` are of the duels
+    whose answers differ, two for each, in both orders; `ledger` is what they cost."""
     rows = iter(judgements)
     judged = [
         duel if duel.same else replace(duel, judgements=(next(rows), next(rows))) for duel in duels

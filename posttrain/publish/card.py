@@ -1,18 +1,7 @@
 """The model card of a checkpoint: front matter that hubs read, how to serve it, its lineage.
 
-    ---
-    license: apache-2.0
-    library_name: transformers
-    pipeline_tag: text-generation
-    base_model: Qwen/Qwen3-0.6B
-    base_model_relation: finetune
-    datasets: [openai/gsm8k]
-    tags: [sft]
-    ---
-
-A card is for its owner to edit: no manifest binds it, and a stage that goes on from a checkpoint
-takes license, base model and datasets over from the card that lies there. What nothing declares is
-written as unknown.
+A card is its owner's to edit: no manifest binds it, and a later stage takes license, base model and
+datasets over from the card that lies there. What nothing declares is written as unknown.
 """
 
 from __future__ import annotations
@@ -118,15 +107,14 @@ def origins_of(
 
 def _sources(config: Any) -> Iterator[dict[str, Any]]:
     """Every mapping of a recipe that says where rows come from."""
-    if isinstance(config, list):
-        for value in cast(list[Any], config):
-            yield from _sources(value)
-    elif isinstance(config, dict):
+    if isinstance(config, dict):
         row = cast(dict[str, Any], config)
         if "hub" in row and "path" in row:
             yield row
-        else:
-            yield from _sources(list(row.values()))
+            return
+        config = list(row.values())
+    for value in cast(list[Any], config) if isinstance(config, list) else ():
+        yield from _sources(value)
 
 
 def _indexed(node: Node) -> list[tuple[str, str | None]]:
@@ -176,11 +164,8 @@ def license_fields(licenses: Mapping[str, Sequence[str]]) -> dict[str, str]:
     if not names or UNKNOWN in names:
         return {"license": UNKNOWN}
     name = names.pop() if len(names) == 1 else "several"
-    return (
-        {"license": name}
-        if name in _IDENTIFIERS.split()
-        else {"license": "other", "license_name": name}
-    )
+    known = name in _IDENTIFIERS.split()
+    return {"license": name} if known else {"license": "other", "license_name": name}
 
 
 def checkpoint_card(
@@ -202,14 +187,13 @@ def checkpoint_card(
     """
     from huggingface_hub import ModelCardData
 
-    relation = "finetune" if origins.base_model else None
     licenses: Any = license_fields(origins.licenses)
     head = ModelCardData(
         **licenses,
         library_name="transformers",
         pipeline_tag="text-generation",
         base_model=origins.base_model,
-        base_model_relation=relation,
+        base_model_relation="finetune" if origins.base_model else None,
         datasets=list(origins.datasets) or None,
         tags=[method],
     )
@@ -229,11 +213,7 @@ def checkpoint_card(
 
 
 def serving_section(folder: Path, *, name: str) -> list[str]:
-    """Lines that say how to serve a checkpoint.
-
-    Args:
-        name: what the commands call the model.
-    """
+    """Lines that say how to serve a checkpoint, which the commands call `name`."""
     flags, switch = "", None
     template = _own_template(folder)
     if template is not None:
@@ -264,14 +244,12 @@ def marked(name: str, lines: Sequence[str]) -> list[str]:
 def replace_section(text: str, name: str, lines: Sequence[str]) -> str:
     """The card with this section's text replaced; where it has none, put before the lineage or at
     the end."""
-    new = "\n".join(marked(name, lines)) if lines else ""
+    new = "\n".join(marked(name, lines))
     start, end = f"<!-- posttrain: {name} -->", f"<!-- end of {name} -->"
     before, opened, rest = text.partition(start)
     _, closed, after = rest.partition(end)
     if opened and closed:
         return before + new + after
-    if not new:
-        return text
     head, lineage, tail = text.partition("## Lineage\n")
     return f"{head}{new}\n\n{lineage}{tail}" if lineage else f"{text.rstrip()}\n\n{new}\n"
 

@@ -1,13 +1,7 @@
 """Which files of a checkpoint are published, the card that goes with them, and what is left out.
 
-    plan = upload_plan(Path("runs/tiny/sft"), "org/name", evaluations=[Path("runs/tiny/eval")])
-    plan.files     {"README.md": b"---…", "config.json": Path(…), "model.safetensors": Path(…), …}
-    plan.left_out  {"rollouts/": "samples of the training prompts: --samples", …}
-
-Only files that the manifest lists and whose hashes still hold are published, and of these only
-those that are named here. `posttrain.json` is the manifest for readers: digests, recipe and counts
-with the paths of this machine taken out, under another name so that no stage takes the download for
-an artifact of its own.
+Published is what the manifest lists, still hashes to and is named here. `posttrain.json` is the
+manifest for readers, without paths of this machine; no stage takes it for one of its own.
 """
 
 from __future__ import annotations
@@ -23,10 +17,11 @@ from yaml import YAMLError
 
 from posttrain.errors import ConfigError, DataError
 from posttrain.publish.card import CARD, UNKNOWN, license_fields, replace_section, serving_section
-from posttrain.publish.figures import model_figures
 from posttrain.runs import MANIFEST, STAGE, Manifest, read_artifact
 
 LINEAGE = "posttrain.json"
+# those of `posttrain.evaluation.metrics.RATES` that say most of a model, and their headings
+_SHOWN = {"accuracy": "accuracy", "hallucination": "undeclared calls", "truncated": "truncated"}
 # a vocabulary may hold what looks like a path
 _TOKENIZER = {
     "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt",
@@ -36,13 +31,10 @@ _TEXTS = {
     "config.json", "generation_config.json", "tokenizer_config.json", "chat_template.jinja",
     "log.jsonl",
 }  # fmt: skip
-_SAMPLES = "samples of the training prompts: --samples"
 _FOLDERS = {
     "adapter": "merged into the weights",
-    "rollouts": _SAMPLES,
-    "resume": "state of the run",
-    "reference": "state of the run",
-    "tensorboard": "state of the run",
+    "rollouts": "samples of the training prompts: --samples",
+    **dict.fromkeys(("resume", "reference", "tensorboard"), "state of the run"),
 }
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 # a home directory says who trained and where
@@ -91,8 +83,7 @@ def upload_plan(
         samples: publish the rollouts, too.
 
     Raises:
-        ConfigError: a name that is none, no weights in safetensors, or a text with a secret or
-            the name of a home directory.
+        ConfigError: no such name can be, no weights in safetensors, a secret or a home directory.
         DataError: no finished checkpoint, changed files, a card without a head, or an evaluation
             of another checkpoint.
     """
@@ -106,7 +97,11 @@ def upload_plan(
     if repository.count("/") != 1:
         raise ConfigError(f"{repository!r}: give ORG/NAME")
     manifest = read_artifact(folder, kind="checkpoint")
-    left_out = {path.name: "not listed in the manifest" for path in _unlisted(folder, manifest)}
+    listed = {entry.path for entry in manifest.files} | {MANIFEST, STAGE, CARD}
+    tops = {name.partition("/")[0] for name in listed}
+    left_out = {
+        p.name: "not listed in the manifest" for p in folder.iterdir() if p.name not in tops
+    }
     files: dict[str, Path | bytes] = {}
     for entry in manifest.files:
         why = _why_not(entry.path, samples=samples)
@@ -123,18 +118,8 @@ def upload_plan(
     files = dict(sorted(files.items()))
     for name, source in files.items():
         _refuse_private(name, source, folder)
-    return UploadPlan(
-        repository, files, dict(sorted(left_out.items())), card, manifest.digest, warnings
-    )
-
-
-def _unlisted(folder: Path, manifest: Manifest) -> list[Path]:
-    own = {entry.path for entry in manifest.files} | {MANIFEST, STAGE, CARD}
-    return [
-        path
-        for path in folder.iterdir()
-        if path.name not in own and not any(name.startswith(f"{path.name}/") for name in own)
-    ]
+    left_out = dict(sorted(left_out.items()))
+    return UploadPlan(repository, files, left_out, card, manifest.digest, warnings)
 
 
 def _why_not(name: str, *, samples: bool) -> str | None:
@@ -145,8 +130,9 @@ def _why_not(name: str, *, samples: bool) -> str | None:
             return None
         if folder == "additional_chat_templates" and rest.endswith(".jinja"):
             return None
-        kept = "another epoch of the same run" if folder.startswith("checkpoint-epoch-") else None
-        return kept or _FOLDERS.get(folder, "no file of a checkpoint")
+        if folder.startswith("checkpoint-epoch-"):
+            return "another epoch of the same run"
+        return _FOLDERS.get(folder, "no file of a checkpoint")
     if name.endswith((".safetensors", ".safetensors.index.json")) or name in _TOKENIZER | _TEXTS:
         return None
     return "no safetensors" if name.endswith(_PICKLES) else "no file of a checkpoint"
@@ -175,21 +161,80 @@ def _card(
         for key, value in ({"license_name": None} | license_fields({license: ()})).items():
             setattr(data, key, value)
     data.license = data.license or UNKNOWN
-    found = [model_figures(evaluation, manifest.digest) for evaluation in evaluations]
-    lines: list[str] = []
-    if found:
-        data.model_name = repository.partition("/")[2]
-        data.eval_results = [result for figures in found for result in figures.results]
-        lines = ["## Evaluation", *[line for figures in found for line in ("", *figures.lines)]]
-    content = replace_section(str(card), "serving", serving_section(folder, name=repository))
-    if lines:
-        content = replace_section(content, "evaluation", lines)
-    warnings: list[str] = []
-    if data.license == UNKNOWN:
-        warnings.append("license: unknown; --license NAME states it")
-    if not found:
+    warnings = ["license: unknown; --license NAME states it"] if data.license == UNKNOWN else []
+    serving, lines = serving_section(folder, name=repository), ["## Evaluation"]
+    if not evaluations:
         warnings.append("no figures: --evaluation DIR adds those of an evaluation")
-    return content, warnings
+        return replace_section(str(card), "serving", serving), warnings
+    data.model_name, data.eval_results = repository.partition("/")[2], []
+    for evaluation in evaluations:
+        results, table = _figures(evaluation, manifest.digest)
+        data.eval_results += results
+        lines += ["", *table]
+    content = replace_section(str(card), "serving", serving)
+    return replace_section(content, "evaluation", lines), warnings
+
+
+def _figures(evaluation: Path, digest: str) -> tuple[list[Any], list[str]]:
+    """An evaluation's figures of the checkpoint with this digest: entries of `model-index`, and
+    lines of Markdown.
+
+    Raises:
+        DataError: no finished evaluation, or it did not sample this checkpoint.
+    """
+    from huggingface_hub import EvalResult
+
+    manifest = read_artifact(evaluation, kind="evaluation")
+    weights: Mapping[str, Mapping[str, Any]] = manifest.stats["weights"]
+    name = next((n for n, identity in weights.items() if identity["weights"] == digest), None)
+    if name is None:
+        known = ", ".join(f"{n} {str(i['weights'])[:12]}" for n, i in weights.items())
+        raise DataError(
+            f"{evaluation} did not evaluate checkpoint {digest[:12]}; it has figures of {known}"
+        )
+    metrics = json.loads((evaluation / "metrics.json").read_text("utf-8"))
+    cells = [cell for cell in metrics["cells"] if cell["checkpoint"] == name]
+    hubs = {row["name"]: row.get("hub") for row in manifest.config.get("prompts", ())}
+    results = [
+        EvalResult(
+            task_type="text-generation",
+            dataset_type=hubs.get(cell["task"]) or cell["task"],
+            dataset_name=cell["task"],
+            # entries of one data set and config would be put together
+            dataset_config=f"{cell['setting']}, thinking {cell['thinking']}",
+            dataset_args={"questions": rate["questions"], "samples": rate["samples"]},
+            metric_type="accuracy",
+            metric_name=f"accuracy, 95 % interval {_interval(rate)}",
+            metric_value=round(rate["value"], 4),
+        )
+        for cell in cells
+        if (rate := cell["rates"].get("accuracy")) is not None
+    ]
+    sampling = manifest.config["sampling"]
+    keys = ("temperature", "top_p", "top_k", "max_tokens")
+    settings = ", ".join(f"{key} {sampling[key]}" for key in keys if key in sampling)
+    head = ("task", "setting", "thinking", "questions", "unscored", *_SHOWN.values())
+    rows = [head, ["---"] * len(head), *map(_cells, cells)]
+    return results, [
+        f"Evaluation `{manifest.digest}` of checkpoint `{digest}`, {settings}, seed "
+        f"{manifest.seed}; in parentheses 95 % intervals over questions.",
+        "",
+        *(f"| {' | '.join(row)} |" for row in rows),
+    ]
+
+
+def _cells(cell: Mapping[str, Any]) -> list[str]:
+    rates = cell["rates"]
+    lost = cell["failed"] + cell["unscored"]
+    named = [cell["task"], cell["setting"], cell["thinking"], f"{cell['questions']:,}", f"{lost:,}"]
+    return named + [
+        f"{rates[name]['value']:.1%} ({_interval(rates[name])})" if name in rates else "–"
+        for name in _SHOWN
+    ]
+
+
+def _interval(rate: Mapping[str, Any]) -> str:
+    return f"{rate['low']:.1%} to {rate['high']:.1%}"
 
 
 def public_manifest(folder: Path, files: Mapping[str, object]) -> dict[str, Any]:

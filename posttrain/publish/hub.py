@@ -1,9 +1,7 @@
 """A checkpoint to a hub: create the repository, commit, and check what lies there afterwards.
 
-    push(plan, private=True) → "https://huggingface.co/org/name"
-
-Through `huggingface_hub`, which takes the address from HF_ENDPOINT and the token from HF_TOKEN or
-from `hf auth login`, and tries transfers again. Files are added and replaced, never deleted.
+`huggingface_hub` takes the address from HF_ENDPOINT and the token from HF_TOKEN or `hf auth login`,
+and tries transfers again. Files are added and replaced, never deleted.
 """
 
 from __future__ import annotations
@@ -16,14 +14,11 @@ from posttrain.publish.files import UploadPlan
 
 
 def push(plan: UploadPlan, *, private: bool, show: Callable[[str], None]) -> str:
-    """Publish; the same call after a failure goes on where it ended.
+    """Publish and return the repository's address; after a failure the same call goes on.
 
     Args:
         private: create it so; an existing public repository is then refused.
         show: called with lines on what is done.
-
-    Returns:
-        The repository's address.
 
     Raises:
         ConfigError: no token, no right, no network, or the hub has other bytes afterwards.

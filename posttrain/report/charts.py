@@ -4,7 +4,8 @@
 
 matplotlib is imported when the first chart is drawn, never by importing the report. A drawing uses
 only the colours below; each becomes a variable of the style sheet, so it follows the page into dark
-mode. Every chart has one width, at which its text can be read on a telephone too.
+mode. Every chart has one width, at which its text can be read on a telephone too. Ticks and margins
+are set here: matplotlib's own layout draws everything twice.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import hashlib
 import io
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
@@ -25,9 +26,9 @@ from posttrain.report.section import BarChart, Chart, IntervalChart, LineChart, 
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
 
-WIDTH, HEIGHT = 480, 260
+WIDTH, HEIGHT, ROW = 480, 260, 26
+CHARACTER = 8  # pixels of a text's width, about
 # stand-ins that no drawing of ours uses for anything else → the style sheet's variables
 INK, MUTED, RULE, ACCENT, SECOND, THIRD = (f"#f00d0{k}" for k in range(1, 7))
 VARIABLES = {
@@ -47,15 +48,11 @@ SETTINGS: dict[Any, Any] = {
     "text.parse_math": False,
     "text.color": MUTED,
     "axes.edgecolor": THIRD,
-    "axes.labelcolor": MUTED,
-    "axes.labelpad": 7,
     "axes.linewidth": 1,
     "axes.axisbelow": True,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.autolimit_mode": "round_numbers",
-    "axes.xmargin": 0,
-    "axes.ymargin": 0,
+    "axes.spines.left": False,
     "grid.color": RULE,
     "grid.linewidth": 1,
     "legend.frameon": False,
@@ -71,26 +68,42 @@ SETTINGS: dict[Any, Any] = {
     "xtick.major.pad": 7,
     "ytick.major.pad": 7,
 }
-
-
 STEPS = [1, 2, 2.5, 5, 10]
 LINE = {"a": ACCENT, "b": THIRD, "c": THIRD, "d": INK, "e": ACCENT, "f": INK}
 DASHED = "cef"
 FILL = (ACCENT, SECOND, THIRD)
+Ticks = tuple[Sequence[float], Sequence[str]]  # places and labels
 
 
 def chart_svg(chart: Chart) -> Markup:
     if find_spec("matplotlib") is None:
         return Markup("<p>A chart needs <code>pip install 'posttrain[report]'</code>.</p>")
-    match chart:
-        case LineChart():
-            svg = _drawn(_lines, chart, name=f"{chart.y} over {chart.x}")
-        case BarChart():
-            svg = _drawn(_bars, chart, name=f"{chart.y} by {chart.x}")
-        case IntervalChart():
-            height = 52 + 26 * len(chart.rows)
-            svg = _drawn(_intervals, chart, name=chart.x, height=height)
-    return Markup(svg)  # noqa: S704 - our own drawing
+    import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    out = io.StringIO()
+    height = 52 + ROW * len(chart.rows) if isinstance(chart, IntervalChart) else HEIGHT
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # a user's matplotlibrc must not change our bytes
+        # ids are unique on a page, the same for the same chart
+        salt = hashlib.sha256(repr(chart).encode("utf-8", "surrogatepass")).hexdigest()
+        matplotlib.rcParams.update({**SETTINGS, "svg.hashsalt": salt})
+        axes = Figure((WIDTH / 72, height / 72), frameon=False).add_axes((0, 0, 1, 1))
+        axes.patch.set_visible(False)
+        match chart:
+            case LineChart():
+                name = f"{chart.y} over {chart.x}"
+                _lines(axes, chart)
+            case BarChart():
+                name = f"{chart.y} by {chart.x}"
+                _bars(axes, chart)
+            case IntervalChart():
+                name = chart.x
+                _intervals(axes, chart, height)
+        metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        FigureCanvasSVG(axes.get_figure(root=True)).print_svg(out, metadata=metadata)
+    return Markup(_inline(out.getvalue(), name))  # noqa: S704 - our own drawing
 
 
 def number(value: float, step: float) -> str:
@@ -101,6 +114,15 @@ def number(value: float, step: float) -> str:
     sizes = ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k"), (0.0, 1.0, ""))
     scale, unit = next((scale, unit) for size, scale, unit in sizes if abs(value) >= size)
     return f"{value / scale:.{digits}g}{unit}"
+
+
+def _ticks(values: Sequence[float], *, whole: bool = False) -> Ticks:
+    """Round places that enclose the values."""
+    from matplotlib.ticker import MaxNLocator
+
+    locator = MaxNLocator(5, steps=STEPS, integer=whole)
+    places = locator.tick_values(*locator.nonsingular(min(values), max(values)))
+    return places, [number(place, places[1] - places[0]) for place in places]
 
 
 def _lines(axes: Axes, chart: LineChart) -> None:
@@ -118,12 +140,12 @@ def _lines(axes: Axes, chart: LineChart) -> None:
             gid=titled(one.name),
             clip_on=False,
         )
+    steps = [0.0, *(x for one in series for x in one.x)]
     level = 0.0 if chart.from_zero else series[0].y[0]
-    axes.update_datalim([(0, level)])
-    _axes(axes, x=chart.x, y=chart.y)
-    _ticks(axes.xaxis, 5, whole=all(x == int(x) for one in series for x in one.x))
-    axes.autoscale_view()
-    _legend(axes, len(series))
+    x = _ticks(steps, whole=all(step == int(step) for step in steps))
+    y = _ticks([level, *(y for one in series for y in one.y)])
+    axes.set_xlim(x[0][0], x[0][-1])
+    _frame(axes, chart, x, y, [one.name for one in series])
 
 
 def _finite(one: Series) -> Series:
@@ -135,36 +157,69 @@ def _bars(axes: Axes, chart: BarChart) -> None:
     """The first part in the accent colour, the others stacked on it."""
     labels = [label for label, _ in chart.bars]
     slot = 420 / max(len(labels), 1)  # pixels, about
-    widest = max(map(len, labels), default=0)
-    every = math.ceil((8 * widest + 8) / slot)  # a character needs about 8 pixels
+    every = math.ceil((CHARACTER * (max(map(len, labels), default=0) + 1)) / slot)
     feet = [0.0] * len(labels)
     layers = zip(*(parts for _, parts in chart.bars), strict=True)
-    for part, (colour, heights) in enumerate(zip(FILL, layers, strict=False)):
+    for colour, name, heights in zip(FILL, chart.parts or [""], layers, strict=False):
         patches = axes.bar(
             range(len(labels)),
             heights,
             min(0.82, 64 / slot),
-            bottom=feet,
+            feet,
             color=colour,
-            label=chart.parts[part] if part < len(chart.parts) else "",
+            label=name,
             clip_on=False,
         )
         for patch, label, height in zip(patches, labels, heights, strict=True):
             patch.set_gid(titled(f"{label}: {height:,.0f}"))
         feet = [foot + height for foot, height in zip(feet, heights, strict=True)]
-    axes.update_datalim([(0, 0), (0, 0 if max(feet, default=0) else 1)])
-    _axes(axes, x=chart.x, y=chart.y, whole=all(foot == int(foot) for foot in feet))
-    axes.autoscale_view(scalex=False)
     axes.set_xlim(-0.5, max(len(labels), 1) - 0.5)
-    axes.set_xticks(range(0, len(labels), every), labels[::every])
-    _legend(axes, len(chart.parts))
+    y = _ticks([0, *feet] if any(feet) else [0, 1], whole=all(foot == int(foot) for foot in feet))
+    _frame(axes, chart, (range(0, len(labels), every), labels[::every]), y, chart.parts)
 
 
-def _intervals(axes: Axes, chart: IntervalChart) -> None:
+def _frame(
+    axes: Axes, chart: LineChart | BarChart, x: Ticks, y: Ticks, keys: Sequence[str]
+) -> None:
+    """Ticks, titles, room for both, and keys above where there is more than one thing."""
+    axes.set_xticks(*x)
+    axes.set_yticks(*y)
+    axes.set_ylim(y[0][0], y[0][-1])
+    axes.grid(axis="y", clip_on=False)
+    left, top = 34 + CHARACTER * max(map(len, y[1])), 10
+    if len(keys) > 1:
+        columns = max(1, min(len(keys), 400 // (CHARACTER * max(map(len, keys)) + 34)))
+        top += 24 * math.ceil(len(keys) / columns)
+        handles, labels = axes.get_legend_handles_labels()
+        order = slice(None, None, -1) if axes.lines else slice(None)
+        axes.legend(
+            handles[order],
+            labels[order],
+            loc="lower left",
+            bbox_to_anchor=(0, 1.02),
+            ncols=columns,
+            borderaxespad=0,
+            borderpad=0.3,
+            handlelength=1.3,
+            handleheight=0.8,
+        )
+    _place(axes, left, 18, top, 52, HEIGHT)
+    text = axes.figure.text
+    text((left / WIDTH + 1) / 2, 6 / HEIGHT, chart.x, ha="center")
+    side = {"rotation": "vertical", "rotation_mode": "anchor", "va": "top"}
+    text(6 / WIDTH, (HEIGHT - top + 52) / 2 / HEIGHT, chart.y, ha="center", **side)
+
+
+def _place(axes: Axes, left: int, right: int, top: int, bottom: int, height: int) -> None:
+    """The axes within so many pixels of the drawing's edges."""
+    size = ((WIDTH - left - right) / WIDTH, (height - top - bottom) / height)
+    axes.set_position((left / WIDTH, bottom / height, *size))
+
+
+def _intervals(axes: Axes, chart: IntervalChart, height: int) -> None:
     """One line each, its share written beside it."""
-    rows = chart.rows
-    for place, row in enumerate(rows):
-        colour = LINE[row.style]
+    for place, row in enumerate(chart.rows):
+        colour, share = LINE[row.style], f"{100 * row.share:.1f} %"
         axes.plot(
             [row.low, row.high],
             [place, place],
@@ -175,85 +230,19 @@ def _intervals(axes: Axes, chart: IntervalChart) -> None:
             clip_on=False,
         )
         (dot,) = axes.plot(row.share, place, "o", color=colour, markersize=9, clip_on=False)
-        dot.set_gid(titled(f"{row.label}: {100 * row.share:.1f} %"))
-        axes.text(1.03, place, f"{100 * row.share:.1f} %", va="center_baseline", color=INK)
+        dot.set_gid(titled(f"{row.label}: {share}"))
+        axes.text(1.03, place, share, va="center_baseline", color=INK)
+    labels = [row.label for row in chart.rows]
     axes.set_xlim(0, 1)
-    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.set_xticks([0, 0.5, 1], ["0 %", "50 %", "100 %"])
-    axes.set_yticks(range(len(rows)), [row.label for row in rows])
+    axes.set_yticks(range(len(labels)), labels)
     axes.tick_params("y", labelcolor=INK)
     axes.spines["bottom"].set_visible(False)
     axes.grid(axis="x", clip_on=False)
-    axes.set_xlabel(chart.x)
-
-
-def _axes(axes: Axes, *, x: str, y: str, whole: bool = False) -> None:
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    axes.spines["left"].set_visible(False)
-    axes.grid(axis="y", clip_on=False)
-    _ticks(axes.yaxis, 5, whole=whole)
-
-
-def _ticks(axis: Axis, most: int, *, whole: bool = False) -> None:
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-    axis.set_major_locator(MaxNLocator(most, steps=STEPS, integer=whole))
-
-    def label(value: float, _: int | None) -> str:
-        places = axis.get_majorticklocs()
-        return number(value, abs(places[1] - places[0]) if len(places) > 1 else abs(value) or 1.0)
-
-    axis.set_major_formatter(FuncFormatter(label))
-
-
-def _legend(axes: Axes, series: int) -> None:
-    """A line of keys above the chart, where there is more than one thing to tell apart."""
-    if series > 1:
-        handles, labels = axes.get_legend_handles_labels()
-        order = slice(None, None, -1) if axes.lines else slice(None)
-        axes.legend(
-            handles[order],
-            labels[order],
-            loc="lower left",
-            bbox_to_anchor=(0, 1.02),
-            ncols=max(1, min(series, 400 // (8 * max(map(len, labels)) + 34))),  # pixels, about
-            borderaxespad=0,
-            borderpad=0.3,
-            handlelength=1.3,
-            handleheight=0.8,
-        )
-
-
-def _drawn(
-    draw: Callable[[Axes, Any], None], data: object, *, name: str, height: int = HEIGHT
-) -> str:
-    """The SVG of what `draw` puts on the axes.
-
-    Args:
-        data: what is drawn; with the name it makes the ids unique on a page.
-        name: what the drawing shows, for those who cannot see it.
-        height: in pixels.
-    """
-    import matplotlib
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    out = io.StringIO()
-    salt = hashlib.sha256(repr((name, data)).encode("utf-8", "surrogatepass")).hexdigest()
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # a user's matplotlibrc must not change our bytes
-        matplotlib.rcParams.update(SETTINGS)
-        matplotlib.rcParams["svg.hashsalt"] = salt
-        layout = ConstrainedLayoutEngine(w_pad=2 / 72, h_pad=2 / 72)
-        figure = Figure(figsize=(WIDTH / 72, height / 72), layout=layout, frameon=False)
-        axes = figure.add_subplot()
-        axes.patch.set_visible(False)
-        draw(axes, data)
-        figure.savefig(
-            out, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        )
-    return _inline(out.getvalue(), name)
+    left = min(WIDTH * 2 // 3, CHARACTER * max(map(len, labels)) + 10)
+    _place(axes, left, 70, 4, 48, height)
+    axes.figure.text((left + WIDTH - 70) / WIDTH / 2, 6 / height, chart.x, ha="center")
 
 
 def titled(text: str) -> str:
@@ -262,7 +251,7 @@ def titled(text: str) -> str:
 
 
 def _inline(document: str, name: str) -> str:
-    """An SVG document of matplotlib's as an element of a page."""
+    """An SVG document of matplotlib's as an element of a page; `name` is for who cannot see it."""
     root = ElementTree.fromstring(document)  # noqa: S314 - written by matplotlib just now
     used = set(re.findall(r'(?:url\(#|href="#)([^)"]+)', document))
     for element in root.iter():

@@ -1,7 +1,5 @@
 """Sections on the console, with rich: the same figures that a page draws, charts as their numbers.
 
-print_sections(console, [Section("Loss", […])])
-
 Control characters of data and models are replaced: none may steer the terminal.
 """
 
@@ -22,10 +20,8 @@ from posttrain.report.section import (
     Block,
     Chart,
     Columns,
-    Definitions,
     Dialogue,
     Fold,
-    Heading,
     IntervalChart,
     LineChart,
     Samples,
@@ -62,11 +58,6 @@ def _print(console: Console, block: Block) -> None:
         case LineChart() | BarChart() | IntervalChart():
             console.print(Text(printable(block.caption), "italic"))
             console.print(_grid(chart_table(block), console.width))
-        case Heading():
-            console.print(_text(block.text), style="bold")
-        case Definitions():
-            for name, value in block.pairs:
-                console.print(Text.assemble((printable(f"{name:<10}"), "bold"), " ", _cell(value)))
         case Dialogue():
             colour = console.is_terminal and not console.no_color
             console.print(dialogue_text(block.words, colour=colour))
@@ -74,32 +65,25 @@ def _print(console: Console, block: Block) -> None:
             console.print(Text("── ", "cyan").append(_text(block.title)).append(" ──"))
             for inner in block.blocks:
                 _print(console, inner)
-        case Samples():
-            for sample in block.items:
-                _print(console, sample.fold)
-        case Columns():
-            for inner in itertools.chain.from_iterable(block.groups):
-                _print(console, inner)
+        case Samples() | Columns():
+            pass  # a page's alone: to be filtered, or read side by side
         case _:
             console.print(_text(block))
 
 
-def _text(words: Words) -> Text:
+def _spans(words: Words) -> list[Styled]:
     parts = [words] if isinstance(words, str) else words
-    return Text.assemble(
-        *(
-            (printable(p), "") if isinstance(p, str) else (printable(p.text), _STYLES[p.style])
-            for p in parts
-        )
-    )
+    return [Styled(part, "") if isinstance(part, str) else part for part in parts]
+
+
+def _text(words: Words) -> Text:
+    return Text.assemble(*((printable(p.text), _STYLES[p.style]) for p in _spans(words)))
 
 
 def dialogue_text(words: Words, *, colour: bool) -> Text:
     """A text with what is highlighted in it: green on a terminal, otherwise between 【 and 】."""
-    parts = [Styled(words, "")] if isinstance(words, str) else words
     text = Text()
-    spans = (Styled(part, "") if isinstance(part, str) else part for part in parts)
-    for style, run in itertools.groupby(spans, key=lambda part: part.style):
+    for style, run in itertools.groupby(_spans(words), key=lambda part: part.style):
         shades: Iterator[str] = itertools.cycle(_SHADES.get(style, (_STYLES[style],)))
         if not colour and style == "mark":
             text.append(f"【{printable(''.join(part.text for part in run))}】")

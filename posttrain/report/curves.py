@@ -1,6 +1,5 @@
 """Charts of quantities in the rows of a training log, and histograms over equal bins.
 
-curves(rows, [Curve("Groups without advantage.", "share", "zero_variance")])
 bins([0.1, 0.4, 2.2], most=4) → [(0.0, 2), (1.0, 0), (2.0, 1)]
 """
 
@@ -26,6 +25,9 @@ class Curve:
     y: str
     keys: str | Mapping[str, str]
 
+    def named(self) -> Mapping[str, str]:
+        return {self.keys: self.keys} if isinstance(self.keys, str) else self.keys
+
 
 def points(rows: Sequence[Row], key: str) -> tuple[list[float], list[float]]:
     found = [(row["step"], row[key]) for row in rows if key in row and "step" in row]
@@ -38,10 +40,9 @@ def curves(rows: Sequence[Row], wanted: Sequence[Curve], styles: str = "abc") ->
     charts: list[Block] = []
     zero: list[Block] = []
     for curve in wanted:
-        keys = {curve.keys: curve.keys} if isinstance(curve.keys, str) else curve.keys
         series = [
             Series(name, *points(rows, key), style)
-            for (name, key), style in zip(keys.items(), styles, strict=False)
+            for (name, key), style in zip(curve.named().items(), styles, strict=False)
         ]
         series = [one for one in series if any(math.isfinite(value) for value in one.y)]
         if any(value for one in series for value in one.y):

@@ -1,7 +1,4 @@
-"""Sections as one HTML page: self-contained, the same bytes for the same sections.
-
-page_html([Section("Loss", [LineChart(…)])], title="sft", kicker="checkpoint 3fa9…")
-"""
+"""Sections as one HTML page: self-contained, the same bytes for the same sections."""
 
 from __future__ import annotations
 
@@ -36,7 +33,12 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 UNFINISHED = "data-unfinished"  # near the beginning of a page
-_TAGS = {"bold": "b", "mark": "mark", "code": "code"}
+_TAGS = {
+    "bold": Markup("<b>{}</b>"),
+    "faint": Markup('<span class="faint">{}</span>'),
+    "mark": Markup("<mark>{}</mark>"),
+    "code": Markup("<code>{}</code>"),
+}
 # a number and its unit, or the ends of an interval, never stand on two lines
 _GLUED = re.compile(r"(?<=[\d%]) (?=%|[–…×+] ?[\d+−-])|(?<=[–…×+]) (?=[\d+−-])")
 
@@ -125,12 +127,7 @@ def _words(words: Words) -> Markup:
 
 
 def _styled(part: str | Styled) -> Markup:
-    if isinstance(part, str):
-        return escape(part)
-    if part.style == "faint":
-        return Markup('<span class="faint">{}</span>').format(part.text)
-    tag = _TAGS[part.style]
-    return Markup("<{0}>{1}</{0}>").format(tag, part.text)
+    return escape(part) if isinstance(part, str) else _TAGS[part.style].format(part.text)
 
 
 def _cell(value: object) -> Markup:

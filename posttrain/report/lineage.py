@@ -1,15 +1,12 @@
 """An artifact and everything it was made from, as far as it can be found on this machine.
 
-    trace(Path("runs/tiny/sft"))
-    → [Node("sft", path, manifest, depth=0), Node("sft_data", …, depth=1), Node("world", …)]
-
 A parent is bound by its digest: whatever else lies at its path is not it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,15 +14,7 @@ from typing import Any
 from posttrain.errors import DataError
 from posttrain.hashing import sha256_file
 from posttrain.jsontext import jsonl_rows
-from posttrain.report.section import (
-    Block,
-    LeftOut,
-    Row,
-    Sample,
-    Samples,
-    Section,
-    is_shown,
-)
+from posttrain.report.section import LeftOut, Row, Sample, Samples, Section, is_shown, room
 from posttrain.runs import FileEntry, Manifest, Parent, read_artifact
 
 
@@ -55,28 +44,28 @@ def trace(artifact: Path) -> list[Node]:
     """
     manifest = read_artifact(artifact, verify=False)
     root = Node(artifact.resolve().name, manifest.kind, manifest.digest, 0, artifact, manifest)
-    found, waiting = [root], [root]
-    while waiting:
-        node = waiting.pop(0)
+    nodes = [root]
+    for node in nodes:  # grows as ancestors are met
         for parent in node.manifest.parents if node.manifest else ():
-            if all(parent.digest != known.digest for known in found):
-                ancestor = _find(parent, node)
-                found.append(ancestor)
-                waiting.append(ancestor)
-    return found
+            if all(parent.digest != known.digest for known in nodes):
+                nodes.append(_find(parent, node))
+    return nodes
 
 
 def _find(parent: Parent, child: Node) -> Node:
-    path = child.path / parent.path
-    name, depth = Path(parent.path).name, child.depth + 1
+    path, name = child.path / parent.path, Path(parent.path).name
+
+    def node(manifest: Manifest | None, missing: str = "") -> Node:
+        return Node(name, parent.kind, parent.digest, child.depth + 1, path, manifest, missing)
+
     try:
         manifest = read_artifact(path, verify=False)
     except DataError:
-        return Node(name, parent.kind, parent.digest, depth, path, None, f"not at {parent.path}")
+        return node(None, f"not at {parent.path}")
     if manifest.digest != parent.digest:
         why = f"another artifact lies at {parent.path} now ({manifest.digest[:12]}…)"
-        return Node(name, parent.kind, parent.digest, depth, path, None, why)
-    return Node(name, parent.kind, parent.digest, depth, path, manifest)
+        return node(None, why)
+    return node(manifest)
 
 
 def listed_text(node: Node, name: str) -> str | None:
@@ -103,27 +92,20 @@ def listed_rows(node: Node, name: str) -> list[dict[str, Any]] | None:
     return None if found is None else jsonl_rows(found)
 
 
-def rows_to_read(
-    node: Node, name: str, title: str, draw: Callable[[Sequence[Row]], Iterable[Block]]
-) -> Section | LeftOut:
-    """A section drawn of the rows of a listed file; left out where the manifest lists none."""
-    rows = listed_rows(node, name)
-    if rows is None:
-        return LeftOut(title, f"{node.name} lists no {name}")
-    return Section(title, list(draw(rows)))
-
-
 def samples_to_read(
     node: Node,
     title: str,
-    samples: Callable[[Sequence[Row]], Iterable[Sample]],
+    sample: Callable[[Row, int], Sample],
     *,
     few: str,
     every: str = "",
+    texts: int = 1,
+    note: str = "",
 ) -> Section | LeftOut:
     """Samples of the rows of listed files; left out where the manifest lists none.
 
     Args:
+        sample: of a row, with so many characters of each of its `texts`.
         few: the file with some rows, which the page of a descendant shows.
         every: the file, or the folder of the files, with all: for the artifact's own page.
     """
@@ -141,9 +123,11 @@ def samples_to_read(
                 if is_shown(place, total):
                     rows.append(json.loads(line))
                 place += 1
-    note = f"{len(rows):,} of {total:,}, evenly spread; all are in {every or few}."
-    found = Samples(list(samples(rows)))
-    return Section(title, [note, found] if len(rows) < total else [found])
+    if len(rows) < total:
+        note += f" {len(rows):,} of {total:,}, evenly spread; all are in {every or few}."
+    most = room(len(rows), texts)
+    samples = Samples([sample(row, most) for row in rows])
+    return Section(title, [*([note.strip()] if note else []), samples] if rows else [])
 
 
 def side_rows(node: Node, name: str) -> list[dict[str, Any]]:

@@ -1,9 +1,5 @@
 """The page of a training run that has not finished: its curves so far, and whether it goes on.
 
-    write_live(Path("runs/tiny/sft"), "running, step 40 of 240", next_in=30)
-    write_unfinished(Path("runs/tiny/sft"), running=False)
-    →  "Stopped: step 40, last written …"
-
 The running stage writes it again as it trains, and a browser that shows it reads it again. It is
 no part of the artifact, and the report of the finished one replaces it.
 """

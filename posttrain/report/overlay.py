@@ -1,7 +1,5 @@
 """Several runs in one page: how their recipes differ, curves of the same metrics, evaluations.
 
-    write_overlay([Path("runs/a/sft"), Path("runs/b/sft")], out=Path("overlay.html"))
-
 Any kinds of artifact, and training runs that have not finished, up to the number of line styles.
 """
 
@@ -125,14 +123,15 @@ def _flat(config: Any, key: str = "") -> dict[str, object]:
     if isinstance(inner, Mapping) and inner:
         dot = f"{key}." if key else ""
         return {k: v for name in inner for k, v in _flat(inner[name], f"{dot}{name}").items()}
+    if isinstance(config, str) and key.endswith("digest"):
+        return {key: ui.Digest(config)}
     text = config if isinstance(config, str) else json.dumps(config, ensure_ascii=False)
-    digest = key.endswith("digest") and isinstance(config, str)
-    return {key: ui.Digest(text) if digest else ui.shortened(text, SHOWN_VALUE)}
+    return {key: ui.shortened(text, SHOWN_VALUE)}
 
 
 def _curves(runs: Sequence[OverlaidRun]) -> Iterator[ui.Section]:
     """A chart of each metric that two runs logged, with a line a run."""
-    logs = {run.name: training.with_held_out(run.rows) for run in runs if run.rows}
+    logs = {run.name: run.rows for run in runs if run.rows}
     rows = [
         {"step": row["step"], **{f"{name}:{key}": value for key, value in row.items()}}
         for name, log in logs.items()
@@ -143,15 +142,11 @@ def _curves(runs: Sequence[OverlaidRun]) -> Iterator[ui.Section]:
     groups: dict[str, dict[str, Curve]] = defaultdict(dict)
     for log in logs.values():
         for title, wanted in training.curve_groups(log).items():
-            for curve in wanted:
-                keys = {"": curve.keys} if isinstance(curve.keys, str) else curve.keys
-                for name, key in keys.items():
-                    own = {run: f"{run}:{key}" for run in logs if f"{run}:{key}" in logged}
-                    caption = (
-                        f"{curve.caption.removesuffix('.')}: {name}." if name else curve.caption
-                    )
-                    if len(own) > 1:
-                        groups[title].setdefault(key, replace(curve, caption=caption, keys=own))
+            for curve, (name, key) in ((c, item) for c in wanted for item in c.named().items()):
+                own = {run: f"{run}:{key}" for run in logs if f"{run}:{key}" in logged}
+                about = curve.caption if name == key else f"{curve.caption[:-1]}: {name}."
+                if len(own) > 1:
+                    groups[title].setdefault(key, replace(curve, caption=about, keys=own))
     for title, charts in groups.items():
         yield ui.Section(title, curves(rows, list(charts.values()), STYLES))
 

@@ -17,14 +17,22 @@ import pyarrow.parquet as pq
 
 from posttrain.report.lineage import Node, trace
 from posttrain.report.pages.provenance import counts, details, lineage
-from posttrain.report.section import Block, Dialogue, Fold, Section, Styled, Words, shortened
+from posttrain.report.section import (
+    Block,
+    Dialogue,
+    Fold,
+    Section,
+    Styled,
+    Words,
+    on_off,
+    shortened,
+)
 from posttrain.report.write import figures
-from posttrain.runs import FileEntry
+from posttrain.tokens.encode import IGNORED
 
 Decode = Callable[[Sequence[int]], str]
 _FILES_SHOWN = 12
 _SEQUENCES_SHOWN = 6
-_IGNORED = -100
 _PARTIAL = "\N{REPLACEMENT CHARACTER}"
 _ROLE_KEYS = ("reasoning_content", "content", "tool_calls")
 
@@ -49,39 +57,29 @@ def pack_section(
         limit: tokens shown of each sequence; `None` shows all.
     """
     blocks: list[Block] = []
-    shards = _shards(root, f"packed/{split}-")
-    chosen, total = _chosen(shards, rows, seed)
-    for shard, first, local in chosen:
-        with pa.memory_map(str(root.path / shard.path)) as source:
-            table = pa.ipc.open_stream(source).read_all()
-        name = shard.path.replace("packed/", "index/").replace(".arrow", ".parquet")
-        numbers = [first + row for row in local]
-        index = pq.read_table(root.path / name, filters=[("pack", "in", numbers)]).to_pylist()
-        for number, row in zip(numbers, local, strict=True):
-            pack = table.slice(row, 1).to_pylist()[0]
-            own = [entry for entry in index if entry["pack"] == number]
-            blocks += _pack(pack, own, decode, limit)
-    return Section(f"{min(rows, total)} of {total:,} {split} packs", blocks)
-
-
-def _shards(root: Node, prefix: str) -> list[FileEntry]:
-    assert root.manifest is not None
-    files = [file for file in root.manifest.files if file.path.startswith(prefix)]
-    return sorted(files, key=lambda file: file.path)
+    chosen, total = _chosen(root, f"packed/{split}-", rows, seed)
+    for shard, number, place in chosen:
+        with pa.memory_map(str(root.path / shard)) as source:
+            (pack,) = pa.ipc.open_stream(source).read_all().slice(place, 1).to_pylist()
+        name = shard.replace("packed/", "index/").replace(".arrow", ".parquet")
+        index = pq.read_table(root.path / name, filters=[("pack", "==", number)]).to_pylist()
+        blocks += _pack(pack, index, decode, limit)
+    return Section(f"{len(chosen)} of {total:,} {split} packs", blocks)
 
 
 def _chosen(
-    shards: Sequence[FileEntry], rows: int, seed: int
-) -> tuple[list[tuple[FileEntry, int, list[int]]], int]:
-    """Of each shard with chosen rows: its first row's number and the rows within it; the total."""
-    total = sum(shard.rows or 0 for shard in shards)
+    root: Node, prefix: str, rows: int, seed: int
+) -> tuple[list[tuple[str, int, int]], int]:
+    """Chosen rows of the shards, each with its shard, its number and its place there; the total."""
+    assert root.manifest is not None
+    files = [file for file in root.manifest.files if file.path.startswith(prefix)]
+    total = sum(file.rows or 0 for file in files)
     wanted = sorted(random.Random(seed).sample(range(total), min(rows, total)))
-    found: list[tuple[FileEntry, int, list[int]]] = []
+    found: list[tuple[str, int, int]] = []
     first = 0
-    for shard in shards:
-        end = first + (shard.rows or 0)
-        if local := [row - first for row in wanted if first <= row < end]:
-            found.append((shard, first, local))
+    for file in sorted(files, key=lambda file: file.path):
+        end = first + (file.rows or 0)
+        found += [(file.path, row, row - first) for row in wanted if first <= row < end]
         first = end
     return found, total
 
@@ -102,12 +100,10 @@ def _pack(
             row["license"],
             row["record_id"],
         ]
-        blocks: list[Block] = []
-        if number <= _SEQUENCES_SHOWN:
-            start, stop = row["offset"], row["offset"] + row["length"]
-            mask = [label != _IGNORED for label in pack["labels"][start:stop]]
-            blocks = [Dialogue(marked_words(pack["input_ids"][start:stop], mask, decode, limit))]
-        yield Fold(" · ".join(title), blocks)
+        own = slice(row["offset"], row["offset"] + row["length"])
+        mask = [label != IGNORED for label in pack["labels"][own]]
+        words = marked_words(pack["input_ids"][own], mask, decode, limit)
+        yield Fold(" · ".join(title), [Dialogue(words)] if number <= _SEQUENCES_SHOWN else [])
     if len(index) > _SEQUENCES_SHOWN:
         yield f"(text of the first {_SEQUENCES_SHOWN} sequences shown)"
 
@@ -115,31 +111,25 @@ def _pack(
 def pair_section(root: Node, decode: Decode, *, rows: int, seed: int, limit: int | None) -> Section:
     """Some preference pairs, chosen by the seed; the tokens in the loss are marked."""
     blocks: list[Block] = []
-    chosen, total = _chosen(_shards(root, "pairs/train-"), rows, seed)
-    for shard, first, local in chosen:
-        table = pq.read_table(root.path / shard.path)
-        for row in local:
-            blocks.append(
-                _pair(table.slice(row, 1).to_pylist()[0], first + row, total, decode, limit)
-            )
-    return Section(f"{min(rows, total)} of {total:,} pairs", blocks)
+    chosen, total = _chosen(root, "pairs/train-", rows, seed)
+    for shard, number, place in chosen:
+        (row,) = pq.read_table(root.path / shard).slice(place, 1).to_pylist()
+        about = f"pair {number} of {total:,} · {row['category']} · "
+        about += f"reasoning {on_off(row['thinking'])} · {row['id']}"
+        blocks.append(Fold(about, [*_sides(row, decode, limit)]))
+    return Section(f"{len(chosen)} of {total:,} pairs", blocks)
 
 
-def _pair(row: dict[str, Any], number: int, total: int, decode: Decode, limit: int | None) -> Fold:
+def _sides(row: dict[str, Any], decode: Decode, limit: int | None) -> Iterator[Block]:
     prompt = row["prompt_ids"]
-    blocks: list[Block] = [Dialogue(marked_words(prompt, [False] * len(prompt), decode, limit))]
+    yield Dialogue(marked_words(prompt, [False] * len(prompt), decode, limit))
     for side in ("chosen", "rejected"):
         score, mask, calls = row[f"{side}_score"], row[f"{side}_mask"], row[f"{side}_calls"]
         about = f"{side}: {len(mask):,} tokens, {sum(mask):,} in the loss"
         about += "" if score is None else f", score {score:g}"
         about += f", {calls} calls" if calls else ""
-        blocks += [
-            (Styled(about, "bold"),),
-            Dialogue(marked_words(row[f"{side}_ids"], mask, decode, limit)),
-        ]
-    thinking = "on" if row["thinking"] else "off"
-    title = [f"pair {number} of {total:,}", row["category"], f"reasoning {thinking}", row["id"]]
-    return Fold(" · ".join(title), blocks)
+        yield (Styled(about, "bold"),)
+        yield Dialogue(marked_words(row[f"{side}_ids"], mask, decode, limit))
 
 
 def row_sections(root: Node, *, rows: int, seed: int, limit: int | None) -> Iterator[Section]:

@@ -1,10 +1,5 @@
 """A report in values: sections of text, tables and charts, drawn by `html` or `console`.
 
-    @section("Rows")
-    def rows_by_source(stats):
-        yield "As they are on disk."
-        yield Table(["source", "rows"], [["logs", 900]])
-
 Blocks hold plain values: both renderers write counts with separators and `None` as a dash, align
 columns of values on the right, and escape all text.
 """
@@ -14,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import wraps
 from typing import Any, ParamSpec
 
 Row = Mapping[str, Any]
@@ -124,20 +118,6 @@ class IntervalChart:
 
 
 @dataclass(frozen=True, slots=True)
-class Heading:
-    """A heading inside a section."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Definitions:
-    """Names and values, one a line."""
-
-    pairs: Sequence[tuple[str, object]]
-
-
-@dataclass(frozen=True, slots=True)
 class Dialogue:
     """Text as it is, with its line ends: a conversation, what counts in it highlighted."""
 
@@ -150,7 +130,6 @@ class Fold:
 
     title: Words
     blocks: Sequence[Block]
-    opened: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +157,7 @@ class Columns:
 
 Chart = LineChart | BarChart | IntervalChart
 # plain words are a paragraph
-Block = Words | Table | Chart | Heading | Definitions | Dialogue | Fold | Samples | Columns
+Block = Words | Table | Chart | Dialogue | Fold | Samples | Columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,15 +172,7 @@ def section(
     title: str,
 ) -> Callable[[Callable[Args, Iterable[Block]]], Callable[Args, Section]]:
     """Make a function that yields blocks one that returns a section."""
-
-    def of(blocks: Callable[Args, Iterable[Block]]) -> Callable[Args, Section]:
-        @wraps(blocks)
-        def build(*args: Args.args, **kwargs: Args.kwargs) -> Section:
-            return Section(title, list(blocks(*args, **kwargs)))
-
-        return build
-
-    return of
+    return lambda blocks: lambda *args, **kwargs: Section(title, list(blocks(*args, **kwargs)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +203,10 @@ def estimate(found: Row | None, *, scale: float = 1.0, digits: int = 1) -> str |
         return None
     value, low, high = (f"{scale * found[key]:.{digits}f}" for key in ("value", "low", "high"))
     return f"{value} ({low}–{high})"
+
+
+def on_off(thinking: bool) -> str:
+    return "on" if thinking else "off"
 
 
 def graded(score: float | None) -> str:

@@ -1,7 +1,5 @@
 """Write `report.html` for an artifact: what it is, what it was made from, how it went.
 
-    write_report(Path("runs/tiny/sft"))  →  runs/tiny/sft/report.html
-
 The page is not part of the artifact: no manifest lists it, and it can be written again at any time.
 The same artifact gives the same bytes.
 """
@@ -149,16 +147,15 @@ def _page(nodes: Sequence[Node]) -> str:
     """The page of an artifact (the first node) and its ancestors."""
     root = nodes[0]
     parts = list(_parts(nodes))
-    left_out = [part for _, part in parts if isinstance(part, LeftOut)]
     shown = [(n, part) for n, part in parts if isinstance(part, Section) and part.blocks]
     times = Counter(section.title for _, section in shown)
     sections = [
         s if times[s.title] == 1 or name == root.name else Section(f"{s.title}: {name}", s.blocks)
         for name, s in shown
     ]
+    left_out = [f"{part.title}: {part.why}" for _, part in parts if isinstance(part, LeftOut)]
     if left_out:
-        lines = [f"{part.title}: {part.why}" for part in left_out]
-        sections.append(Section("Not in this report", lines))
+        sections.append(Section("Not in this report", left_out))
     tiles = PAGES[root.kind][1](root) if root.kind in PAGES else []
     kicker = f"{root.kind.replace('_', ' ')} {root.digest[:12]}"
     return page_html(sections, title=root.name, kicker=kicker, tiles=tiles[:MOST_TILES])

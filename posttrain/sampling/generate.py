@@ -1,15 +1,6 @@
-"""Prompts → samples: every task's completion in one file, in order, however often it is killed.
-
-    tasks = tasks_of(prompts, lambda setting: 16, seed=0)
-    stats = await generate(tasks, sampler, work=out / "work", to=out / "samples.jsonl", …)
-    stats.by_setting()  → {"no_tools": {"samples": 9600, "finish": {"stop": 9571, "length": 29}, …}}
-
-    work/journal.jsonl       a line as each completion ends, in any order
-    work/made_by.json        prompts and sampler that unfinished samples belong to
-
-A line is the completion's row of `samples.jsonl`, byte for byte. In process, an unfinished stretch
-of the tasks is made again whole, and comes out the same. Of a server only missing completions are
-requested.
+"""Prompts → samples: every task's completion in one file, in order, however often it is killed. In
+process, an unfinished stretch of the tasks is made again whole, and comes out the same; of a server
+only missing completions are requested.
 """
 
 from __future__ import annotations
@@ -18,7 +9,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -46,9 +37,7 @@ _SYNC_SECONDS = 1.0  # forcing every line out alone would hold up a fast server
 
 def tasks_of(prompts: Sequence[Prompt], n_of: Callable[[str], int], *, seed: int) -> list[Task]:
     """Every completion to make, prompt by prompt; `n_of` gives the number in a setting."""
-    return [
-        Task(prompt, index, seed) for prompt in prompts for index in range(n_of(prompt.setting))
-    ]
+    return [Task(one, index, seed) for one in prompts for index in range(n_of(one.setting))]
 
 
 async def generate(
@@ -70,10 +59,9 @@ async def generate(
         work: a folder that belongs to these tasks and this sampler (`bind`).
         chunk: in process, the completions of a stretch.
         at_once: of a server, the rollouts in flight.
-        max_failure_rate: largest share of the completions that may fail.
 
     Raises:
-        DataError: more than that failed. Called again, those are requested again of a server.
+        DataError: more than that share failed. Called again, a server gets those again.
     """
     # in process a stretch is made whole, so that the same batches give the same bytes
     size = chunk if sampler.batched else max(1, len(tasks))
@@ -81,7 +69,7 @@ async def generate(
         failed: dict[Key, bytes] = {}
         for stretch in (tasks[start : start + size] for start in range(0, len(tasks), size)):
             missing = [task for task in stretch if _key(task) not in journal]
-            progress.restored(len(stretch) - len(missing))
+            progress.add(restored=len(stretch) - len(missing))
             made = stretch if sampler.batched and missing else missing
 
             def done(position: int, completion: Completion, made: Sequence[Task] = made) -> None:
@@ -92,7 +80,7 @@ async def generate(
                     journal.add(completion)
                 else:
                     return
-                progress.done(completion)
+                progress.add(done=1)
 
             await roll_out_each(
                 made,
@@ -100,15 +88,23 @@ async def generate(
                 open_environment=open_environment,
                 limits=limits,
                 on_done=done,
-                progress=progress.tokens,
+                progress=lambda new: progress.add(tokens=new),
                 at_once=at_once,
             )
-        stats = _join(tasks, journal.lines(map(_key, tasks), otherwise=failed.__getitem__), to)
-    advice = "The same command asks again for those alone"
-    if sampler.batched:
-        advice = "They would fail again: leave out such prompts"
+        stats, partial = SampleStats(), to.with_name(f".{to.name}.partial")
+        with partial.open("wb") as file:
+            for task in tasks:
+                line = failed.get(_key(task)) or journal.line(_key(task))
+                stats.add(task.prompt, json.loads(line))
+                file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(to)
     count = sum(stats.errors.values())
     if count > max_failure_rate * len(tasks):
+        advice = "The same command asks again for those alone"
+        if sampler.batched:
+            advice = "They would fail again: leave out such prompts"
         raise DataError(
             f"{count:,} of {len(tasks):,} completions failed, max_failure_rate allows "
             f"{max_failure_rate:.2%}; most often: {stats.errors.most_common(1)[0][0]}. {advice}, "
@@ -119,20 +115,6 @@ async def generate(
 
 def _key(task: Task) -> Key:
     return task.prompt.id, task.index
-
-
-def _join(tasks: Sequence[Task], lines: Iterable[bytes], to: Path) -> SampleStats:
-    """Write the tasks' lines as one file."""
-    stats = SampleStats()
-    partial = to.with_name(f".{to.name}.partial")
-    with partial.open("wb") as file:
-        for task, line in zip(tasks, lines, strict=True):
-            stats.add(task.prompt, json.loads(line))
-            file.write(line)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(to)
-    return stats
 
 
 def row_line(row: object) -> str:
@@ -164,19 +146,13 @@ def read_completions(path: Path) -> list[Completion]:
 
 
 def bind(work: Path, made_by: Mapping[str, Any]) -> None:
-    """Note what unfinished samples are made by, or refuse to mix them with others.
-
-    Args:
-        made_by: JSON-able; digests of prompts and model.
-
-    Raises:
-        ConfigError: the samples that are there were made by something else.
-    """
+    """Note what unfinished samples are made by (JSON-able digests of prompts and model);
+    ConfigError where those that are there were made by something else."""
     path, now = work / MADE_BY, json.loads(json.dumps(made_by))
-    if not path.is_file():
+    if path.is_file():
+        refuse_other(work.parent, json.loads(path.read_text("utf-8")), now)
+    else:
         atomic_write_json(path, now)
-        return
-    refuse_other(work.parent, json.loads(path.read_text("utf-8")), now)
 
 
 def refuse_other(out: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -238,16 +214,10 @@ class Journal:
         os.fsync(self._file.fileno())
         self._synced = time.monotonic()
 
-    def lines(self, keys: Iterable[Key], otherwise: Callable[[Key], bytes]) -> Iterator[bytes]:
-        """The line of each key, in this order; `otherwise` gives those that are not here."""
-        with self._path.open("rb") as file:
-            for key in keys:
-                if key not in self._spans:
-                    yield otherwise(key)
-                    continue
-                start, length = self._spans[key]
-                file.seek(start)
-                yield file.read(length)
+    def line(self, key: Key) -> bytes:
+        """The line of a key."""
+        start, length = self._spans[key]
+        return os.pread(self._file.fileno(), length, start)
 
     def _recover(self) -> int:
         """Read what is there; returns where it ends. A last line that was torn does not count."""

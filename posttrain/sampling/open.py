@@ -1,9 +1,5 @@
-"""A recipe's `backend:` block and a checkpoint → a sampler.
-
-    async with opened_sampler(recipe.backend, checkpoint="runs/tiny/sft") as sampler:
-        sampler.identity  → {"backend": "transformers", "weights": "9c1e…", "template": "ab78…", …}
-
-Models and vLLM are imported only where their kind is opened.
+"""A recipe's `backend:` block and a checkpoint → a sampler. Models and vLLM are imported only where
+their kind is opened.
 """
 
 from __future__ import annotations
@@ -44,7 +40,7 @@ async def opened_sampler(
 
     Args:
         checkpoint: directory or hub id of the model; a server may do without.
-        parts: as of `ChatSampler`; other kinds always tell reasoning from answer.
+        parts: as of `ChatSampler`.
         scripted: the sampler of a policy by its name, where the stage has such.
 
     Raises:
@@ -59,25 +55,19 @@ async def opened_sampler(
     client = Client(backend) if isinstance(backend, Server) else None
     try:
         if isinstance(backend, ChatBackend):
+            from posttrain.sampling.engines.chat import ChatSampler
+
             assert client is not None
-            yield _chat_sampler(client, backend, checkpoint, parts=parts)
+            count = None
+            if checkpoint is not None and parts:
+                encoder = encoder_of(load_any_tokenizer(checkpoint))
+                count = lambda text: len(encoder.encode([text])[0])  # noqa: E731 - one line says it
+            yield ChatSampler(client, backend, count=count, parts=parts)
         else:
             yield _rendered_sampler(backend, checkpoint, client)
     finally:
         if client is not None:
             await client.close()
-
-
-def _chat_sampler(
-    client: Client, backend: ChatBackend, checkpoint: str | None, *, parts: bool
-) -> Sampler:
-    from posttrain.sampling.engines.chat import ChatSampler
-
-    count = None
-    if checkpoint is not None and parts:
-        encoder = encoder_of(load_any_tokenizer(checkpoint))
-        count = lambda text: len(encoder.encode([text])[0])  # noqa: E731 - one line says it
-    return ChatSampler(client, backend, count=count, parts=parts)
 
 
 def _rendered_sampler(
@@ -110,7 +100,7 @@ def _rendered_sampler(
 
         engine = open_vllm(backend, checkpoint=Path(path), weights=weights_digest(path))
     else:
-        from posttrain.sampling.engines.completions import CompletionsEngine
+        from posttrain.sampling.engines.vllm import CompletionsEngine
 
         assert client is not None
         # where a server listens may change while a run goes on; what it serves may not
@@ -148,21 +138,15 @@ def rendering_of(
             f"chat template {template.name} writes today's date, so that samples would change from "
             'day to day: set backend.template_variables: {date_string: "26 Jul 2024"}'
         )
-    _check_template(template, Path(path))
+    if (Path(path) / MANIFEST).is_file():
+        trained = read_artifact(path, verify=False).template_digest
+        if trained not in (None, template.digest):
+            raise ConfigError(
+                f"{path} was trained with chat template {trained[:12]}, backend.chat_template "
+                f"gives {template.name} ({template.digest[:12]}): its prompts would look otherwise "
+                "than in training"
+            )
     return template, encoder_of(tokenizer), largest_id(tokenizer) + 1
-
-
-def _check_template(template: ChatTemplate, folder: Path) -> None:
-    """A checkpoint of ours knows which template it was trained with."""
-    if not (folder / MANIFEST).is_file():
-        return
-    trained = read_artifact(folder, verify=False).template_digest
-    if trained is not None and trained != template.digest:
-        raise ConfigError(
-            f"{folder} was trained with chat template {trained[:12]}, backend.chat_template gives "
-            f"{template.name} ({template.digest[:12]}): its prompts would look otherwise than in "
-            "training"
-        )
 
 
 def checkpoint_parents(paths: Iterable[str | None], *, out: Path) -> list[Parent]:

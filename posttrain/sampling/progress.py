@@ -1,11 +1,4 @@
-"""How sampling goes while it runs, and what the completions add up to at the end.
-
-with ProgressBar(total=9600, console=console) as progress: …
-    1,204 of 9,600 completions · 81,300 tokens · 9,412 tokens/s · 14 min to go
-stats.add(prompt, row); stats.by_setting()
-    {"no_tools": {"prompts": 300, "samples": 4800, "finish": {"stop": 4790, "length": 10},
-     "tokens": 301_234, "samples_with_calls": 412, …}}
-"""
+"""How sampling goes while it runs, and what the completions add up to at the end."""
 
 from __future__ import annotations
 
@@ -17,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from posttrain.rollouts import FINISHES, TRUNCATED, Completion, Prompt, prompt_to_row
+from posttrain.rollouts import FINISHES, TRUNCATED, Prompt, prompt_to_row
 
 LINE_SECONDS = 15.0
 REFRESH_SECONDS = 0.2
@@ -26,12 +19,7 @@ _ERROR_LENGTH = 200
 
 
 class ProgressBar:
-    """Tokens and completions of one run: one line that changes on a terminal, lines elsewhere.
-
-    Args:
-        total: completions there will be.
-        clock: seconds, rising.
-    """
+    """Tokens and completions of one run: one line that changes on a terminal, lines elsewhere."""
 
     def __init__(
         self, *, total: int, console: Console, clock: Callable[[], float] = time.monotonic
@@ -47,20 +35,13 @@ class ProgressBar:
     def __exit__(self, *_: object) -> None:
         self._show(end="\n")
 
-    def restored(self, completions: int) -> None:
-        """So many were there already."""
-        self._restored += completions
-        self._show_at_intervals()
-
-    def tokens(self, new: int) -> None:
-        """So many new tokens came."""
-        self._tokens += new
-        self._show_at_intervals()
-
-    def done(self, completion: Completion) -> None:
-        """A completion came to its end."""
-        self._done += 1
-        self._show_at_intervals()
+    def add(self, *, restored: int = 0, done: int = 0, tokens: int = 0) -> None:
+        """Completions that were there already, completions that ended now, and new tokens."""
+        self._restored += restored
+        self._done += done
+        self._tokens += tokens
+        if self._clock() - self._last_shown >= self._interval:
+            self._show()
 
     def line(self) -> str:
         """The state in one line."""
@@ -86,10 +67,6 @@ class ProgressBar:
             "tokens": self._tokens,
             "tokens_per_second": round(self._tokens / seconds, 1) if seconds > 0 else None,
         }
-
-    def _show_at_intervals(self) -> None:
-        if self._clock() - self._last_shown >= self._interval:
-            self._show()
 
     def _show(self, end: str | None = None) -> None:
         self._last_shown = self._clock()

@@ -1,19 +1,13 @@
-"""Messages → token ids → messages: a sampler of any engine.
-
-    sampler = RenderedSampler(engine, template=template, encoder=encoder_of(tokenizer))
-    await sampler.sample([Request(messages, None, True, parameters, seed=7)])
-
-A conversation is rendered and tokenised, the engine continues its ids, and the new ids are decoded
-and parsed. A continued completion keeps its sampled ids: only what came since is rendered and
-tokenised. How a template ends turns, frames reasoning and goes on after tools is learnt from what
-it writes around a few words: any works that ends turns with a special token; others are refused.
+"""Messages → token ids → messages: a sampler of any engine. How a template ends turns, frames
+reasoning and goes on after tools is learnt from what it writes around a few words: any works that
+ends turns with a special token; others are refused.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from posttrain.chat import ChatTemplate, parse_completion, render
@@ -42,9 +36,7 @@ class RenderedSampler:
     """A `Sampler` around an engine.
 
     Args:
-        engine: continues token ids.
         template: the one the model was trained with.
-        encoder: its tokenizer.
         stop_ids: further ids at which it stops, such as those of its generation config.
 
     Raises:
@@ -60,13 +52,9 @@ class RenderedSampler:
         stop_ids: Sequence[int] = (),
     ) -> None:
         self.engine, self.template, self.encoder = engine, template, encoder
+        self.batched = engine.batched
         self._frames = framing_tokens(template)
-        also = [(i, encoder.decode([i])) for i in stop_ids]
-        self._turns = turn_format(template, encoder.encode, also_stops=also)
-
-    @property
-    def batched(self) -> bool:
-        return self.engine.batched
+        self._turns = TurnFormat(template, encoder, stop_ids)
 
     @property
     def identity(self) -> Mapping[str, Any]:
@@ -84,7 +72,7 @@ class RenderedSampler:
         return self._frames.sub(lambda token: f"{token[0][0]}\\{token[0][1:]}", text)
 
     async def sample(
-        self, requests: Sequence[Request], *, progress: Callable[[int], None] | None = None
+        self, requests: Sequence[Request], *, progress: Progress = None
     ) -> list[Generation]:
         """As `Sampler.sample`, with the errors of `sample_each`."""
         ended: dict[int, Generation] = {}
@@ -97,33 +85,28 @@ class RenderedSampler:
         """As `IncrementalSampler.sample_each`; with an engine that does not stream, all at the end.
 
         A conversation that the template refuses, or that holds a token which frames messages, is
-        not sent to the engine: its generation has an `error`. In a tool's result it is broken.
-
-        Raises:
-            ConfigError: a reasoning budget, and the template or tokenizer allows for none.
+        not sent to the engine: its generation has an `error`. In a tool's result it is broken. A
+        reasoning budget that the template or tokenizer does not allow for is a ConfigError.
         """
         keys = [(r.messages, r.tools, r.thinking, r.continues is None) for r in requests]
         # equal conversations are rendered and tokenised once
-        texts = {
-            key: self._text(request)
-            for key, request in dict(zip(keys, requests, strict=True)).items()
-        }
+        one_of = dict(zip(keys, requests, strict=True))
+        texts = {key: self._text(request) for key, request in one_of.items()}
         distinct = list({text for text in texts.values() if isinstance(text, str)})
         ids = dict(zip(distinct, self.encoder.encode(distinct), strict=True)) if distinct else {}
-        prompts = [texts[key] for key in keys]
-        sent: list[tuple[int, EngineRequest]] = []
-        for k, (request, text) in enumerate(zip(requests, prompts, strict=True)):
+        sent: list[tuple[int, str, EngineRequest]] = []
+        for k, (request, text) in enumerate(zip(requests, map(texts.get, keys), strict=True)):
             if isinstance(text, str):
                 ids_now = (*_kept_ids(request), *ids[text])
-                sent.append((k, self._engine_request(request, ids_now, text)))
+                sent.append((k, text, self._engine_request(request, ids_now, text)))
             else:
                 on_done(k, Generation(None, error=str(text)))
 
         def ended(number: int, output: EngineOutput) -> None:
-            k, request = sent[number]
-            on_done(k, self._generation(requests[k], str(prompts[k]), request.ids, output))
+            k, text, request = sent[number]
+            on_done(k, self._generation(requests[k], text, request.ids, output))
 
-        given = [request for _, request in sent]
+        given = [request for *_, request in sent]
         if isinstance(self.engine, IncrementalEngine):
             await self.engine.generate_each(given, on_done=ended, progress=progress)
             return
@@ -167,7 +150,7 @@ class RenderedSampler:
         return EngineRequest(ids, request.parameters, request.seed, self._turns.stop_ids, budget)
 
     def _budget(self, tokens: int, opened: bool) -> Budget:
-        turns, decode, encode = self._turns, self.encoder.decode, self.encoder.encode
+        turns, encoder = self._turns, self.encoder
         closing, close_id = turns.closing, turns.close_id
         if closing is None or close_id is None or (turns.open_id is None and not opened):
             raise ConfigError(
@@ -179,8 +162,8 @@ class RenderedSampler:
 
         def closed(reasoning: Ids) -> Ids:
             # as a trace cut in training is rendered: on a line of its own, without a blank before
-            ends_line = decode(reasoning).endswith("\n")
-            return encode([closing.removeprefix("\n") if ends_line else closing])[0]
+            ends_line = encoder.decode(reasoning).endswith("\n")
+            return encoder.encode([closing.removeprefix("\n") if ends_line else closing])[0]
 
         return Budget(tokens, close_id, closed, None if opened else turns.open_id)
 
@@ -212,11 +195,7 @@ class RenderedSampler:
         self, output: EngineOutput, text: str, reasons: bool, opened: bool
     ) -> tuple[int, int]:
         """Tokens of the reasoning and of the answer; tags, stop token and forced ids are neither.
-
-        Args:
-            reasons: whether it begins with reasoning; without a close, all of it is.
-            opened: whether the prompt has opened the reasoning.
-        """
+        `reasons`: it begins with reasoning, which the prompt may have `opened`."""
         turns, ids = self._turns, output.ids
         written = len(ids) - (bool(ids) and ids[-1] in turns.stop_ids)
         if not reasons:
@@ -245,13 +224,12 @@ def _opens_reasoning(prompt: str) -> bool:
 
 def _kept_ids(request: Request) -> tuple[int, ...]:
     """The ids of the completion so far."""
-    before = request.continues
-    if before is None:
+    if (before := request.continues) is None:
         return ()
+    step = before.step
     assert before.prompt_ids is not None, "a step of this sampler has its prompt's ids"
-    assert before.step is not None and before.step.ids is not None  # noqa: PT018
-    assert before.step.finish == "stop", "a step that ran to its limit cannot go on"
-    return (*before.prompt_ids, *before.step.ids)
+    assert step is not None and step.ids is not None and step.finish == "stop"  # noqa: PT018
+    return (*before.prompt_ids, *step.ids)
 
 
 # -- what sampling must know of a template and its tokenizer ---------------------------------------
@@ -259,9 +237,8 @@ def _kept_ids(request: Request) -> tuple[int, ...]:
 _QUESTION, _TRACE, _ANSWER, _RESULT = "q0", "r0", "a0", "result0"
 
 
-@dataclass(frozen=True)
 class TurnFormat:
-    """How a template ends turns and treats reasoning and tool results.
+    """How a template ends turns and treats reasoning and tool results, tried on a few words.
 
     Attributes:
         stop_ids: tokens that end generation; `stop_texts` are their texts.
@@ -270,20 +247,24 @@ class TurnFormat:
         writes_results: False for a template that leaves tool results out without a word.
     """
 
-    template: ChatTemplate
-    stop_ids: tuple[int, ...]
-    stop_texts: tuple[str, ...]
-    open_id: int | None
-    close_id: int | None
-    closing: str | None
-    writes_results: bool
+    def __init__(self, template: ChatTemplate, encoder: Encoder, stop_ids: Sequence[int]) -> None:
+        end = _end_token(template)
+        stops = {} if end is None else {encoder.encode([end])[0][0]: end}
+        stops |= {i: encoder.decode([i]) for i in stop_ids}
+        if not stops:
+            raise ConfigError(
+                f"{template.name}: behind an assistant's words it writes no special token of this "
+                "tokenizer, and the model names no token to stop at: a sample would have no end"
+            )
+        self.template = template
+        self.stop_ids, self.stop_texts = tuple(stops), tuple(stops.values())
+        tags = encoder.encode([OPEN, CLOSE])
+        self.open_id, self.close_id = (ids[0] if len(ids) == 1 else None for ids in tags)
+        self.closing, self.writes_results = _closing(template), _writes_results(template)
 
     def between(self, messages: Sequence[Message], *, tools: str | None, thinking: bool) -> str:
         """The text from behind the last assistant's end token to where the next one begins.
-
-        Raises:
-            RenderError: the template refuses them, or puts no end token behind the turn.
-        """
+        Raises RenderError where there is none."""
         last = max(k for k, m in enumerate(messages) if m.role == "assistant")
         since = messages[last + 1 :]
         assert since, "nothing has come since"
@@ -310,41 +291,6 @@ class TurnFormat:
         if not ends:
             raise RenderError(f"{self.template.name}: a turn that goes on has no end token")
         return layout.text[max(ends) :]
-
-
-def turn_format(
-    template: ChatTemplate,
-    encode: Callable[[Sequence[str]], list[list[int]]],
-    *,
-    also_stops: Sequence[tuple[int, str]] = (),
-) -> TurnFormat:
-    """Try the template on a few words.
-
-    Args:
-        encode: texts → ids, nothing added.
-        also_stops: further ids, with their texts, at which the model was made to stop.
-
-    Raises:
-        ConfigError: it refuses them, or no special token ends a turn and none is in `also_stops`.
-    """
-    end = _end_token(template)
-    stops = {} if end is None else {encode([end])[0][0]: end}
-    stops |= dict(also_stops)
-    if not stops:
-        raise ConfigError(
-            f"{template.name}: behind an assistant's words it writes no special token of this "
-            "tokenizer, and the model names no token to stop at: a sample would have no end"
-        )
-    single = [ids[0] if len(ids) == 1 else None for ids in encode([OPEN, CLOSE])]
-    return TurnFormat(
-        template=template,
-        stop_ids=tuple(stops),
-        stop_texts=tuple(stops.values()),
-        open_id=single[0],
-        close_id=single[1],
-        closing=_closing(template),
-        writes_results=_writes_results(template),
-    )
 
 
 def _end_token(template: ChatTemplate) -> str | None:

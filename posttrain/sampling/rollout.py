@@ -1,16 +1,9 @@
 """Rollouts: generate, parse, run the tools, put their results behind, go on until there is an end.
 
-    await roll_out([Task(prompt, index=0, seed=1)], sampler, open_environment=…, limits=limits)
-    → [Completion("math-7/with_tools/on", 0, steps=(Step("…<tool_call>…", …), Step("56…", …)), …)]
-
-A batched sampler gets all live rollouts a round, in the order of their tasks: the same tasks always
-make the same batches. A server gets one rollout a worker.
-
-A call is run where a tool is declared and an environment runs it. Where none is declared a call
-ends the completion, and so does one that was begun and not completed: its text is the answer. An
-environment with a user (`ScriptedUser`) answers a step without calls; the completion ends when
-the user has nothing more to write. What tools and users write cannot end its own message: tokens
-that would are broken, and recorded as the model read them.
+A call is run where a tool is declared and an environment runs it; any other ends the completion,
+and so does one that was begun and not completed: its text is the answer. An environment with a user
+(`ScriptedUser`) answers a step without calls, until the user has nothing more to write. Tokens by
+which a tool's or user's text would end its own message are broken, and recorded as they were read.
 """
 
 from __future__ import annotations
@@ -28,6 +21,7 @@ from posttrain.sampling.sampler import (
     Generation,
     IncrementalSampler,
     Parameters,
+    Progress,
     Request,
     Sampler,
     seed_of,
@@ -35,8 +29,6 @@ from posttrain.sampling.sampler import (
 )
 
 OpenEnvironment = Callable[[Prompt], Environment | None]
-OnProgress = Callable[[int], None]  # gets the number of new tokens
-_BROKEN_CALLS = frozenset({"half_call", "malformed_call"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +44,9 @@ class Task:
 class RolloutLimits:
     """What a completion may take.
 
-    `parameters.max_tokens` bounds a step, `max_tokens` all that the model writes in all steps (tool
-    results and user turns are not counted), `max_turns` the steps. `tools_at_once` bounds the
-    rollouts whose calls run at the same time: programs that share few cores too widely run into
-    their time limits.
+    `parameters.max_tokens` bounds a step, `max_tokens` all that the model writes in all steps,
+    `max_turns` the steps. `tools_at_once` bounds the rollouts whose calls run at the same time:
+    programs that share few cores too widely run into their time limits.
     """
 
     parameters: Parameters
@@ -73,11 +64,8 @@ async def roll_out(
     at_once: int | None = None,
     on_end: Callable[[Prompt, Completion], None] | None = None,
 ) -> list[Completion]:
-    """One completion a task, in order. Arguments as for `roll_out_each`.
-
-    Args:
-        on_end: called with the prompt and each completion when it ends, while others go on.
-    """
+    """One completion a task, in order. Arguments as for `roll_out_each`; `on_end` is called with
+    the prompt and each completion when it ends, while others go on."""
     completions: dict[int, Completion] = {}
 
     def done(position: int, completion: Completion) -> None:
@@ -92,7 +80,6 @@ async def roll_out(
         limits=limits,
         on_done=done,
         at_once=at_once,
-        as_they_end=on_end is not None,
     )
     return [completions[position] for position in range(len(tasks))]
 
@@ -104,51 +91,57 @@ async def roll_out_each(
     open_environment: OpenEnvironment,
     limits: RolloutLimits,
     on_done: Callable[[int, Completion], None],
-    progress: OnProgress | None = None,
+    progress: Progress = None,
     at_once: int | None = None,
-    as_they_end: bool = False,
 ) -> None:
     """Make every task's completion and hand it over as soon as it is done; nothing is kept.
+
+    A batched sampler gets all live rollouts a round, in the order of their tasks: the same tasks
+    always make the same batches. A server gets one rollout a worker.
 
     Args:
         open_environment: what runs the calls of a prompt that declares tools; None: nothing does,
             and a call ends the completion. Never called for a prompt without tools.
-        limits: of each completion.
-        on_done: called with the task's position and its completion.
+        on_done: called with the task's position and its completion, in no certain order.
         at_once: rollouts in flight with a sampler that is not batched; None: all.
-        as_they_end: hand completions of a batched sampler over while others are decoded, in no
-            certain order, if it can; else after each round, in the order of the tasks.
     """
+    unframed = unframing(sampler)
+    gate = asyncio.Semaphore(limits.tools_at_once)
 
     def begin(task: Task) -> Rollout:
         declared = task.prompt.tools is not None
         environment = open_environment(task.prompt) if declared else None
         return Rollout(task.prompt, task.index, task.seed, limits, environment, unframed)
 
-    unframed = unframing(sampler)
-    gate = asyncio.Semaphore(limits.tools_at_once)
-
     async def in_rounds(group: Iterable[tuple[int, Task]]) -> None:
         begun: list[tuple[int, Rollout]] = []
+
+        def receive(number: int, generation: Generation) -> None:
+            position, rollout = live[number]
+            rollout.receive(generation)
+            if rollout.finish is not None:
+                on_done(position, rollout.completion())
+
         try:
             begun += ((position, begin(task)) for position, task in group)
             live = begun
             while live:
-                requests, handed = [rollout.request() for _, rollout in live], set[int]()
-                if as_they_end and isinstance(sampler, IncrementalSampler):
-                    receive = _receiver(live, handed, on_done)
+                requests = [rollout.request() for _, rollout in live]
+                if isinstance(sampler, IncrementalSampler):
                     await sampler.sample_each(requests, on_done=receive, progress=progress)
                 else:
                     generations = await sampler.sample(requests, progress=progress)
-                    for (_, rollout), generation in zip(live, generations, strict=True):
-                        rollout.receive(generation)
-                await gather_or_cancel(rollout.go_on(gate) for _, rollout in live)
-                for position, rollout in live:
+                    for number, generation in enumerate(generations):
+                        receive(number, generation)
+                going = [(position, one) for position, one in live if one.finish is None]
+                await gather_or_cancel(rollout.go_on(gate) for _, rollout in going)
+                for position, rollout in going:
                     if rollout.finish is not None:
-                        if position not in handed:
-                            on_done(position, rollout.completion())
+                        on_done(position, rollout.completion())
+                for _, rollout in live:
+                    if rollout.finish is not None:
                         await rollout.close()
-                live = [(position, one) for position, one in live if one.finish is None]
+                live = [(position, one) for position, one in going if one.finish is None]
         finally:
             for _, rollout in begun:
                 await rollout.close()
@@ -165,23 +158,6 @@ async def roll_out_each(
     await gather_or_cancel(work() for _ in range(min(len(tasks), at_once or len(tasks))))
 
 
-def _receiver(
-    live: Sequence[tuple[int, Rollout]],
-    handed: set[int],
-    on_done: Callable[[int, Completion], None],
-) -> Callable[[int, Generation], None]:
-    """Gives a generation to its rollout, and hands that over if it has ended."""
-
-    def receive(number: int, generation: Generation) -> None:
-        position, rollout = live[number]
-        rollout.receive(generation)
-        if rollout.finish is not None:
-            handed.add(position)
-            on_done(position, rollout.completion())
-
-    return receive
-
-
 async def gather_or_cancel(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
     """Wait for all; none outlives this call. An error comes as itself, not in a group."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
@@ -195,12 +171,8 @@ async def gather_or_cancel(coroutines: Iterable[Coroutine[Any, Any, None]]) -> N
 
 @dataclass(slots=True)
 class Rollout:
-    """One completion, growing a step at a time; done when it has a `finish`.
-
-    rollout.receive(generation)        # a step with a call: finish is still None
-    await rollout.go_on(gate)          # its result is now the last message
-    rollout.request()                  # the next step's
-    """
+    """One completion, growing a step at a time by `request`, `receive` and `go_on`; done when it
+    has a `finish`."""
 
     prompt: Prompt
     index: int
@@ -301,14 +273,12 @@ class Rollout:
         return "token_limit" if self._allowance() < 1 else None
 
     def _can_run(self, step: Step) -> bool:
-        parsed = step.parsed
         runnable = self.prompt.tools is not None and self.environment is not None
-        return runnable and bool(parsed.tool_calls) and not _BROKEN_CALLS & set(parsed.problems)
+        return runnable and bool(step.parsed.tool_calls) and not _breaks_a_call(step)
 
     def _user(self, step: Step) -> ScriptedUser | None:
         """Who answers this step: nobody where it makes a call, whole or broken."""
-        calls = step.parsed.tool_calls or _BROKEN_CALLS & set(step.parsed.problems)
-        user = self.environment
+        calls, user = step.parsed.tool_calls or _breaks_a_call(step), self.environment
         return user if isinstance(user, ScriptedUser) and not calls else None
 
     async def _result(self, call: ToolCall) -> Message:
@@ -353,6 +323,10 @@ class Rollout:
         else:
             # a server that renders the history anew wrote it in other ids than were sampled
             self._ids_match = False
+
+
+def _breaks_a_call(step: Step) -> bool:
+    return not {"half_call", "malformed_call"}.isdisjoint(step.parsed.problems)
 
 
 def _without_ids(step: Step) -> Step:

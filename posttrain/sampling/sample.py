@@ -1,7 +1,4 @@
-"""The sampling stage: what `posttrain sample` does between its recipe and its manifest.
-
-stats = asyncio.run(make_samples(recipe, prompts, open_environment, console))
-finish(stage, recipe, stats, prompts=prompts, counts=…, parents=…, renderer=renderer, stats=…)
+"""The sampling stage between recipe and manifest: `make_samples`, then `finish`.
 
 Beside the samples lies `speed.jsonl`, a line a run of the command; it is no part of the artifact.
 """
@@ -21,13 +18,7 @@ from posttrain.hashing import digest_of
 from posttrain.models.chat_template import PromptRenderer
 from posttrain.records import json_text
 from posttrain.rollouts import Prompt
-from posttrain.runs import (
-    Counts,
-    Manifest,
-    Parent,
-    Run,
-    atomic_write_text,
-)
+from posttrain.runs import Counts, Manifest, Parent, Run, atomic_write_text
 from posttrain.sampling.generate import (
     MADE_BY,
     bind,

@@ -1,14 +1,6 @@
-"""The protocols of sampling: messages → completions, and token ids → token ids.
-
-    generations = await sampler.sample([Request(messages, None, True, parameters, seed=7)])
-    → [Generation(step=Step("7*8 is 56.</think>56<|im_end|>", …), prompt_ids=(1, 9, …))]
-    await engine.generate([EngineRequest(ids=(1, 9, 4), parameters=…, seed=7, stop_ids=(2,))])
-    → [EngineOutput(ids=(17, 5, 2), finish="stop")]
-
-A `Sampler` is how on-policy sampling, judging and evaluation reach a model; a request is one model
-call. Loops over tools, several samples a prompt, resuming and grading are built on top. An `Engine`
-continues token ids; `posttrain.sampling.render` makes a sampler of any engine. No backend is known
-here, and no torch.
+"""The protocols of sampling: messages → completions, and token ids → token ids. A `Sampler` is how
+on-policy sampling, judging and evaluation reach a model; `posttrain.sampling.render` makes one of
+any `Engine`. No torch here.
 """
 
 from __future__ import annotations
@@ -22,6 +14,7 @@ from posttrain.records import Message
 from posttrain.rollouts import Step
 
 Ids = Sequence[int]
+Progress = Callable[[int], None] | None  # gets the number of new tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +52,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What came of one request. `prompt_ids` is None where a server renders the prompt.
-
-    `error` is set where the backend gave up on this request after its retries; `step` is then None.
-    A failure is never an empty answer.
-    """
+    """What came of one request. `prompt_ids` is None where a server renders the prompt; `error` is
+    set, and `step` None, where the backend gave up after its retries."""
 
     step: Step | None
     prompt_ids: tuple[int, ...] | None = None
@@ -84,9 +74,9 @@ class Sampler(Protocol):
         ...
 
     async def sample(
-        self, requests: Sequence[Request], *, progress: Callable[[int], None] | None = None
+        self, requests: Sequence[Request], *, progress: Progress = None
     ) -> list[Generation]:
-        """One generation a request, in order; `progress` gets the number of new tokens."""
+        """One generation a request, in order."""
         ...
 
 
@@ -113,10 +103,8 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """One prompt as token ids. Generation ends behind any of `stop_ids`, which is kept.
-
-    `seed` alone decides the sample, whatever else is in its batch, up to floating point.
-    """
+    """One prompt as token ids. Generation ends behind any of `stop_ids`, which is kept. `seed`
+    alone decides the sample, whatever else is in its batch, up to floating point."""
 
     ids: tuple[int, ...]
     parameters: Parameters
@@ -155,13 +143,12 @@ class Engine(Protocol):
     def identity(self) -> Mapping[str, Any]: ...
 
     async def generate(
-        self, requests: Sequence[EngineRequest], *, progress: Callable[[int], None] | None = None
+        self, requests: Sequence[EngineRequest], *, progress: Progress = None
     ) -> list[EngineOutput]:
-        """One output a request, in order; `progress` gets the number of new tokens."""
+        """One output a request, in order."""
         ...
 
 
-Progress = Callable[[int], None] | None  # gets the number of new tokens
 # get the request's number, and what came of it
 OnGeneration = Callable[[int, Generation], None]
 OnOutput = Callable[[int, EngineOutput], None]
@@ -174,7 +161,7 @@ class IncrementalSampler(Protocol):
     async def sample_each(
         self, requests: Sequence[Request], *, on_done: OnGeneration, progress: Progress = None
     ) -> None:
-        """As `sample`; `on_done` gets the request's number, once for each request."""
+        """As `sample`; `on_done` is called once for each request."""
         ...
 
 
@@ -194,7 +181,7 @@ class IncrementalEngine(Protocol):
     async def generate_each(
         self, requests: Sequence[EngineRequest], *, on_done: OnOutput, progress: Progress = None
     ) -> None:
-        """As `generate`; `on_done` gets the request's number, once for each request."""
+        """As `generate`; `on_done` is called once for each request."""
         ...
 
 

@@ -2,9 +2,7 @@
 
     encode_samples([sample], arrays)  →  [TokenSequence(ids=array([1, 44, 9, 2]), spans=[2, 4])]
 
-`spans` are alternating starts and ends, in tokens, of what the loss sees: here tokens 2 and 3.
-Segments are tokenised apart and concatenated; the turns of one conversation share most of their
-segments, so each distinct text of a batch is tokenised once, in one call for the whole batch. Ids
+Segments are tokenised apart and concatenated, each distinct text of a batch once, in one call. Ids
 stay in arrays from the tokenizer to the disk: no Python object is made for a token.
 """
 

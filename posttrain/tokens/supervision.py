@@ -1,9 +1,5 @@
 """What a loss mask teaches, sequence by sequence: one word of flags each, for a batch at once.
 
-    marks = Marks(stop=(2,), …)
-    supervision_flags(Batch(ids=[1, 7, 5, 2], trained=[F, F, T, T], starts=[0, 4]), marks)
-    →  [Flag.TRAINED | Flag.END_TRAINED]
-
 Everything is read from token ids, so that a data set of any origin can be looked at the same way.
 """
 
@@ -50,11 +46,10 @@ class Marks:
         stop: ids that end a turn.
         tail: ids that may stand between the stop token and the end of an answer (line ends).
         turn: ids that no answer holds: turn openers, the pad.
-        empty_think: token patterns of an empty trace.
-        close: token patterns of the end of a trace.
-        header: token patterns of what generation prompts write of a trace.
-        roles: role → the token pattern that opens its turns. Without one for the assistant, and
-            for another role, nobody can say whose turn a token belongs to.
+        empty_think, close, header: token patterns of an empty trace, of the end of a trace, of
+            what generation prompts write of a trace.
+        roles: role → the token pattern that opens its turns; of the assistant and another role, or
+            nobody can say whose turn a token belongs to.
     """
 
     stop: tuple[int, ...] = ()
@@ -144,8 +139,7 @@ def supervision_flags(batch: Batch, marks: Marks) -> npt.NDArray[np.uint16]:
 def _ends(batch: Batch, marks: Marks) -> tuple[Mask, Mask]:
     """Whether the answer trained last ends with a trained stop token; whether with a masked one.
 
-    A tail (line ends) may stand behind it. A masked one is right behind what is trained, or before
-    a tail that is trained though it is not.
+    A masked one is right behind what is trained, or before a tail that is trained though it is not.
     """
     places = np.flatnonzero(batch.trained)
     nothing = np.zeros(len(batch), np.bool_)
@@ -260,11 +254,7 @@ def prompt_tokens(batch: Batch, marks: Marks) -> Places:
 
 
 def _places(batch: Batch, pattern: tuple[int, ...], known: Known) -> tuple[Places, Places]:
-    """Where a pattern begins, and in which sequence; it never reaches into the next one.
-
-    Args:
-        known: of the same batch; patterns are alike, and what begins several is looked for once.
-    """
+    """Where a pattern begins, and in which sequence; it never reaches into the next one."""
     at = _begins(batch.ids, pattern, known)
     if not len(at):
         return at, at

@@ -1,15 +1,10 @@
 """A stage's tokenizer: loaded, with an end and a pad that cannot be mistaken, and as an encoder.
 
-special = special_tokens(tokenizer, end_token=None, pad_token=None)
-special.end_id, special.pad_id, special.stop_ids  → 2, 0, (2,)
-encoder = encoder_of(load_any_tokenizer("Qwen/Qwen3-0.6B", revision="c1899de…"))
-encoder.encode(["Hi"])      [[13048]]
-encoder.arrays(["Hi"])      [array([13048], dtype=int32)]
-encoder.offsets("Hi there") [(0, 2), (2, 8)]
+    encoder = encoder_of(load_any_tokenizer("Qwen/Qwen3-0.6B", revision="c1899de…"))
+    encoder.arrays(["Hi"]), encoder.offsets("Hi there")   [array([13048])], [(0, 2), (2, 8)]
 
-An encoder turns texts into plain ids, nothing added, nothing clipped. Byte-level BPE that tiktoken
-can express exactly goes through tiktoken where that is asked for (`posttrain.tokens.tiktoken`),
-everything else through `tokenizers`; the ids are the same.
+Byte-level BPE that tiktoken can express exactly goes through it where that is asked for, everything
+else through `tokenizers`; the ids are the same, nothing is added or clipped.
 """
 
 from __future__ import annotations
@@ -31,7 +26,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from posttrain.config.sft import ModelConfig
 from posttrain.errors import ConfigError, DataError
-from posttrain.tokens.tiktoken.encoder import TiktokenEncoder, disagreement, probe_texts
+from posttrain.tokens.tiktoken.encoder import TiktokenEncoder, disagreement
 from posttrain.tokens.tiktoken.ranks import PATTERNS, pattern_of, ranks_of
 
 TURN_END = "<|im_end|>"
@@ -145,9 +140,7 @@ def _candidates(tokenizer: PreTrainedTokenizerBase, taken: set[str | None]) -> l
 
 
 def check_same_tokenizer(tokenizer: PreTrainedTokenizerBase, model: ModelConfig) -> None:
-    """Refuse a checkpoint whose own tokenizer gives the ids another meaning.
-
-    Only a local checkpoint that carries tokenizer files is compared.
+    """Refuse a local checkpoint whose own tokenizer gives the ids another meaning.
 
     Raises:
         ConfigError: naming a token whose id differs.
@@ -170,15 +163,14 @@ def check_same_tokenizer(tokenizer: PreTrainedTokenizerBase, model: ModelConfig)
 class Encoder:
     """Tokenisation without special tokens, truncation or padding.
 
-    `fast` gives the same ids as `backend`; where it is absent, `reason` says why. `cuts` says that
-    long texts may be given to `backend` in pieces (`long_texts`).
+    `fast` gives the same ids as `backend`; where it is absent, `reason` says why. With `cuts` long
+    texts are given to `backend` in pieces.
     """
 
     backend: tokenizers.Tokenizer
     digest: str
     fast: TiktokenEncoder | None = None
     reason: str = ""
-    fast_offsets: bool = False
     cuts: bool = False
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
@@ -193,10 +185,6 @@ class Encoder:
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """The character span of each token."""
-        if self.fast is not None and self.fast_offsets:
-            spans = self.fast.offsets(text)
-            if spans is not None:
-                return spans
         return self.backend.encode(text, add_special_tokens=False).offsets
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -245,14 +233,13 @@ def encoder_of(
     """The encoder of a fast tokenizer, with any saved truncation or padding switched off.
 
     Args:
-        backend: `auto` takes tiktoken where it is exact; making it costs about a second of a large
-            vocabulary, which pays from a few megabytes of text on.
+        backend: `auto` takes tiktoken where it is exact, which costs about a second to prove.
         probes: texts on which it must give the ids of `tokenizers`, beside the built-in ones.
 
     Raises:
         ConfigError: a tokenizer without a `tokenizers` backend, or one that puts a space before
-            every text: a completion tokenised apart from its prompt would begin with it; or
-            `tiktoken` was asked for and cannot give the same ids.
+            every text (a completion tokenised apart would begin with it); or `tiktoken` was asked
+            for and cannot give the same ids.
     """
     own_backend = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(own_backend, tokenizers.Tokenizer):
@@ -280,7 +267,7 @@ def encoder_of(
         return Encoder(own, digest, cuts=cuts)
     fast = _tiktoken_encoder(own, text, probes)
     if isinstance(fast, TiktokenEncoder):
-        return Encoder(own, digest, fast, fast_offsets=_same_offsets(own, fast))
+        return Encoder(own, digest, fast)
     if backend == "tiktoken":
         raise ConfigError(
             f"tiktoken cannot stand for the tokenizer {tokenizer.name_or_path!r}: {fast}; "
@@ -305,22 +292,12 @@ def _tiktoken_encoder(
     return fast if bad is None else f"other ids for {bad!r:.80}"
 
 
-def _same_offsets(own: tokenizers.Tokenizer, fast: TiktokenEncoder) -> bool:
-    """Whether the tokenizer gives the true spans of tokens; some leave out white space."""
-    for text in probe_texts([]):
-        spans = fast.offsets(text)
-        if spans is not None and spans != own.encode(text, add_special_tokens=False).offsets:
-            return False
-    return True
-
-
 def parts_at_lines(tokenizer: Mapping[str, Any]) -> bool:
     """Whether the tokenizer of a decoded `tokenizer.json` parts every text where `cut_lines` cuts.
 
-    Of these patterns no match holds both a line's end and the ASCII letter or digit behind it: what
-    a match takes up to the line's end it also takes at the end of a text, and the next one begins
-    with the letter. So pieces have, one after the other, the ids of the whole. Added tokens must
-    not reach across line ends, nor take the white space beside them.
+    Of the listed patterns no match holds both a line's end and the ASCII letter or digit behind it,
+    so pieces have, one after the other, the ids of the whole. Added tokens must not reach across
+    line ends, nor take the white space beside them.
     """
     pattern = pattern_of(tokenizer["pre_tokenizer"])
     plain = all(
@@ -338,10 +315,7 @@ def parts_at_lines(tokenizer: Mapping[str, Any]) -> bool:
 
 
 def cut_lines(text: str) -> list[str]:
-    """The text in pieces of about `PIECE` characters, or in longer ones where lines are.
-
-    On one long piece `tokenizers` takes half as long again.
-    """
+    """The text in pieces of about `PIECE` characters: `tokenizers` is slower on one."""
     pieces: list[str] = []
     start = 0
     while len(text) - start > 2 * PIECE and (line_end := _LINE.search(text, start + PIECE)):

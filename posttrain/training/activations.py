@@ -1,11 +1,6 @@
-"""Activations of a training step, and the cache of a rollout, found without data or device.
-
-    shape = StepShape(rows=4, columns=512, labels=900, masked=True)
-    measure_step(model.config, shape, None, launched)
-    → StepMemory(activations=…, gathered=…, gradients=…)
-
-A forward and backward pass runs over tensors without data (PyTorch's FakeTensorMode), and counts
-the bytes that are alive at its worst moment. It takes seconds, also at 30 B parameters.
+"""Activations of a training step, and the cache of a rollout: a forward and backward pass runs over
+tensors without data (PyTorch's FakeTensorMode) and counts the bytes that are alive at its worst
+moment. It takes seconds, also at 30 B parameters.
 """
 
 from __future__ import annotations
@@ -38,12 +33,9 @@ class StepShape:
     """What a pass over the largest micro-batch looks like.
 
     Attributes:
-        rows, columns: of its token ids.
         labels: that have a log-probability computed.
         masked: attention is given a mask.
-        dtype: that weights are computed in.
-        autocast: to that type, from weights in float32.
-        checkpointing: of gradients.
+        dtype: that weights are computed in; `autocast`: to that type, from weights in float32.
         cpu_head: this project's head scores the labels; otherwise TRL's.
         kernels: Mamba layers run as fused kernels.
         accumulated: gradients of an earlier micro-batch are there.

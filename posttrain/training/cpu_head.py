@@ -1,9 +1,6 @@
-"""An LM head for CPU that projects trained positions only.
-
-TRL's fused head scores every position where there is no Triton, prompts included, and its chunked
-kernel is made for GPUs. On CPU that is a third of a tiny model's step. This head gives the same
-numbers (`log_probs`, `entropy`, `is_top1`, `label_mask`) from the trained positions alone, a chunk
-at a time where their logits are many (16K tokens × 100K ids: 6 GiB a copy).
+"""An LM head for CPU that projects trained positions only, where TRL's scores every one: a third of
+a tiny model's step. It gives the same numbers (`log_probs`, `entropy`, `is_top1`, `label_mask`), a
+chunk at a time where logits are many (16K tokens × 100K ids: 6 GiB a copy).
 """
 
 from __future__ import annotations
@@ -24,20 +21,14 @@ CHUNK_LOGITS = 1 << 24
 
 # models that scale or cap their logits keep TRL's head, which knows how
 _SCALED = (
-    "final_logit_softcapping",
-    "logit_scale",
-    "output_multiplier",
-    "lm_head_multiplier",
+    "final_logit_softcapping", "logit_scale", "output_multiplier", "lm_head_multiplier",
     "logits_scaling",
-)
+)  # fmt: skip
 
 
 def use_cpu_head(model: PreTrainedModel, *, temperature: float = 1.0) -> bool:
-    """Put the head on a model that TRL has patched; False where TRL's own must stay.
-
-    Args:
-        temperature: the logits are divided by it, as TRL's head does.
-    """
+    """Put the head on a model that TRL has patched; False where TRL's own must stay. The logits are
+    divided by the temperature."""
     config = model.config.get_text_config()
     if any(getattr(config, name, None) is not None for name in _SCALED):
         return False
@@ -70,8 +61,6 @@ def score_trained(
     Args:
         hidden: [rows, columns, width], the state that predicts each target.
         targets: int64 [rows, columns], -100 where nothing is trained.
-        lm_head: the output projection.
-        temperature: the logits are divided by it.
     """
     mask = targets != IGNORED
     chosen, entropy, top = score_rows(hidden[mask], targets[mask], lm_head, temperature)

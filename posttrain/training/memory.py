@@ -1,11 +1,6 @@
-"""Memory of a training step on one device, planned before the first one.
-
-    plan = plan_memory(trainer, launched, largest_batch, adapter=None)
-    memory_line(plan, room)     ("memory", "3.1 of 79.2 GiB a process at the most: weights 0.9, …")
-
-Weights and optimiser are counted from the parameters and from what DDP, DeepSpeed and FSDP2 keep
-of them; the rest is what a step without data holds at its worst moment: `activations`, `shards`.
-Not counted: the CUDA context (about 1 GiB) and what the allocator loses to fragments.
+"""Memory of a training step on one device, planned before the first one: weights and optimiser from
+the parameters, the rest from a step without data (`activations`, `shards`). Not counted: the CUDA
+context (about 1 GiB) and what the allocator loses to fragments.
 """
 
 from __future__ import annotations
@@ -41,10 +36,8 @@ class MemoryPlan:
     Attributes:
         weights: with those of a reference model.
         optimizer: moments, and float32 copies of weights that are held in less.
-        step: at the worst moment of a forward and backward pass and the update.
-        rollouts: cache of keys, values and states while completions are sampled, and the weights
-            that are gathered for it; or the share of a vLLM that sleeps while it trains.
-        vllm: the share of one that does not.
+        rollouts: cache and gathered weights while completions are sampled, or the share of a vLLM
+            that sleeps while it trains; `vllm`: the share of one that does not.
     """
 
     weights: int
@@ -60,7 +53,6 @@ class MemoryPlan:
 
     @property
     def parts(self) -> dict[str, int]:
-        """What stands in the plan's line, in the order of the fields."""
         return {
             "weights": self.weights,
             "optimizer": self.optimizer,
@@ -73,12 +65,8 @@ class MemoryPlan:
 def state_bytes(
     size: ModelSize, launched: Launched, *, moments: int = 8, reference: int = 0
 ) -> dict[str, int]:
-    """Bytes of weights and optimiser, by how they are sharded.
-
-    Args:
-        moments: bytes of the optimiser for each trained number.
-        reference: bytes of a second model.
-    """
+    """Bytes of weights and optimiser, by how they are sharded; `moments` are the optimiser's bytes
+    for each trained number, `reference` those of a second model."""
     n, half = launched.world_size, 4 if launched.precision == "fp32" else 2
     if launched.sharding in ("zero2", "zero3"):
         split = n if launched.sharding == "zero3" else 1
@@ -101,12 +89,7 @@ def plan_memory(
     adapter: AdapterConfig | None,
     rollouts: RolloutShape | ColocatedVllm | None = None,
 ) -> MemoryPlan:
-    """The plan of a trainer.
-
-    Args:
-        batch: the largest collated micro-batch.
-        rollouts: sampled in this process, or by vLLM on its device.
-    """
+    """The plan of a trainer whose largest collated micro-batch is `batch`."""
     args, base, reference = trainer.args, trainer.base_model, getattr(trainer, "ref_model", None)
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(launched.precision)
     cpu, whole = launched.device == "cpu", launched.sharding == "none"
@@ -172,7 +155,7 @@ def memory_line(plan: MemoryPlan, room: int) -> tuple[str, str]:
     """The plan's line; parts below a hundredth of the peak are left out.
 
     Raises:
-        ConfigError: the peak does not fit; with its parts and what makes them smaller.
+        ConfigError: the peak does not fit.
     """
     parts = sorted(((n, name) for name, n in plan.parts.items()), reverse=True)
     shown = ", ".join(f"{name} {n / GIB:.2f}" for n, name in parts if n > plan.peak / 100)

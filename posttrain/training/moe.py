@@ -1,25 +1,19 @@
 """Balance of experts, through forward hooks on the routers: a loss term, and a moving bias.
 
-`ExpertBalance`, the sequence-wise balance term for sigmoid and softmax routers: DeepSeek-V3 (arXiv
-2412.19437), Eq. 17-20, for one MoE layer and one sequence of T tokens, E routed experts of which K
-are chosen:
+`ExpertBalance` is the sequence-wise term of DeepSeek-V3 (arXiv 2412.19437, Eq. 17-20): for a layer
+and a sequence of T tokens, with K of E experts chosen (a bias and group limits count):
 
     f_i = E / (K T) * #{t : expert i chosen for token t}
     P_i = 1/T * sum_t  s_it / sum_j s_jt          s: sigmoid or softmax scores of the router
-    L   = sum_i f_i P_i                           1 when perfectly balanced
+    L   = sum_i f_i P_i                           1 when perfectly balanced; gradient through P only
 
-The term of a batch is the mean of L over the sequences of the *global* batch, summed over layers.
-"chosen" is the router's own choice, so a score-correction bias and group limits count; the
-gradient flows through P only. Nemotron 3 Nano's SFT uses the coefficient 1e-4 (its section 3.1.6).
+The term of a batch is the mean of L over the sequences of the *global* batch, summed over layers;
+Nemotron 3 Nano's SFT uses the coefficient 1e-4 (its section 3.1.6).
 
-`ExpertBias`, the score-correction bias of sigmoid routers, moved after every step towards even
-loads (DeepSeek-V3, section 2.1.2): balance without a loss term. Nemotron 3 Nano keeps it on in RL
-while the routers' weights are frozen (its section 3.2).
+`ExpertBias` moves the score-correction bias of sigmoid routers after every step towards even loads
+(DeepSeek-V3, section 2.1.2); Nemotron 3 Nano does in RL, with frozen routers (its section 3.2):
 
     b_e += rate · sign(mean load − load of expert e)
-
-Loads are the tokens that each expert was chosen for in the training passes of the whole batch,
-padding left out.
 """
 
 from __future__ import annotations
@@ -33,7 +27,7 @@ import torch
 from torch import nn
 
 from posttrain.errors import ConfigError
-from posttrain.models.experts import find_routers, uses_sigmoid
+from posttrain.models.load import find_routers, uses_sigmoid
 
 BIAS = "e_score_correction_bias"
 
@@ -57,11 +51,7 @@ class BalanceTerm:
 
 
 class ExpertBalance:
-    """Collects the routing of one forward pass and turns it into the balance term.
-
-    Raises:
-        ConfigError: the model has no router.
-    """
+    """Collects the routing of one forward pass and turns it into the balance term."""
 
     def __init__(self, model: nn.Module) -> None:
         self.routers = find_routers(model)
@@ -103,12 +93,8 @@ class ExpertBalance:
             self._collecting = False
 
     def take(self, sequence_ids: torch.Tensor, count: int) -> BalanceTerm:
-        """The term of the pass just recorded; releases the recording.
-
-        Args:
-            sequence_ids: int64 [tokens], see `document_masking.sequence_ids`.
-            count: number of sequences.
-        """
+        """The term of the pass just recorded, of `count` sequences; `sequence_ids` are int64
+        [tokens], as of `document_masking.sequence_ids`."""
         layers = [layer_balance(seen, sequence_ids, count) for seen in self._seen]
         self._seen.clear()
         assert layers, "no router ran inside collect()"
@@ -151,12 +137,7 @@ def freeze_routers(model: nn.Module, *, freeze: bool) -> int:
 
 
 class ExpertBias:
-    """Counts the experts' loads in forward passes, and moves the biases.
-
-    Args:
-        model: without routers that have such a bias, nothing is ever counted.
-        rate: of one step.
-    """
+    """Counts the tokens that each expert was chosen for, and moves the biases by `rate` a step."""
 
     def __init__(self, model: nn.Module, *, rate: float) -> None:
         self.rate = rate
@@ -191,11 +172,8 @@ class ExpertBias:
 
     @torch.no_grad()
     def move(self, accelerator: Any) -> dict[str, float]:
-        """Move the biases by the loads of all processes, and start to count anew.
-
-        Returns:
-            `max_violation`: mean over layers of max load / mean load − 1; {} without routers.
-        """
+        """Move the biases by the loads of all processes, and start to count anew; returns
+        `max_violation`, the mean over layers of max load / mean load − 1, {} without routers."""
         violations: list[float] = []
         for router, loads in zip(self.routers, self._loads, strict=True):
             total = accelerator.reduce(loads.double(), "sum")

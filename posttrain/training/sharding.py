@@ -45,16 +45,24 @@ def shard_buffers_apart(accelerator: Any) -> None:
     """Give every process the first one's persistent buffers when FSDP2 prepares a model.
 
     accelerate 1.15 takes whatever a state dict holds for sharded parameters ("'Tensor' object has
-    no attribute 'device_mesh'"), and buffers such as the expert bias of NemotronH are not sharded.
-    It keeps buffers that are not persistent as they are, so these are not while it prepares.
+    no attribute 'device_mesh'"), but leaves buffers that are not persistent as they are: such as
+    the expert bias of NemotronH are not while it prepares.
     """
     prepare: Callable[..., Any] = accelerator.prepare
 
     def prepare_apart(*parts: Any, **kwargs: Any) -> Any:
-        models = [part for part in parts if isinstance(part, nn.Module)]
-        hidden = [found for model in models for found in _persistent_buffers(model)]
+        hidden = [
+            (module, name)
+            for model in parts
+            if isinstance(model, nn.Module)
+            for module in model.modules()
+            for name, buffer in module.named_buffers(recurse=False)
+            if buffer is not None and name not in module._non_persistent_buffers_set
+        ]
         for module, name in hidden:
-            module.register_buffer(name, _broadcast(module.get_buffer(name), accelerator))
+            values = module.get_buffer(name).to(accelerator.device)
+            torch.distributed.broadcast(values, src=0)
+            module.register_buffer(name, values)
             module._non_persistent_buffers_set.add(name)
         prepared = prepare(*parts, **kwargs)
         for module, name in hidden:
@@ -64,29 +72,10 @@ def shard_buffers_apart(accelerator: Any) -> None:
     accelerator.prepare = prepare_apart
 
 
-def _persistent_buffers(model: nn.Module) -> list[tuple[nn.Module, str]]:
-    return [
-        (module, name)
-        for module in model.modules()
-        for name, buffer in module.named_buffers(recurse=False)
-        if buffer is not None and name not in module._non_persistent_buffers_set
-    ]
-
-
-def _broadcast(buffer: torch.Tensor, accelerator: Any) -> torch.Tensor:
-    """The first process's values, on this process's device."""
-    values = buffer.to(accelerator.device)
-    torch.distributed.broadcast(values, src=0)
-    return values
-
-
 def gather_head(model: Any) -> None:
-    """Have ZeRO-3 gather an output head of its own while the whole model is at work.
-
-    TRL's fused loss reads the head's weight outside of the head's forward pass. TRL 1.16 gathers it
-    while it computes with it: one that is not tied is split again by the time autograd hands its
-    gradient over, and their sizes differ.
-    """
+    """Have ZeRO-3 gather an output head of its own while the whole model is at work: TRL 1.16's
+    fused loss reads its weight outside of its forward pass, and one that is not tied is split again
+    by the time autograd hands its gradient over."""
     from deepspeed import zero  # only where a launcher asked for it
 
     head = model.get_output_embeddings()
@@ -95,17 +84,8 @@ def gather_head(model: Any) -> None:
 
 
 def expect_gradient_scale(loss: torch.Tensor, scale: float) -> torch.Tensor:
-    """Stop in the backward pass of a loss that is differentiated with another factor.
-
-    Adam hides such a factor, for example a division by the accumulation steps that the loss has
-    already had.
-
-    Args:
-        scale: of the gradient at the loss itself.
-
-    Raises:
-        TrainingError: from `backward`, with both factors.
-    """
+    """Have `backward` raise TrainingError where the gradient at the loss itself has another scale:
+    Adam hides, for example, a second division by the accumulation steps."""
 
     def check(gradient: torch.Tensor) -> None:
         if abs(float(gradient) - scale) > 1e-3 * scale:

@@ -5,8 +5,7 @@
     await environment.verify(prompt, completion) → Score(1.0, "56", "equal to the gold 56")
 
 One class serves training, profiling and evaluation: it is a toolkit (`schemas`, `open`) and a
-grader (`refuse`, `grade`) too. A verifier that fails gives no value but a kind of failure. A
-completion that is empty or that a limit ended scores 0 in every environment.
+grader (`refuse`, `grade`) too.
 
 A row is an object with `environment`, `question` or `messages` (OpenAI's), and where there are any
 `id`, `tools`, `gold` (text, or JSON that becomes text) and `metadata` (the environment's fields).
@@ -19,10 +18,10 @@ import functools
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 from posttrain.chat.parse import ParsedCompletion
 from posttrain.environments.base import Environment, ScriptedUser
@@ -33,6 +32,7 @@ from posttrain.rollouts import Completion, Prompt, Step, completion_to_row, prom
 from reward.graders.base import Attempt, before_reading, one_line
 from reward.graders.workers import SHARED_WORKERS
 
+T = TypeVar("T")
 Row = Mapping[str, Any]
 Script = tuple[Message, ...]  # a completion's assistant messages; `replay` runs their calls
 SETTING = "rlvr"
@@ -46,8 +46,7 @@ class RLVREnvironment:
     """One family of tasks with a verifier.
 
     A subclass has `malformed`, `gold`, and either `check` (plain code, run in a worker process
-    that is killed at its limits) or `score` (what awaits a sandbox, a judge, or is trivial). It
-    takes no arguments to construct, except services, which are optional.
+    that is killed at its limits) or `score` (what awaits a sandbox, a judge, or is trivial).
 
     Attributes:
         name: what rows, prompts and recipes call it.
@@ -92,13 +91,14 @@ class RLVREnvironment:
 
     async def score(self, prompt: Prompt, completion: Completion) -> Score:
         """The verdict on a completion that is neither empty nor truncated."""
-        kind = type(self)
-        job = [
-            f"{kind.__module__}:{kind.__qualname__}",
-            prompt_to_row(prompt),
-            completion_to_row(_without_ids(completion)),
-        ]
-        result = await SHARED_WORKERS.run_one(("verify", job))
+        kind = f"{type(self).__module__}:{type(self).__qualname__}"
+        # token ids and raw text would only be carried
+        steps = tuple(
+            replace(s, text="", ids=None, logps=None, forced=None, results_ids=())
+            for s in completion.steps
+        )
+        row = completion_to_row(replace(completion, steps=steps, prompt_ids=None))
+        result = await SHARED_WORKERS.run_one(("verify", [kind, prompt_to_row(prompt), row]))
         if result.problem is not None:
             return Score(None, None, one_line(result.problem), result.failure)
         return Score(*result.value)
@@ -171,70 +171,47 @@ class RLVREnvironment:
             raise DataError(problem)
         return prompt
 
-    # -- as a grader: the evaluation stage grades with the same class --
-
     def refuse(self, prompts: Sequence[Prompt]) -> list[str | None]:
-        """Per prompt: why it cannot be used (drop reason), or None."""
-
-        async def every() -> list[str | None]:
-            return list(await asyncio.gather(*(unusable(self, prompt) for prompt in prompts)))
-
-        return asyncio.run(every())
+        """As a grader: per prompt why it cannot be used (drop reason), or None."""
+        return asyncio.run(_gathered(unusable(self, prompt) for prompt in prompts))
 
     def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
-        """One score an attempt, in order. Not from inside an event loop."""
-
-        async def every() -> list[Score]:
-            return await asyncio.gather(*(self.verify(a.prompt, a.completion) for a in attempts))
-
-        return asyncio.run(every())
+        """As a grader: one score an attempt, in order. Not from inside an event loop."""
+        return asyncio.run(_gathered(self.verify(a.prompt, a.completion) for a in attempts))
 
 
-def _without_ids(completion: Completion) -> Completion:
-    """The completion as a verifier needs it: token ids and raw text would only be carried."""
-    steps = tuple(
-        replace(s, text="", ids=None, logps=None, forced=None, results_ids=())
-        for s in completion.steps
-    )
-    return replace(completion, steps=steps, prompt_ids=None)
+async def _gathered(jobs: Iterable[Awaitable[T]]) -> list[T]:
+    return list(await asyncio.gather(*jobs))
 
 
 # -- rows ------------------------------------------------------------------------------------------
 
 
 def _messages(row: Row) -> tuple[Message, ...]:
-    """The conversation up to the generation point.
-
-    Raises:
-        DataError: there is none, or a message that is not understood.
-    """
+    """The conversation up to the generation point. Raises DataError where there is none."""
     question, given = row.get("question"), row.get("messages")
     if isinstance(question, str) and question.strip() and given is None:
         return (Message("user", question),)
     if question is not None or not isinstance(given, list) or not given:
         raise DataError("a row has either question (text) or messages (a list)")
-    messages = tuple(_message(message) for message in cast(list[Any], given))
+    try:
+        messages = tuple(map(_message, cast(list[Any], given)))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"messages: {type(error).__name__}: {error}") from error
     if messages[-1].role not in ("user", "tool"):
         raise DataError("the last message is neither the user's nor a tool's")
     return messages
 
 
-def _message(fields: Any) -> Message:
-    if not isinstance(fields, dict):
-        raise DataError("a message is no object")
-    own = cast(dict[str, Any], fields)
+def _message(own: dict[str, Any]) -> Message:
     content = own.get("content")
     if own.get("role") not in ROLES or not isinstance(content, str | None):
         raise DataError("a message has a role and text as its content")
     calls: list[ToolCall] = []
     for call in own.get("tool_calls") or ():
-        try:
-            function = call["function"]
-            name, arguments = function["name"], function["arguments"]
-        except (KeyError, TypeError) as error:
-            raise DataError("a tool call has a function with name and arguments") from error
+        name, arguments = str(call["function"]["name"]), call["function"]["arguments"]
         text = arguments if isinstance(arguments, str) else json_text(arguments)
-        calls.append(ToolCall(str(name), text, call.get("id")))
+        calls.append(ToolCall(name, text, call.get("id")))
     return Message(
         role=own["role"],
         content=content or "",
@@ -276,49 +253,45 @@ async def admit(
     dropped: list[tuple[int, str]] = []
     numbered, without_gold = enumerate(rows), 0
 
-    async def read(row: Row) -> tuple[Prompt | None, str | None, bool]:
+    async def read(row: Row) -> Prompt | str:
         try:
             row = row if convert is None else convert(row)
         except DataError as error:
-            return None, str(error), False
+            return str(error)
         environment = environments.get(str(row.get("environment")))
         if environment is None:
-            return None, f"unknown_environment: {row.get('environment')}", False
+            return f"unknown_environment: {row.get('environment')}"
         try:
             prompt = environment.prompt(row, source=source)
         except DataError as error:
-            return None, f"malformed_row: {error}", False
-        reason = await unusable(environment, prompt)
-        return prompt, reason, reason is None and environment.gold(prompt) is None
+            return f"malformed_row: {error}"
+        return await unusable(environment, prompt) or prompt
 
     while part := list(islice(numbered, _AT_ONCE)):
-        for (index, _), (prompt, reason, no_gold) in zip(
-            part, await asyncio.gather(*(read(row) for _, row in part)), strict=True
-        ):
-            if prompt is not None and reason is None and prompt.id in prompts:
-                reason = f"duplicate_id: {prompt.id}"
-            if reason is not None:
-                dropped.append((index, reason))
-            elif prompt is not None:
-                prompts[prompt.id] = prompt
-                without_gold += no_gold
+        results = await asyncio.gather(*(read(row) for _, row in part))
+        for (index, _), result in zip(part, results, strict=True):
+            if isinstance(result, str):
+                dropped.append((index, result))
+            elif result.id in prompts:
+                dropped.append((index, f"duplicate_id: {result.id}"))
+            else:
+                prompts[result.id] = result
+                without_gold += environments[str(result.environment)].gold(result) is None
     return Admitted(list(prompts.values()), dropped, without_gold)
 
 
 async def unusable(environment: RLVREnvironment, prompt: Prompt) -> str | None:
     """Why a prompt's verifier cannot be trusted with it, from its gold and wrong completions."""
     try:
-        script = environment.gold(prompt)
-        if script is not None:
+        gold = environment.gold(prompt)
+        for script in (*([] if gold is None else [gold]), *environment.wrong(prompt)):
             score = await environment.verify(prompt, await replay(environment, prompt, script))
-            if score.value is None:
-                return f"gold_unscored: {score.failure}: {score.explanation}"
-            if not environment.passes(score):
-                return f"gold_fails: {score.explanation}"
-        for script in environment.wrong(prompt):
-            score = await environment.verify(prompt, await replay(environment, prompt, script))
-            if environment.passes(score):
+            if script is not gold and environment.passes(score):
                 return f"wrong_passes: {score.explanation}"
+            if script is gold and score.value is None:
+                return f"gold_unscored: {score.failure}: {score.explanation}"
+            if script is gold and not environment.passes(score):
+                return f"gold_fails: {score.explanation}"
     except ConfigError:
         raise  # this machine lacks something, whatever the row
     except _MALFORMED as error:
@@ -344,17 +317,14 @@ async def replay(environment: RLVREnvironment, prompt: Prompt, script: Script) -
             if not message.tool_calls and user is not None:
                 reply = await user.respond(message.content)
                 results += [] if reply is None else [Message("user", reply)]
-            steps.append(_step(message, tuple(results)))
+            own = message.reasoning, message.content, message.tool_calls
+            parsed = ParsedCompletion(*own, (), finished=True)
+            steps.append(Step(message.content, parsed, "stop", 0, 0, 0, results=tuple(results)))
         snapshot = None if state is None else state.snapshot()
     finally:
         if state is not None:
             await state.close()
     return Completion(prompt.id, 0, tuple(steps), "stop", state=snapshot)
-
-
-def _step(message: Message, results: tuple[Message, ...]) -> Step:
-    parsed = ParsedCompletion(message.reasoning, message.content, message.tool_calls, (), True)
-    return Step(message.content, parsed, "stop", 0, 0, 0, results=results)
 
 
 def says(text: str) -> Script:
@@ -364,10 +334,11 @@ def says(text: str) -> Script:
 
 def calls(*made: tuple[str, Mapping[str, Any]], text: str = "") -> Script:
     """A completion that is one message with calls (name, arguments)."""
-    return (Message("assistant", text, tool_calls=tuple(
+    written = (
         ToolCall(name, json_text(dict(arguments)), f"call{place:05}")
         for place, (name, arguments) in enumerate(made)
-    )),)  # fmt: skip
+    )
+    return (Message("assistant", text, tool_calls=tuple(written)),)
 
 
 def same_value(expected: Any, given: Any, *, plain: Callable[[str], str] = str) -> bool:

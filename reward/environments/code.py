@@ -6,29 +6,23 @@
     {…, "metadata": {"function": "square", "check": "def check(candidate): assert …"}}
 
 The program is the last fenced block of Python, or the last that defines the function. `setup` is
-code that stands before it, `seconds` the wall time of each test. Programs that read input and
-functions with plain values never meet what is expected: their results leave the sandbox and are
-compared here. Code that checks runs in a process of its own, which the program can neither read nor
+code that stands before it, `seconds` the wall time of each test. What tests expect stays outside of
+the sandbox; code that checks runs in a process of its own, which the program can neither read nor
 speak for.
 """
 
 from __future__ import annotations
 
 import ast
-import asyncio
 import json
-import os
 import re
 import secrets
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
-from weakref import WeakKeyDictionary
 
-from posttrain.environments.sandbox import check_sandbox, run_sandboxed
-from posttrain.environments.sandbox.limits import Limits, SandboxResult
-from posttrain.errors import ConfigError
+from posttrain.environments.sandbox import Limits, SandboxResult, check_sandbox, run_sandboxed
 from posttrain.records import Score
 from posttrain.rollouts import Completion, Prompt, metadata_of
 from reward.environments.base import RLVREnvironment, Script, same_value, says
@@ -45,12 +39,9 @@ _DRIVER = Path(__file__).with_name("code_driver.py").read_text("utf-8")
 
 
 class CodeEnvironment(RLVREnvironment):
-    """Programs and functions in Python, with tests."""
-
     name = "code"
 
     def malformed(self, prompt: Prompt) -> str | None:
-        """No tests, too many, a test without input or output, or code that is not Python."""
         task = metadata_of(prompt)
         tests, check = task.get("tests"), task.get("check")
         if (tests is None) == (check is None):
@@ -64,72 +55,59 @@ class CodeEnvironment(RLVREnvironment):
         if not isinstance(tests, list) or not 0 < len(cast(list[Any], tests)) <= MOST_TESTS:
             return f"tests: a list of 1 to {MOST_TESTS}"
         kind = list if task.get("function") else str
-        if not all(isinstance(test["input"], kind) for test in cast(list[Any], tests)):
-            return f"an input of a test is no {kind.__name__}"
-        missing = [test for test in cast(list[Any], tests) if "output" not in test]
-        return "a test without output" if missing else None
+        for test in cast(list[Any], tests):
+            if not isinstance(test["input"], kind):
+                return f"an input of a test is no {kind.__name__}"
+            if "output" not in test:
+                return "a test without output"
+        return None
 
     def gold(self, prompt: Prompt) -> Script | None:
-        """The gold program; many rows have none."""
         return None if prompt.gold is None else says(f"```python\n{prompt.gold}\n```")
 
     def wrong(self, prompt: Prompt) -> list[Script]:
-        """A program that ends at once with exit code 0."""
         return [says("```python\nimport sys\nsys.exit(0)\n```")]
 
     async def score(self, prompt: Prompt, completion: Completion) -> Score:
-        """Run all tests in one sandbox, the first that fails ends them."""
         task = metadata_of(prompt)
-        function = task.get("function")
+        function, check = task.get("function"), task.get("check")
         program = find_program(completion.answer, function)
         if program is None:
             return Score(0.0, None, "no program in a fenced block")
-        secret = secrets.token_hex(16)
+        secret, setup = secrets.token_hex(16), task.get("setup") or ""
         tests: list[dict[str, Any]] = task.get("tests") or []
         seconds = float(task.get("seconds") or SECONDS)
         order = {
             "secret": secret,
-            "program": f"{task.get('setup') or ''}\n{program}",
-            "setup": task.get("setup") or "",
+            "program": f"{setup}\n{program}",
+            "setup": setup,
             "function": function,
             "inputs": [test["input"] for test in tests],
-            "check": task.get("check"),
+            "check": check,
             "seconds": seconds,
         }
-        limits = Limits(
-            seconds=max(TOTAL_SECONDS, 2 * seconds),
-            cpu_seconds=int(max(TOTAL_SECONDS, 2 * seconds)),
-            output_bytes=OUTPUT_BYTES,
-        )
+        data = json.dumps(order).encode("utf-8", "surrogatepass")
+        total = max(TOTAL_SECONDS, 2 * seconds)
+        limits = Limits(seconds=total, cpu_seconds=int(total), output_bytes=OUTPUT_BYTES)
         try:
-            result = await run_program(
-                ["-I", "-c", _DRIVER], json.dumps(order).encode("utf-8", "surrogatepass"), limits
-            )
-        except ConfigError:
-            raise
+            result = await run_program(["-I", "-c", _DRIVER], data, limits)
         except OSError as error:
             return Score(None, None, f"the sandbox: {error}", "sandbox")
         started, *lines = result.stdout.split(b"\n")
         if started != secret.encode():
             tail = (result.stderr[-200:] or started[:50]).decode("utf-8", "replace")
             return Score(None, None, f"the sandbox did not start: {tail}", "sandbox")
-        if task.get("check") is not None:
-            passed = lines[:1] == [f"{secret} passed".encode()]
-            reason = lines[0].decode("utf-8", "replace")[:200] if lines else ""
-            return Score(float(passed), None, "every check holds" if passed else f"fails: {reason}")
-        return _compare(lines, tests, function is not None)
-
-
-# a semaphore belongs to an event loop; as many programs at a time as there are processors
-_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+        if check is None:
+            return _compare(lines, tests, function is not None)
+        if lines[:1] == [f"{secret} passed".encode()]:
+            return Score(1.0, None, "every check holds")
+        return Score(0.0, None, f"fails: {b''.join(lines[:1]).decode('utf-8', 'replace')[:200]}")
 
 
 async def run_program(options: Sequence[str], order: bytes, limits: Limits) -> SandboxResult:
     """Run a program of ours in a sandbox, by the interpreter with these options."""
     argv = [check_sandbox().executable, *options]
-    loop = asyncio.get_running_loop()
-    async with _turns.setdefault(loop, asyncio.Semaphore(os.cpu_count() or 1)):
-        return await run_sandboxed(argv, stdin=order, limits=limits)
+    return await run_sandboxed(argv, stdin=order, limits=limits)
 
 
 def find_program(answer: str, function: str | None) -> str | None:
@@ -158,27 +136,25 @@ def find_program(answer: str, function: str | None) -> str | None:
             opening = None
     chosen = [block for block, named in blocks if named] or [block for block, _ in blocks]
     if function is not None:
-        defines = re.compile(
-            rf"^[ \t]*(?:async[ \t]+def|def|class)[ \t]+{re.escape(function)}\b", re.M
-        )
+        kinds = r"(?:async[ \t]+def|def|class)"
+        defines = re.compile(rf"^[ \t]*{kinds}[ \t]+{re.escape(function)}\b", re.M)
         chosen = [block for block, _ in blocks if defines.search(block)] or chosen
     return chosen[-1] if chosen else None
 
 
 def _compare(lines: Sequence[bytes], tests: Sequence[Mapping[str, Any]], values: bool) -> Score:
     """The outputs, one JSON text a line, with what is expected."""
+    same = same_value if values else same_output
     for number, test in enumerate(tests, 1):
+        place = f"test {number} of {len(tests)}"
         try:
-            given: Any = json.loads(lines[number - 1])
+            given: dict[str, Any] = json.loads(lines[number - 1])
         except (LookupError, ValueError, RecursionError):
-            return Score(0.0, None, f"test {number} of {len(tests)}: no result")
-        if not isinstance(given, dict) or "output" not in given:
-            problem = str(cast(dict[str, Any], given).get("problem"))[:100]
-            return Score(0.0, None, f"test {number} of {len(tests)}: {problem}")
-        output: Any = cast(dict[str, Any], given)["output"]
-        same = same_value if values else same_output
-        if not same(test["output"], output):
-            return Score(0.0, str(output)[:200], f"test {number} of {len(tests)}: another result")
+            return Score(0.0, None, f"{place}: no result")
+        if "output" not in given:
+            return Score(0.0, None, f"{place}: {str(given.get('problem'))[:100]}")
+        if not same(test["output"], given["output"]):
+            return Score(0.0, str(given["output"])[:200], f"{place}: another result")
     return Score(1.0, None, f"{len(tests)} tests pass")
 
 

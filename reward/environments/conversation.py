@@ -8,7 +8,7 @@
 
 A completion passes if the final tables are those of the gold calls, the user has been given the
 reference of every gold action and no other, and nothing internal was written to the user. The
-user goes by keywords: the same words of the model get the same reply.
+user goes by keywords.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from posttrain.environments.base import Environment
-from posttrain.records import Message, Score, json_text
+from posttrain.records import Score, json_text
 from posttrain.rollouts import Completion, Prompt, metadata_of
 from reward.environments import world
 from reward.environments.base import RLVREnvironment, Script, calls, says
@@ -62,20 +62,22 @@ def _verify(tables: Tables, name: str, code: str) -> str:
     raise Refused("name and code do not match")
 
 
+def _caller(tables: Tables) -> str | None:
+    return tables["session"].get("caller", {}).get("customer")
+
+
 def _own(tables: Tables, table: str, key: str) -> Record:
     """A row of the verified caller."""
     row = world.row_of(tables, table, key)
-    if row["customer"] != tables["session"].get("caller", {}).get("customer"):
+    if row["customer"] != _caller(tables):
         raise Refused(f"{key} is not the verified caller's")
     return row
 
 
 def _list(tables: Tables, table: str) -> str:
-    caller = tables["session"].get("caller", {}).get("customer")
-    if caller is None:
+    if (caller := _caller(tables)) is None:
         raise Refused("the caller is not verified")
-    rows = {key: row for key, row in tables[table].items() if row["customer"] == caller}
-    return json_text(rows)
+    return json_text({key: row for key, row in tables[table].items() if row["customer"] == caller})
 
 
 def _block(tables: Tables, card: str) -> str:
@@ -108,7 +110,7 @@ def _refund(tables: Tables, fee: str) -> str:
 
 
 def _open_case(tables: Tables, kind: str) -> str:
-    caller = tables["session"].get("caller", {}).get("customer", "unknown")
+    caller = _caller(tables) or "unknown"
     world.add_row(tables, "cases", {"customer": caller, "kind": kind})
     return _reference(tables, "CA", caller, kind)
 
@@ -118,18 +120,21 @@ def _action(run: Callable[..., str], name: str, description: str, *texts: str, *
     return Action(name, description, parameters, run, tuple(parameters))
 
 
-_TABLE: Record = {"type": "string", "enum": ["accounts", "cards", "fees"]}
-_KIND: Record = {"type": "string", "enum": ["identity", "transfer_limit", "fee_review"]}
-_AMOUNT: Record = {"type": "integer"}
+def _choice(*values: str) -> Record:
+    return TEXT | {"enum": [*values]}
+
+
+_KINDS = _choice("identity", "transfer_limit", "fee_review")
 ACTIONS = [
     _action(_verify, "verify_customer", "Identify the caller.", "name", "code"),
-    _action(_list, "list_rows", "What the verified caller has.", table=_TABLE),
+    _action(_list, "list_rows", "What the verified caller has.",
+            table=_choice("accounts", "cards", "fees")),
     _action(_block, "block_card", "Block a card.", "card"),
     _action(_order, "order_card", "Order a card for an account.", "account"),
-    _action(_transfer, "transfer", "Move money.", "source", "target", amount=_AMOUNT),
+    _action(_transfer, "transfer", "Move money.", "source", "target", amount={"type": "integer"}),
     _action(_refund, "refund_fee", "Pay a fee back.", "fee"),
-    _action(_open_case, "open_case", "Leave a matter to a colleague.", kind=_KIND),
-]
+    _action(_open_case, "open_case", "Leave a matter to a colleague.", kind=_KINDS),
+]  # fmt: skip
 
 
 class Desk(World):
@@ -141,7 +146,6 @@ class Desk(World):
         self._open, self._patience = set(references), PATIENCE
 
     async def respond(self, answer: str) -> str | None:
-        """A fact that was asked for, else any; an aside once all references are given."""
         text = answer.casefold()
         self._open -= _given(answer)
         wanted = [fact for fact in self._facts if any(word in text for word in fact["words"])]
@@ -157,12 +161,9 @@ class Desk(World):
 
 
 class ConversationEnvironment(RLVREnvironment):
-    """Calls to a bank's service desk; some requests are against its policy."""
-
     name = "conversation"
 
     def malformed(self, prompt: Prompt) -> str | None:
-        """Tables, calls or a user that cannot be used; a gold without an action; no tools."""
         metadata = metadata_of(prompt)
         facts = [(fact["words"], fact["text"]) for fact in metadata["user"]["facts"]]
         if not all(_are_texts(words) and words and _are_texts([text]) for words, text in facts):
@@ -176,36 +177,30 @@ class ConversationEnvironment(RLVREnvironment):
         return None if prompt.tools else "no tools"
 
     def open(self, prompt: Prompt) -> Environment:
-        """The prompt's database and its user."""
         metadata = metadata_of(prompt)
         return Desk(metadata["tables"], metadata["user"], _references(metadata))
 
     async def score(self, prompt: Prompt, completion: Completion) -> Score:
-        """All of state, said and unsaid."""
         metadata = metadata_of(prompt)
-        required = _references(metadata)
-        steps = [step.parsed for step in completion.steps]
-        told = "\n".join(step.answer for step in steps if not step.tool_calls)
-        references = _given(told)
-        letters = _letters(" ".join(step.answer for step in steps))
         if not world.reaches_gold(metadata, completion, ACTIONS):
             return Score(0.0, None, "another final state")
+        steps, required = [step.parsed for step in completion.steps], _references(metadata)
+        told = "\n".join(step.answer for step in steps if not step.tool_calls)
         known = {name[3:] for name in required} | {*NUMBER.findall(json_text(metadata["tables"]))}
-        if references != required or not known.issuperset(NUMBER.findall(told)):
-            return Score(0.0, None, f"references given: {len(references)}, not the gold's")
+        if _given(told) != required or not known.issuperset(NUMBER.findall(told)):
+            return Score(0.0, None, f"references given: {len(_given(told))}, not the gold's")
+        letters = _letters(" ".join(step.answer for step in steps))
         if any(_letters(secret) in letters for secret in metadata["never_say"]):
             return Score(0.0, None, "wrote what is internal")
         return Score(1.0, None, "state, said and unsaid as the gold")
 
     def gold(self, prompt: Prompt) -> Script:
-        """Ask for what is needed, act, give the references, and decline what follows."""
         metadata = metadata_of(prompt)
         given = says(f"Your reference: {', '.join(sorted(_references(metadata)))}.")
-        asides = [says("I am sorry, I cannot do that.")] * len(metadata["user"]["asides"])
-        return (*_until_told(metadata), *given, *(message for aside in asides for message in aside))
+        declined = says("I am sorry, I cannot do that.") * len(metadata["user"]["asides"])
+        return (*_until_told(metadata), *given, *declined)
 
     def wrong(self, prompt: Prompt) -> list[Script]:
-        """Mute, unsaid, hedged, leaking, too much done, too little done, and talk."""
         metadata = metadata_of(prompt)
         gold, done, made = self.gold(prompt), _until_told(metadata), gold_calls(metadata)
         references = " or ".join(sorted(_references(metadata)))
@@ -225,7 +220,6 @@ class ConversationEnvironment(RLVREnvironment):
         ]
 
     def row(self, seed: int, number: int) -> dict[str, Any]:
-        """A caller whose request the policy allows, or does not."""
         rng = random.Random(f"{seed}/conversation/{number}")
         tables = _bank(rng)
         caller = tables["customers"]["customers-2"]
@@ -259,9 +253,8 @@ class ConversationEnvironment(RLVREnvironment):
 def _until_told(metadata: Record) -> Script:
     """The gold up to where the references are given."""
     words = [fact["words"][0] for fact in metadata["user"]["facts"]]
-    made = [calls(call) for call in gold_calls(metadata)]
-    question: tuple[Message, ...] = says(f"Please write: {', '.join(words)}?")
-    return (*question, *(message for script in made for message in script))
+    acts = (message for call in gold_calls(metadata) for message in calls(call))
+    return (*says(f"Please write: {', '.join(words)}?"), *acts)
 
 
 def _references(metadata: Record) -> set[str]:
@@ -277,9 +270,9 @@ def _given(text: str) -> set[str]:
 
 
 def _are_texts(given: Any) -> bool:
-    if not isinstance(given, list):
-        return False
-    return all(isinstance(text, str) and text for text in cast(list[Any], given))
+    return isinstance(given, list) and all(
+        isinstance(text, str) and text for text in cast(list[Any], given)
+    )
 
 
 def _letters(text: str) -> str:
@@ -303,12 +296,11 @@ def _bank(rng: random.Random) -> Tables:
         owner, code = f"customers-{number}", str(rng.randint(1000, 9999))
         tables["customers"][owner] = {"name": name, "code": code, "note": notes[number - 1]}
         for place, kind in enumerate(("current", "savings"), 2 * number):
-            account, own = f"accounts-{place}", {"customer": owner}
+            own, account = {"customer": owner}, f"accounts-{place}"
             card = {"account": account, "kind": "debit" if place % 2 else "credit"}
             fee = {"kind": kind, "amount": rng.randint(2, 30), "refunded": False}
             day = rng.randint(340, 399) if place % 2 else rng.randint(200, 339)
-            balance = {"kind": kind, "balance": rng.randint(1500, 4000)}
-            tables["accounts"][account] = own | balance
+            tables["accounts"][account] = own | {"kind": kind, "balance": rng.randint(1500, 4000)}
             tables["cards"][f"cards-{place}"] = own | card | {"status": "active"}
             tables["fees"][f"fees-{place}"] = own | fee | {"day": day}
     return tables | {"session": {}}
@@ -317,33 +309,30 @@ def _bank(rng: random.Random) -> Tables:
 def _lost(rng: random.Random, _: Tables) -> Scene:
     place, kind = rng.choice(((4, "credit"), (5, "debit")))
     facts = [{"words": ["card", "which"], "text": f"It is the {kind} card."}]
-    made: list[Call] = [
-        ("block_card", {"card": f"cards-{place}"}),
-        ("order_card", {"account": f"accounts-{place}"}),
-    ]
-    return "I have lost a card.", facts, made, [], []
+    block = "block_card", {"card": f"cards-{place}"}
+    order = "order_card", {"account": f"accounts-{place}"}
+    return "I have lost a card.", facts, [block, order], [], []
 
 
 def _move(rng: random.Random, _: Tables) -> Scene:
     amount = rng.randint(20, 1000)
-    wanted = ("transfer", {"source": "accounts-4", "target": "accounts-5", "amount": amount})
+    wanted = "transfer", {"source": "accounts-4", "target": "accounts-5", "amount": amount}
     facts = [{"words": ["amount", "much"], "text": f"I want to move {amount}."}]
     opening = "Please move money from my current account to my savings."
     if amount <= 500:
         return opening, facts, [wanted], [], []
-    made: list[Call] = [("open_case", {"kind": "transfer_limit"})]
-    return opening, facts, made, ["Then do it in two halves, please."], [wanted]
+    case = "open_case", {"kind": "transfer_limit"}
+    return opening, facts, [case], ["Then do it in two halves, please."], [wanted]
 
 
 def _fee(rng: random.Random, tables: Tables) -> Scene:
     place, kind = rng.choice(((4, "current"), (5, "savings")))
-    fee = f"fees-{place}"
+    opening, wanted = "I want a fee back.", ("refund_fee", {"fee": f"fees-{place}"})
     facts = [{"words": ["which", "account"], "text": f"The one on my {kind} account."}]
-    if tables["fees"][fee]["day"] >= 340:
-        return "I want a fee back.", facts, [("refund_fee", {"fee": fee})], [], []
-    made: list[Call] = [("open_case", {"kind": "fee_review"})]
-    asides = ["My friend got hers back. Please."]
-    return "I want a fee back.", facts, made, asides, [("refund_fee", {"fee": fee})]
+    if tables["fees"][f"fees-{place}"]["day"] >= 340:
+        return opening, facts, [wanted], [], []
+    case = "open_case", {"kind": "fee_review"}
+    return opening, facts, [case], ["My friend got hers back. Please."], [wanted]
 
 
 def _stranger(_: random.Random, __: Tables) -> Scene:

@@ -6,20 +6,19 @@
 
     admitted = await admit(rows, environments, convert=gym_row)
 
-The server is in `agent_ref.name`, or is given. A server that no table entry reads, one that serves
-a benchmark, and a row that lacks what its verifier needs are dropped with a reason. Field names are
+The server is in `agent_ref.name`, or is given. Field names are
 NVIDIA's (NVIDIA-NeMo/Gym, resources_servers/*/app.py).
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from posttrain.errors import DataError
 from posttrain.jsontext import load_json
 from reward.environments.code import MOST_TESTS
-from reward.environments.constraints import CONSTRAINTS
 
 Row = Mapping[str, Any]
 Fields = dict[str, Any]
@@ -68,24 +67,25 @@ def server_of(row: Row) -> str:
 
 def _messages(item: Fields) -> list[Fields]:
     """An item of the Responses API as messages of the chat API; reasoning is not carried."""
-    kind = item.get("type", "message")
-    if kind == "reasoning":
-        return []
-    if kind == "function_call":
-        function = {"name": item["name"], "arguments": item["arguments"]}
-        call = {"id": item["call_id"], "type": "function", "function": function}
-        return [{"role": "assistant", "content": "", "tool_calls": [call]}]
-    if kind == "function_call_output":
-        return [{"role": "tool", "content": item["output"], "tool_call_id": item["call_id"]}]
-    if kind != "message":
-        raise DataError(f"an input item of type {kind!r}")
-    role = {"developer": "system"}.get(item["role"], item["role"])
-    content = item["content"]
+    match item.get("type", "message"):
+        case "reasoning":
+            return []
+        case "function_call":
+            function = {"name": item["name"], "arguments": item["arguments"]}
+            call = {"id": item["call_id"], "type": "function", "function": function}
+            return [{"role": "assistant", "content": "", "tool_calls": [call]}]
+        case "function_call_output":
+            return [{"role": "tool", "content": item["output"], "tool_call_id": item["call_id"]}]
+        case "message":
+            content = item["content"]
+        case kind:
+            raise DataError(f"an input item of type {kind!r}")
     if isinstance(content, list):
         parts = cast(list[Fields], content)
         if bad := [p["type"] for p in parts if p["type"] not in ("input_text", "output_text")]:
             raise DataError(f"content of type {bad[0]!r}")
         content = "".join(part["text"] for part in parts)
+    role = "system" if item["role"] == "developer" else item["role"]
     return [{"role": role, "content": content}]
 
 
@@ -105,10 +105,8 @@ def _joined(messages: list[Fields]) -> list[Fields]:
 def _tool(tool: Fields) -> Fields:
     if tool.get("type") != "function":
         raise DataError(f"a tool of type {tool.get('type')!r}")
-    function = {
-        k: tool[k] for k in ("name", "description", "parameters") if tool.get(k) is not None
-    }
-    return {"type": "function", "function": function}
+    kept = ("name", "description", "parameters")
+    return {"type": "function", "function": {k: tool[k] for k in kept if tool.get(k) is not None}}
 
 
 # -- servers ---------------------------------------------------------------------------------------
@@ -116,26 +114,23 @@ def _tool(tool: Fields) -> Fields:
 
 def _text(answer: Any) -> str:
     """An answer; JSON text of a list or an object stands for its first value."""
+    value: Any = None
     if isinstance(answer, str) and answer.lstrip()[:1] in ("[", "{"):
-        try:
+        with contextlib.suppress(ValueError):
             value = load_json(answer)
-        except ValueError:
-            return answer
-        found: list[Any] = (
-            list(cast(Fields, value).values()) if answer.lstrip()[0] == "{" else value
-        )
-        return str(found[0])
-    return str(answer)
+    if isinstance(value, dict):
+        value = list(cast(Fields, value).values())
+    return str(answer if value is None else value[0])
 
 
 def _multiple_choice(row: Row) -> tuple[str, Fields]:
     options: Fields = {}
     for option in row["options"]:
         options |= option
-    template: Fields = row.get("template_metadata") or {}
     metadata: Fields = {"options": options}
-    if template.get("output_regex"):
-        metadata["output_regex"] = template["output_regex"]
+    template: Fields = row.get("template_metadata") or {}
+    if pattern := template.get("output_regex"):
+        metadata["output_regex"] = pattern
     return "multiple_choice", {"gold": row["expected_answer"], "metadata": metadata}
 
 
@@ -170,9 +165,8 @@ def _tool_call(row: Row) -> tuple[str, Fields]:
 
 
 def _call(call: Fields) -> Fields:
-    arguments = call["arguments"]
-    own = load_json(arguments) if isinstance(arguments, str) else arguments
-    return {"name": call["name"], "arguments": own}
+    own = call["arguments"]
+    return {"name": call["name"], "arguments": load_json(own) if isinstance(own, str) else own}
 
 
 def _instruction_following(row: Row) -> tuple[str, Fields]:
@@ -183,7 +177,6 @@ def _instruction_following(row: Row) -> tuple[str, Fields]:
             raise DataError(f"constraint {name} has no checker")
         given: Fields = arguments or {}
         constraints += _constraints(name, {k: v for k, v in given.items() if v is not None})
-    assert all(one["kind"] in CONSTRAINTS for one in constraints)
     grading = {"binary": "all", "fraction": "fraction"}[task.get("grading_mode") or "binary"]
     return "instruction_following", {"metadata": {"constraints": constraints, "grading": grading}}
 
@@ -219,27 +212,19 @@ SERVERS: dict[str, Callable[[Row], tuple[str, Fields]]] = {
 # -- instructions ----------------------------------------------------------------------------------
 
 
-def _bound(number: Any, relation: str | None) -> Fields:
-    """IFEval's relations; "less than" is one less at most."""
-    match relation:
-        case "at least":
-            return {"at_least": int(number)}
-        case "less than" | "at most":
-            return {"at_most": int(number) - (relation == "less than")}
-        case _:
-            raise DataError(f"relation {relation!r}")
-
-
 def _constraints(name: str, given: Fields) -> list[Fields]:
-    """Ours for one of theirs."""
+    """Ours for one of theirs; IFEval's "less than" is one less at most."""
     kind, arguments = INSTRUCTIONS[name]
     fields: Fields = {"kind": kind}
     for own, theirs in arguments.items():
-        if isinstance(theirs, tuple):
-            number, relation = cast(tuple[str, str], theirs)
-            fields |= _bound(given[number], given[relation])
-        else:
+        if not isinstance(theirs, tuple):
             fields[own] = given[theirs] if isinstance(theirs, str) else theirs
+            continue
+        number, relation = (given[key] for key in cast(tuple[str, str], theirs))
+        if relation not in ("at least", "at most", "less than"):
+            raise DataError(f"relation {relation!r}")
+        bound = "at_least" if relation == "at least" else "at_most"
+        fields[bound] = int(number) - (relation == "less than")
     if kind == "paragraph_start":
         return [{"kind": "paragraphs", "exactly": given["num_paragraphs"]}, fields]
     return [fields]

@@ -6,8 +6,7 @@
 
 Equivalence is judged in both orders, and counts where both say so; a judge that contradicts itself
 leaves the answer unscored. A rubric passes if every item is as its `pass_criteria` says. A label
-that cannot be read is no 0, and neither is a call that fails: both are unscored. Rows are read
-without a judge, unless they bring an answer to a rubric.
+that cannot be read and a call that fails leave it unscored too.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from posttrain.records import Message, Score
 from posttrain.rollouts import Completion, Prompt, metadata_of
 from posttrain.sampling.sampler import Request, seed_of
 from reward.environments.base import RLVREnvironment, Script, says
-from reward.graders.base import one_line
+from reward.graders.base import one_line, unscored
 from reward.judge.judge import JudgeSampler
 from reward.judge.prompt import look_alikes, quoted, shown_answer
 from reward.judge.verdict import last_object
@@ -47,9 +46,7 @@ PROMPT_DIGEST = digest_of([_TASK, _EQUIVALENCE, _RUBRIC])  # of all that a judge
 class LabelJudge:
     """A model that is asked for one boolean; the same text gets the same seeds.
 
-    Args:
-        sampling: of a judgement.
-        retries: further calls, with other seeds, where a label cannot be read.
+    `retries` are further calls, with other seeds, where a label cannot be read.
     """
 
     def __init__(
@@ -93,35 +90,28 @@ class JudgedEnvironment(RLVREnvironment):
     def __init__(self, judge: LabelJudge | None = None) -> None:
         self._judge = judge
 
-    @property
-    def judge(self) -> LabelJudge:
-        """Raises ConfigError where there is none."""
+    async def label(
+        self, task: str, parts: Sequence[tuple[str, str]], *, label: str
+    ) -> bool | None:
+        """As `LabelJudge.label`. Raises ConfigError where there is no judge."""
         if self._judge is None:
             raise ConfigError(f"the environment {self.name} needs a judge model: set judge:")
-        return self._judge
-
-
-def _unread(answer: str, problem: str) -> Score:
-    return Score(None, one_line(answer), f"unscored: {problem}", "verifier_error")
+        return await self._judge.label(task, parts, label=label)
 
 
 class EquivalenceEnvironment(JudgedEnvironment):
-    """Whether the final answer says what the gold says."""
-
     name = "equivalence"
 
     def malformed(self, prompt: Prompt) -> str | None:
-        """No gold."""
         return None if prompt.gold is not None and prompt.gold.strip() else "no gold"
 
     async def score(self, prompt: Prompt, completion: Completion) -> Score:
-        """1 or 0 where both orders agree; the gold itself needs no judge."""
         answer, gold = shown_answer(completion), prompt.gold or ""
         if _plain(answer) == _plain(gold):
             return Score(1.0, one_line(answer), "the gold word for word")
         question = "\n".join(message.content for message in prompt.messages)
         labels = [
-            await self.judge.label(
+            await self.label(
                 _EQUIVALENCE,
                 [("the question", question), ("answer A", first), ("answer B", second)],
                 label="equivalent",
@@ -129,43 +119,38 @@ class EquivalenceEnvironment(JudgedEnvironment):
             for first, second in ((gold, answer), (answer, gold))
         ]
         if None in labels:
-            return _unread(answer, "no readable label")
+            return unscored(answer, "no readable label", "verifier_error")
         if labels[0] != labels[1]:
-            return _unread(answer, "the label changes with the order of the answers")
+            changes = "the label changes with the order of the answers"
+            return unscored(answer, changes, "verifier_error")
         said = "equivalent to" if labels[0] else "not"
         return Score(float(labels[0] is True), one_line(answer), f"{said} the gold, both orders")
 
     def gold(self, prompt: Prompt) -> Script:
-        """The gold itself."""
         return says(prompt.gold or "")
 
 
 class RubricEnvironment(JudgedEnvironment):
-    """Whether a response meets every item of a rubric."""
-
     name = "rubric"
 
     def malformed(self, prompt: Prompt) -> str | None:
-        """No items, or one that is no question with YES or NO."""
         for question, wanted in (items := _items(prompt)):
             if not question.strip() or wanted not in ("YES", "NO"):
                 return "rubric: an item has a question and pass_criteria YES or NO"
         return None if items else "rubric: no items"
 
     async def score(self, prompt: Prompt, completion: Completion) -> Score:
-        """1 if every item is met; unscored where the label of one cannot be read."""
         answer, missed = shown_answer(completion), 0
         turns = "\n".join(f"{m.role}: {m.content}" for m in prompt.messages)
         for question, wanted in _items(prompt):
             parts = [("the conversation", turns), ("the response", answer), ("the item", question)]
-            label = await self.judge.label(_RUBRIC, parts, label="yes")
+            label = await self.label(_RUBRIC, parts, label="yes")
             if label is None:
-                return _unread(answer, "no readable label")
+                return unscored(answer, "no readable label", "verifier_error")
             missed += label != (wanted == "YES")
         return Score(float(not missed), one_line(answer), f"{missed} items not met")
 
     def gold(self, prompt: Prompt) -> Script | None:
-        """A response that the row brings; most bring none."""
         return says(prompt.gold) if prompt.gold else None
 
 

@@ -35,12 +35,8 @@ Starts = dict[int, int]  # event → minutes since midnight
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event; times in minutes since midnight.
-
-    Attributes:
-        earliest: start; `latest`: end.
-        after: events that have ended before it starts.
-    """
+    """One event that starts at `earliest` or later, ends at `latest` or earlier, both in minutes
+    since midnight, and starts when those in `after` have ended."""
 
     duration: int
     earliest: int
@@ -49,12 +45,9 @@ class Event:
 
 
 class SchedulingEnvironment(RLVREnvironment):
-    """Calendars of a day."""
-
     name = "scheduling"
 
     def malformed(self, prompt: Prompt) -> str | None:
-        """Constraints that are not understood, or that no calendar meets."""
         events = _events(prompt)
         if not 1 <= len(events) <= MOST_EVENTS:
             return f"events: 1 to {MOST_EVENTS}, found {len(events)}"
@@ -62,22 +55,19 @@ class SchedulingEnvironment(RLVREnvironment):
         return None
 
     def check(self, prompt: Prompt, completion: Completion) -> Score:
-        """Every constraint on the one list of the answer."""
-        answer, events = completion.answer, _events(prompt)
+        events = _events(prompt)
         try:
-            starts = _read(answer, events)
-        except ValueError as problem:
-            return Score(0.0, None, str(problem))
-        problem = _violation(events, starts)
-        return Score(float(problem is None), one_line(answer), problem or "meets every constraint")
+            problem = _violation(events, _read(completion.answer, events))
+        except ValueError as error:
+            return Score(0.0, None, str(error))
+        shown = one_line(completion.answer)
+        return Score(float(problem is None), shown, problem or "meets every constraint")
 
     def gold(self, prompt: Prompt) -> Script:
-        """The calendar in which every event starts as early as it can."""
         events = _events(prompt)
         return says(_written(events, _solve(events)))
 
     def wrong(self, prompt: Prompt) -> list[Script]:
-        """Late, lost, doubled, shortened, overlapping, hedged, boastful and many at once."""
         events = _events(prompt)
         starts = _solve(events)
         gold, key = _written(events, starts), min(starts)
@@ -99,7 +89,6 @@ class SchedulingEnvironment(RLVREnvironment):
         ]
 
     def row(self, seed: int, number: int) -> dict[str, Any]:
-        """Constraints taken from a calendar that meets them."""
         rng = random.Random(f"{seed}/scheduling/{number}")
         titles = rng.sample(TITLES, rng.randint(2, 7))
         order, now = rng.sample(range(len(titles)), len(titles)), 9 * 60
@@ -112,12 +101,9 @@ class SchedulingEnvironment(RLVREnvironment):
             first, last = start - rng.choice((15, 30, 60)), now + rng.choice((15, 30, 60))
             first, last = max(first, 9 * 60), min(last, 22 * 60)
             kind = rng.choice(("before", "after", "at", "between", "free", "follows"))
-            constraint = {
-                "before": f"before {_spoken(last)}",
-                "after": f"after {_spoken(first)}",
-                "at": f"at {_spoken(start)}",
-                "between": f"between {_spoken(first)} and {_spoken(last)}",
-            }.get(kind)
+            between = f"between {_spoken(first)} and {_spoken(last)}"
+            constraint = {"before": f"before {_spoken(last)}", "after": f"after {_spoken(first)}",
+                          "at": f"at {_spoken(start)}", "between": between}.get(kind)  # fmt: skip
             after = [before] if kind == "follows" and before is not None else []
             events[str(key)] = {"duration": length, "constraint": constraint, "after": after,
                                 "min_time": "09:00", "max_time": "22:00"}  # fmt: skip

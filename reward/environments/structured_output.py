@@ -4,11 +4,10 @@
      "gold": {"name": "Ada", "born": 1815},
      "metadata": {"schema": {…}, "format": "json", "fields": {"/name": "Ada", "/born": 1815}}}
 
-The schema is the one that the prompt shows, not a stricter one. Valid is not enough: with `fields`
-(JSON pointer → value, or the list of all values that are right) each has to be there, and without
-them a share of the values has to be in the prompt's words, so that filler does not win.
-`metadata.tool` names the tool to be called in format "tool_call", `payload` the argument that holds
-the object, where it is not all of the arguments.
+The schema is the one that the prompt shows. With `fields` (JSON pointer → value, or the list of all
+values that are right) each has to be there; without them a share of the values has to be in the
+prompt's words, so that filler does not win. `metadata.tool` names the tool to be called in format
+"tool_call", `payload` the argument that holds the object, where it is not all of the arguments.
 """
 
 from __future__ import annotations
@@ -35,12 +34,9 @@ GROUNDED = 0.25  # share of values in the prompt's words, where no fields are gi
 
 
 class StructuredOutputEnvironment(RLVREnvironment):
-    """An object that a schema describes, in one of three formats."""
-
     name = "structured_output"
 
     def malformed(self, prompt: Prompt) -> str | None:
-        """No schema, or one that is none; an unknown format; a tool that is not declared."""
         task = metadata_of(prompt)
         schema: Any = task.get("schema")
         kind = task.get("format")
@@ -57,15 +53,12 @@ class StructuredOutputEnvironment(RLVREnvironment):
         return None
 
     def gold(self, prompt: Prompt) -> Script | None:
-        """The gold in its format."""
         return None if prompt.gold is None else _written(prompt, json.loads(prompt.gold))
 
     def wrong(self, prompt: Prompt) -> list[Script]:
-        """Filler: values of the right types that are empty."""
         return [_written(prompt, filler(metadata_of(prompt)["schema"]))]
 
     def check(self, prompt: Prompt, completion: Completion) -> Score:
-        """Format, then schema, then content."""
         task = metadata_of(prompt)
         try:
             value = _read(task, completion)
@@ -81,17 +74,13 @@ class StructuredOutputEnvironment(RLVREnvironment):
         if fields := task.get("fields"):
             return _compare(value, fields, shown)
         share = grounded_share(value, prompt)
-        if share < GROUNDED:
-            return Score(0.0, shown, f"only {share:.0%} of the values are in the prompt's words")
-        return Score(1.0, shown, f"valid; {share:.0%} of the values are in the prompt's words")
+        start = "only" if share < GROUNDED else "valid;"
+        text = f"{start} {share:.0%} of the values are in the prompt's words"
+        return Score(float(share >= GROUNDED), shown, text)
 
 
 def _read(task: Mapping[str, Any], completion: Completion) -> Any:
-    """The value that a completion gives.
-
-    Raises:
-        ValueError, YAMLError, RecursionError: it is not in the requested format.
-    """
+    """The value that a completion gives. Raises ValueError, YAMLError or RecursionError."""
     made = completion.tool_calls
     if task["format"] == "tool_call":
         if len(made) != 1 or made[0].name != task["tool"]:
@@ -104,10 +93,9 @@ def _read(task: Mapping[str, Any], completion: Completion) -> Any:
         return cast(dict[str, Any], arguments)[payload]
     if made:
         raise ValueError("a tool call where text is expected")
-    text = completion.answer
-    if len(text) > LONGEST:
+    if len(completion.answer) > LONGEST:
         raise ValueError(f"longer than {LONGEST} characters")
-    text = unfenced(text)
+    text = unfenced(completion.answer)
     return load_json(text.strip()) if task["format"] == "json" else load_yaml(text)
 
 
@@ -139,11 +127,7 @@ for _tag, _pattern, _first in (
 
 
 def load_yaml(text: str) -> Any:
-    """The value of one YAML document, as JSON could hold it.
-
-    Raises:
-        ValueError, YAMLError: it is none.
-    """
+    """The value of one YAML document, as JSON could hold it. Raises ValueError or YAMLError."""
     value: Any = yaml.load(text, Loader=_PlainLoader)  # noqa: S506 - derived from SafeLoader
     return load_json(encode_json(value))
 
@@ -174,11 +158,7 @@ def _compare(value: Any, fields: Mapping[str, Any], shown: str) -> Score:
 
 
 def at_pointer(value: Any, pointer: str) -> Any:
-    """The value at a JSON pointer (RFC 6901).
-
-    Raises:
-        LookupError, ValueError: there is none.
-    """
+    """The value at a JSON pointer (RFC 6901). Raises LookupError or ValueError without one."""
     inner = value
     for part in pointer.split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")

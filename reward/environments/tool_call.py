@@ -6,9 +6,8 @@
 
 Parallel calls may come in any order. A call of the gold may have `accepts` (argument → all values
 that are right) and `optional` (arguments that may be left out). An expected message is one without
-calls that mentions one text of each group and none of `avoids`; a message with nothing to check is
-refused, and so is an argument of prose that no message holds word by word: it has no one right
-wording.
+calls that mentions one text of each group and none of `avoids`. Refused are a message with nothing
+to check, and an argument of prose that no message holds word by word.
 """
 
 from __future__ import annotations
@@ -33,12 +32,9 @@ Fields = Mapping[str, Any]
 
 
 class ToolCallEnvironment(RLVREnvironment):
-    """Single-step function calling."""
-
     name = "tool_call"
 
     def malformed(self, prompt: Prompt) -> str | None:
-        """A gold without calls or checkable message, with an undeclared tool, or with prose."""
         gold, tools = _gold(prompt), declared(prompt)
         if not tools:
             return "no tools"
@@ -56,7 +52,6 @@ class ToolCallEnvironment(RLVREnvironment):
         return None
 
     def gold(self, prompt: Prompt) -> Script:
-        """The gold's calls, or its message."""
         gold = _gold(prompt)
         if "message" in gold:
             mentioned = " ".join(str(group[0]) for group in gold["mentions"])
@@ -64,13 +59,11 @@ class ToolCallEnvironment(RLVREnvironment):
         return calls(*((call["name"], call["arguments"]) for call in gold["calls"]))
 
     def wrong(self, prompt: Prompt) -> list[Script]:
-        """No call where one is due, a call where none is."""
         if "message" not in _gold(prompt):
             return [says("Done.")]
         return [says("OK."), calls((next(iter(declared(prompt))), {}))]
 
     async def score(self, prompt: Prompt, completion: Completion) -> Score:
-        """The verdict; small values are compared, so no worker is needed."""
         step, gold = completion.steps[-1], _gold(prompt)
         if broken := _BROKEN & set(step.parsed.problems):
             return Score(0.0, None, f"calls that cannot be read: {', '.join(sorted(broken))}")
@@ -117,22 +110,22 @@ def _judge_message(gold: Fields, text: str, given: Sequence[Any]) -> Score:
         return Score(0.0, None, "a call where a message is expected")
     if len(text) > LONGEST_MESSAGE:
         return Score(0.0, None, f"a message of more than {LONGEST_MESSAGE} characters")
-    for group in gold["mentions"]:
-        if not any(_mentions(text, str(one)) for one in group):
-            return Score(0.0, text[:200], f"the message mentions none of {group}")
-    for avoided in gold.get("avoids") or ():
-        if _mentions(text, str(avoided)):
-            return Score(0.0, text[:200], f"the message mentions {avoided}")
+    problems = [
+        f"none of {group}"
+        for group in gold["mentions"]
+        if not any(_mentions(text, str(one)) for one in group)
+    ]
+    problems += [str(word) for word in gold.get("avoids") or () if _mentions(text, str(word))]
+    if problems:
+        return Score(0.0, text[:200], f"the message mentions {problems[0]}")
     return Score(1.0, text[:200], "a message that mentions what it has to")
 
 
 def _mentions(text: str, word: str) -> bool:
     """Whether a text has a word or phrase, not as a part of another word."""
     plain = _plain(word)
-    before, behind = (
-        r"(?<!\w)" if plain[0].isalnum() else "",
-        r"(?!\w)" if plain[-1].isalnum() else "",
-    )
+    before = r"(?<!\w)" if plain[0].isalnum() else ""
+    behind = r"(?!\w)" if plain[-1].isalnum() else ""
     return re.search(before + re.escape(plain) + behind, _plain(text)) is not None
 
 

@@ -101,12 +101,9 @@ ACTIONS = _actions()
 
 
 class WorkplaceEnvironment(RLVREnvironment):
-    """Requests of one to three parts to an office's mail, calendar, task board and customers."""
-
     name = "workplace"
 
     def malformed(self, prompt: Prompt) -> str | None:
-        """Tables or calls that cannot be replayed, a gold that changes nothing, no tools."""
         if prompt.tools is None:
             return "no tools"
         metadata = metadata_of(prompt)
@@ -118,20 +115,16 @@ class WorkplaceEnvironment(RLVREnvironment):
         return None
 
     def open(self, prompt: Prompt) -> Environment:
-        """The prompt's tables, as they are at first."""
         return World(metadata_of(prompt)["tables"], ACTIONS)
 
     async def score(self, prompt: Prompt, completion: Completion) -> Score:
-        """The final tables against those of the gold calls."""
         right = world.reaches_gold(metadata_of(prompt), completion, ACTIONS)
         return Score(float(right), None, "the gold's state" if right else "another final state")
 
     def gold(self, prompt: Prompt) -> Script:
-        """The gold calls at once."""
         return (*calls(*world.gold_calls(metadata_of(prompt))), *says("Done."))
 
     def wrong(self, prompt: Prompt) -> list[Script]:
-        """Nothing done, part of it, too much, at the wrong row, refused calls, and talk."""
         metadata = metadata_of(prompt)
         tables = metadata["tables"]
         gold = [call for call in world.gold_calls(metadata) if not call[0].startswith("search_")]
@@ -157,7 +150,6 @@ class WorkplaceEnvironment(RLVREnvironment):
         ]
 
     def row(self, seed: int, number: int) -> dict[str, Any]:
-        """An office and a request."""
         rng = random.Random(f"{seed}/workplace/{number}")
         tables = _office(rng)
         chosen = rng.sample(REQUESTS, rng.choices((1, 2, 3), (3, 2, 1))[0])

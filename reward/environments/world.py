@@ -5,8 +5,8 @@
     same_state(initial, expected, world.tables) → True
 
 A refused action changes nothing, and its result begins with "error:". States are compared as a
-whole, so that whatever else was changed on the way counts: rows that were there by their id, new
-rows by their content, text without regard to case and white space.
+whole: rows that were there by their id, new rows by their content, text without regard to case and
+white space.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from posttrain.environments.base import Tool
 from posttrain.jsontext import writable
 from posttrain.records import json_text
 from posttrain.rollouts import Completion
@@ -39,7 +40,7 @@ class Action:
         parameters: name → JSON schema, of type string or integer and with an optional `enum`.
         run: takes the tables and the arguments by name, returns text. Raises Refused before it
             has changed anything.
-        required: names of parameters; the others may be left out.
+        required: names of parameters.
     """
 
     name: str
@@ -49,28 +50,24 @@ class Action:
     required: tuple[str, ...]
 
     def schema(self) -> dict[str, Any]:
-        """The action as an OpenAI function schema."""
         parameters = {
             "type": "object",
             "properties": {name: dict(schema) for name, schema in self.parameters.items()},
             "required": list(self.required),
         }
-        function = {"name": self.name, "description": self.description, "parameters": parameters}
-        return {"type": "function", "function": function}
+        return Tool(self.name, self.description, parameters, self.run).schema()
 
     def check(self, arguments: Mapping[str, Any]) -> None:
         """Raise Refused where the arguments break the schema."""
-        for name in self.required:
-            if name not in arguments:
-                raise Refused(f"{self.name} needs {', '.join(self.required)}")
+        if not set(self.required) <= arguments.keys():
+            raise Refused(f"{self.name} needs {', '.join(self.required)}")
         for name, value in arguments.items():
             if name not in self.parameters:
                 raise Refused(f"{self.name} takes {', '.join(self.parameters)}")
             schema = self.parameters[name]
-            kind = int if schema["type"] == "integer" else str
-            if type(value) is not kind:  # to Python a boolean is an integer
+            if type(value) is not (int if schema["type"] == "integer" else str):  # nor a boolean
                 raise Refused(f"{name} is of type {schema['type']}")
-            if "enum" in schema and value not in schema["enum"]:
+            if value not in schema.get("enum", (value,)):
                 raise Refused(f"{name} is one of {', '.join(schema['enum'])}")
 
 
@@ -95,16 +92,13 @@ class World:
             return writable(f"error: {type(error).__name__}: {error}")
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """As `run`."""
         return self.run(name, arguments)
 
     def snapshot(self) -> str:
-        """JSON text of the tables."""
         # ASCII, since a model may have written half a surrogate pair
         return json.dumps({"tables": self.tables}, separators=(",", ":"))
 
-    async def close(self) -> None:
-        """There is nothing to release."""
+    async def close(self) -> None: ...
 
 
 def row_of(tables: Tables, table: str, key: str) -> Record:
@@ -152,17 +146,16 @@ def reaches_gold(metadata: Record, completion: Completion, actions: Sequence[Act
 
 def same_state(initial: Tables, expected: Tables, actual: Tables) -> bool:
     """Whether two states that came of `initial` are the same."""
-    return _comparable(initial, expected) == _comparable(initial, actual)
 
+    def comparable(tables: Tables) -> Record:
+        state: Record = {}
+        for table, rows in tables.items():
+            old = rows.keys() & initial.get(table, {}).keys()
+            new = Counter(json_text(_plain(rows[key])) for key in rows.keys() - old)
+            state[table] = {key: _plain(rows[key]) for key in old}, new
+        return state
 
-def _comparable(initial: Tables, tables: Tables) -> Record:
-    state: Record = {}
-    for table, rows in tables.items():
-        before = initial.get(table, {})
-        kept = {key: _plain(row) for key, row in rows.items() if key in before}
-        added = Counter(json_text(_plain(row)) for key, row in rows.items() if key not in before)
-        state[table] = kept, added
-    return state
+    return comparable(expected) == comparable(actual)
 
 
 def _plain(row: Record) -> Record:

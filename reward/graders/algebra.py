@@ -1,11 +1,8 @@
 """Whether two formulas are equal, by math-verify and a check of our own. Only inside a worker.
 
-equal("\\\\sqrt{8}", "2\\\\sqrt{2}") is True
-
-math-verify can take for ever, and says yes too easily here and there: it rounds, chops small
-differences, and takes two equations without solutions for the same. So decimals are made exact
-before it is called, and its yes about values has to hold at points to 25 digits, about relations up
-to a constant factor.
+math-verify can take for ever, and says yes too easily here and there: it rounds, and takes two
+equations without solutions for the same. So decimals are made exact before it is called, and its
+yes about values has to hold at points to 25 digits, about relations up to a constant factor.
 """
 
 from __future__ import annotations

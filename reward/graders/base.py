@@ -1,7 +1,5 @@
 """What every grader is, and the scores that all of them give alike.
 
-    grader.grade([Attempt(prompt, completion)]) → [Score(1.0, "56", "equal to the gold 56")]
-
 A grader that fails, times out, cannot read its gold, or finds no answer where the prompt requests
 no format, leaves the attempt unscored. An answer outside the requested format still counts.
 """
@@ -9,7 +7,7 @@ no format, leaves the attempt unscored. An answer outside the requested format s
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -36,6 +34,22 @@ class Grader(Protocol):
     def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
         """One score an attempt, in order."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlainGrader:
+    """A grader of two functions that always end: a prompt's drop reason, and an answer's score."""
+
+    refusal: Callable[[Prompt], str | None]
+    score: Callable[[Attempt], Score]
+
+    def refuse(self, prompts: Sequence[Prompt]) -> list[str | None]:
+        """Per prompt: the drop reason, or None."""
+        return [self.refusal(prompt) for prompt in prompts]
+
+    def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
+        """One score an attempt."""
+        return [before_reading(attempt) or self.score(attempt) for attempt in attempts]
 
 
 # name → how a prompt asks for it, what an answer in it holds
@@ -73,8 +87,7 @@ def before_reading(attempt: Attempt) -> Score | None:
 def no_answer(attempt: Attempt) -> Score:
     """The score of a completion in which no answer is found.
 
-    It is wrong if it is empty, or lacks the format that its prompt asks for. Otherwise the answer
-    may stand where it is not looked for, or be written as it is not read.
+    It is wrong if it is empty, or lacks the format that its prompt asks for.
     """
     answer, prompt = attempt.completion.answer, attempt.prompt
     if not answer.strip():
@@ -88,9 +101,7 @@ def no_answer(attempt: Attempt) -> Score:
         return unscored(None, "no answer found; the prompt asks for no format")
     formats = " or ".join(names)
     if used:
-        return unscored(
-            None, f"no answer that can be read in the {formats} that the prompt asks for"
-        )
+        return unscored(None, f"no answer that can be read in the {formats} of the prompt")
     return Score(0.0, None, f"no answer found; the prompt asks for {formats}")
 
 
@@ -108,6 +119,6 @@ def unscored(answer: str | None, problem: str, failure: FailureKind | None = Non
 
 
 def one_line(text: str) -> str:
-    """The text on one line, shortened in the middle of nothing: its head, and "…"."""
+    """The text on one line, shortened to its head and "…"."""
     line = " ".join(text.split())
     return line if len(line) <= SHOWN else line[: SHOWN - 1] + "…"

@@ -1,8 +1,7 @@
 """One of a prompt's options, a given text, or references that the answer has to contain.
 
-Prompt(gold="B", metadata='{"options":{"A":"3","B":"4"}}')
-metadata may hold `output_regex`, a pattern or several, tried before anything else: the last match
-of the first that matches, whatever its case, and of that its first group.
+`output_regex` of metadata, a pattern or several, is tried before anything else: the last match of
+the first that matches, whatever its case, and of that its first group.
 """
 
 from __future__ import annotations
@@ -15,10 +14,18 @@ from typing import Any, cast
 
 from posttrain.records import Score
 from posttrain.rollouts import Prompt, metadata_of
-from reward.graders.base import Attempt, before_reading, no_answer, one_line, unscored, verdict
+from reward.graders.base import (
+    Attempt,
+    PlainGrader,
+    before_reading,
+    no_answer,
+    one_line,
+    unscored,
+    verdict,
+)
 from reward.graders.final_answer import LABEL, LINE, TAG, answer_places, joined_boxes
 from reward.graders.tidy import bare, tidy
-from reward.graders.workers import SHARED_WORKERS, Job, JobResult, JobRunner
+from reward.graders.workers import JobResult, RunJobs, run_shared
 
 Options = Mapping[str, str]
 SEVERAL = ""  # in place of a letter: several options are chosen
@@ -27,26 +34,26 @@ SEVERAL = ""  # in place of a letter: several options are chosen
 class MultipleChoice:
     """Accepts the gold's letter, or the gold option's text."""
 
-    def __init__(self, *, workers: JobRunner = SHARED_WORKERS) -> None:
-        self._workers = workers
+    def __init__(self, *, run: RunJobs = run_shared) -> None:
+        self._run = run
 
     def refuse(self, prompts: Sequence[Prompt]) -> list[str | None]:
         """No options, a gold that is none of them, equal options, or a pattern that is none."""
-        tried = self._run([("last_match", [patterns_of(p), ""]) for p in prompts])
+        tried = self._matches([(prompt, "") for prompt in prompts])
         return [_refusal(prompt, t.problem) for prompt, t in zip(prompts, tried, strict=True)]
 
     def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
         """One score an attempt."""
-        matches = self._run(
-            [("last_match", [patterns_of(a.prompt), a.completion.answer]) for a in attempts]
-        )
+        matches = self._matches([(a.prompt, a.completion.answer) for a in attempts])
         pairs = zip(attempts, matches, strict=True)
         return [before_reading(attempt) or _grade(attempt, match) for attempt, match in pairs]
 
-    def _run(self, jobs: Sequence[Job]) -> list[JobResult]:
-        """The results of those that have patterns; they are the data's, and may not end."""
-        done = iter(self._workers.run([job for job in jobs if job[1][0]]))
-        return [next(done) if job[1][0] else JobResult(None) for job in jobs]
+    def _matches(self, answers: Sequence[tuple[Prompt, str]]) -> list[JobResult]:
+        """What each prompt's patterns match; they are the data's, and may not end."""
+        patterns = [patterns_of(prompt) for prompt, _ in answers]
+        jobs = zip(patterns, answers, strict=True)
+        done = iter(self._run([("last_match", [own, answer]) for own, (_, answer) in jobs if own]))
+        return [next(done) if own else JobResult(None) for own in patterns]
 
 
 def options_of(prompt: Prompt) -> dict[str, str]:
@@ -200,18 +207,6 @@ def _plain(text: str) -> str:
     return bare(text).strip("\"' ").lower()
 
 
-class Exact:
-    """Accepts the gold's text: white space aside, and case where `ignore_case` is true."""
-
-    def refuse(self, prompts: Sequence[Prompt]) -> list[str | None]:
-        """No gold, or one that is read as something else."""
-        return [_refuse_text(prompt) for prompt in prompts]
-
-    def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
-        """One score an attempt."""
-        return [before_reading(attempt) or _grade_text(attempt) for attempt in attempts]
-
-
 def _refuse_text(prompt: Prompt) -> str | None:
     if prompt.gold is None or not prompt.gold.strip():
         return "no_gold"
@@ -232,35 +227,28 @@ def _grade_text(attempt: Attempt) -> Score:
     return verdict(one == other, answer, gold)
 
 
-class Contains:
+def exact() -> PlainGrader:
+    """Accepts the gold's text: white space aside, and case where `ignore_case` is true."""
+    return PlainGrader(_refuse_text, _grade_text)
+
+
+def contains(*, enough: bool) -> PlainGrader:
     """The share of the prompt's `outputs` that the answer contains, whatever their case.
 
-    These are RULER's metrics (NVIDIA/RULER, scripts/eval/synthetic/constants.py), but that a
-    completion which a limit ended is wrong.
-
-    Args:
-        enough: one of them counts as all: RULER's metric of its question answering tasks.
+    RULER's metrics (NVIDIA/RULER, scripts/eval/synthetic/constants.py), but that a completion which
+    a limit ended is wrong. With `enough` one of them counts as all: its metric of questions.
     """
 
-    def __init__(self, *, enough: bool) -> None:
-        self._enough = enough
-
-    def refuse(self, prompts: Sequence[Prompt]) -> list[str | None]:
-        """No list of texts."""
-        return [None if _references(prompt) else "no_outputs" for prompt in prompts]
-
-    def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
-        """One score an attempt."""
-        return [before_reading(attempt) or self._grade(attempt) for attempt in attempts]
-
-    def _grade(self, attempt: Attempt) -> Score:
+    def grade(attempt: Attempt) -> Score:
         references, answer = _references(attempt.prompt), attempt.completion.answer.lower()
         if not references:
             return unscored(None, "the prompt has no outputs", "malformed_row")
         found = [text for text in references if text.lower() in answer]
-        share = float(bool(found)) if self._enough else len(found) / len(references)
+        share = float(bool(found)) if enough else len(found) / len(references)
         why = f"{len(found)} of {len(references)} references"
         return Score(share, one_line(", ".join(found)) or None, why)
+
+    return PlainGrader(lambda prompt: None if _references(prompt) else "no_outputs", grade)
 
 
 def _references(prompt: Prompt) -> list[str]:

@@ -1,14 +1,9 @@
 """The graders "ifeval" and "ifbench": every constraint of a prompt, as the benchmarks check it.
 
-    Prompt(metadata='{"instruction_id_list":["punctuation:no_comma"],"kwargs":[{}]}', …)
-    → Score(1.0, None, "all 1 constraints", figures={"loose": 1.0, "constraints": 1.0,
-      "constraints_loose": 1.0})
-
-The value is strict and of the whole prompt: 1 where every constraint holds for the answer as it
-is. `loose` is the same where a first line, a last line or asterisks may be left out; the other two
-are shares of constraints. The checkers are those of if-verifiable (extra `eval-suite`), which come
-from the benchmarks' own code, and run in worker processes. A prompt whose constraints cannot be
-checked here, for want of an argument or of NLTK's data, is refused.
+The value is 1 where every constraint holds for the answer as it is. Of the figures, `loose` is the
+same where a first line, a last line or asterisks may be left out; the other two are shares of
+constraints. The checkers are those of if-verifiable (extra `eval-suite`), which come from the
+benchmarks' own code, and run in workers. A prompt that cannot be checked here is refused.
 """
 
 from __future__ import annotations
@@ -20,7 +15,7 @@ from typing import Any, cast
 from posttrain.records import Score
 from posttrain.rollouts import Prompt, metadata_of
 from reward.graders.base import Attempt, before_reading, unscored
-from reward.graders.workers import SHARED_WORKERS, JobResult, JobRunner
+from reward.graders.workers import JobResult, RunJobs, run_shared
 
 PACKAGE = "if_verifiable"
 NLTK_DATA = "nltk_data_missing: python -m nltk.downloader punkt_tab"
@@ -37,13 +32,13 @@ class Constraints:
         benchmark: "ifeval" or "ifbench": whose checkers.
     """
 
-    def __init__(self, benchmark: str, *, workers: JobRunner = SHARED_WORKERS) -> None:
-        self._benchmark, self._workers = benchmark, workers
+    def __init__(self, benchmark: str, *, run: RunJobs = run_shared) -> None:
+        self._benchmark, self._run = benchmark, run
 
     def refuse(self, prompts: Sequence[Prompt]) -> list[str | None]:
         """Unknown constraints, missing arguments, or data of NLTK that is not installed."""
         checks = [_checks(prompt) for prompt in prompts]
-        results = iter(self._run([(check, _PROBE) for check in checks if check]))
+        results = iter(self._check([(check, _PROBE) for check in checks if check]))
         return [next(results)[1] if check else "no_constraints" for check in checks]
 
     def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
@@ -51,12 +46,12 @@ class Constraints:
         scores = [_unchecked(attempt) for attempt in attempts]
         pairs = list(zip(attempts, scores, strict=True))
         jobs = [(_checks(a.prompt) or [], a.completion.answer) for a, score in pairs if not score]
-        checked = iter(self._run(jobs))
+        checked = iter(self._check(jobs))
         return [score or _score(attempt, *next(checked)) for attempt, score in pairs]
 
-    def _run(self, jobs: Sequence[tuple[list[Any], str]]) -> list[tuple[JobResult, str | None]]:
+    def _check(self, jobs: Sequence[tuple[list[Any], str]]) -> list[tuple[JobResult, str | None]]:
         """Per check and answer: what the worker found, and the problem."""
-        results = self._workers.run(
+        results = self._run(
             [("constraints", [self._benchmark, *check, answer]) for check, answer in jobs]
         )
         return [(r, r.problem or cast(dict[str, Any], r.value)["problem"]) for r in results]

@@ -1,8 +1,4 @@
-"""The graders "math" and "numeric": numbers exactly and at once, formulas in workers.
-
-Math().grade([Attempt(prompt with gold "1/2", completion ending in \\\\boxed{0.5})])
-→ [Score(1.0, "0.5", "equal to the gold 1/2")]
-"""
+"""The graders "math" and "numeric": numbers exactly and at once, formulas in workers."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from reward.graders.base import Attempt, before_reading, no_answer, one_line, un
 from reward.graders.final_answer import find_answer, numbers_beside, reads_as_math
 from reward.graders.numbers import read_number, same_number
 from reward.graders.tidy import bare
-from reward.graders.workers import SHARED_WORKERS, JobResult, JobRunner
+from reward.graders.workers import JobResult, RunJobs, run_shared
 
 Comparison = tuple[str, str, float | None]  # gold, answer, tolerance
 LONGEST = 2000  # characters of an answer
@@ -34,8 +30,8 @@ class Math:
 
     numbers_only = False
 
-    def __init__(self, *, workers: JobRunner = SHARED_WORKERS) -> None:
-        self._workers = workers
+    def __init__(self, *, run: RunJobs = run_shared) -> None:
+        self._run = run
 
     def refuse(self, prompts: Sequence[Prompt]) -> list[str | None]:
         """No gold, one that cannot be read, or one that is not accepted as its own answer."""
@@ -86,7 +82,7 @@ class Math:
                 formulas[comparison] = [gold, answer]
             else:
                 results[comparison] = JobResult(equal)
-        done = self._workers.run([("equal", arguments) for arguments in formulas.values()])
+        done = self._run([("equal", arguments) for arguments in formulas.values()])
         results.update(zip(formulas, done, strict=True))
         return results
 

@@ -1,12 +1,10 @@
 """The worker process: comparisons and patterns that may never end, one job at a time.
 
     python -m reward.graders.worker_main CPU_SECONDS BYTES
+    stdin ["equal", ["x", "x"]] → stdout {"value": true}, a line each
 
-    stdin   ["equal", ["\\\\sqrt{8}", "2\\\\sqrt{2}"]]     one line a job
-    stdout  {"value": true}                          one line an answer
-
-The kernel itself ends the process when a job has used its CPU seconds: no Python code has to run
-for that, so neither a loop in C nor the death of the parent leaves anything behind.
+The kernel itself ends the process when a job has used its CPU seconds: neither a loop in C nor the
+death of the parent leaves anything behind.
 """
 
 from __future__ import annotations
@@ -33,13 +31,7 @@ from reward.graders.workers import Job, JobResult
 
 
 def last_match(patterns: Sequence[str], text: str) -> str | None:
-    """Last match of the first pattern that matches: its first group, or all of it.
-
-    Case does not count. None where no pattern matches.
-
-    Raises:
-        re.error: one of them is no pattern.
-    """
+    """Last match of the first pattern that matches, case aside: its first group, or all of it."""
     for pattern in [re.compile(pattern, re.IGNORECASE) for pattern in patterns]:
         for match in deque(pattern.finditer(text), maxlen=1):
             return next((group for group in match.groups() if group is not None), match[0])
@@ -54,18 +46,15 @@ def verify(environment: str, prompt: dict[str, Any], completion: dict[str, Any])
     return [score.value, score.answer, score.explanation, score.failure]
 
 
-class InlineRunner:
-    """What `Workers` are, inside one: the job at hand is the one to be killed."""
-
-    def run(self, jobs: Sequence[Job]) -> list[JobResult]:
-        """One result a job, in order."""
-        results: list[JobResult] = []
-        for name, arguments in jobs:
-            try:
-                results.append(JobResult(JOBS[name](*arguments)))
-            except Exception as error:  # noqa: BLE001 - whatever algebra raises is that job's own
-                results.append(JobResult(None, f"{type(error).__name__}: {error}"[:200]))
-        return results
+def run_inline(jobs: Sequence[Job]) -> list[JobResult]:
+    """As `Workers.run`, inside one: the job at hand is the one to be killed."""
+    results: list[JobResult] = []
+    for name, arguments in jobs:
+        try:
+            results.append(JobResult(JOBS[name](*arguments)))
+        except Exception as error:  # noqa: BLE001 - whatever algebra raises is that job's own
+            results.append(JobResult(None, f"{type(error).__name__}: {error}"[:200]))
+    return results
 
 
 JOBS: dict[str, Callable[..., Any]] = {
@@ -97,7 +86,7 @@ def main() -> None:
             return
         name, arguments = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
-        [result] = InlineRunner().run([(name, arguments)])
+        [result] = run_inline([(name, arguments)])
         signal.setitimer(signal.ITIMER_PROF, 0)
         print(json.dumps(asdict(result)), file=answers, flush=True)
 

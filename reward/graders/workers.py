@@ -18,15 +18,16 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from posttrain.records import FailureKind
 
 Job = tuple[str, list[Any]]  # a name in worker_main.JOBS, and its arguments
+RunJobs = Callable[[Sequence[Job]], "list[JobResult]"]  # one result a job, in order
 START_SECONDS = 120.0  # importing the algebra from a slow disk
 MEMORY = 4 << 30  # bytes of address space
 ROOT = str(Path(__file__).resolve().parents[2])
@@ -130,14 +131,6 @@ class Worker:
                 stream.close()
 
 
-class JobRunner(Protocol):
-    """`Workers`, or what stands in for them inside a worker."""
-
-    def run(self, jobs: Sequence[Job]) -> list[JobResult]:
-        """One result a job, in order."""
-        ...
-
-
 class Workers:
     """A few worker processes, started as they are needed. Thread-safe."""
 
@@ -190,3 +183,4 @@ class Workers:
 
 # what all graders of a process share; nothing starts before it is used
 SHARED_WORKERS = Workers(size=min(8, os.cpu_count() or 1))
+run_shared: RunJobs = SHARED_WORKERS.run

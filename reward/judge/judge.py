@@ -6,9 +6,8 @@
     → [Judgement(verdict=Verdict(5, 1, 1), votes=(Vote(…),))]
 
 A server gets every request at once, within its client's bound; a model in this process gets them
-in fixed chunks, so that what a killed run had finished need not be done again and the rest comes
-out the same. The order of the comparisons, and what else is judged, changes no request: its seeds
-come from its content.
+in fixed chunks, so that a killed run goes on with the same ones. The order of the comparisons, and
+what else is judged, changes no request: its seeds come from its content.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from posttrain.errors import ConfigError
 from posttrain.runs import MANIFEST, Parent, parent_of, read_artifact
 from posttrain.sampling.rollout import gather_or_cancel
 from posttrain.sampling.sampler import Sampler
-from reward.judge.cache import VerdictCache
 from reward.judge.prompt import judging_messages, layout_for
 from reward.judge.votes import (
     Comparison,
     JudgeCosts,
     Judgement,
     RequestSettings,
+    VerdictCache,
     Vote,
     VoteRequest,
     averaged,
@@ -43,10 +42,9 @@ from reward.judge.votes import (
 
 @dataclass(frozen=True, slots=True)
 class JudgeSampler:
-    """One model that judges, and how it is prompted.
+    """One model that judges, prompted in a layout of `LAYOUTS`.
 
     Attributes:
-        layout: a name of `LAYOUTS`.
         at_once: requests under way with a server; None: all, within its client's bound.
         tokens: special tokens of its tokenizer; () where a server hides them.
     """
@@ -61,11 +59,7 @@ class JudgeSampler:
 def judge_sampler(
     model: JudgeModel, sampler: Sampler, *, template: str | None, tokens: tuple[str, ...] = ()
 ) -> JudgeSampler:
-    """A recipe's model as a judge.
-
-    Args:
-        template: source of its chat template; None where a server hides it.
-        tokens: special tokens of its tokenizer; () where a server hides them.
+    """A recipe's model as a judge; `template` is None and `tokens` () where a server hides them.
 
     Raises:
         ConfigError: as `layout_for`; or the checkpoint was trained as a judge in another layout.
@@ -119,17 +113,12 @@ class GenRmJudge:
         }
 
     def keep_failures(self) -> None:
-        """What failed so far stays so on a resume: call it once that is known to be tolerable."""
+        """What failed so far stays so on a resume."""
         if self._cache is not None:
             self._cache.keep_failures()
 
     async def judge(self, comparisons: Sequence[Comparison], *, seed: int) -> list[Judgement]:
         """One judgement a comparison, in order; equal prompts share their votes.
-
-        Args:
-            comparisons: every call they take is awaited before this returns.
-            seed: of the step; the same comparisons under the same seed get the same judgements
-                from a model that answers the same.
 
         Raises:
             ConfigError: a model that cannot answer anything (wrong key, wrong address).
@@ -169,10 +158,10 @@ class GenRmJudge:
         votes: list[Vote] = []
         for request in answered:
             assert request.vote is not None, "a request was left open"
-            vote = request.vote
+            votes.append(request.vote)
             if request.key in paid:  # an equal comparison has paid for it
-                vote = replace(vote, calls=0, prompt_tokens=0, completion_tokens=0, cached=True)
-            votes.append(vote)
+                costs = {"calls": 0, "prompt_tokens": 0, "completion_tokens": 0}
+                votes[-1] = replace(request.vote, cached=True, **costs)
             paid.add(request.key)
         return votes
 
@@ -206,18 +195,14 @@ class GenRmJudge:
     async def _in_process(
         self, model: JudgeSampler, requests: Sequence[VoteRequest], seed: int
     ) -> list[VoteRequest]:
-        """The requests, answered in chunks.
-
-        They are cut before what is known is left out, so that a resumed run makes the same ones.
-        """
+        """The requests, answered in chunks that are cut before what is known is left out."""
         distinct = {request.key: request for request in requests}
         unique = list(distinct.values())
         for request in unique:
             self._recall(request, seed)
         for start in range(0, len(unique), self._config.chunk):
             chunk = unique[start : start + self._config.chunk]
-            missing = [request for request in chunk if request.vote is None]
-            live = missing
+            live = missing = [request for request in chunk if request.vote is None]
             while live:
                 generations = await model.sampler.sample([r.next_call(seed) for r in live])
                 for request, generation in zip(live, generations, strict=True):
@@ -254,10 +239,7 @@ class GenRmJudge:
 async def open_judges(
     models: Sequence[JudgeModel], stack: contextlib.AsyncExitStack
 ) -> list[JudgeSampler]:
-    """Every model as a judge; one that is named twice is opened once.
-
-    Args:
-        stack: closes them.
+    """Every model as a judge, until the stack closes; one that is named twice is opened once.
 
     Raises:
         ConfigError, DataError: a model that cannot be loaded or reached, or as `judge_sampler`.

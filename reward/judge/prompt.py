@@ -6,8 +6,8 @@
 `roles` is for templates that know the roles of the released GenRM; `message` is one user message of
 the same structure, in our words; `compact` is few tokens, for small judges made here.
 
-Whatever of a conversation or an answer looks like part of the frame is written otherwise
-(`reward.judge.prompt`): an answer ends where the frame says, whatever it contains.
+Whatever of a conversation or an answer looks like part of the frame is written otherwise: an answer
+ends where the frame says, whatever it contains.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import functools
 import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
+from typing import NamedTuple
 
 from posttrain.chat.reasoning import split_think
 from posttrain.errors import ConfigError
@@ -29,16 +30,11 @@ EMPTY = "(no answer)"  # in the place of an answer that is not there; NVIDIA's c
 AUTO = "auto"
 
 
-@dataclass(frozen=True, slots=True)
-class PromptLayout:
+class PromptLayout(NamedTuple):
     """One way to ask: `write(history, answer_1, answer_2, principle)`, all of it quoted already."""
 
     write: Callable[[Sequence[Message], str, str, str | None], tuple[Message, ...]]
     frame: str  # a regex of where its delimiters begin, for `look_alikes`
-
-    def quote(self, text: str, tokens: tuple[str, ...] = ()) -> str:
-        """Foreign text as this layout may hold it before a tokenizer with these special tokens."""
-        return quoted(text, look_alikes(self.frame, tokens=tokens))
 
 
 def judging_messages(
@@ -60,7 +56,7 @@ def judging_messages(
         tokens: special tokens of the judge's tokenizer, where it is known.
     """
     form = LAYOUTS[layout]
-    quote = functools.partial(form.quote, tokens=tokens)
+    quote = functools.partial(quoted, frame=look_alikes(form.frame, tokens=tokens))
     turns = [_turn(message, quote) for message in history]
     first, second = (quote(a) if a.strip() else EMPTY for a in (answer_1, answer_2))
     return form.write(turns, first, second, None if principle is None else quote(principle))
@@ -126,12 +122,7 @@ def _roles(
     return (*history, *given, Message("response_1", answer_1), Message("response_2", answer_2))
 
 
-_LABELS: Mapping[str, str] = {
-    "system": "System",
-    "user": "User",
-    "assistant": "Assistant",
-    "tool": "Tool",
-}
+_LABELS = {role: role.title() for role in ("system", "user", "assistant", "tool")}
 _PLAN = (
     "Work out for yourself how the last request is best answered. Then hold each response against "
     "that: is it correct and complete, does it do what was asked, does it keep to the point? A "

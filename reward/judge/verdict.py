@@ -1,24 +1,31 @@
-"""The verdict of a generative reward model on two answers, and the reward of its training.
+"""The verdict of a generative reward model on two answers, and what one in training earns for it.
 
     parse_verdict('Both add up. {"score_1": 4, "score_2": 2.5, "ranking": 2}') → Verdict(4, 2.5, 2)
     training_reward(Verdict(4, 2, 2), Gold(5, 2, 1)) == -2.0
+    await VerdictReward().reward([Group(prompt, completions)], seed=0)
+    → [GroupRewards(rewards=(-1.0, -21.0), parts={"format": (1.0, 0.0), "ranking_error": …, …})]
 
 Scores are helpfulness, 1 to 5. The ranking runs from 1 (answer 1 much better) to 6 (answer 2 much
-better); 3.5 is its middle, which prefers neither. A verdict that cannot be read is None: no number
-is made up for it.
+better); 3.5 is its middle, which prefers neither. A verdict that cannot be read is None.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
 from typing import Any, cast
 
+from posttrain.errors import DataError
+from posttrain.group_rewards import Failure, Group, GroupRewards
 from posttrain.jsontext import load_json
+from posttrain.rollouts import Completion, Prompt
 
 LOWEST_SCORE, HIGHEST_SCORE = 1.0, 5.0
 LOWEST_RANKING, HIGHEST_RANKING = 1.0, 6.0
 MIDDLE_RANKING = (LOWEST_RANKING + HIGHEST_RANKING) / 2
+_SCORES, _RANKINGS = (LOWEST_SCORE, HIGHEST_SCORE), (LOWEST_RANKING, HIGHEST_RANKING)
+BOUNDS = {"score_1": _SCORES, "score_2": _SCORES, "ranking": _RANKINGS}
 FORMAT_WEIGHT, RANKING_WEIGHT = 10.0, 1.0  # C1 and C2 of the paper's equation 1
 _FENCE = re.compile(r"^[ \t]*```json[ \t]*$", re.MULTILINE | re.IGNORECASE)
 # a brace, or a whole string; the group holds the closing quote, "" where the text ends before it
@@ -32,10 +39,6 @@ class Verdict:
     score_1: float
     score_2: float
     ranking: float
-
-    def swapped(self) -> Verdict:
-        """The same opinion had the answers come in the other order."""
-        return Verdict(self.score_2, self.score_1, 2 * MIDDLE_RANKING - self.ranking)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +58,10 @@ def parse_verdict(text: str) -> Verdict | None:
     """The verdict of a judge's final answer; None where it does not say one exactly.
 
     Only the *last* top-level JSON object counts, bare or in a ```json fence, with or without prose
-    around it: what the judge quotes or considers before that is not its verdict. An object that
-    begins after it and never ends, a stray brace after it, an object within a list or another
-    object: all are None. `score_1`, `score_2` and `ranking` must be there, as numbers (no booleans,
-    no strings) in their ranges; other keys are not looked at; a key that appears twice, NaN and
-    infinities make the object unreadable.
+    around it. An object that begins after it and never ends, a stray brace after it, an object
+    within a list or another object: all are None. `score_1`, `score_2` and `ranking` must be there,
+    as numbers (no booleans, no strings) in their ranges; other keys are not looked at; a key that
+    appears twice, NaN and infinities make the object unreadable.
 
     Args:
         text: without the judge's reasoning; of any length (the work is linear in it).
@@ -67,12 +69,8 @@ def parse_verdict(text: str) -> Verdict | None:
     fields = last_object(text)
     if fields is None:
         return None
-    score_1 = _number(fields.get("score_1"), LOWEST_SCORE, HIGHEST_SCORE)
-    score_2 = _number(fields.get("score_2"), LOWEST_SCORE, HIGHEST_SCORE)
-    ranking = _number(fields.get("ranking"), LOWEST_RANKING, HIGHEST_RANKING)
-    if score_1 is None or score_2 is None or ranking is None:
-        return None
-    return Verdict(score_1, score_2, ranking)
+    numbers = [_number(fields.get(name), *bounds) for name, bounds in BOUNDS.items()]
+    return None if None in numbers else Verdict(*cast(list[float], numbers))
 
 
 def last_object(text: str) -> dict[str, Any] | None:
@@ -146,18 +144,121 @@ def training_reward(predicted: Verdict | None, gold: Gold | Verdict) -> float:
         predicted: None where the judge's answer could not be read.
         gold: a score of it that is None takes no part.
     """
-    if predicted is None:
-        known = [score for score in (gold.score_1, gold.score_2) if score is not None]
-        scores = sum(_farthest(score, LOWEST_SCORE, HIGHEST_SCORE) for score in known)
-        ranking = _farthest(gold.ranking, LOWEST_RANKING, HIGHEST_RANKING)
-        return -FORMAT_WEIGHT - scores - RANKING_WEIGHT * ranking
-    off = [
-        abs(score - wanted)
-        for score, wanted in ((predicted.score_1, gold.score_1), (predicted.score_2, gold.score_2))
+    given = (None, None, None) if predicted is None else astuple(predicted)
+    *scores, ranking = (
+        max(abs(place - wanted) for place in (bounds if own is None else (own,)))
+        for own, wanted, bounds in zip(given, astuple(gold), BOUNDS.values(), strict=True)
         if wanted is not None
-    ]
-    return -sum(off) - RANKING_WEIGHT * abs(predicted.ranking - gold.ranking)
+    )
+    if predicted is None:
+        return -FORMAT_WEIGHT - sum(scores) - RANKING_WEIGHT * ranking
+    return -sum(scores) - RANKING_WEIGHT * ranking
 
 
-def _farthest(score: float, lowest: float, highest: float) -> float:
-    return max(score - lowest, highest - score)
+# -- the reward of training --------------------------------------------------------------------
+
+GRADER = "genrm"
+PARTS = ("format", "right_order", "score_error_1", "score_error_2", "ranking_error")
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictScore:
+    """One judgement held against its gold; `verdict` is None where malformed.
+
+    Attributes:
+        parts: `PARTS`, what is logged beside the reward. `right_order`: whether it prefers what the
+            gold prefers (half where it prefers neither, 0.0 where malformed), None where the gold
+            prefers neither. The errors are distances, None where there is nothing to compare.
+    """
+
+    verdict: Verdict | None
+    reward: float
+    parts: Mapping[str, float | None]
+
+    @property
+    def figures(self) -> dict[str, float | None]:
+        """What an evaluation of judges measures of one judgement, but for its length."""
+        verdict = self.verdict
+        choice = None if verdict is None else preferred(verdict)
+        right = self.parts["right_order"]
+        errors = [e for k in (1, 2) if (e := self.parts[f"score_error_{k}"]) is not None]
+        return {
+            "pairwise_accuracy": right,
+            "pairwise_accuracy_readable": None if verdict is None else right,
+            "format": self.parts["format"],
+            "prefers_first": float(choice == 1) if choice else None,
+            "prefers_neither": None if choice is None else float(choice == 0),
+            "same_scores": None if verdict is None else float(verdict.score_1 == verdict.score_2),
+            "reward": self.reward,
+            "score_error": sum(errors) / len(errors) if errors else None,
+            "ranking_error": self.parts["ranking_error"],
+        }
+
+
+def outcome_of(completion: Completion, gold: Gold) -> VerdictScore | None:
+    """A judgement against its gold; None where the backend gave none."""
+    if completion.finish == "failed":
+        return None
+    verdict = None if completion.truncated else parse_verdict(completion.answer)
+    wanted, errors = preferred(gold), (None, None, None)
+    right = 0.0 if wanted else None
+    if verdict is not None:
+        choice = preferred(verdict)
+        right = (0.5 if choice == 0 else float(choice == wanted)) if wanted else None
+        errors = tuple(
+            None if score is None else abs(given - score)
+            for given, score in zip(astuple(verdict), astuple(gold), strict=True)
+        )
+    figures = (float(verdict is not None), right, *errors)
+    parts: dict[str, float | None] = dict(zip(PARTS, figures, strict=True))
+    return VerdictScore(verdict, training_reward(verdict, gold), parts)
+
+
+def gold_from(prompt: Prompt) -> Gold:
+    """The gold verdict of a judging prompt.
+
+    Raises:
+        DataError: the prompt carries none that can be read.
+    """
+    try:
+        row: Any = load_json(prompt.gold or "")
+        first, second = (None if row[n] is None else float(row[n]) for n in ("score_1", "score_2"))
+        return Gold(first, second, float(row["ranking"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"prompt {prompt.id!r}: its gold {prompt.gold!r:.80} is no verdict ({error!r}); "
+            "judging prompts are made by build_genrm"
+        ) from error
+
+
+class VerdictReward:
+    """A `GroupReward`: groups of judgements of one pair, each rewarded by itself."""
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        return {"reward": GRADER, "format": FORMAT_WEIGHT, "ranking": RANKING_WEIGHT}
+
+    async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:
+        return [_rewards(group) for group in groups]
+
+    def settle(self, requests: int, failures: Sequence[Failure], *, domain: str = "") -> None:
+        """No judge is called: nothing can fail."""
+
+
+def _rewards(group: Group) -> GroupRewards:
+    gold = gold_from(group.prompt)
+    outcomes = [outcome_of(completion, gold) for completion in group.completions]
+    parts = {name: tuple(None if o is None else o.parts[name] for o in outcomes) for name in PARTS}
+    judged = [outcome for outcome in outcomes if outcome is not None]
+    choices = [preferred(o.verdict) for o in judged if o.verdict is not None]
+    return GroupRewards(
+        rewards=tuple(None if o is None else o.reward for o in outcomes),
+        parts=parts,
+        counts={
+            "judgements": len(judged),
+            "malformed": len(judged) - len(choices),
+            "prefers_1": choices.count(1),
+            "prefers_2": choices.count(2),
+            "prefers_neither": choices.count(0),
+        },
+    )

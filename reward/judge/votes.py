@@ -1,21 +1,31 @@
-"""A comparison, the calls that a model answers it with, its votes, and the judgement they make.
+"""A comparison, the calls that a model answers it with, its votes, and where they are kept.
 
-    Comparison(history=(Message("user", "7*8?"),), answer_1="56", answer_2="It is 54.")
-    → Judgement(verdict=Verdict(5, 1, 1), votes=(Vote(Verdict(5, 1, 1), text='{"score_1": …'),))
+Comparison(history=(Message("user", "7*8?"),), answer_1="56", answer_2="It is 54.")
+→ Judgement(verdict=Verdict(5, 1, 1), votes=(Vote(Verdict(5, 1, 1), text='{"score_1": …'),))
 
-A judgement whose every vote failed has no verdict and says why: nothing is put in its place.
+cache = VerdictCache(out / "judgements")
+cache.add("9c1e…", vote, seed=7)
+cache.get("9c1e…", seed=7)     → the very vote: a step that is done again finds what it paid for
+cache.get("9c1e…", seed=8)     → None: another step asks anew
+VerdictCache(folder, any_step=True).get("9c1e…", seed=8)
+                               → Vote(Verdict(4, 2, 2), text="…", cached=True)
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import itertools
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field
-from typing import Any
+from dataclasses import asdict, astuple, dataclass, field, replace
+from pathlib import Path
+from typing import Any, BinaryIO
 
 from posttrain.errors import JudgeError
 from posttrain.group_rewards import Failure
+from posttrain.jsontext import load_json
 from posttrain.records import Message, json_text
 from posttrain.sampling.sampler import Generation, Parameters, Request, seed_of
 from reward.judge.verdict import Verdict, parse_verdict, preferred
@@ -40,8 +50,7 @@ class Vote:
     Attributes:
         verdict: None where it failed; `reason` then says how.
         text: its final answer as it was written, of the last call.
-        calls: model calls that this vote took; 0 where it was known already.
-        prompt_tokens, completion_tokens: of those calls.
+        calls: model calls that this vote took, and their tokens; 0 where it was known already.
         cached: whether it was taken from an equal comparison or another time.
     """
 
@@ -73,10 +82,9 @@ class Judgement:
 
     def row(self) -> dict[str, Any]:
         """For a person to read; `preferred` as `verdict.preferred`, None without a verdict."""
-        verdict = self.verdict
         return {
-            "verdict": None if verdict is None else [*astuple(verdict)],
-            "preferred": None if verdict is None else preferred(verdict),
+            "verdict": self.verdict and [*astuple(self.verdict)],
+            "preferred": self.verdict and preferred(self.verdict),
             "reason": self.reason,
             "texts": [vote.text for vote in self.votes],
         }
@@ -118,11 +126,7 @@ def failures_of(judgements: Sequence[Judgement]) -> tuple[Failure, ...]:
 def refuse_failures(
     requested: int, failures: Sequence[Failure], *, max_failure_rate: float
 ) -> None:
-    """Stop where too few comparisons have a verdict.
-
-    Raises:
-        JudgeError: more than `max_failure_rate` of the requested comparisons have no verdict.
-    """
+    """Raise JudgeError where more than `max_failure_rate` of the comparisons have no verdict."""
     if len(failures) <= max_failure_rate * requested:
         return
     reason, count = Counter(failure.reason for failure in failures).most_common(1)[0]
@@ -151,8 +155,7 @@ class RequestSettings:
     thinking: bool
     attempts: int
     max_characters: int | None = None
-    # of all but the messages, taken once
-    _digest: hashlib.blake2b = field(init=False, repr=False, compare=False)
+    _digest: hashlib.blake2b = field(init=False)  # of all but the messages, taken once
 
     def __post_init__(self) -> None:
         parts = json_text([self.identity, asdict(self.parameters), self.thinking]).encode()
@@ -168,11 +171,7 @@ class RequestSettings:
 
 
 class VoteRequest:
-    """Called until there is a vote; two requests of one key are the same request.
-
-    request.next_call(seed=7)
-    request.take(generation)   # no verdict in it: request.vote is None, so call again
-    request.take(generation)   # request.vote == Vote(Verdict(4, 2, 2), calls=2, …)
+    """Called (`next_call`, `take`) until there is a vote; requests of one key are the same request.
 
     Attributes:
         vote: None as long as another call may bring a verdict.
@@ -214,9 +213,8 @@ class VoteRequest:
         if verdict is not None:
             self._end(verdict, text=step.parsed.answer)
         elif self._calls >= self._settings.attempts:
-            limit = self._settings.parameters.max_tokens
-            unreadable = "no readable verdict in its answer"
-            reason = unreadable if complete else f"ran to judge.sampling.max_tokens {limit:,}"
+            limit = f"ran to judge.sampling.max_tokens {self._settings.parameters.max_tokens:,}"
+            reason = "no readable verdict in its answer" if complete else limit
             self._end(reason=reason, text=step.parsed.answer or step.text)
         self.keeps = self.vote is not None
 
@@ -231,3 +229,132 @@ class VoteRequest:
             prompt_tokens=self._prompt,
             completion_tokens=self._completion,
         )
+
+
+# -- votes on disk -------------------------------------------------------------------------------
+
+_FIELDS = ("score_1", "score_2", "ranking")
+_COSTS = ("calls", "prompt_tokens", "completion_tokens")
+_Place = tuple[int, int, int]  # file descriptor, offset, length
+
+
+class VerdictCache:
+    """Votes by key and seed; a folder, used by any number of processes.
+
+    A line is one vote. What a step finds depends on nothing that other steps or processes did: what
+    other processes add is seen when it is opened again. A vote that could not be read counts only
+    under the seed of its request. Calls that the backend gave up are not kept. Every process writes
+    a file of its own, held by the kernel's lock, and reads all.
+
+    Args:
+        any_step: a verdict counts under every seed: whoever asks the same gets it for nothing.
+    """
+
+    def __init__(self, folder: Path, *, any_step: bool = False) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._any_step = any_step
+        self._places: dict[tuple[str, int | None], _Place] = {}
+        self._lost: dict[tuple[str, int], Vote] = {}
+        self._own, own_path = _own_file(folder)
+        self._others: list[BinaryIO] = []
+        for path in sorted(folder.glob("votes-*.jsonl")):
+            if path != own_path:
+                self._others.append(path.open("rb"))
+                self._read(self._others[-1])
+        # a line that a killed process left half-written is written over
+        self._end = self._read(self._own)
+        self._own.truncate(self._end)
+
+    def __enter__(self) -> VerdictCache:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for file in (self._own, *self._others):
+            file.close()
+
+    def get(self, key: str, *, seed: int) -> Vote | None:
+        """The vote that is kept. Under the seed of its request it is as it was, costs and all, so
+        that a step which was killed and is done again has the same counts."""
+        if (lost := self._lost.get((key, seed))) is not None:
+            return lost
+        # a step's own vote first: a failure was there before any later success
+        place = self._places.get((key, seed)) or self._places.get((key, None))
+        if place is None:
+            return None
+        file, offset, length = place
+        row: dict[str, Any] = load_json(os.pread(file, length, offset))
+        verdict = Verdict(*(row[name] for name in _FIELDS)) if row["reason"] is None else None
+        vote = Vote(verdict, reason=row["reason"], text=row["text"])
+        if row["seed"] == seed:
+            return replace(vote, **{name: row[name] for name in _COSTS})
+        return replace(vote, cached=True)
+
+    def add(self, key: str, vote: Vote, *, seed: int) -> None:
+        """Keep a vote. One with a verdict outlives the process when this returns.
+
+        One without is only remembered, until `keep_failures`: a judge that fails too often to go on
+        is called again by the same command; its failures do not stand.
+        """
+        if vote.verdict is None:
+            if (key, seed) not in self._places:
+                self._lost.setdefault((key, seed), vote)
+            return
+        self._write(key, vote, seed=seed)
+
+    def keep_failures(self) -> None:
+        """The step goes on: what failed in it stays failed, however often it is done again."""
+        lost, self._lost = self._lost, {}
+        for (key, seed), vote in lost.items():
+            self._write(key, vote, seed=seed)
+
+    def _write(self, key: str, vote: Vote, *, seed: int) -> None:
+        if (key, seed) in self._places:
+            return
+        scores = {n: None if vote.verdict is None else getattr(vote.verdict, n) for n in _FIELDS}
+        row = {"key": key, "seed": seed, **scores, "reason": vote.reason}
+        row |= {"text": vote.text, **{name: getattr(vote, name) for name in _COSTS}}
+        # half of a surrogate pair is no UTF-8: it is written as an escape
+        line = (json_text(row).encode("utf-8", "backslashreplace")) + b"\n"
+        offset = self._end
+        self._own.seek(offset)
+        self._own.write(line)
+        self._own.flush()
+        self._end += len(line)
+        self._note(row, (self._own.fileno(), offset, len(line)))
+
+    def _note(self, row: Mapping[str, Any], place: _Place) -> None:
+        key, seed, reason = row["key"], row["seed"], row["reason"]
+        self._places.setdefault((key, seed), place)
+        if self._any_step and reason is None:
+            self._places.setdefault((key, None), place)
+
+    def _read(self, file: BinaryIO) -> int:
+        """Note what a file holds; returns where its last whole line ends."""
+        end = 0
+        file.seek(0)
+        for line in file:
+            if not line.endswith(b"\n"):
+                break
+            place = (file.fileno(), end, len(line))
+            end += len(line)
+            try:
+                self._note(load_json(line), place)
+            except (ValueError, KeyError, TypeError):
+                continue  # damaged: requested again
+        return end
+
+
+def _own_file(folder: Path) -> tuple[BinaryIO, Path]:
+    """The first file that no other process holds."""
+    for number in itertools.count():
+        path = folder / f"votes-{number:03}.jsonl"
+        file = path.open("a+b")
+        try:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            continue
+        except OSError:
+            pass  # a network file system without locks: there the user takes care
+        return file, path
+    raise AssertionError("there is always a next number")

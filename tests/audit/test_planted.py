@@ -100,7 +100,7 @@ def test_the_worst_are_shown_with_their_masks(tmp_path):
     assert any(role == "gap" for role, _, _ in longest["segments"])
     page = (tmp_path / "audit-rows.parquet" / "report.html").read_text("utf-8")
     assert "Worst offenders" in page
-    assert "The end token is there and not trained" in page
+    assert "the end token is there and not trained" in page
 
 
 def packed(rows: list[Sound], **columns: list[list[int]]) -> dict[str, list[list[int]]]:

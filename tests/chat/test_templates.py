@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.chat import ChatTemplate, profile_of, render, training_samples
+from posttrain.chat import ChatTemplate, profile_of, render, training_samples, variants_hint
+from posttrain.chat.template import trl_templates
 from posttrain.errors import RenderError
 from posttrain.records import Message
 from tests.chat.reference import hf_text, spans_of
@@ -52,6 +53,8 @@ def test_a_template_whose_mask_cannot_be_determined_is_refused_with_the_reason()
     template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", name="bare")
     with pytest.raises(RenderError, match="no loss mask can be determined"):
         training_samples(example(user(), says("a")), template)
+    distilled = _template("deepseek_r1_distill", trl_templates()["deepseek_r1_distill"])
+    assert "deepseek_r1_distill_training.jinja" in variants_hint(distilled)
 
 
 def test_a_template_that_cannot_be_split_falls_back_to_prefix_rendering_and_says_so():

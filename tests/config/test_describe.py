@@ -37,9 +37,8 @@ def test_every_key_has_a_description(schema: type[BaseModel]):
 class Block(Strict):
     """A block.
 
-    Args:
-        share: of something,
-            in two lines.
+    share: of something,
+        in two lines.
     """
 
     share: float = Field(default=0.1, ge=0, le=1, json_schema_extra=source("paper, 9.9"))
@@ -48,10 +47,9 @@ class Block(Strict):
 class Whole(Strict):
     """A recipe.
 
-    Args:
-        count: how many.
-        blocks: some.
-        other: one more.
+    count: how many.
+    blocks: some.
+    other: one more.
     """
 
     count: int = Field(default=2, ge=1)

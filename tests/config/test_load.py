@@ -12,9 +12,8 @@ from posttrain.config.build_dpo import BuildDpoConfig
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.eval import EvalConfig
 from posttrain.config.load import load_recipe
-from posttrain.config.profile import ProfileConfig
 from posttrain.config.rlhf import RlhfConfig
-from posttrain.config.sample import SampleConfig
+from posttrain.config.sample import ProfileConfig, SampleConfig
 from posttrain.config.sft import SftConfig
 from posttrain.errors import ConfigError
 

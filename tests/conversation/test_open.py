@@ -19,7 +19,7 @@ from posttrain.config.backend import TransformersBackend
 from posttrain.errors import ConfigError
 from posttrain.records import Message
 from posttrain.sampling.engines.chat_stream import StreamedMessage
-from posttrain.sampling.engines.stream import StreamingEngine, TextPieces
+from posttrain.sampling.engines.transformers import StreamingEngine, TextPieces
 from posttrain.sampling.open import opened_sampler
 from posttrain.sampling.sampler import EngineOutput, Parameters, Request, seed_of
 from scripts.chat import main
@@ -166,6 +166,7 @@ FIRST = {"index": 0, "id": "c1", "type": "function",
         (events(delta(content="<think>hm</think>56"), STOP), "1 words]\n56"),
         (events(delta(content=[{"type": "text", "text": "56"}]), STOP), "56"),
         (events(delta(content="56"), STOP, end="\r\n\r\n"), "56"),
+        (events(delta(content="a\ud83d"), delta(content="\ude00b"), STOP), "a😀b"),
         (events(delta(content="5"), delta("stop", content="6"), {"choices": [], "usage": {"completion_tokens": 2}}, done=False), "56"),
         (("application/json", json.dumps({"choices": [{"message": {"content": "56"}, "finish_reason": "stop"}]}).encode()), "56"),
         (events(delta(content="5"), done=False), "failed: no finish reason"),

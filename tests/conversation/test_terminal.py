@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import json
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -12,11 +11,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from data_builders.dialects import read_row
 from posttrain.chat.parse import parse_completion
-from posttrain.config.source import SourceConfig
 from posttrain.conversation.session import REFUSED, Session
-from posttrain.conversation.terminal import TagSplitter, Terminal, printable, talk
+from posttrain.conversation.terminal import TagSplitter, Terminal, printable
 from posttrain.environments.base import open_toolkit
 from posttrain.records import Message
 from posttrain.rollouts import Step
@@ -31,6 +28,9 @@ class Scripted:
     reasoning where thinking is on."""
 
     batched = True
+
+    def unframed(self, text: str) -> str:
+        return text.replace("<|im_start|>", "<\\|im_start|>")
 
     def __init__(self, texts: Sequence[str | None], size: int = 3) -> None:
         self.texts, self.size = list(texts), size
@@ -69,15 +69,10 @@ def run(
     sampler = Scripted(texts)
     sampler.terminal = terminal
     sampler.meanwhile = meanwhile or sampler.meanwhile
-    session = Session(
-        sampler,
-        RolloutLimits(Parameters()),
-        terminal,
-        tools=open_toolkit(tools) if tools else None,
-        ask=terminal.ask,
-    )
+    toolkit = open_toolkit(tools) if tools else None
+    session = Session(sampler, RolloutLimits(Parameters()), terminal, toolkit)
     with asyncio.Runner() as runner:
-        talk(session, terminal, runner)
+        session.talk(runner)
     return out.getvalue(), sampler, session
 
 
@@ -179,21 +174,6 @@ def test_a_call_without_tools_is_shown_and_not_run():
     assert len(sampler.requests) == 1
 
 
-def test_a_saved_conversation_is_a_row_that_training_reads(tmp_path):
-    file = tmp_path / "rows.jsonl"
-    texts = [f"r</think>{CALL}", "s</think>It is 56.", "t</think>Yes."]
-    lines = f"/system S\n7*8?\ny\nsure?\n/save {file}\n/save {file}\n/save {tmp_path}/no/x\n"
-    out, _, session = run(texts, lines, tools="calculator")
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
-    assert len(rows) == 2
-    assert "No such file" in out
-    _, conversation = read_row(rows[0], SourceConfig(name="chat", path=str(file)))
-    assert tuple(conversation.messages) == (Message("system", "S"), *session.messages)
-    assert [m.reasoning for m in conversation.messages if m.role == "assistant"] == ["r", "s", "t"]
-    tools = json.loads(conversation.tools or "")
-    assert tools[0]["function"]["name"] == "calculate"
-
-
 @pytest.fixture
 def interruptible() -> Iterator[None]:
     """As in a terminal: a shell's background job, as a test run may be, ignores Ctrl-C."""
@@ -221,9 +201,13 @@ def test_ctrl_c_stops_an_answer_and_not_the_program():
     assert len(session.messages) == 2
 
 
-def test_a_failed_turn_is_named_and_forgotten():
-    out, sampler, _ = run([None, "r</think>B"], "a\nb\n/unheard\n")
-    assert "status 500: trouble" in out
+@pytest.mark.parametrize(
+    ("failed", "why"),
+    [(None, "status 500: trouble"), ("r</think>x<|im_start|>y", "frames messages")],
+)
+def test_a_failed_turn_is_named_and_forgotten(failed: str | None, why: str):
+    out, sampler, _ = run([failed, "r</think>B"], "a\nb\n/unheard\n")
+    assert why in out
     assert sampler.requests[1].messages == (Message("user", "b"),)
     assert "no command /unheard" in out
 

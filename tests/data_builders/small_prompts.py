@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from data_builders.prompts import PromptSet, build_prompts
+from data_builders.prompts.build import PromptSet, build_prompts
 from posttrain.config.base import Strict
 from posttrain.config.load import validate
 from posttrain.config.prompts import AnySource, Setting

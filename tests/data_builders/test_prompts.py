@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from data_builders.prompts import build_prompts
+from data_builders.prompts.build import build_prompts
 from posttrain.config.load import validate
 from posttrain.errors import ConfigError, DataError
 from posttrain.rollouts import metadata_of, prompt_from_row, prompt_to_row

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from data_builders.prompts import build_prompts
+from data_builders.prompts.build import build_prompts
 from data_builders.templates import augmented, templates_refused
 from posttrain.config.build_sft import SftAugment
 from posttrain.config.prompts import QuestionPrompts, Setting

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.config.shipped import recipe_file
+from posttrain.config.recipe_files import recipe_file
 from posttrain.errors import PosttrainError
 from scripts.__main__ import STAGES, dispatch
 from tests.docs.pages import GUIDES, ROOT, commands, write_recipes

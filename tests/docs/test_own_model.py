@@ -24,6 +24,7 @@ from posttrain.runs import read_artifact
 from scripts.__main__ import dispatch
 from tests.docs.pages import GUIDES, commands, write_recipes
 from tests.sampling.small_models import byte_tokenizer
+from tests.training.tiny import neither_measure_nor_draw
 
 PAGE = GUIDES / "own-model.md"
 CPU = ["model.dtype=float32", "trainer.bf16=false", "trainer.gradient_checkpointing=false"]
@@ -109,6 +110,7 @@ def test_every_command_of_the_guide_runs(
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    neither_measure_nor_draw(monkeypatch)
     write_data(tmp_path / "data")
     write_model(tmp_path / "Qwen/Qwen3-0.6B", tokenizer)
     write_recipes(PAGE, tmp_path)

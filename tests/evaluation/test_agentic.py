@@ -15,15 +15,15 @@ from posttrain.chat.parse import ParsedCompletion
 from posttrain.errors import ConfigError
 from posttrain.evaluation.agentic import (
     PRECEDENCE,
+    RunFailure,
     agentic_rows,
-    deciding,
     failures,
     family_of,
     paired,
     scored_expectations,
     share_row,
 )
-from posttrain.evaluation.grade import Record, read_records
+from posttrain.evaluation.run import Record, read_records
 from posttrain.records import Message, Score, ToolCall
 from posttrain.report.pages.agentic import failing_step, in_words
 from posttrain.report.pages.agentic import figures as sections
@@ -107,10 +107,8 @@ def test_flags_and_what_decides(
 ):
     score = Score(value, None, "")
     assert modes(run, score) == flags
-    failure = deciding(PROMPT, run, score)
-    assert (failure and (failure.mode, failure.step)) == (
-        None if step is None else (flags[0], step)
-    )
+    if step is not None:
+        assert failures(PROMPT, run, score)[0] == RunFailure(flags[0], step)
     assert list(flags) == sorted(flags, key=PRECEDENCE.index)
 
 

@@ -15,8 +15,8 @@ from posttrain.evaluation.compare import (
     rate_difference,
     sign_flip,
 )
-from posttrain.evaluation.grade import Record
 from posttrain.evaluation.intervals import by_question
+from posttrain.evaluation.run import Record
 from posttrain.records import Score
 from posttrain.rollouts import Completion
 from tests.evaluation.scripted import prompt

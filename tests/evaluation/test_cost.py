@@ -12,8 +12,8 @@ from posttrain.chat.parse import ParsedCompletion
 from posttrain.config.eval import Price
 from posttrain.errors import DataError
 from posttrain.evaluation.cost import busy_seconds, cost_rows, money, tokens_of
-from posttrain.evaluation.grade import Record
 from posttrain.evaluation.journal import NOT_KEPT, JournaledSampler, TimedSampler, read_lines
+from posttrain.evaluation.run import Record
 from posttrain.records import Message, Score
 from posttrain.rollouts import Completion, Step, step_from_row, step_to_row
 from posttrain.sampling.sampler import Parameters, Request

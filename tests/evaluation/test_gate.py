@@ -7,7 +7,7 @@ import pytest
 
 from posttrain.config.eval import GateConfig, GateRule
 from posttrain.errors import ConfigError
-from posttrain.evaluation.gate import gate_rows, passes
+from posttrain.evaluation.compare import gate_rows, passes
 from tests.evaluation.test_compare import record
 
 QUESTIONS, SAMPLES = 100, 1

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.evaluation.grade import (
+from posttrain.evaluation.run import (
     grade_completions,
+    read_run,
     record_from_row,
     record_to_row,
 )
-from posttrain.evaluation.run import read_run
 from posttrain.evaluation.stage import rescored_records
 from posttrain.records import Score
 from posttrain.rollouts import Completion

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from posttrain.chat import parse_completion
-from posttrain.evaluation.grade import Record, grade_completions
 from posttrain.evaluation.metrics import cell_rows, examples, measure
+from posttrain.evaluation.run import Record, grade_completions
 from posttrain.records import Score
 from posttrain.rollouts import Completion, Step
 from tests.evaluation.scripted import CALL, prompt, turn

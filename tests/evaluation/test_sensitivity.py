@@ -12,8 +12,7 @@ import pytest
 
 from posttrain.chat.detect import CallDetection
 from posttrain.errors import ConfigError
-from posttrain.evaluation.grade import Record
-from posttrain.evaluation.run import read_run
+from posttrain.evaluation.run import Record, read_run
 from posttrain.evaluation.sensitivity import mean_and_variance, sensitivity, sensitivity_rows
 from posttrain.evaluation.stage import metrics_of
 from posttrain.records import Message, Score

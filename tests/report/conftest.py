@@ -27,9 +27,11 @@ LOG = [
     {"step": 10, "epoch": 0.5, "loss": 4.0, "learning_rate": 1e-3, "grad_norm": 2.0, "tokens": 100},
     {"step": 10, "epoch": 0.5, "eval_maths/on_loss": 3.0, "eval_maths/on_trained": 30},
     {"step": 10, "epoch": 0.5, "eval_maths/off_loss": 1.0, "eval_maths/off_trained": 10},
+    {"step": 10, "epoch": 0.5, "eval_loss": 2.5},
     {"step": 20, "epoch": 1.0, "loss": 2.0, "learning_rate": 5e-4, "grad_norm": 1.0, "tokens": 200},
     {"step": 20, "epoch": 1.0, "eval_maths/on_loss": 2.0, "eval_maths/on_trained": 30},
     {"step": 20, "epoch": 1.0, "eval_maths/off_loss": 4.0, "eval_maths/off_trained": 10},
+    {"step": 20, "epoch": 1.0, "eval_loss": 2.5},
 ]
 
 

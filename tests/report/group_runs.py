@@ -23,7 +23,7 @@ from posttrain.runs import Counts, Run, atomic_write_text
 from posttrain.training.rl.batch import ScoredGroup, with_advantages
 from posttrain.training.rl.files import group_row, join_parts, rollout_file, write_part
 from posttrain.training.rl.metrics import AVERAGED, _means, _sums, batch_metrics, group_stats
-from reward.judge.training import VerdictReward
+from reward.judge.verdict import VerdictReward
 from reward.rlhf import JudgedReward
 from tests.reward.judge.judging import config, judge_of, said
 from tests.sampling.scripted import END

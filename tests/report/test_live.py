@@ -25,7 +25,7 @@ def begun(tmp_path: Path) -> Path:
     """A training run at step 10, in the middle of writing a row."""
     out = tmp_path / "sft"
     Run.open(out, kind="checkpoint", config={"trainer": {"learning_rate": "<b>1e-3"}})
-    rows = "".join(json.dumps(row) + "\n" for row in LOG[:3])
+    rows = "".join(json.dumps(row) + "\n" for row in LOG[:4])
     (out / "log.jsonl").write_text(rows + '{"step": 20, "lo')
     return out
 
@@ -52,7 +52,7 @@ def test_a_log_that_is_none_is_named_and_one_cut_inside_of_a_letter_is_read(begu
     log = begun / "log.jsonl"
     whole = log.read_bytes().rpartition(b"\n")[0]
     log.write_bytes(whole + b'\n{"text": "\xe2\x80')
-    assert len(log_so_far(begun)) == 3
+    assert len(log_so_far(begun)) == 4
     for bad in (b"[1]", b"3", b'{"st', b"\xff"):
         log.write_bytes(whole + b"\n" + bad + b"\n")
         with pytest.raises(DataError, match=r"log\.jsonl is damaged"):

@@ -117,7 +117,7 @@ def test_what_data_holds_cannot_steer_the_terminal():
     hostile = "a\x1b]52;c;aGk=\x07\x9b2J\u202e"
     marked = [ui.Styled(hostile, "mark"), ui.Styled(hostile, "")]
     blocks = [
-        hostile, ui.Heading(hostile), ui.Definitions([(hostile, hostile)]), ui.Dialogue(marked),
+        hostile, ui.Dialogue(marked),
         ui.Dialogue(hostile), ui.Fold(hostile, [hostile]),
         ui.Table([hostile], [[hostile], [ui.TableCell(hostile, below=hostile)]]),
     ]  # fmt: skip

@@ -11,8 +11,8 @@ from posttrain.config.backend import ChatBackend
 from posttrain.errors import ConfigError
 from posttrain.records import Message
 from posttrain.sampling.engines.chat import ChatSampler
-from posttrain.sampling.engines.completions import CompletionsEngine
 from posttrain.sampling.engines.http import Client
+from posttrain.sampling.engines.vllm import CompletionsEngine
 from posttrain.sampling.sampler import Budget, EngineRequest, Parameters, Request
 from tests.sampling.stub_server import CLOSE, END, Stub
 

@@ -41,8 +41,8 @@ class KilledAfter(ProgressBar):
         super().__init__(total=len(TASKS), console=Console(quiet=True))
         self.left = count
 
-    def done(self, completion: Completion) -> None:
-        self.left -= 1
+    def add(self, *, restored: int = 0, done: int = 0, tokens: int = 0) -> None:
+        self.left -= done
         if self.left < 0:
             raise Killed
 

@@ -6,10 +6,7 @@ import io
 
 from rich.console import Console
 
-from posttrain.rollouts import Completion
 from posttrain.sampling.progress import LINE_SECONDS, ProgressBar
-
-DONE = Completion("p", 0, (), "stop")
 
 
 class Clock:
@@ -24,11 +21,11 @@ class Clock:
 def test_rate_and_time_left_are_of_this_run():
     clock = Clock()
     progress = ProgressBar(total=100, console=Console(file=io.StringIO()), clock=clock)
-    progress.restored(40)
+    progress.add(restored=40)
     clock.now += 20
-    progress.tokens(3000)
+    progress.add(tokens=3000)
     for _ in range(10):
-        progress.done(DONE)
+        progress.add(done=1)
     assert progress.line() == (
         "50 of 100 completions (40 from before) · 3,000 tokens · 150 tokens/s · 2 min to go"
     )
@@ -46,8 +43,8 @@ def test_plain_lines_come_now_and_then():
     with ProgressBar(total=4, console=Console(file=file), clock=clock) as progress:
         for _ in range(3):
             clock.now += LINE_SECONDS / 2
-            progress.tokens(10)
-            progress.done(DONE)
+            progress.add(tokens=10)
+            progress.add(done=1)
     lines = file.getvalue().splitlines()
     assert [line.split(" ·")[0] for line in lines] == [
         "1 of 4 completions",
@@ -59,5 +56,5 @@ def test_a_bar_on_a_terminal():
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=120)
     with ProgressBar(total=2, console=console) as progress:
-        progress.done(DONE)
+        progress.add(done=1)
     assert "1 of 2 completions" in file.getvalue()

@@ -13,14 +13,25 @@ from pathlib import Path
 import pytest
 
 from posttrain.runs import read_artifact
-from tests.training.rl.judge_server import judge_server
+from posttrain.training import memory
+from posttrain.training.activations import StepMemory
+from tests.training.rl.servers import judge_server
 
 ROOT = Path(__file__).parents[2]
 SMALL_WORLD = [
-    "families={maths: {train: 400, heldout: 80, difficulties: [1, 2]}, logs: {train: 300, heldout: 80, difficulties: [1]}, "
-    "steps: {train: 200, heldout: 80, difficulties: [1]}, lookups: {train: 200, heldout: 80, difficulties: [1]}}",
+    "families={maths: {train: 200, heldout: 40, difficulties: [1, 2]}, logs: {train: 150, heldout: 40, difficulties: [1]}, "
+    "steps: {train: 100, heldout: 40, difficulties: [1]}, lookups: {train: 100, heldout: 40, difficulties: [1]}}",
 ]  # fmt: skip
-STEPS = ["trainer.num_train_epochs=1", "trainer.logging_steps=10", "trainer.warmup_steps=2"]
+STEPS = ["trainer.num_train_epochs=1", "trainer.logging_steps=4", "trainer.warmup_steps=2"]
+# here, so that no collection of garbage has to walk what they import
+SCRIPTS = {
+    name: importlib.import_module(f"scripts.{name}")
+    for name in (
+        "tiny_world", "build_sft", "sft", "preview", "sample", "build_dpo", "dpo", "eval",
+        "tiny_judgements", "build_genrm", "genrm", "eval_genrm", "rlhf", "win_rate",
+    )
+}  # fmt: skip
+importlib.import_module("posttrain.training.rl.stage")
 
 
 class Commands:
@@ -30,9 +41,8 @@ class Commands:
         self._capfd = capfd
 
     def __call__(self, script: str, *arguments: str) -> str:
-        module = importlib.import_module(f"scripts.{Path(script).stem}")
         self._capfd.readouterr()
-        module.main(arguments)
+        SCRIPTS[script].main(arguments)
         return self._capfd.readouterr().out
 
 
@@ -42,11 +52,11 @@ def test_the_tiny_recipes_chain(
     monkeypatch.chdir(tmp_path)
     run = Commands(capfd)
     recipes = ROOT / "recipes" / "tiny"
-    run("scripts/tiny_world.py", "--config", str(recipes / "world.yaml"), *SMALL_WORLD)
-    build = ["scripts/build_sft.py", "--config", str(recipes / "build_sft.yaml")]
-    smoke = ["mixture.total=20000", "held_out.rows=8", "mixture.tolerance=0.05"]
+    run("tiny_world", "--config", str(recipes / "world.yaml"), *SMALL_WORLD)
+    build = ["build_sft", "--config", str(recipes / "build_sft.yaml")]
+    smoke = ["mixture.total=10000", "held_out.rows=8", "mixture.tolerance=0.05"]
     run(*build, *smoke)
-    run("scripts/sft.py", "--config", str(recipes / "sft.yaml"), *STEPS)
+    run("sft", "--config", str(recipes / "sft.yaml"), *STEPS)
     world, data, model = (tmp_path / "runs" / "tiny" / n for n in ("world", "sft_data", "sft"))
     for path, kind in ((world, "tiny_world"), (data, "sft_data"), (model, "checkpoint")):
         read_artifact(path, kind=kind)
@@ -62,7 +72,9 @@ def test_the_tiny_recipes_chain(
     before = read_artifact(data).digest
     assert "complete" in run(*build, *smoke)
     assert read_artifact(data).digest == before
-    assert "sft_data" in run("scripts/preview.py", str(data), "--rows", "1")
+    assert "sft_data" in run("preview", str(data), "--rows", "1")
+    # one run has measured itself
+    monkeypatch.setattr(memory, "measure_step", lambda *_: StepMemory(0, 0, 0))
     samples_to_evaluation(run, tmp_path, recipes)
     judgements_to_win_rate(run, tmp_path, recipes)
 
@@ -75,7 +87,7 @@ def samples_to_evaluation(run: Commands, tmp_path: Path, recipes: Path) -> None:
         "settings=[{name: no_tools, thinking: 0.5, sources: [maths]}, {name: with_tools, tools: given, sources: [lookups]}]",
     ]
     run(
-        "scripts/sample.py", "--config", str(recipes / "sample.yaml"), *asked,
+        "sample", "--config", str(recipes / "sample.yaml"), *asked,
         "n=2", "sampling.max_tokens=24",
     )  # fmt: skip
     samples, data, model, done = (
@@ -90,10 +102,10 @@ def samples_to_evaluation(run: Commands, tmp_path: Path, recipes: Path) -> None:
         "samples=[]", "categories={offline: 1.0}", "offline=[{name: sums, path: pairs.jsonl}]",
         "tokenizer={path: runs/tiny/sft, chat_template: own}",
     ]  # fmt: skip
-    run("scripts/build_dpo.py", "--config", str(recipes / "build_dpo.yaml"), *given)
-    assert "pair 0 of 16" in run("scripts/preview.py", str(data), "--rows", "16")
+    run("build_dpo", "--config", str(recipes / "build_dpo.yaml"), *given)
+    assert "pair 0 of 16" in run("preview", str(data), "--rows", "16")
     run(
-        "scripts/dpo.py", "--config", str(recipes / "dpo.yaml"), "batch=8",
+        "dpo", "--config", str(recipes / "dpo.yaml"), "batch=8",
         "trainer.max_steps=2", "trainer.per_device_train_batch_size=4",
     )  # fmt: skip
     first = json.loads((model / "log.jsonl").read_text().splitlines()[0])
@@ -104,7 +116,7 @@ def samples_to_evaluation(run: Commands, tmp_path: Path, recipes: Path) -> None:
         "sampling.max_tokens=24",
     ]
     run(
-        "scripts/eval.py", "--config", str(recipes / "eval.yaml"), *held_out,
+        "eval", "--config", str(recipes / "eval.yaml"), *held_out,
         "--limit", "4",
     )  # fmt: skip
     lineage = {p.kind for p in read_artifact(done, kind="evaluation").parents}
@@ -116,20 +128,20 @@ def samples_to_evaluation(run: Commands, tmp_path: Path, recipes: Path) -> None:
 def judgements_to_win_rate(run: Commands, tmp_path: Path, recipes: Path) -> None:
     """The judge and what it is for, from the quickstart's SFT checkpoint."""
     few = [
-        "families={maths: {warm_up: 90, train: 12, heldout: 6, difficulties: [1]}}", "drills=20",
+        "families={maths: {warm_up: 30, train: 12, heldout: 6, difficulties: [1]}}", "drills=8",
     ]  # fmt: skip
-    judgements = ["scripts/tiny_judgements.py", "--config", str(recipes / "judgements.yaml"), *few]
+    judgements = ["tiny_judgements", "--config", str(recipes / "judgements.yaml"), *few]
     run(*judgements)
     assert "complete" in run(*judgements)
     run(
-        "scripts/build_sft.py", "--config", str(recipes / "build_genrm_sft.yaml"),
+        "build_sft", "--config", str(recipes / "build_genrm_sft.yaml"),
         "held_out.rows=4",
     )  # fmt: skip
     run(
-        "scripts/sft.py", "--config", str(recipes / "genrm_sft.yaml"),
-        "trainer.logging_steps=10", "trainer.warmup_steps=2",
+        "sft", "--config", str(recipes / "genrm_sft.yaml"),
+        "trainer.logging_steps=4", "trainer.warmup_steps=2",
     )  # fmt: skip
-    run("scripts/build_genrm.py", "--config", str(recipes / "build_genrm.yaml"))
+    run("build_genrm", "--config", str(recipes / "build_genrm.yaml"))
     short = [
         "prompts_per_step=2",
         "num_generations=4",
@@ -139,9 +151,9 @@ def judgements_to_win_rate(run: Commands, tmp_path: Path, recipes: Path) -> None
     short += ["trainer.max_steps=1", "trainer.per_device_train_batch_size=8"]
     # a model this little trained ends no answer in 16 tokens, and no judgement of it can be read
     short += ["guard={truncated: {}, zero_variance: {}, unscored: {}}"]
-    run("scripts/genrm.py", "--config", str(recipes / "genrm.yaml"), *short)
+    run("genrm", "--config", str(recipes / "genrm.yaml"), *short)
     run(
-        "scripts/eval_genrm.py", "--config", str(recipes / "eval_genrm.yaml"), "pairs=3",
+        "eval_genrm", "--config", str(recipes / "eval_genrm.yaml"), "pairs=3",
         "sampling.max_tokens=16",
     )  # fmt: skip
     tiny = tmp_path / "runs" / "tiny"
@@ -152,15 +164,15 @@ def judgements_to_win_rate(run: Commands, tmp_path: Path, recipes: Path) -> None
         served = [f"judge.models=[{{backend: {backend}, layout: compact}}]"]
         world = ["prompts.0.count=6", "prompts.1.count=6"]
         run(
-            "scripts/rlhf.py", "--config", str(recipes / "rlhf.yaml"),
+            "rlhf", "--config", str(recipes / "rlhf.yaml"),
             *short, *world, *served,
         )  # fmt: skip
         assert asked
         run(
-            "scripts/eval.py", "--config", str(recipes / "eval_rlhf.yaml"),
+            "eval", "--config", str(recipes / "eval_rlhf.yaml"),
             "sampling.max_tokens=24", "--limit", "4",
         )  # fmt: skip
-        run("scripts/win_rate.py", "--config", str(recipes / "win_rate.yaml"), *served)
+        run("win_rate", "--config", str(recipes / "win_rate.yaml"), *served)
     lineage = {
         name: {parent.kind for parent in read_artifact(tiny / name, kind=kind).parents}
         for name, kind in (

@@ -27,11 +27,8 @@ def test_pieces_join_to_the_text_and_part_at_lines():
     assert len(pieces) > 5
     assert all(PIECE < len(piece) <= 3 * PIECE for piece in pieces)
     assert all(a.endswith("\n") and b[0] == "l" for a, b in pairwise(pieces))
-
-
-@pytest.mark.parametrize("text", ["", "a\nb", "x" * 9000, "\n" * 9000, "a \n" * PIECE + " b"])
-def test_short_texts_and_texts_without_such_a_place_stay_whole(text):
-    assert cut_lines(text.replace("\na", "\n-")) == [text.replace("\na", "\n-")]
+    for whole in ("", "-\nb", "x" * 9000, "\n" * 9000, "- \n" * PIECE + " b"):
+        assert cut_lines(whole) == [whole]
 
 
 @pytest.mark.parametrize("nfc", [False, True], ids=["", "nfc"])
@@ -42,14 +39,14 @@ def test_pieces_have_the_ids_of_the_whole(name, nfc, monkeypatch):
     assert plain.cuts
     rng = random.Random(name)
     lines = [*probe_texts(SPECIAL), "\n", "\r\n", "b", "1", " \n", "!\n", "'s", "\t\n"]
-    texts = ["".join(rng.choices(lines, k=4)) + "\nb\n\n1" for _ in range(40)]
-    texts += ["\n".join(rng.choices(lines, k=6)) for _ in range(40)]
+    texts = ["".join(rng.choices(lines, k=4)) + "\nb\n\n1" for _ in range(25)]
+    texts += ["\n".join(rng.choices(lines, k=6)) for _ in range(25)]
     assert sum(len(cut_lines(text)) for text in texts) > 2 * len(texts)
     for text, ids in zip(texts, plain.arrays(texts), strict=True):
         assert ids.tolist() == plain.backend.encode(text, add_special_tokens=False).ids, text
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 @given(st.text(st.sampled_from("aB1 \n\r\t'/.!é\u0301中\u3000"), min_size=6, max_size=60))
 def test_any_text_may_be_cut(text):
     for name in CUT:

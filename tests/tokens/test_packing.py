@@ -44,33 +44,22 @@ def one_by_one(lengths: list[int], capacity: int) -> list[list[int]]:
 
 
 @given(CASES)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_every_index_once_within_capacity_and_groups_apart(case):
     capacity, items, seed = case
     lengths, groups = [n for n, _ in items], [g for _, g in items]
-    packs = as_lists(pack_lengths(lengths, capacity, seed=seed, groups=groups))
-    assert sorted(i for pack in packs for i in pack) == list(range(len(lengths)))
-    assert all(packs)
-    for pack in packs:
-        assert sum(lengths[i] for i in pack) <= capacity
-        assert len({groups[i] for i in pack}) == len(pack)
-    assert packs == as_lists(pack_lengths(lengths, capacity, seed=seed, groups=groups))
+    apart = as_lists(pack_lengths(lengths, capacity, seed=seed, groups=groups))
+    free = as_lists(pack_lengths(lengths, capacity, seed=seed))
+    for packs in (apart, free):
+        assert sorted(i for pack in packs for i in pack) == list(range(len(lengths)))
+        assert all(0 < sum(lengths[i] for i in pack) <= capacity for pack in packs)
+    assert all(len({groups[i] for i in pack}) == len(pack) for pack in apart)
+    assert apart == as_lists(pack_lengths(lengths, capacity, seed=seed, groups=groups))
+    assert len(free) <= len(one_by_one(lengths, capacity))
 
 
 @given(CASES)
-@settings(max_examples=200, deadline=None)
-def test_no_more_packs_than_best_fit_decreasing(case):
-    capacity, items, seed = case
-    lengths = [n for n, _ in items]
-    plain = one_by_one(lengths, capacity)
-    packs = as_lists(pack_lengths(lengths, capacity, seed=seed))
-    assert sorted(i for pack in packs for i in pack) == list(range(len(lengths)))
-    assert max((sum(lengths[i] for i in pack) for pack in packs), default=0) <= capacity
-    assert len(packs) <= len(plain)
-
-
-@given(CASES)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_best_fit_on_the_histogram_is_best_fit_one_by_one(case):
     capacity, items, _ = case
     lengths = [n for n, _ in items]
@@ -87,28 +76,20 @@ def lognormal(n: int, mean: float, deviation: float, capacity: int) -> np.ndarra
     return np.clip(rng.lognormal(mean, deviation, n), 20, capacity).astype(int)
 
 
-def shapes() -> dict[str, tuple[np.ndarray, int]]:
-    rng = np.random.default_rng(0)
-    return {
-        "log-normal": (lognormal(3000, 6, 1, 4096), 4096),
-        "long tail": (lognormal(1000, 8.5, 1.3, 262_144), 262_144),
-        "narrow": (lognormal(3000, 5, 0.4, 1024), 1024),
-        "uniform": (rng.integers(1, 4097, 3000), 4096),
-        "two humps": (
-            np.append(rng.integers(80, 200, 2000), rng.integers(1500, 3000, 1000)),
-            8192,
-        ),
-        "all equal": (np.full(3000, 130), 1024),
-        "above half": (rng.integers(513, 600, 500), 1024),
-        "thirds": (rng.integers(1000, 2000, 2000), 4096),
-        "a few": (np.array([700, 300, 300, 10]), 1024),
-        "one": (np.array([1024]), 1024),
-    }
+SHAPES = {
+    "log-normal": (lognormal(3000, 6, 1, 4096), 4096),
+    "long tail": (lognormal(1000, 8.5, 1.3, 262_144), 262_144),
+    "two humps": (np.repeat([90, 130, 180, 1600, 2900], [700, 700, 600, 500, 500]), 8192),
+    "all equal": (np.full(3000, 130), 1024),
+    "above half": (np.arange(513, 600), 1024),
+    "a few": (np.array([700, 300, 300, 10]), 1024),
+    "one": (np.array([1024]), 1024),
+}
 
 
-@pytest.mark.parametrize("shape", shapes())
+@pytest.mark.parametrize("shape", SHAPES)
 def test_fill_is_not_below_trl(shape):
-    lengths, capacity = shapes()[shape]
+    lengths, capacity = SHAPES[shape]
     packs = pack_lengths(lengths, capacity)
     rows = Dataset.from_dict({"input_ids": [np.zeros(n, np.int8) for n in lengths]})
     # all rows in one batch: TRL at its best
@@ -164,7 +145,6 @@ def test_turns_are_kept_apart_at_the_price_of_few_packs(size):
     ("lengths", "capacity", "message"),
     [
         ([5, 9], 8, r"lengths\[1\] is 9"),
-        ([5, 0], 8, r"lengths\[1\] is 0"),
         ([-1], 8, r"lengths\[0\] is -1"),
         ([2.5], 8, r"lengths\[0\] is 2.5"),
         ([True], 8, r"lengths\[0\] is True"),

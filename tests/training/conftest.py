@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +17,13 @@ import torch
 
 from posttrain.config.load import validate
 from posttrain.config.sft import SftConfig
-from posttrain.hashing import digest_of
-from posttrain.runs import atomic_write_json
-from posttrain.training import memory
-from posttrain.training.activations import StepMemory, measure_step, rollout_bytes
 from tests.training.rl.policy import write_policy
-from tests.training.tiny import attention_model, hybrid_model, write_artifact
+from tests.training.tiny import (
+    attention_model,
+    hybrid_model,
+    neither_measure_nor_draw,
+    write_artifact,
+)
 
 torch.set_num_threads(1)
 MakeRecipe = Callable[..., SftConfig]
@@ -39,28 +37,11 @@ def extensions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
-def measured_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What a step needs takes longer to measure than a tiny run takes: it is measured once for equal
-    models and shapes, by whichever process comes first."""
-    folder, measure, count = tmp_path_factory.mktemp("measured"), measure_step, rollout_bytes
-
-    def once(call: Callable[[], Any], config: Any, *asked: Any) -> Any:
-        fields = {k: v for k, v in config.to_dict().items() if k != "_name_or_path"}
-        file = folder / digest_of(repr((fields, config._attn_implementation, *asked)))
-        with (folder / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not file.exists():
-                atomic_write_json(file, call())
-        return json.loads(file.read_text())
-
+@pytest.fixture(scope="module", autouse=True)
+def neither_measured_nor_drawn() -> Iterator[None]:
+    """But in test_memory.py, and for the page of every method once, in test_resume.py."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            memory,
-            "measure_step",
-            lambda *asked: StepMemory(**once(lambda: asdict(measure(*asked)), *asked)),
-        )
-        patch.setattr(memory, "rollout_bytes", lambda *asked: once(lambda: count(*asked), *asked))
+        neither_measure_nor_draw(patch)
         yield
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import functools
 import gc
 import importlib
 import os
@@ -24,6 +25,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from posttrain.report.html import page_html
+from posttrain.report.section import LineChart, Section, Series
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 240  # far above what a run takes on a busy machine
@@ -44,12 +48,7 @@ def forked(
     run: Callable[[], Any], *, processes: int = 1, sharding: str | None = None, check: bool = True
 ) -> Ended:
     """Run a function in one or several processes; where one is killed, the others are, too."""
-    # what is imported late, or first used: once here, not in every process. DeepSpeed's is a compiler
-    late = ["matplotlib.figure", "matplotlib.backends.backend_svg"]
-    if sharding and sharding.startswith("zero"):
-        late.append("deepspeed.runtime.zero.muon.original_muon")
-    for module in late:
-        importlib.import_module(module)
+    _warm_up(deepspeed=bool(sharding and sharding.startswith("zero")))
     with tempfile.TemporaryFile() as out, socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -77,6 +76,15 @@ def forked(
     if check:
         assert not any(ended.codes), f"{ended.codes} {ended.text[-4000:]}"
     return ended
+
+
+@functools.cache
+def _warm_up(*, deepspeed: bool) -> None:
+    """What is imported late, or first used: once here, not in every process."""
+    if deepspeed:  # it looks for a compiler
+        importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
+    chart = LineChart([Series("", [0, 1], [0, 1])], x="", y="")
+    page_html([Section("", [chart])], title="")
 
 
 def _fork(

@@ -21,6 +21,7 @@ from typing import Any
 
 import yaml
 
+import data_builders.prompts  # noqa: F401 - once here, not in every process
 from posttrain.config.grpo import GroupTraining
 from posttrain.config.load import load_recipe
 from posttrain.group_rewards import Group, GroupRewards
@@ -165,7 +166,7 @@ def arm(method: str, moment: str, reward: Mortal) -> None:
     from posttrain.training.rl import step
     from posttrain.training.rl import trainer as rl
     from posttrain.training.sft.trainer import PackedSFTTrainer
-    from reward.judge.cache import VerdictCache
+    from reward.judge.votes import VerdictCache
 
     if method == "dpo":
         reference.SHARD_PAIRS = 16  # several shards of these few pairs

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from posttrain.models.experts import find_routers
+from posttrain.models.load import find_routers
 from posttrain.training.moe import BIAS, ExpertBias
 from tests.training.tiny import attention_model, hybrid_model
 

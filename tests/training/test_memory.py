@@ -13,7 +13,7 @@ from trl.kernels import chunked_logprob
 from posttrain.config.grpo import ColocatedVllm
 from posttrain.config.sft import AdapterConfig
 from posttrain.errors import ConfigError
-from posttrain.training import activations
+from posttrain.training import activations, memory
 from posttrain.training.activations import (
     RolloutShape,
     StepMemory,
@@ -33,6 +33,12 @@ SHAPE = StepShape(rows=4, columns=64, labels=128, masked=True)
 ALONE = Launched(1, "none", "cpu", "fp32")
 SIZE = ModelSize(parameters=800, trainable=800, weight_bytes=3200, trainable_bytes=3200)
 HALF = replace(SIZE, weight_bytes=1600, trainable_bytes=1600)
+
+
+@pytest.fixture(autouse=True)
+def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "measure_step", measure_step)
+    monkeypatch.setattr(memory, "rollout_bytes", rollout_bytes)
 
 
 @pytest.mark.parametrize(

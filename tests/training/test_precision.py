@@ -17,9 +17,8 @@ import yaml
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from posttrain.config.dpo import DpoConfig
-from posttrain.config.genrm import GenRmConfig
 from posttrain.config.load import load_recipe
-from posttrain.config.rlhf import RlhfConfig
+from posttrain.config.rlhf import GenRmConfig, RlhfConfig
 from posttrain.config.sft import SftConfig
 from posttrain.errors import ConfigError
 from posttrain.training.dpo.stage import dpo_arguments

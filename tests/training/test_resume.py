@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import os
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed import run as torchrun
 from transformers import AutoModelForCausalLM
 
 from posttrain.config.load import validate
 from posttrain.config.sft import LaunchConfig, SftConfig
 from posttrain.errors import ConfigError
+from posttrain.report import html
 from posttrain.report.html import UNFINISHED
 from posttrain.runs import read_artifact
 from posttrain.training import stage as training_stage
 from posttrain.training.launch import Launched, check_launch
 from posttrain.training.sft.stage import SftStage
+from scripts.__main__ import launch
 from tests.training.conftest import TRAINER
 from tests.training.forks import forked, launch_environment, shipped
 from tests.training.methods import Method, write_methods
 from tests.training.rl.policy import write_policy
-from tests.training.tiny import ROOT, log_rows, losses, run_script, sha
+from tests.training.tiny import ROOT, log_rows, losses, sha
 
 METHODS = ("sft", "dpo", "grpo", "rlhf")
 
@@ -36,12 +41,18 @@ def methods(data: Path, attention_path: Path, tmp_path_factory) -> dict[str, Met
 
 @pytest.fixture(scope="module")
 def undisturbed(methods: dict[str, Method]) -> Callable[[str], Path]:
-    """Runs each method once; one process."""
+    """Runs each method once, with the charts of its page; one process."""
 
     def run(name: str) -> Path:
         out = methods[name].recipe.parent / f"undisturbed-{name}"
+
+        def with_charts() -> None:
+            html._template.cache_clear()  # its filters are the real ones again
+            methods[name].run(out)
+
         if not out.exists():
-            forked(lambda: methods[name].run(out))
+            forked(with_charts)
+            assert "<svg" in page_of(out)
         return out
 
     return run
@@ -201,6 +212,21 @@ def test_a_hybrid_of_experts_is_the_same_in_every_layout(
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
 
 
+def launch_forks(arguments: list[str]) -> None:
+    """`posttrain launch …`, whose torchrun forks this process instead of starting Python anew, as
+    config/test_command.py has it."""
+
+    def elastic_launch(config: Any, entrypoint: str) -> Callable[..., Any]:
+        def run(*command: str) -> None:
+            script = next(at for at, word in enumerate(command) if word.endswith(".py"))
+            runpy.run_path(command[script])["main"](command[script + 1 :])
+
+        return whole(dataclasses.replace(config, start_method="fork"), run)
+
+    whole, torchrun.elastic_launch = torchrun.elastic_launch, elastic_launch
+    launch(arguments)
+
+
 def test_the_documented_command_starts_two_processes(
     one_process: Path, data: Path, attention_path: Path, tmp_path: Path
 ):
@@ -219,9 +245,8 @@ def test_the_documented_command_starts_two_processes(
     assert (out / "resume" / "checkpoint-12" / "complete.json").is_file()
     recipe = tmp_path / "sft.yaml"
     recipe.write_text(json.dumps(stage.recipe.model_dump(mode="json")))
-    run_script(
-        "scripts", "launch", "--config_file", "accelerate/cpu-2", "sft", "--config", str(recipe)
-    )
+    options = ["--config_file", "accelerate/cpu-2"]
+    forked(lambda: launch_forks([*options, "sft", "--config", str(recipe)]))
     assert len(losses(out)) == 20
     assert losses(out) == pytest.approx(losses(one_process), abs=1e-5)
 

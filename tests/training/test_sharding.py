@@ -24,7 +24,7 @@ from tests.training.matrix import Cells
 from tests.training.tiny import attention_model, hybrid_model
 
 pytest.importorskip("deepspeed")
-# pairs of everything that a run may have; rl/test_sharded.py has GRPO, test_resume.py DDP, and
+# pairs of everything that a run may have; rl/test_engines.py has GRPO, test_resume.py DDP, and
 # benchmarks/sharding.py runs all combinations
 CELLS = [
     ("zero2", "attention", False, "dpo", False),

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
-import subprocess
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     LlamaConfig,
@@ -27,10 +24,12 @@ from transformers import (
     set_seed,
 )
 
+from posttrain.report import html
 from posttrain.runs import Counts, Run
+from posttrain.training import memory
+from posttrain.training.activations import StepMemory
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = "scripts/sft.py"
 PAD, START, END = 0, 1, 2
 # the id space has a hole: 40 … 49 are not used
 WORDS = {f"w{i}": i for i in [*range(3, 40), *range(50, 64)]}
@@ -147,21 +146,11 @@ def sha(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def run_script(*arguments: str, launcher: Sequence[str] = (), check: bool = True, **env: str):
-    """`scripts/sft.py` in a process of its own, offline and on one thread."""
-    command = [*launcher] or [sys.executable]
-    result = subprocess.run(
-        [*command, *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **env},
-        timeout=600,
-        check=False,
-    )
-    if check:
-        assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
-    return result
+def neither_measure_nor_draw(patch: pytest.MonkeyPatch) -> None:
+    """To measure what a step needs takes longer than a tiny run, and to draw its charts as long."""
+    patch.setattr(memory, "measure_step", lambda *_: StepMemory(0, 0, 0))
+    patch.setattr(memory, "rollout_bytes", lambda *_: 0)
+    patch.setitem(html._template().environment.filters, "svg", lambda _: "")
 
 
 def log_rows(out: Path) -> list[dict]:

@@ -5,9 +5,18 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from data_builders.tiny_world.drafts import Draft, ItemDraw, Transcript, answered, worded
+from data_builders.tiny_world.drafts import (
+    CITIES,
+    COLOURS,
+    PEOPLE,
+    THINGS,
+    Draft,
+    ItemDraw,
+    Transcript,
+    worded,
+    worked_out,
+)
 from data_builders.tiny_world.families.working import add_steps
-from data_builders.tiny_world.vocabulary import CITIES, COLOURS, PEOPLE, THINGS
 
 # lookups
 
@@ -69,15 +78,9 @@ def lookups(draw: ItemDraw) -> Draft:
     key = f"lookup {fact} {' '.join(requested)}"
     question = worded(draw, LOOKUPS_WORDINGS[task], f=fact, a=a, b=b)
     if not draw.with_tools:
-        return Draft(
-            key=key,
-            task=task,
-            question=question,
-            reference=answered(draw, [f"no tool for {fact}"], "unknown", opening=f"{fact} of {a}."),
-            gold="unknown",
-            grading="unknown",
-            answerable=False,
-        )
+        steps, about = [f"no tool for {fact}"], {"key": key, "task": task, "question": question}
+        opening = f"{fact} of {a}."
+        return worked_out(draw, steps, "unknown", opening=opening, grading="unknown", **about)
     script, tool = Transcript(draw, state, tools=names), f"get_{fact}"
     results = [
         script.call(tool, {"item": thing}, f"{tool} {thing}", opening=f"{fact} of {thing}.")
@@ -85,9 +88,7 @@ def lookups(draw: ItemDraw) -> Draft:
     ]
     gold, steps = _conclude(task, a, b, results)
     script.answer(gold, "\n".join(steps))
-    numeric = task == "total" or (task == "one" and fact in FACTS[:2])
-    grading = "number" if numeric else "words"
-    return script.draft(key=key, task=task, question=question, gold=gold, grading=grading)
+    return script.draft(key=key, task=task, question=question, gold=gold)
 
 
 # plans
@@ -109,12 +110,11 @@ CLOSED = {"status": "closed"}
 
 
 def plans(draw: ItemDraw) -> Draft:
-    """Ordered plans that write to a small database of tickets, graded by the state they leave.
+    """Ordered plans that write to a small database of tickets; difficulty is the number of writes.
 
         "Close 4 and 7. 4 needs 7."  →  set_status(7, closed), set_status(4, closed)  →  done
 
-    A ticket that needs another cannot be closed before it, so the order matters; whatever else was
-    changed on the way also counts. Difficulty is the number of writes, at least 1.
+    Graded by the state they leave: a ticket that needs another cannot be closed before it.
     """
     rng = draw.rng
     task = rng.choice(("ordered", "move", "owner"))
@@ -183,14 +183,13 @@ RECOVER_WORDINGS = (
 
 
 def recover(draw: ItemDraw) -> Draft:
-    """Recover and verify: the first call fails, and another tool succeeds with the wrong value.
+    """The first calls fail, and another tool succeeds with the wrong value.
 
         get_price(red lamp) → error: busy; get_price(red lamp) → 42;
         check_price(red lamp, 42) → right
 
-    The lure is `cached_price`: it always answers, and its answer is old. The reference tries again
-    and checks; in a third of the items it first falls for the lure, sees the check fail and
-    recovers. Difficulty is the number of times the tool is busy.
+    `cached_price` always answers, and its answer is old. The reference tries again and checks; in a
+    third of the items it first falls for the lure. Difficulty is how often the tool is busy.
     """
     rng = draw.rng
     state = shop(rng)
@@ -212,7 +211,6 @@ def recover(draw: ItemDraw) -> Draft:
         task="lured" if falls else "retry",
         question=question,
         gold=str(price),
-        grading="number",
         minimum_calls=times + 2,
     )
 

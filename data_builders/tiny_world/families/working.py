@@ -6,46 +6,32 @@ import random
 
 from data_builders.tiny_world.drafts import (
     IDLE_TOOLS,
+    PEOPLE,
+    SERVICES,
+    THINGS,
     Draft,
-    Grading,
     ItemDraw,
     Transcript,
     answered,
     idle_tools,
     worded,
+    worked_out,
 )
-from data_builders.tiny_world.vocabulary import (
-    DAYS,
-    LETTERS,
-    LEVELS,
-    ORDINALS,
-    PEOPLE,
-    SERVICES,
-    THINGS,
-    WORDS,
-)
+
+WORDS = (
+    "sun", "cat", "map", "tree", "fish", "ring", "bell", "coat",
+    "door", "milk", "road", "star", "leaf", "salt", "wolf", "nest",
+)  # fmt: skip
+LETTERS = tuple("abcdefghijklmnopqrstuvwxyz")
+LEVELS = ("ok", "warn", "error")
+DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
 
 # maths
 
-MATHS_WORDINGS = {
-    "add": ("What is {a} + {b}?", "Add {a} and {b}.", "{a} + {b} = ?", "Find {a} plus {b}."),
-    "subtract": (
-        "What is {a} - {b}?",
-        "Subtract {b} from {a}.",
-        "{a} - {b} = ?",
-        "Find {a} minus {b}.",
-    ),
-    "multiply": (
-        "What is {a} * {b}?",
-        "Multiply {a} by {b}.",
-        "{a} * {b} = ?",
-        "Find {a} times {b}.",
-    ),
-}
 # of the items with tools: so that tools are declared does not tell that one is called
 CALCULATOR_SHARE = 0.45
 OTHER_TOOLS = tuple(name for name in IDLE_TOOLS if name != "calculate")
-SIGNS = {"add": "+", "subtract": "-", "multiply": "*"}
 
 
 def _digits(number: int, width: int) -> list[int]:
@@ -82,7 +68,19 @@ def multiply_steps(a: int, b: int) -> list[str]:
     return steps
 
 
-STEPS = {"add": add_steps, "subtract": subtract_steps, "multiply": multiply_steps}
+MATHS = {
+    "add": ("+", add_steps, "What is {a} + {b}?|Add {a} and {b}.|{a} + {b} = ?|Find {a} plus {b}."),
+    "subtract": (
+        "-",
+        subtract_steps,
+        "What is {a} - {b}?|Subtract {b} from {a}.|{a} - {b} = ?|Find {a} minus {b}.",
+    ),
+    "multiply": (
+        "*",
+        multiply_steps,
+        "What is {a} * {b}?|Multiply {a} by {b}.|{a} * {b} = ?|Find {a} times {b}.",
+    ),
+}
 
 
 def _operands(draw: ItemDraw, task: str) -> tuple[int, int]:
@@ -109,15 +107,15 @@ def arithmetic(draw: ItemDraw) -> Draft:
 
         "What is 345 + 278?"  →  345+278 / 5+8=13 / 4+7+1=12 / 3+2+1=6  →  623
 
-    Worked from the right, one place a line, so that each step is a fact about single digits and the
-    answer is read off the lines. Where a calculator is declared it does the same; where only other
-    tools are, they are of no use and the digits are worked as without tools.
+    One place a line, so that each step is a fact about single digits and the answer is read off the
+    lines. A calculator, where declared, is called instead; other tools are of no use.
     """
     task = draw.rng.choice(("add", "add", "subtract", "multiply"))
     a, b = _operands(draw, task)
     result = {"add": a + b, "subtract": a - b, "multiply": a * b}[task]
-    question = worded(draw, MATHS_WORDINGS[task], a=a, b=b)
-    expression = f"{a}{SIGNS[task]}{b}"
+    sign, by_hand, wordings = MATHS[task]
+    question = worded(draw, wordings.split("|"), a=a, b=b)
+    expression = f"{a}{sign}{b}"
     tools = _declared(draw)
     script = Transcript(draw, None, tools=tools)
     if "calculate" in tools:
@@ -125,28 +123,14 @@ def arithmetic(draw: ItemDraw) -> Draft:
         script.call("calculate", arguments, expression, opening="calculate.", result=expression)
         script.answer(str(result))
     else:
-        steps = [expression, *STEPS[task](a, b)]
-        script.messages += answered(draw, steps, str(result), opening="from the right.")
-    return script.draft(
-        key=f"{task} {min(a, b)} {max(a, b)}",
-        task=task,
-        question=question,
-        gold=str(result),
-        grading="number",
-    )
+        steps = [expression, *by_hand(a, b)]
+        script.messages.append(answered(draw, steps, str(result), opening="from the right."))
+    key = f"{task} {min(a, b)} {max(a, b)}"
+    return script.draft(key=key, task=task, question=question, gold=str(result))
 
 
 # lists
 
-LISTS_WORDINGS = {
-    "reverse": ("Reverse: {x}", "Write backwards: {x}", "What is {x} in reverse order?"),
-    "nth": ("Which is {n}: {x}", "Give the {n} of: {x}", "In {x} what is {n}?"),
-    "count": ("How many {n} in: {x}", "Count {n} in: {x}", "In {x} how often is {n}?"),
-    "dedupe": ("Drop repeats: {x}", "Keep each once: {x}", "Without repeats, what is {x}?"),
-    "sort": ("Sort: {x}", "Put in order: {x}", "What is {x} sorted?"),
-    "largest": ("Largest of: {x}", "Find the largest: {x}", "In {x} what is the largest?"),
-}
-LISTS_TASKS = tuple(LISTS_WORDINGS)
 Pool = tuple[str, ...]
 Made = tuple[list[str], str, str, list[str]]  # items, argument of the question, gold, steps
 
@@ -207,36 +191,31 @@ def _largest(rng: random.Random, _: Pool, n: int) -> Made:
     return [str(number) for number in numbers], "", str(best), steps
 
 
-MAKERS = {
-    "reverse": _reverse,
-    "nth": _nth,
-    "count": _count,
-    "dedupe": _dedupe,
-    "sort": _sort,
-    "largest": _largest,
+LISTS = {
+    "reverse": (_reverse, "Reverse: {x}|Write backwards: {x}|What is {x} in reverse order?"),
+    "nth": (_nth, "Which is {n}: {x}|Give the {n} of: {x}|In {x} what is {n}?"),
+    "count": (_count, "How many {n} in: {x}|Count {n} in: {x}|In {x} how often is {n}?"),
+    "dedupe": (_dedupe, "Drop repeats: {x}|Keep each once: {x}|Without repeats, what is {x}?"),
+    "sort": (_sort, "Sort: {x}|Put in order: {x}|What is {x} sorted?"),
+    "largest": (_largest, "Largest of: {x}|Find the largest: {x}|In {x} what is the largest?"),
 }
 
 
 def lists(draw: ItemDraw) -> Draft:
-    """String and list work: reverse, nth, count, dedupe, sort, largest; difficulty is length minus
+    """String and list work; difficulty is the length minus 2.
 
         "Reverse: sun cat map"  →  1 sun 2 cat 3 map / 3 map 2 cat 1 sun  →  map cat sun
 
     Strings are spelled as single letters with spaces between, so that a letter is always one token.
     """
-    task = draw.rng.choice(LISTS_TASKS)
+    task = draw.rng.choice(tuple(LISTS))
     pool = draw.rng.choice((WORDS, LETTERS))
-    items, argument, gold, steps = MAKERS[task](draw.rng, pool, draw.difficulty + 2)
+    make, wordings = LISTS[task]
+    items, argument, gold, steps = make(draw.rng, pool, draw.difficulty + 2)
     text = " ".join(items)
-    grading: Grading = "number" if task in ("count", "largest") else "words"
-    return Draft(
-        key=f"{task} {argument} {text}",
-        task=task,
-        question=worded(draw, LISTS_WORDINGS[task], n=argument, x=text),
-        reference=answered(draw, steps, gold, opening=f"{task} {text}."),
-        gold=gold,
-        grading=grading,
-    )
+    key, opening = f"{task} {argument} {text}", f"{task} {text}."
+    question = worded(draw, wordings.split("|"), n=argument, x=text)
+    return worked_out(draw, steps, gold, opening=opening, key=key, task=task, question=question)
 
 
 # logs
@@ -299,23 +278,18 @@ def logs(draw: ItemDraw) -> Draft:
         a ana 4 / b ben 3 / c ana 5 — "How many for ana?"
         →  a ana 4 yes 0+4=4 / b ben 3 no 4 / …  →  9
 
-    Only some lines count, and the question does not say how to find them (`steps` does say). Up to
-    difficulty 2 one word decides whether a line counts; from 3 on two words must fit. Each line
-    begins with a letter: names repeat, and a line that is copied is found by what does not.
+    From difficulty 3 on two words of a line must fit. Each line begins with a letter: names repeat,
+    and a line that is copied is found by what does not.
     """
     is_table = draw.rng.random() < 0.5
     requested, lines, steps, result = _table(draw) if is_table else _log(draw)
     wordings = TABLE_WORDINGS if is_table else LOG_WORDINGS
     table = "\n".join(lines)
     task = "table" if is_table else "log"
-    return Draft(
-        key=f"{task} {requested} {table}",
-        task=task,
-        question=worded(draw, wordings, table=table, requested=requested),
-        reference=answered(draw, steps, str(result), opening="line by line."),
-        gold=str(result),
-        grading="number",
-        tools=idle_tools(draw),
+    key, opening = f"{task} {requested} {table}", "line by line."
+    about = {"task": task, "question": worded(draw, wordings, table=table, requested=requested)}
+    return worked_out(
+        draw, steps, str(result), opening=opening, key=key, tools=idle_tools(draw), **about
     )
 
 
@@ -330,11 +304,9 @@ LARGEST_STEP = 20
 
 
 def steps(draw: ItemDraw) -> Draft:
-    """Prescribed execution: the steps are given, only the doing is asked.
+    """Prescribed execution; difficulty is the number of steps minus 1.
 
     "Start with 7. Add 5. Take 3. Double."  →  7+5=12 / 12-3=9 / 9*2=18  →  18
-
-    Difficulty is the number of steps minus 1.
     """
     rng = draw.rng
     start = value = rng.randint(1, 12)
@@ -350,14 +322,10 @@ def steps(draw: ItemDraw) -> Draft:
         worked.append(f"{value}{sign}={after}")
         value = after
     steps = " ".join(orders)
-    return Draft(
-        key=f"steps {start} {steps}",
-        task="chain",
-        question=worded(draw, STEPS_WORDINGS, x=start, steps=steps),
-        reference=answered(draw, worked, str(value), opening=f"start {start}."),
-        gold=str(value),
-        grading="number",
-        tools=idle_tools(draw),
+    key, opening = f"steps {start} {steps}", f"start {start}."
+    about = {"task": "chain", "question": worded(draw, STEPS_WORDINGS, x=start, steps=steps)}
+    return worked_out(
+        draw, worked, str(value), opening=opening, key=key, tools=idle_tools(draw), **about
     )
 
 
@@ -371,8 +339,7 @@ CALENDAR_WORDINGS = (
 
 
 def calendar(draw: ItemDraw) -> Draft:
-    """Days of the week: count forward or back from a day; difficulty 1 is up to 3 days, then 7, 10
-    …
+    """Days of the week: difficulty 1 counts up to 3 days forward or back, then 7, 10, …
 
     "What day is 2 days after Friday?"  →  Saturday 1 / Sunday 2  →  Sunday
     """
@@ -381,15 +348,9 @@ def calendar(draw: ItemDraw) -> Draft:
     n = rng.randint(1, 3 * draw.difficulty + (draw.difficulty > 1))
     sign = 1 if way == "after" else -1
     steps = [f"{DAYS[(start + sign * step) % 7]} {step}" for step in range(1, n + 1)]
-    gold = DAYS[(start + sign * n) % 7]
     who, thing = rng.choice(PEOPLE), rng.choice(THINGS)
-    return Draft(
-        key=f"calendar {n} {way} {DAYS[start]} {who} {thing}",
-        task=way,
-        question=worded(
-            draw, CALENDAR_WORDINGS, n=n, way=way, day=DAYS[start], who=who, thing=thing
-        ),
-        reference=answered(draw, steps, gold, opening=f"{n} {way} {DAYS[start]}."),
-        gold=gold,
-        grading="words",
-    )
+    words = {"n": n, "way": way, "day": DAYS[start], "who": who, "thing": thing}
+    question = worded(draw, CALENDAR_WORDINGS, **words)
+    gold, opening = DAYS[(start + sign * n) % 7], f"{n} {way} {DAYS[start]}."
+    key = f"calendar {n} {way} {DAYS[start]} {who} {thing}"
+    return worked_out(draw, steps, gold, opening=opening, key=key, task=way, question=question)

@@ -1,13 +1,8 @@
 """Is it called, or is it shown? What surrounds a candidate, and what the prompt asks for.
 
-Question("What does a Hermes tool call look like?").about_calls → True
-Question("Call the weather tool for Paris.").about_calls → False
-Context(text, question, declared).shows(candidate, since=0) → True: shown or spoken of, not called
-
 A call stands on a line of its own, at a sentence's end, or behind a marker. In inline code or in
 quotation marks it is shown; a fenced block holds a call only if it holds nothing else. A prompt
-that asks *about* calls is answered with calls that are shown, unless they are of declared tools;
-one that asks for a tool to be *used* asks nothing about calls.
+that asks *about* calls is answered with calls that are shown, unless they are of declared tools.
 """
 
 from __future__ import annotations
@@ -140,7 +135,6 @@ class Context(TextReader):
         """Whether a candidate is shown or spoken of, not called.
 
         Args:
-            candidate: a possible call.
             since: where the call before this one ended.
         """
         start, requested, question = candidate.start, candidate.requested, self.question

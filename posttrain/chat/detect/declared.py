@@ -1,22 +1,21 @@
 """Judge calls against the declared tools.
 
-    tools = read_tools('[{"type": "function", "function": {"name": "f", "parameters": {…}}}]')
     kind_of(RequestedCall("g", {}), tools) → "nonexistent_tool"
     kind_of(RequestedCall("f", {"y": 1}), tools) → "fabricated_arguments"   (f has no parameter y)
 
-Arguments are fabricated when the declared schema has no room for them: an unknown name, a missing
-required one, a value of another type or outside its enumeration. Null stands for an optional
-argument that is left out. Whether a value is *true* to the conversation cannot be decided from it.
+Arguments are fabricated when the declared schema has no room for them; null stands for an optional
+one that is left out. Whether a value is *true* to the conversation cannot be decided.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from posttrain.chat.detect.requested import UNREAD, RequestedCall
 from posttrain.chat.detect.shapes import literal
+from posttrain.chat.parse import as_list, as_mapping
 from posttrain.jsontext import load_json
 
 Kind = Literal["undeclared", "nonexistent_tool", "fabricated_arguments", "declared"]
@@ -48,9 +47,9 @@ def read_tools(tools: str) -> Tools:
     """
     declared: dict[str, dict[str, Any] | None] = {}
     value = load_json(tools)
-    for tool in _list(value) or [value]:
-        outer = _mapping(tool)
-        function = _mapping(outer.get("function")) or outer
+    for tool in as_list(value) or [value]:
+        outer = as_mapping(tool)
+        function = as_mapping(outer.get("function")) or outer
         keys = ("parameters", "input_schema", "arguments")
         schema = next((function[key] for key in keys if key in function), None)
         if isinstance(name := function.get("name"), str):
@@ -74,46 +73,38 @@ def kind_of(requested: RequestedCall, tools: Tools | None) -> Kind:
     schema, given = tools[requested.name], requested.arguments
     if given is None or schema is None or any(not key or key.isdecimal() for key in given):
         return "declared"  # which parameters positional arguments are is unknown
-    properties, arguments = {**_mapping(schema.get("properties"))}, dict(given)
+    properties, arguments = {**as_mapping(schema.get("properties"))}, dict(given)
     for key, value in given.items():
         if value is UNREAD and key in properties:
             properties[key] = {}
         elif requested.textual and isinstance(value, str):
-            arguments[key] = _typed(value, _mapping(properties.get(key)))
+            arguments[key] = _typed(value, as_mapping(properties.get(key)))
     from jsonschema import Draft202012Validator  # 0.1 s to import
 
     checker: Any = Draft202012Validator({**schema, "properties": properties})
     return "declared" if checker.is_valid(arguments) else "fabricated_arguments"
 
 
-def _mapping(value: Any) -> dict[str, Any]:
-    return cast(dict[str, Any], value) if isinstance(value, dict) else {}
-
-
-def _list(value: Any) -> list[Any]:
-    return cast(list[Any], value) if isinstance(value, list) else []
-
-
 def _standard(schema: Any, depth: int = 0) -> dict[str, Any]:
     """A tool's schema in standard words; what is not understood in it lets every value pass."""
-    fields, standard = _mapping(schema), dict[str, Any]()
+    fields, standard = as_mapping(schema), dict[str, Any]()
     if depth > _DEEPEST or "$ref" in fields:
         return {}
     for key in ("anyOf", "oneOf"):
-        if options := _list(fields.get(key)):
+        if options := as_list(fields.get(key)):
             return {"anyOf": [_standard(option, depth + 1) for option in options]}
-    if allowed := _list(fields.get("enum")):
+    if allowed := as_list(fields.get("enum")):
         return {"enum": allowed}
-    names = _list(fields.get("type")) or [fields.get("type")]
+    names = as_list(fields.get("type")) or [fields.get("type")]
     types = [TYPE_NAMES.get(name.lower()) for name in names if isinstance(name, str)]
     if types and all(types):
         standard["type"] = types + (["null"] if fields.get("nullable") is True else [])
     if "properties" in fields:
-        required = [key for key in _list(fields.get("required")) if isinstance(key, str)]
+        required = [key for key in as_list(fields.get("required")) if isinstance(key, str)]
         standard |= {
             "properties": {
                 key: inner if key in required or not inner else {"anyOf": [inner, {"type": "null"}]}
-                for key, value in _mapping(fields["properties"]).items()
+                for key, value in as_mapping(fields["properties"]).items()
                 for inner in [_standard(value, depth + 1)]
             },
             "required": required,

@@ -3,13 +3,7 @@
 Tags and special tokens are known by what their name says (a *tool*, *function* or *action* that is
 *called*, *used* or *requested*), so a dialect that nobody has listed is found too. A marker is no
 call by itself: it needs a payload, or a line of its own. Where there is no marker, the shape of a
-call and its place must both be right:
-
-{"name": "get_weather", "parameters": {"city": "Paris"}}      llama's; any wrapper of it
-[get_weather(city="Paris"), get_time(zone="CET")]              llama 4's, olmo's
-functions.get_weather({"city": "Paris"})
-Action: search\\nAction Input: tallest mountain                ReAct, also `Action: Search[query]`
-tool_call: f\\narguments: {"x": 1}                             and `Function: f`, `Tool: f`
+call (bare JSON, Python's, ReAct's lines) and its place must both be right.
 """
 
 from __future__ import annotations

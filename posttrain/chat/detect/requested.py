@@ -49,8 +49,8 @@ class RequestedCall:
 
     Attributes:
         name: the tool's name where it can be read.
-        arguments: by name, positional ones under "0", "1", …; None where they cannot be read.
-            `UNREAD` stands for unreadable values.
+        arguments: by name, positional ones under "0", "1", …; None where they cannot be read,
+            `UNREAD` for an unreadable value.
         textual: values are text whose type the notation does not show (XML).
         builtin: the tool that the notation itself stands for.
     """

@@ -1,8 +1,5 @@
 """The four shapes of a call: JSON, a name before its arguments, Python, XML; bounded, on any text.
 
-read_payload(TextReader('{"name": "f", "arguments": {}}</tool_call>'), 0)
-    → Payload("json", (RequestedCall("f", {}),), end=30)
-
 A payload that is cut off or malformed is one as long as it begins like one: the attempt counts.
 """
 
@@ -74,8 +71,7 @@ class Payload:
 class TextReader:
     """A text and how much work that comes to nothing may still be spent on it.
 
-    A reader stops trying when it has failed over a few times the text's length, so that hostile
-    text takes linear time.
+    It is a few times the text's length, so that hostile text takes linear time.
     """
 
     def __init__(self, text: str) -> None:

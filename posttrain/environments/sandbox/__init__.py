@@ -7,9 +7,8 @@
         await box.write("data.csv", b"1,2")
         await box.run(["wc", "-c", "data.csv"])
 
-Files are written and read by programs *inside* the sandbox. The host never opens a path in the
-scratch directory, so a symbolic link planted there leads nowhere. docs/guides/tools.md says what is
-contained and what is not promised.
+The host never opens a path in the scratch directory, so a symbolic link planted there leads
+nowhere. docs/guides/tools.md says what is contained and what is not promised.
 """
 
 from __future__ import annotations
@@ -22,16 +21,23 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from weakref import WeakKeyDictionary
 
-from posttrain.environments.sandbox.bubblewrap import Box, Interpreter
-from posttrain.environments.sandbox.launch import launch_holder, launch_run
-from posttrain.environments.sandbox.limits import MEBI, Limits, SandboxResult
-from posttrain.environments.sandbox.supervise import supervise
+from posttrain.environments.sandbox.bubblewrap import (
+    MEBI,
+    Box,
+    Interpreter,
+    Launch,
+    Limits,
+    find_interpreter,
+    launch_run,
+)
+from posttrain.environments.sandbox.supervise import SandboxResult, supervise
 from posttrain.errors import ConfigError
 
-T = TypeVar("T")
 _PROBE = Limits(seconds=60, cpu_seconds=60)
+# a semaphore belongs to an event loop
+_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
 @functools.cache
@@ -41,11 +47,13 @@ def check_sandbox() -> Interpreter:
     Raises:
         ConfigError: something is missing, with what to install or to allow.
     """
-    box = Box(_PROBE, Interpreter.here())
+    box = Box(_PROBE, find_interpreter())
     if not Path("/proc/self/task", str(threading.get_native_id()), "children").exists():
         raise ConfigError("the sandbox needs /proc/…/children (CONFIG_PROC_CHILDREN in the kernel)")
+    stop = os.eventfd(0)
     try:
-        result = _in_this_thread(box, [box.interpreter.executable, "-I", "-c", "print(6 * 7)"])
+        with launch_run(box, [box.interpreter.executable, "-I", "-c", "print(6 * 7)"]) as launch:
+            result = supervise(launch, limits=box.limits, stop=stop)
     except ConfigError as error:
         raise ConfigError(
             f"{error}. Bubblewrap 0.7 or later is needed and, unless you are root, user "
@@ -54,19 +62,12 @@ def check_sandbox() -> Interpreter:
             "kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu); in a container, one that may "
             "create namespaces. No model-written program is run without it"
         ) from error
+    finally:
+        os.close(stop)
     if result.stdout != b"42\n":
         text = result.stderr.decode("utf-8", "replace").strip()
         raise ConfigError(f"Python does not start in the sandbox (code {result.exit_code}): {text}")
     return box.interpreter
-
-
-def _in_this_thread(box: Box, argv: Sequence[str]) -> SandboxResult:
-    stop = os.eventfd(0)
-    try:
-        with launch_run(box, argv) as launch:
-            return supervise(launch, limits=box.limits, stop=stop)
-    finally:
-        os.close(stop)
 
 
 async def run_sandboxed(
@@ -78,6 +79,9 @@ async def run_sandboxed(
 ) -> SandboxResult:
     """Run one program in a sandbox of its own; nothing of it is left afterwards.
 
+    In an event loop as many run at a time as there are processors, so that how far a program gets
+    in its time depends little on its neighbours.
+
     Args:
         argv: the program and its arguments; its directory is the scratch directory, /scratch.
         files: paths in the scratch directory → contents, put there first.
@@ -88,19 +92,16 @@ async def run_sandboxed(
         CancelledError: after the whole process tree has been killed.
     """
     box = Box(limits or Limits(), check_sandbox())
-
-    def run(stop: int) -> SandboxResult:
-        with launch_run(box, argv, stdin=stdin, files=files) as launch:
-            return supervise(launch, limits=box.limits, stop=stop)
-
-    return await _in_thread(run)
+    turn = _turns.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(os.cpu_count() or 1))
+    async with turn:
+        return await _supervised(launch_run(box, argv, stdin=stdin, files=files), box.limits)
 
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """A scratch directory that programs run in one after the other, or side by side.
+    """A scratch directory for several runs, side by side or in turn. Only files last.
 
-    Each run has its own processes, which end with it. Only files last. `open_sandbox` makes one.
+    `open_sandbox` makes one; `holder` is the process that keeps the directory.
     """
 
     box: Box
@@ -111,12 +112,8 @@ class Sandbox:
     ) -> SandboxResult:
         """As `run_sandboxed`, in this scratch directory. The size of that is set at opening."""
         box = self.box if limits is None else replace(self.box, limits=limits)
-
-        def run(stop: int) -> SandboxResult:
-            with launch_run(box, argv, stdin=stdin, holder=self.holder) as launch:
-                return supervise(launch, limits=box.limits, stop=stop)
-
-        return await _in_thread(run)
+        launching = launch_run(box, argv, stdin=stdin, holder=self.holder)
+        return await _supervised(launching, box.limits)
 
     async def write(self, path: str, data: bytes) -> None:
         """Write a file; its directories are made.
@@ -157,14 +154,10 @@ async def open_sandbox(limits: Limits | None = None) -> AsyncGenerator[Sandbox]:
     loop = asyncio.get_running_loop()
     first_process: asyncio.Future[int] = loop.create_future()
 
-    def hold(stop: int) -> SandboxResult:
-        def started(first: int) -> None:
-            loop.call_soon_threadsafe(first_process.set_result, first)
+    def started(first: int) -> None:
+        loop.call_soon_threadsafe(first_process.set_result, first)
 
-        with launch_holder(box) as launch:
-            return supervise(launch, limits=None, stop=stop, started=started)
-
-    holding = asyncio.ensure_future(_in_thread(hold))
+    holding = asyncio.ensure_future(_supervised(launch_run(box, None), None, started))
     try:
         await asyncio.wait([holding, first_process], return_when=asyncio.FIRST_COMPLETED)
         if holding.done():
@@ -176,19 +169,23 @@ async def open_sandbox(limits: Limits | None = None) -> AsyncGenerator[Sandbox]:
             await holding
 
 
-async def _in_thread(work: Callable[[int], T]) -> T:
-    """Run `work(stop)` in a thread of its own; when cancelled, stop it and wait until it has."""
+async def _supervised(
+    launching: contextlib.AbstractContextManager[Launch],
+    limits: Limits | None,
+    started: Callable[[int], None] | None = None,
+) -> SandboxResult:
+    """`supervise` in a thread of its own; when cancelled, stop it and wait until it has ended."""
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
+    done: asyncio.Future[SandboxResult] = loop.create_future()
     stop = os.eventfd(0)
 
     def target() -> None:
         try:
-            value = work(stop)
+            with launching as launch:
+                result = supervise(launch, limits=limits, stop=stop, started=started)
+            loop.call_soon_threadsafe(done.set_result, result)
         except BaseException as error:  # noqa: BLE001 - it is raised where it is awaited
             loop.call_soon_threadsafe(done.set_exception, error)
-        else:
-            loop.call_soon_threadsafe(done.set_result, value)
 
     threading.Thread(target=target, name="sandbox", daemon=True).start()
     try:

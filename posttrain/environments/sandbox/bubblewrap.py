@@ -1,8 +1,8 @@
-"""The sandbox as a bubblewrap command line: what a program sees, who it is, what it may use.
+"""The sandbox as a bubblewrap command: what a program sees, who it is, what it may use.
 
-    box = Box(Limits(), Interpreter.here())
-    box.options(seccomp=7, status=8)  → ["--unshare-pid", …, "--ro-bind", "/usr", "/usr", …]
-    box.program(["python3", "-c", "…"])  → ["/usr/bin/setpriv", …, "python3", "-c", "…"]
+    box = Box(Limits(), find_interpreter())
+    with launch_run(box, ["python3", "-"], stdin=b"print(1)") as launch:
+        supervise(launch, limits=box.limits, stop=stop)
 
 Everything a program can write to lives in memory and is bounded: /scratch and /dev/shm. Its limits
 are set *inside* the sandbox; outside they would count this user's other processes, bubblewrap's own
@@ -12,18 +12,22 @@ processes even there, so the program becomes a throw-away user instead.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import resource
 import secrets
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Literal, NamedTuple
 
-from posttrain.environments.sandbox.limits import MEBI, Limits
+from posttrain.environments.sandbox.syscalls import filter_program
 from posttrain.errors import ConfigError
 
+MEBI = 1024 * 1024
 MOUNT = "/interpreter"
 SCRATCH = "/scratch"
 _SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -31,12 +35,40 @@ _SETTINGS = ("/etc/ld.so.cache", "/etc/alternatives")
 _PROGRAMS = ("bwrap", "prlimit", "choom", "setpriv", "nsenter", "timeout", "sh")
 _GRACE = 5.0  # seconds: the sandbox ends by itself where the process that watches it is stuck
 # above the users that distributions, containers and directories hand out, below the signed limit
-_THROWAWAY_USERS = (0x70000000, 0x7FFFFFF0)
+_THROWAWAY_USERS = range(0x70000000, 0x7FFFFFF0)
+Limit = Literal["time", "cpu", "memory", "files", "output"]
 
 
 @dataclass(frozen=True, slots=True)
-class Interpreter:
-    """The Python that sandboxed programs run: this project's own interpreter.
+class Limits:
+    """Bounds of one run, enforced by the kernel or, where it says so, by a watching thread.
+
+    Attributes:
+        seconds: wall time until the whole process tree is killed (watched).
+        cpu_seconds: processor time of each process.
+        memory_mb: address space of each process, and resident memory of the whole tree with what
+            its sockets may hold queued (watched; pages that forked processes share count in each).
+        processes: processes and threads together.
+        scratch_mb: size of the scratch directory, which lives in memory; a file may be as large.
+        shm_mb: size of /dev/shm.
+        files: files and directories in the scratch directory and /dev/shm (watched).
+        open_files: descriptors of each process.
+        output_bytes: of stdout, and of stderr; a program that writes more is killed.
+    """
+
+    seconds: float = 10.0
+    cpu_seconds: int = 10
+    memory_mb: int = 512
+    processes: int = 32
+    scratch_mb: int = 64
+    shm_mb: int = 16
+    files: int = 10_000
+    open_files: int = 128
+    output_bytes: int = 256 * 1024
+
+
+class Interpreter(NamedTuple):
+    """The Python that sandboxed programs run.
 
     One under /usr is visible in the sandbox anyway (`source` is None). One that lives elsewhere, as
     in a home directory, is shown alone, at `MOUNT`; the packages of a virtual environment are not.
@@ -45,42 +77,30 @@ class Interpreter:
     source: Path | None
     executable: str
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """What it needs to find its own shared library once it has moved."""
-        return {} if self.source is None else {"LD_LIBRARY_PATH": f"{MOUNT}/lib"}
 
-    @classmethod
-    def here(cls) -> Interpreter:
-        """The interpreter under the running one's virtual environment.
-
-        Raises:
-            ConfigError: it is laid out in a way that cannot be shown alone.
-        """
-        version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-        base = Path(sys.base_prefix).resolve()
-        executable = base / "bin" / version
-        library = base / "lib" / version / "os.py"
-        everything = base in (Path.home(), *Path.home().parents)
-        if everything or not executable.is_file() or not library.is_file():
-            raise ConfigError(
-                f"the sandbox cannot show the Python in {base}: it needs bin/{version} and "
-                f"lib/{version} in a directory of their own"
-            )
-        if base.is_relative_to("/usr"):
-            return cls(None, str(executable))
-        return cls(base, f"{MOUNT}/bin/{version}")
-
-
-def find_programs() -> dict[str, str]:
-    """Where the programs that make the sandbox are.
+def find_interpreter() -> Interpreter:
+    """The interpreter under the running one's virtual environment.
 
     Raises:
-        ConfigError: one is not installed; says which.
+        ConfigError: it is laid out in a way that cannot be shown alone.
     """
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    base = Path(sys.base_prefix).resolve()
+    executable, library = base / "bin" / version, base / "lib" / version / "os.py"
+    everything = base in (Path.home(), *Path.home().parents)
+    if everything or not executable.is_file() or not library.is_file():
+        raise ConfigError(
+            f"the sandbox cannot show the Python in {base}: it needs bin/{version} and "
+            f"lib/{version} in a directory of their own"
+        )
+    if base.is_relative_to("/usr"):
+        return Interpreter(None, str(executable))
+    return Interpreter(base, f"{MOUNT}/bin/{version}")
+
+
+def _find_programs() -> dict[str, str]:
     paths = {name: shutil.which(name) for name in _PROGRAMS}
-    missing = [name for name, path in paths.items() if path is None]
-    if missing:
+    if missing := [name for name, path in paths.items() if path is None]:
         raise ConfigError(
             f"the sandbox needs {', '.join(missing)}, which this machine lacks: apt-get install "
             "bubblewrap util-linux coreutils; without them no model-written program is run"
@@ -88,29 +108,30 @@ def find_programs() -> dict[str, str]:
     return {name: os.path.realpath(path) for name, path in paths.items() if path}
 
 
-def as_root() -> bool:
-    """Whether this process is the machine's root, not the root of a user namespace."""
-    whole = ["0", "0", "4294967295"]
-    return os.geteuid() == 0 and Path("/proc/self/uid_map").read_text("ascii").split() == whole
-
-
 def _throwaway_user() -> int | None:
-    first, end = _THROWAWAY_USERS
-    return first + secrets.randbelow(end - first) if as_root() else None
+    """A user for the machine's root; None for any other user, and for root of a user namespace."""
+    whole = ["0", "0", "4294967295"]
+    root = os.geteuid() == 0 and Path("/proc/self/uid_map").read_text("ascii").split() == whole
+    return secrets.choice(_THROWAWAY_USERS) if root else None
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """One sandbox's shape. `user` is who its programs are as root; None as an ordinary user."""
+    """One sandbox's shape. `user` is who its programs are as root; None as an ordinary user.
+
+    Raises:
+        ConfigError: a program that makes the sandbox is not installed; says which.
+    """
 
     limits: Limits
     interpreter: Interpreter
-    programs: dict[str, str] = field(default_factory=find_programs)
+    programs: dict[str, str] = field(default_factory=_find_programs)
     user: int | None = field(default_factory=_throwaway_user)
 
     @property
     def environment(self) -> dict[str, str]:
         """All that a sandboxed program finds in its environment."""
+        moved = self.interpreter.source is not None
         return {
             "PATH": f"{MOUNT}/bin:/usr/local/bin:/usr/bin:/bin",
             "HOME": SCRATCH,
@@ -123,7 +144,8 @@ class Box:
             "MALLOC_ARENA_MAX": "2",
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
-            **self.interpreter.environment,
+            # to find its own shared library once it has moved
+            **({"LD_LIBRARY_PATH": f"{MOUNT}/lib"} if moved else {}),
         }
 
     def options(
@@ -138,12 +160,11 @@ class Box:
             kept: the scratch directory is `SCRATCH` of the mount namespace that bubblewrap is
                 started in, not a fresh one.
         """
-        inside = kept  # then the interpreter is already at its place
         return [
             *self._namespaces(),
             "--die-with-parent", "--new-session", "--as-pid-1",
             "--json-status-fd", str(status), "--seccomp", str(seccomp),
-            *self._system(inside=inside),
+            *self._system(MOUNT if kept else self.interpreter.source),
             "--proc", "/proc", "--dev", "/dev",
             *_tmpfs("/dev/shm", self.limits.shm_mb), "--remount-ro", "/dev",  # noqa: S108
             *(["--bind", SCRATCH, SCRATCH] if kept else _tmpfs(SCRATCH, self.limits.scratch_mb)),
@@ -162,7 +183,7 @@ class Box:
         return [
             *([] if self.user is not None else ["--unshare-user"]),
             "--die-with-parent", "--new-session", "--json-status-fd", str(status),
-            *self._system(inside=False),
+            *self._system(self.interpreter.source),
             *([] if bwrap.startswith("/usr/") else ["--ro-bind", bwrap, bwrap]),
             # a new /dev would cost a second user namespace, and nothing could enter the first
             "--dev-bind", "/proc", "/proc", "--dev-bind", "/dev", "/dev",
@@ -179,7 +200,7 @@ class Box:
         kept = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_KILL")
         return [*names, "--cap-drop", "ALL", *(part for cap in kept for part in ("--cap-add", cap))]
 
-    def _system(self, *, inside: bool) -> list[str]:
+    def _system(self, interpreter: Path | str | None) -> list[str]:
         options = ["--ro-bind", "/usr", "/usr"]
         for name in _SYSTEM:
             path = Path(name)
@@ -191,14 +212,12 @@ class Box:
         for name in _SETTINGS:
             options += ["--ro-bind-try", name, name]
         if self.interpreter.source is not None:
-            source = MOUNT if inside else str(self.interpreter.source)
-            options += ["--ro-bind", source, MOUNT]
+            options += ["--ro-bind", str(interpreter), MOUNT]
         return options
 
     def program(self, argv: Sequence[str]) -> list[str]:
         """The program behind what takes its last powers and sets its limits."""
-        limits = self.limits
-        processes = limits.processes
+        limits, processes = self.limits, self.limits.processes
         command: list[str] = []
         if self.user is None:
             processes += 1  # the first process in there belongs to the same user
@@ -246,3 +265,92 @@ def _bound(name: str, kind: int, value: int, *, spare: int = 0) -> str:
     hard = resource.getrlimit(kind)[1]  # an ordinary user can only go down
     top = value + spare if hard == resource.RLIM_INFINITY else min(value + spare, hard)
     return f"--{name}={min(value, top)}:{top}"
+
+
+# -- one start of it -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A command to start.
+
+    Attributes:
+        keep: descriptors that it inherits.
+        status: where it reports.
+        copies: ours of what it inherits, to close once it has started.
+    """
+
+    box: Box
+    argv: list[str]
+    keep: tuple[int, ...]
+    stdin: int
+    status: int
+    copies: contextlib.ExitStack
+
+
+@contextlib.contextmanager
+def launch_run(
+    box: Box,
+    argv: Sequence[str] | None,
+    *,
+    stdin: bytes = b"",
+    files: Mapping[str, bytes] | None = None,
+    holder: int | None = None,
+) -> Generator[Launch]:
+    """A run of `argv` in the box; None: of what holds a scratch directory, and then writes a line.
+
+    Options and file contents go through anonymous memory, not through arguments: a program in the
+    sandbox can read the command line of the process that reaps its children.
+
+    Args:
+        stdin: what the program reads; then it is at its end.
+        files: paths in the scratch directory → contents, put there first.
+        holder: process id of what holds the scratch directory, None for a fresh one.
+    """
+    status, report = os.pipe()
+    with contextlib.ExitStack() as own, contextlib.ExitStack() as copies:
+        own.callback(os.close, status)
+        copies.callback(os.close, report)
+        if argv is None:
+            program = [box.programs["sh"], "-c", "echo ready; exec sleep infinity"]
+            keep, options = [report], box.holder_options(status=report)
+        else:
+            program = box.program(argv)
+            contents = [(_inside(n), _data(text, copies)) for n, text in (files or {}).items()]
+            seccomp = _data(filter_program(), copies)
+            keep = [report, seccomp, *(descriptor for _, descriptor in contents)]
+            options = box.options(
+                seccomp=seccomp, status=report, files=contents, kept=holder is not None
+            )
+        keep.append(_data(b"".join(os.fsencode(option) + b"\0" for option in options), copies))
+        command = [box.programs["bwrap"], "--args", str(keep[-1]), "--", *program]
+        if holder is not None:
+            command = [*_enter(box, holder), *command]
+        yield Launch(box, command, tuple(keep), _data(stdin, copies), status, copies)
+
+
+def _data(content: bytes, copies: contextlib.ExitStack) -> int:
+    """A descriptor that reads `content` and that nobody can write through."""
+    descriptor = os.memfd_create("posttrain", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    copies.callback(os.close, descriptor)
+    with os.fdopen(descriptor, "wb", closefd=False) as file:
+        file.write(content)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    return descriptor
+
+
+def _enter(box: Box, holder: int) -> list[str]:
+    """What starts bubblewrap where the holder's scratch directory is."""
+    enter = [box.programs["nsenter"], f"--mount=/proc/{holder}/ns/mnt"]
+    if box.user is None:
+        enter += [f"--user=/proc/{holder}/ns/user", "--preserve-credentials"]
+    return [*enter, "--"]
+
+
+def _inside(name: str) -> str:
+    path = PurePosixPath(name)
+    inside = path.parts and not path.is_absolute() and ".." not in path.parts
+    assert inside, f"{name!r} is no path below the scratch directory"
+    return str(path)

@@ -24,9 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from posttrain.environments.sandbox.bubblewrap import SCRATCH
-from posttrain.environments.sandbox.launch import Launch
-from posttrain.environments.sandbox.limits import Limit, Limits, SandboxResult
+from posttrain.environments.sandbox.bubblewrap import SCRATCH, Launch, Limit, Limits
 from posttrain.errors import ConfigError
 
 _TICK = 0.025  # seconds between two looks at memory and files
@@ -35,26 +33,28 @@ _CPU_EXCEEDED = 128 + signal.SIGXCPU
 _KILLED = 128 + signal.SIGKILL
 
 
-@dataclass(slots=True)
-class _Stream:
-    """Output of one descriptor, kept up to a bound."""
+@dataclass(frozen=True, slots=True)
+class SandboxResult:
+    """What a run wrote and how it ended.
 
-    bound: int
-    kept: bytearray = field(default_factory=bytearray)
+    `exit_code` is 128 + the signal for a program that a signal ended. `limit` names the bound at
+    which the run was killed, None where it ended by itself. Output beyond its bound is cut off.
+    """
 
-    def take(self, data: bytes) -> bool:
-        """Keep what fits; whether all did."""
-        room = self.bound - len(self.kept)
-        self.kept += data[:room]
-        return len(data) <= room
+    stdout: bytes
+    stderr: bytes
+    exit_code: int
+    limit: Limit | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether it ended by itself, with exit code 0."""
+        return self.exit_code == 0 and self.limit is None
 
 
 @dataclass(slots=True)
 class _Tree:
-    """The processes of a run: what bubblewrap reports of them, and why they were killed.
-
-    `first` is the process id, on the host, of the namespace's first process.
-    """
+    """The processes of a run. `first` is the host's id of the namespace's first process."""
 
     status: bytearray = field(default_factory=bytearray)
     first: int | None = None
@@ -63,7 +63,7 @@ class _Tree:
     killed: bool = False
 
     def report(self, name: str) -> int | None:
-        """A number that bubblewrap reported."""
+        """A number that bubblewrap has reported."""
         match = re.search(rb'"%s"\s*:\s*(\d+)' % name.encode(), bytes(self.status))
         return None if match is None else int(match[1])
 
@@ -111,21 +111,54 @@ def supervise(
         ConfigError: bubblewrap could not set the sandbox up; quotes what it says.
     """
     process = subprocess.Popen(  # noqa: S603 - a list, no shell; what it starts is the sandbox
-        [launch.shell, "-c", '"$@"; exit $?', "sh", *launch.argv],
+        [launch.box.programs["sh"], "-c", '"$@"; exit $?', "sh", *launch.argv],
         stdin=launch.stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env=launch.environment,
+        env=launch.box.environment,
         cwd="/",
         pass_fds=launch.keep,
         process_group=guarded_group(),  # not ours: Ctrl-C is for us, and we then kill it
     )
-    launch.started()
+    launch.copies.close()
     begun, tree = time.monotonic(), _Tree()
+    assert process.stdout is not None
+    assert process.stderr is not None
+    out, err = bytearray(), bytearray()
+    streams = {process.stdout.fileno(): out, process.stderr.fileno(): err}
     bound = 65536 if limits is None else limits.output_bytes
-    out, err = _Stream(bound), _Stream(bound)
     try:
-        _follow(process, launch.status, tree, out, err, limits=limits, stop=stop, started=started)
+        ended = os.pidfd_open(process.pid)
+        open_ends = {*streams, launch.status, ended}
+        with contextlib.closing(selectors.DefaultSelector()) as waiting:
+            for descriptor in (*open_ends, stop):
+                waiting.register(descriptor, selectors.EVENT_READ)
+            while open_ends:  # of both outputs, of the report, and of bubblewrap
+                for key, _ in waiting.select(None if limits is None or tree.killed else _TICK):
+                    data = b"" if key.fd in (stop, ended) else os.read(key.fd, _CHUNK)
+                    if key.fd in (stop, ended):
+                        # bubblewrap ends with its command; what the command left behind goes now
+                        tree.kill()
+                    elif key.fd == launch.status:
+                        tree.learn(data)
+                    else:
+                        room = bound - len(streams[key.fd])
+                        streams[key.fd].extend(data[:room])
+                        if len(data) > room:
+                            tree.kill("output")
+                    if not data:
+                        waiting.unregister(key.fd)
+                        open_ends.discard(key.fd)
+                if started is not None and tree.first is not None and out:
+                    started(tree.first)
+                    started = None
+                if limits is None or tree.killed:
+                    continue
+                if time.monotonic() - begun >= limits.seconds:
+                    tree.kill("time")
+                elif tree.first is not None and (beyond := excess(tree.first, limits)):
+                    tree.kill(beyond)
+        os.close(ended)
         if limits is not None and time.monotonic() - begun >= limits.seconds:
             tree.limit = tree.limit or "time"  # it ended by itself, since we were held up
     finally:
@@ -134,71 +167,13 @@ def supervise(
             process.kill()
         process.communicate()  # closes its pipes and reaps it
         tree.wait()
-    return _result(tree, out, err)
-
-
-def _follow(
-    process: subprocess.Popen[bytes],
-    status: int,
-    tree: _Tree,
-    out: _Stream,
-    err: _Stream,
-    *,
-    limits: Limits | None,
-    stop: int,
-    started: Callable[[int], None] | None,
-) -> None:
-    """Read until every end is reached: of both outputs, of the report, and of bubblewrap."""
-    assert process.stdout is not None
-    assert process.stderr is not None
-    begun = time.monotonic()
-    streams = {process.stdout.fileno(): out, process.stderr.fileno(): err}
-    ended = os.pidfd_open(process.pid)
-    open_ends = {*streams, status, ended}
-    with contextlib.closing(selectors.DefaultSelector()) as waiting:
-        for descriptor in (*open_ends, stop):
-            waiting.register(descriptor, selectors.EVENT_READ)
-        while open_ends:
-            for key, _ in waiting.select(None if limits is None or tree.killed else _TICK):
-                if key.fd in (stop, ended):
-                    # bubblewrap ends with its command; what the command left behind goes now
-                    tree.kill()
-                    data = b""
-                else:
-                    data = os.read(key.fd, _CHUNK)
-                if not data:
-                    waiting.unregister(key.fd)
-                    open_ends.discard(key.fd)
-                elif key.fd == status:
-                    tree.learn(data)
-                elif not streams[key.fd].take(data):
-                    tree.kill("output")
-            if started is not None and tree.first is not None and out.kept:
-                started(tree.first)
-                started = None
-            if limits is not None and not tree.killed:
-                _look(tree, limits, seconds=time.monotonic() - begun)
-    os.close(ended)
-
-
-def _look(tree: _Tree, limits: Limits, *, seconds: float) -> None:
-    """Kill the tree if it is beyond a watched bound."""
-    if seconds >= limits.seconds:
-        tree.kill("time")
-    elif tree.first is not None and (beyond := excess(tree.first, limits)):
-        tree.kill(beyond)
-
-
-def _result(tree: _Tree, out: _Stream, err: _Stream) -> SandboxResult:
-    code = tree.report("exit-code")
-    if code is None and (tree.limit is None or tree.first is None):
-        text = err.kept.decode("utf-8", "replace").strip() or "nothing"
+    code, limit = tree.report("exit-code"), tree.limit
+    if code is None and (limit is None or tree.first is None):
+        text = err.decode("utf-8", "replace").strip() or "nothing"
         raise ConfigError(f"bubblewrap could not set the sandbox up; it says: {text}")
-    limit: Limit | None = tree.limit
     if limit is None and code == _CPU_EXCEEDED:
         limit = "cpu"
-    ended = _KILLED if code is None else code
-    return SandboxResult(bytes(out.kept), bytes(err.kept), ended, limit)
+    return SandboxResult(bytes(out), bytes(err), _KILLED if code is None else code, limit)
 
 
 # -- what a process tree uses right now, read from /proc on the host ----------------------------
@@ -210,7 +185,7 @@ _ESTABLISHED = "01"
 _LATE = 0.2  # seconds of processor time for the signal to end a process
 
 
-def tree(root: int) -> list[int]:
+def _processes(root: int) -> list[int]:
     """Process ids of `root` and all its descendants.
 
     A daemon that leaves its parent stays in the tree: in a process namespace its new parent is the
@@ -227,14 +202,12 @@ def tree(root: int) -> list[int]:
     return processes
 
 
-def memory_kb(pid: int) -> int:
+def _memory_kb(pid: int) -> int:
     """Resident memory that belongs to no file, in KiB; 0 for a process that has ended."""
-    total = 0
     with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text("utf-8", "replace").splitlines():
-            if line.startswith(("RssAnon:", "RssShmem:")):
-                total += int(line.split()[1])
-    return total
+        lines = Path(f"/proc/{pid}/status").read_text("utf-8", "replace").splitlines()
+        return sum(int(e.split()[1]) for e in lines if e.startswith(("RssAnon:", "RssShmem:")))
+    return 0
 
 
 def socket_bytes(pid: int) -> int:
@@ -259,7 +232,7 @@ def socket_bytes(pid: int) -> int:
     return total
 
 
-def cpu_seconds(pid: int) -> float:
+def _cpu_seconds(pid: int) -> float:
     """Processor time a process has used, in seconds; 0 for one that has ended."""
     with contextlib.suppress(OSError):
         # the name stands in parentheses and may hold some itself; times are fields 14 and 15
@@ -274,11 +247,11 @@ def excess(root: int, limits: Limits) -> Limit | None:
     A process beyond its processor time has ignored the kernel's signal, which ends any other; the
     kernel's own end to it would come later, and could not be told from other kills.
     """
-    processes = tree(root)
-    resident = sum(memory_kb(pid) for pid in processes)
+    processes = _processes(root)
+    resident = sum(map(_memory_kb, processes))
     if resident + socket_bytes(root) // 1024 > limits.memory_mb * 1024:
         return "memory"
-    if max(cpu_seconds(pid) for pid in processes) > limits.cpu_seconds + _LATE:
+    if max(map(_cpu_seconds, processes)) > limits.cpu_seconds + _LATE:
         return "cpu"
     files = 0
     for folder in (SCRATCH, "/dev/shm"):  # noqa: S108 - the sandbox's own, all that it can write to

@@ -14,12 +14,14 @@ from __future__ import annotations
 import errno
 import platform
 import struct
-from collections.abc import Iterable
 
 from posttrain.errors import ConfigError
 
 # name → (x86_64, aarch64)
-_REFUSED: dict[str, tuple[int, int]] = {
+_NUMBERS: dict[str, tuple[int, int]] = {
+    # these are refused for some arguments, or for another reason
+    "clone": (56, 220), "clone3": (435, 435), "socket": (41, 198), "setsockopt": (54, 208),
+    # and these whatever their arguments
     "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51),
     "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430),
     "fsconfig": (431, 431), "fsmount": (432, 432), "fspick": (433, 433),
@@ -38,10 +40,6 @@ _REFUSED: dict[str, tuple[int, int]] = {
     "swapon": (167, 224), "personality": (135, 92),
 }  # fmt: skip
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
-_CLONE = (56, 220)
-_CLONE3 = (435, 435)
-_SOCKET = (41, 198)
-_SETSOCKOPT = (54, 208)
 # at the level SOL_SOCKET: SO_SNDBUF, SO_RCVBUF and what forces them; SO_ZEROCOPY, by which a socket
 # keeps whole huge pages for the few bytes of them that it sends, as a pipe does by vmsplice
 _BUFFERS = (7, 8, 32, 33, 60)
@@ -60,27 +58,10 @@ def _op(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
     return struct.pack("=HBBI", code, if_true, if_false, value)
 
 
-def _refuse(number: int, error: int) -> bytes:
-    return _op(_EQUAL, number, 0, 1) + _op(_RETURN, _ERRNO | error)
-
-
-def _only_if(number: int, body: Iterable[bytes]) -> bytes:
-    """`body` where the call has this number; it must end in a return on every path."""
-    lines = list(body)
-    return _op(_EQUAL, number, 0, len(lines)) + b"".join(lines)
-
-
-def call_numbers(machine: str | None = None) -> dict[str, int]:
+def call_numbers(machine: str) -> dict[str, int]:
     """The number of every call that the filter looks at, on a machine as for `filter_program`."""
-    column = _ARCHITECTURES[machine or platform.machine()][0]
-    table = {
-        **_REFUSED,
-        "clone": _CLONE,
-        "clone3": _CLONE3,
-        "socket": _SOCKET,
-        "setsockopt": _SETSOCKOPT,
-    }
-    return {name: numbers[column] for name, numbers in table.items()}
+    column = _ARCHITECTURES[machine][0]
+    return {name: numbers[column] for name, numbers in _NUMBERS.items()}
 
 
 def filter_program(machine: str | None = None) -> bytes:
@@ -92,47 +73,41 @@ def filter_program(machine: str | None = None) -> bytes:
     machine = machine or platform.machine()
     if machine not in _ARCHITECTURES:
         raise ConfigError(f"the sandbox knows x86_64 and aarch64, this machine is {machine!r}")
-    column, arch = _ARCHITECTURES[machine]
-    allow = _op(_RETURN, _ALLOW)
+    numbers = call_numbers(machine)
+    # what is looked at further: each ends in a return on every path
+    bodies = {
+        "clone": [
+            _op(_LOAD, _ARG0),
+            _op(_ANY_BIT, _NEW_NAMESPACES, 0, 1),
+            _op(_RETURN, _ERRNO | errno.EPERM),
+            _op(_RETURN, _ALLOW),
+        ],
+        "socket": [
+            _op(_LOAD, _ARG0),
+            *(_op(_EQUAL, family, 3 - place) for place, family in enumerate(_FAMILIES)),
+            _op(_RETURN, _ERRNO | errno.EAFNOSUPPORT),
+            _op(_RETURN, _ALLOW),
+        ],
+        "setsockopt": [
+            _op(_LOAD, _ARG1),
+            _op(_EQUAL, 1, 0, len(_BUFFERS) + 1),  # SOL_SOCKET
+            _op(_LOAD, _ARG2),
+            *(_op(_EQUAL, name, len(_BUFFERS) - k) for k, name in enumerate(_BUFFERS)),
+            _op(_RETURN, _ALLOW),
+            _op(_RETURN, _ERRNO | errno.EPERM),
+        ],
+    }
+    # ENOSYS: the C library then falls back to clone, whose flags a filter can see
+    bodies["clone3"] = [_op(_RETURN, _ERRNO | errno.ENOSYS)]
     parts = [
         _op(_LOAD, _ARCH),
-        _op(_EQUAL, arch, 1, 0),
+        _op(_EQUAL, _ARCHITECTURES[machine][1], 1, 0),
         _op(_RETURN, _KILL),  # calls of the 32-bit ABI would pass under other numbers
         _op(_LOAD, _NR),
         _op(_AT_LEAST, _X32_BIT, 0, 1),
         _op(_RETURN, _KILL),
-        # ENOSYS: the C library then falls back to clone, whose flags a filter can see
-        _refuse(_CLONE3[column], errno.ENOSYS),
-        *(_refuse(numbers[column], errno.EPERM) for numbers in _REFUSED.values()),
-        _only_if(
-            _CLONE[column],
-            [
-                _op(_LOAD, _ARG0),
-                _op(_ANY_BIT, _NEW_NAMESPACES, 0, 1),
-                _op(_RETURN, _ERRNO | errno.EPERM),
-                allow,
-            ],
-        ),
-        _only_if(
-            _SOCKET[column],
-            [
-                _op(_LOAD, _ARG0),
-                *(_op(_EQUAL, family, 3 - place, 0) for place, family in enumerate(_FAMILIES)),
-                _op(_RETURN, _ERRNO | errno.EAFNOSUPPORT),
-                allow,
-            ],
-        ),
-        _only_if(
-            _SETSOCKOPT[column],
-            [
-                _op(_LOAD, _ARG1),
-                _op(_EQUAL, 1, 0, len(_BUFFERS) + 1),  # SOL_SOCKET
-                _op(_LOAD, _ARG2),
-                *(_op(_EQUAL, name, len(_BUFFERS) - k, 0) for k, name in enumerate(_BUFFERS)),
-                allow,
-                _op(_RETURN, _ERRNO | errno.EPERM),
-            ],
-        ),
-        allow,
     ]
-    return b"".join(parts)
+    for name, number in numbers.items():
+        body = bodies.get(name, [_op(_RETURN, _ERRNO | errno.EPERM)])
+        parts += [_op(_EQUAL, number, 0, len(body)), *body]
+    return b"".join([*parts, _op(_RETURN, _ALLOW)])

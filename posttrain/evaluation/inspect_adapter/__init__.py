@@ -1,11 +1,6 @@
-"""What users of inspect-ai know, on our checkpoints: a model provider, a sandbox, and logs.
-
-    inspect eval TASK --model posttrain/runs/tiny/sft      # provider.py: our rendering and parsing
-    Task(…, sandbox="posttrain")                           # sandbox.py
-    inspect view --log-dir runs/tiny/eval/inspect          # log.py: `inspect_logs: true`
-
-Provider and sandbox are found through the entry points of group `inspect_ai`. Of the evaluation
-itself only tasks written for inspect run on it (tasks.py); it is the extra `inspect`.
+"""What users of inspect-ai know, on our checkpoints: a model provider, a sandbox (both found
+through the entry points of group `inspect_ai`) and logs. Of the evaluation itself only tasks
+written for inspect run on it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,5 @@
-"""A finished run as inspect's own logs, which `inspect view --log-dir RUN/inspect` opens.
-
-    write_logs(run, run / "inspect")  → inspect/dpo/2026-…_maths.no-tools_9c1e….eval, …
-
-A log is one unit of one checkpoint: its samples with messages, token ids, scores and calls, and the
-run's figures. It is written from the records: no model, and nothing of inspect's loop.
+"""A finished run as inspect's own logs, which `inspect view --log-dir RUN/inspect` opens: one a
+unit and checkpoint, its samples with messages, token ids, scores and calls.
 """
 
 from __future__ import annotations
@@ -31,9 +27,8 @@ from inspect_ai.log import (
 from inspect_ai.model import ChatMessage, GenerateConfig, ModelOutput, ModelUsage
 from inspect_ai.scorer import Score
 
-from posttrain.evaluation.grade import Record, by_unit
-from posttrain.evaluation.inspect_adapter.messages import to_inspect, to_output
-from posttrain.evaluation.run import LOCK, METRICS, Lock, read_lock, read_run
+from posttrain.evaluation.inspect_adapter.provider import to_inspect, to_output
+from posttrain.evaluation.run import LOCK, METRICS, Lock, Record, by_unit, read_lock, read_run
 from posttrain.hashing import digest_of
 from posttrain.runs import Manifest
 
@@ -41,14 +36,7 @@ SCORER = "posttrain"
 
 
 def write_logs(run: Path, folder: Path) -> None:
-    """Write the logs of a finished run, all of them or none.
-
-    Args:
-        folder: does not exist yet.
-
-    Raises:
-        DataError: not a finished evaluation.
-    """
+    """Write the logs of a finished run into a new folder, all of them or none."""
     manifest, records = read_run(run)
     lock = read_lock(run / LOCK)
     cells = json.loads((run / METRICS).read_text("utf-8"))["cells"]
@@ -58,12 +46,12 @@ def write_logs(run: Path, folder: Path) -> None:
     for checkpoint, own in records.items():
         (partial / checkpoint).mkdir(parents=True)
         for unit, rows in by_unit(own).items():
-            figures = [
-                cell
-                for cell in cells
-                if (cell["checkpoint"], f"{cell['task']}.{cell['setting']}") == (checkpoint, unit)
-            ]
-            log = _log(unit, rows, figures, manifest, lock, created)
+            place = (checkpoint, rows[0].prompt.source, rows[0].prompt.setting)
+            own_cells = [
+                cell for cell in cells
+                if (cell["checkpoint"], cell["task"], cell["setting"]) == place
+            ]  # fmt: skip
+            log = _log(unit, rows, own_cells, manifest, lock, created)
             # as inspect names its own: the parts between "_" have none
             task = unit.replace("_", "-")
             name = f"{created.replace(':', '-')}_{task}_{log.eval.task_id}.eval"
@@ -118,19 +106,16 @@ def _log(
 
 def _results(cell: Mapping[str, Any]) -> EvalScore:
     unscored = cell["failed"] + cell["unscored"]
+    metrics: dict[str, EvalMetric] = {}
+    for name, figure in cell["rates"].items():
+        bounds = {"low": figure["low"], "high": figure["high"]}
+        metrics[name] = EvalMetric(name=name, value=figure["value"], metadata=bounds)
     return EvalScore(
         name=f"reasoning {cell['thinking']}",
         scorer=SCORER,
         scored_samples=cell["samples"] - unscored,
         unscored_samples=unscored,
-        metrics={
-            name: EvalMetric(
-                name=name,
-                value=figure["value"],
-                metadata={"low": figure["low"], "high": figure["high"]},
-            )
-            for name, figure in cell["rates"].items()
-        },
+        metrics=metrics,
     )
 
 
@@ -180,13 +165,11 @@ def _events(record: Record, model: str) -> Iterator[ModelEvent]:
 
 
 def _score(record: Record) -> Score:
-    calls = {"calls": len(record.verdict.calls)}
-    score = record.score
-    if score.value is None:
-        return Score.unscored(explanation=score.explanation, metadata=calls)
-    return Score(
-        value=score.value, answer=score.answer, explanation=score.explanation, metadata=calls
-    )
+    given, calls = record.score, {"calls": len(record.verdict.calls)}
+    if given.value is None:
+        return Score.unscored(explanation=given.explanation, metadata=calls)
+    why = given.explanation
+    return Score(value=given.value, answer=given.answer, explanation=why, metadata=calls)
 
 
 def _sum(usages: Sequence[ModelUsage | None]) -> ModelUsage:

@@ -1,54 +1,51 @@
 """Inspect's model provider over a `Sampler`: our rendering, our parsing, our token ids.
 
-    inspect eval TASK --model posttrain/runs/tiny/sft
-    inspect eval TASK --model posttrain/runs/tiny/sft -M kind=vllm -M thinking=false
-    inspect_ai.eval(task, model=inspect_model(sampler, "sft"))
-
-Every other `-M` argument is a field of the recipes' `backend:` block. Inspect's own provider for
-transformers renders another prompt than training did (tools and calls in other shapes) and breaks
-on the second turn. Here a turn that follows tool results continues from the token ids that were
-sampled. Failures and time-outs are the sampler's, which bounds them: nothing is tried again here.
+`inspect eval TASK --model posttrain/runs/tiny/sft -M kind=vllm -M thinking=false`: every `-M`
+argument but `thinking` is a field of the recipes' `backend:` block.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import OrderedDict
+import json
 from collections.abc import Sequence
 from typing import Any, cast
 
 from inspect_ai.model import (
+    ChatCompletionChoice,
     ChatMessage,
     ChatMessageAssistant,
+    ChatMessageSystem,
     ChatMessageTool,
+    ChatMessageUser,
+    ContentReasoning,
+    ContentText,
     GenerateConfig,
     Model,
     ModelAPI,
     ModelOutput,
+    ModelUsage,
     modelapi,
 )
 from inspect_ai.solver._task_state import sample_state
+from inspect_ai.tool import ToolCall as InspectCall
 from inspect_ai.tool import ToolChoice, ToolInfo
 from pydantic import TypeAdapter, ValidationError
 
 from posttrain.config.backend import BackendConfig, Server
-from posttrain.errors import ConfigError, PosttrainError
-from posttrain.evaluation.inspect_adapter.messages import from_inspect, to_output, tools_text
+from posttrain.errors import ConfigError, DataError, PosttrainError
+from posttrain.jsontext import load_json
+from posttrain.records import Message, ToolCall, json_text
+from posttrain.rollouts import Step
 from posttrain.sampling.sampler import Generation, Parameters, Request, Sampler, seed_of
 
 UNBOUNDED = 1_000_000  # all that wait are decoded in one batch
-_REMEMBERED = 100_000  # turns whose ids can be continued from
 _QUIET_TURNS = 25  # turns of the event loop in which no request came
 
 
 def inspect_model(sampler: Sampler, name: str, *, thinking: bool = True) -> Model:
-    """A model for `inspect_ai.eval` over a sampler that is open.
-
-    Args:
-        name: its name in the log.
-        thinking: whether reasoning is on.
-    """
+    """A model for `inspect_ai.eval` over a sampler that is open; `name` is its name in the log."""
     config = GenerateConfig(max_retries=0, max_connections=UNBOUNDED, adaptive_connections=False)
     # not through get_model, which would keep the sampler itself as an argument for the log
     api = cast(Any, SamplerAPI)(name, sampler=sampler, thinking=thinking)
@@ -57,17 +54,13 @@ def inspect_model(sampler: Sampler, name: str, *, thinking: bool = True) -> Mode
 
 @modelapi(name="posttrain")
 class SamplerAPI(ModelAPI):
-    """The provider.
+    """The provider; a turn that follows tool results continues from the token ids that were
+    sampled. Failures and time-outs are the sampler's: nothing is tried again here.
 
     Args:
         model_name: the checkpoint's directory.
-        base_url: of the server, with a kind that has one.
         sampler: an open one, instead of a backend.
-        thinking: whether reasoning is on.
-        kind: of the backend; `backend` has its other fields.
-
-    Raises:
-        ConfigError: not a backend.
+        kind: of the backend; `base_url` and `backend` have its other fields.
     """
 
     def __init__(
@@ -91,12 +84,12 @@ class SamplerAPI(ModelAPI):
         self._sampler, self._thinking = sampler, thinking
         self._stack = contextlib.AsyncExitStack()
         self._opening = asyncio.Lock()
-        self._turns: OrderedDict[str, Generation] = OrderedDict()
+        self._turns: dict[str, Generation] = {}
         self._pending: list[tuple[Request, asyncio.Future[Generation]]] = []
         self._collector: asyncio.Task[None] | None = None
 
     def max_connections(self) -> int:
-        """Requests to a model in this process must be able to wait for one another."""
+        # requests to a model in this process must be able to wait for one another
         return self._backend.concurrency if isinstance(self._backend, Server) else UNBOUNDED
 
     def generation_of(self, message_id: str) -> Generation | None:
@@ -124,8 +117,6 @@ class SamplerAPI(ModelAPI):
         output = to_output(generation.step, self.model_name, prompt_ids=generation.prompt_ids)
         assert output.message.id is not None
         self._turns[output.message.id] = generation
-        if len(self._turns) > _REMEMBERED:
-            self._turns.popitem(last=False)
         return output
 
     def _request(
@@ -196,10 +187,98 @@ class SamplerAPI(ModelAPI):
 
 
 def _parameters_of(config: GenerateConfig) -> Parameters:
-    fields: dict[str, Any] = {
-        "temperature": config.temperature,
-        "top_p": config.top_p,
-        "top_k": config.top_k,
-        "max_tokens": config.max_tokens,
-    }
-    return Parameters(**{name: value for name, value in fields.items() if value is not None})
+    names = ("temperature", "top_p", "top_k", "max_tokens")
+    given: dict[str, Any] = {name: getattr(config, name) for name in names}
+    return Parameters(**{name: value for name, value in given.items() if value is not None})
+
+
+# -- our messages ↔ inspect's, without loss where both have a word for it --------------------------
+
+
+def to_inspect(message: Message) -> ChatMessage:
+    if message.role == "system":
+        return ChatMessageSystem(content=message.content)
+    if message.role == "user":
+        return ChatMessageUser(content=message.content)
+    if message.role == "tool":
+        return ChatMessageTool(
+            content=message.content, tool_call_id=message.tool_call_id, function=message.name
+        )
+    content: str | list[Any] = message.content
+    if message.reasoning is not None:
+        content = [ContentReasoning(reasoning=message.reasoning), ContentText(text=message.content)]
+    calls = [_to_inspect_call(i, call) for i, call in enumerate(message.tool_calls)]
+    return ChatMessageAssistant(content=content, tool_calls=calls or None)
+
+
+def from_inspect(message: ChatMessage) -> Message:
+    """One message as we have it; DataError for content that is not text, such as an image."""
+    parts = message.content
+    if isinstance(parts, str):
+        parts = [ContentText(text=parts)]
+    if other := {part.type for part in parts} - {"text", "reasoning"}:
+        raise DataError(f"a message holds {', '.join(sorted(other))}: only text can be rendered")
+    text = "".join(part.text for part in parts if isinstance(part, ContentText))
+    if isinstance(message, ChatMessageAssistant):
+        traces = [part.reasoning for part in parts if isinstance(part, ContentReasoning)]
+        reasoning = "".join(traces) if traces else None
+        calls = tuple(
+            ToolCall(call.function, json_text(call.arguments), call.id)
+            for call in message.tool_calls or ()
+        )
+        return Message("assistant", text, reasoning=reasoning, tool_calls=calls)
+    if isinstance(message, ChatMessageTool):
+        # what went wrong is the result that the model reads, as in our own loop
+        shown = text if message.error is None else f"error: {message.error.message}"
+        return Message("tool", shown, tool_call_id=message.tool_call_id, name=message.function)
+    return Message(message.role, text)
+
+
+def tools_text(tools: Sequence[ToolInfo]) -> str | None:
+    """Inspect's tools as JSON text in OpenAI's shape; None where there are none."""
+    functions = [
+        {
+            "name": tool.name,
+            "description": tool.description,
+            "parameters": json.loads(tool.parameters.model_dump_json(exclude_none=True)),
+        }
+        for tool in tools
+    ]
+    return json_text([{"type": "function", "function": f} for f in functions]) if tools else None
+
+
+def to_output(step: Step, model: str, *, prompt_ids: Sequence[int] | None = None) -> ModelOutput:
+    """One turn of a model, with its text and token ids as metadata."""
+    message = to_inspect(step.parsed.message())
+    assert isinstance(message, ChatMessageAssistant)
+    message.model = model
+    stop_reason = "tool_calls" if step.parsed.tool_calls else "stop"
+    stop_reason = "max_tokens" if step.finish == "length" else stop_reason
+    written = step.reasoning_tokens + step.answer_tokens if step.ids is None else len(step.ids)
+    return ModelOutput(
+        model=model,
+        choices=[ChatCompletionChoice(message=message, stop_reason=stop_reason)],
+        usage=ModelUsage(
+            input_tokens=step.prompt_tokens,
+            output_tokens=written,
+            total_tokens=step.prompt_tokens + written,
+            reasoning_tokens=step.reasoning_tokens,
+        ),
+        metadata={
+            "text": step.text,
+            "ids": step.ids,
+            "forced": step.forced,
+            "prompt_ids": prompt_ids,
+        },
+    )
+
+
+def _to_inspect_call(position: int, call: ToolCall) -> InspectCall:
+    given, problem = {}, None
+    try:
+        given = load_json(call.arguments)
+        assert isinstance(given, dict), "arguments are an object"
+    except (ValueError, AssertionError) as error:
+        given, problem = {}, f"{error}: {call.arguments[:200]}"
+    name = call.id or f"call{position:05}"
+    return InspectCall(id=name, function=call.name, arguments=given, parse_error=problem)

@@ -1,10 +1,6 @@
-"""Our sandbox as inspect's: `inspect_ai.Task(…, sandbox="posttrain")` for tasks written for it.
-
-    result = await sandbox().exec(["python3", "-c", "print(6*7)"])
-
-Inspect's own "local" contains nothing: it reads any file of the machine. Here a sample has a
-scratch directory that its commands share, no network, and nothing else that it could write to.
-Where programs cannot be contained the task fails and says what to install.
+"""Our sandbox as inspect's: `inspect_ai.Task(…, sandbox="posttrain")`. A sample has a scratch
+directory that its commands share, no network, and nothing else that it could write to; inspect's
+own "local" contains nothing.
 """
 
 from __future__ import annotations
@@ -23,8 +19,7 @@ from inspect_ai.util import (
     sandboxenv,
 )
 
-from posttrain.environments.sandbox import Sandbox, open_sandbox
-from posttrain.environments.sandbox.limits import Limits, SandboxResult
+from posttrain.environments.sandbox import Limits, Sandbox, SandboxResult, open_sandbox
 
 _LIMITS = Limits(seconds=180, cpu_seconds=120, output_bytes=10 * 1024 * 1024)
 # the directory, then what the program is given, found in the sandbox's own PATH

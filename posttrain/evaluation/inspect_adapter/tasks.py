@@ -1,9 +1,5 @@
 """Tasks that were written for inspect, run on our samplers and kept as our records.
 
-    missing_tasks([config])                       → what is not installed, before anything is run
-    task_prompts(config, setting)                 → prompts, one a sample
-    await run_task(run, prompts, sampler, …)      → records, as of any other task
-
 Inspect runs the solver, the tools and the scorer; every model call is one of our sampler. What the
 solver adds to a sample's input, such as a system message, is in the record's prompt.
 """
@@ -12,8 +8,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from inspect import Parameter, signature
 from pathlib import Path
@@ -38,9 +34,9 @@ from posttrain.config.eval import EvalConfig, EvalSetting, InspectTask
 from posttrain.config.load import nearest
 from posttrain.config.templates import fill
 from posttrain.errors import ConfigError, DataError
-from posttrain.evaluation.grade import INSPECT, Record, record_of
-from posttrain.evaluation.inspect_adapter.messages import from_inspect, tools_text
-from posttrain.evaluation.inspect_adapter.provider import inspect_model
+from posttrain.evaluation.inspect_adapter.provider import from_inspect, inspect_model, tools_text
+from posttrain.evaluation.journal import JournaledSampler
+from posttrain.evaluation.run import INSPECT, Record, record_of
 from posttrain.records import Score
 from posttrain.rollouts import Completion, Finish, Prompt, Step
 from posttrain.sampling.sampler import Generation, Parameters, Sampler
@@ -57,7 +53,6 @@ class InspectRun:
         budget: of reasoning, in tokens; None: there is none.
         max_tokens: that the model may write in all turns of a completion.
         roles: whether each further model that the task calls reasons, by role.
-        templates: texts of the prompt templates, by name.
     """
 
     task: str
@@ -116,13 +111,12 @@ def missing_tasks(configs: Sequence[InspectTask]) -> list[str]:
 
 
 def task_prompts(config: InspectTask, setting: EvalSetting) -> list[Prompt]:
-    """The samples of a task as prompts, in the modes of a setting, as long as nothing is solved.
-
-    Those of a task that shuffles them are in the order of their ids, so that it can be resumed.
+    """The samples of a task as prompts, in the modes of a setting; of a task that shuffles them in
+    the order of their ids, so that it can be resumed.
 
     Raises:
-        ConfigError: the task cannot be loaded, naming what it lacks; it has no such scorer, fewer
-            samples than `count`, or samples that cannot be known again.
+        ConfigError: the task cannot be loaded, or has no such scorer, fewer samples than `count`,
+            or samples that cannot be known again.
         DataError: a sample that is not text.
     """
     task = load_task(config.task, config.arguments)
@@ -181,12 +175,8 @@ def _templated(sample: Sample, template: str | None) -> list[ChatMessage]:
 
 
 def load_task(name: str, arguments: Mapping[str, Any]) -> Task:
-    """One task with its data.
-
-    Raises:
-        ConfigError: there is not exactly one of that name, it has no such argument, its data
-            cannot be had, or it needs docker and there is none.
-    """
+    """One task with its data; ConfigError where it cannot be had, has no such argument, or needs
+    docker and there is none."""
     file = Path(name.partition("@")[0])
     try:
         if file.is_file():  # inspect takes one with a syntax error for a file without tasks
@@ -210,28 +200,28 @@ def load_task(name: str, arguments: Mapping[str, Any]) -> Task:
 async def run_task(
     run: InspectRun,
     prompts: Sequence[Prompt],
-    sampler: Sampler,
+    samplers: Mapping[str, Sampler | None],
     *,
     checkpoint: str,
-    roles: Mapping[str, Sampler],
+    journal: Callable[[str], Path],
     logs: Path,
 ) -> list[Record]:
-    """A record for each sample of each prompt, in order.
+    """A record for each sample of each prompt, in order; no model is asked twice for an answer.
 
     Args:
-        roles: the further models that the task calls.
+        samplers: of the checkpoint (""), and of each role; None: its `journal` answers alone.
         logs: a folder that inspect's own logs may be left in.
     """
     records: dict[tuple[str, int], Record] = {}
+    roles = {role: JournaledSampler(one, journal(role)) for role, one in samplers.items()}
+    sampler = roles.pop("")
     for thinking, template in dict.fromkeys((p.thinking, p.template) for p in prompts):
-        own = [p for p in prompts if (p.thinking, p.template) == (thinking, template)]
+        numbers = {p.task: p for p in prompts if (p.thinking, p.template) == (thinking, template)}
         task = load_task(run.task, run.arguments)
-        numbers = {prompt.task: prompt for prompt in own}
-        source = own[0].source
         chosen: dict[str, Prompt] = {}
         for number, sample in enumerate(task.dataset, start=1):
             sample.id = str(number if sample.id is None else sample.id)
-            if (prompt := numbers.get(f"{source}-{sample.id}")) is not None:
+            if (prompt := numbers.get(f"{prompts[0].source}-{sample.id}")) is not None:
                 chosen[sample.id] = prompt
                 if template is not None:
                     sample.input = _templated(sample, run.templates[template])
@@ -293,20 +283,15 @@ def _record(
         completion = Completion(prompt.id, index, (), "failed", error=error)
         return record_of(checkpoint, prompt, completion, Score(None, None, f"failed: {error}"))
     first, *_ = generations
-    asked = Prompt(
-        **{name: getattr(prompt, name) for name in Prompt.__slots__}
-        | {
-            "messages": tuple(map(from_inspect, messages[:first])),
-            "tools": _tools(sample, str(messages[first].id)),
-        }
-    )
+    given = tuple(map(from_inspect, messages[:first]))
+    sent = replace(prompt, messages=given, tools=_tools(sample, str(messages[first].id)))
     steps = tuple(_steps(generations, messages))
     finish: Finish = "length" if steps[-1].finish == "length" else "stop"
     if sample.limit is not None:
         finish = _LIMITS.get(sample.limit.type, "turn_limit")
     prompt_ids = generations[first].prompt_ids
     completion = Completion(prompt.id, index, steps, finish, prompt_ids=prompt_ids)
-    return record_of(checkpoint, asked, completion, _score(sample, score))
+    return record_of(checkpoint, sent, completion, _score(sample, score))
 
 
 def _steps(generations: Mapping[int, Generation], messages: Sequence[ChatMessage]) -> list[Step]:
@@ -322,17 +307,15 @@ def _steps(generations: Mapping[int, Generation], messages: Sequence[ChatMessage
         if sent and next_ids[: len(sent)] == sent:
             between = next_ids[len(sent) :]
         results = tuple(map(from_inspect, messages[place + 1 : until]))
-        fields = {name: getattr(step, name) for name in Step.__slots__}
-        steps.append(Step(**fields | {"results": results, "results_ids": between}))
+        steps.append(replace(step, results=results, results_ids=between))
     return steps
 
 
 def _tools(sample: EvalSample, first: str) -> str | None:
     """The tools that the first turn was given."""
     for event in sample.events:
-        if not isinstance(event, ModelEvent) or not event.output.choices:
-            continue
-        if event.output.message.id == first:
+        answered = isinstance(event, ModelEvent) and event.output.choices
+        if answered and event.output.message.id == first:
             return tools_text(event.tools)
     return None
 
@@ -346,11 +329,7 @@ def _counted(wanted: str | None, scorers: Sequence[str]) -> tuple[str, str]:
 
 
 def _score(sample: EvalSample, wanted: str | None) -> Score:
-    """The value that counts, as a share.
-
-    Raises:
-        ConfigError: there are several, or none of that name.
-    """
+    """The value that counts, as a share; ConfigError where there are several, or none."""
     scores = sample.scores or {}
     name, key = _counted(wanted, [*scores])
     found = scores[name]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from posttrain.evaluation.grade import Record
+from posttrain.evaluation.run import Record
 from posttrain.report import section as ui
 
 
@@ -33,7 +33,7 @@ def leaderboard(found: ui.Row, costs: Sequence[ui.Row]) -> Iterator[ui.Block]:
     priced = {row["checkpoint"]: row for row in costs if row["task"] == "all"}
     for place, model in enumerate(found["models"], 1):
         total = model["families"][-1]
-        row = [str(place), model["checkpoint"], *_solved(total), _calls(total)]
+        row = [str(place), model["checkpoint"], *_solved(total)]
         rows.append([*row, *spent(priced.get(model["checkpoint"]))])
     head = ["", "model", "solved", "share", "over runs", "over tasks", "calls a run"]
     yield ui.Table([*head, "money", "per solved run", "seconds a model call, p50", "p95"], rows)
@@ -61,9 +61,9 @@ def in_words(pair: ui.Row) -> str:
 def families(models: Sequence[ui.Row]) -> Iterator[ui.Block]:
     for model in models:
         rows: list[list[object]] = [
-            [row["family"], row["tasks"], *_solved(row), _calls(row)] for row in model["families"]
+            [row["family"], row["tasks"], *_solved(row)] for row in model["families"]
         ]
-        yield ui.Heading(model["checkpoint"])
+        yield (ui.Styled(model["checkpoint"], "bold"),)
         head = ["family", "tasks", "solved", "share", "over runs", "over tasks", "calls a run"]
         yield ui.Table(head, rows, total=True)
 
@@ -73,7 +73,7 @@ def _solved(row: ui.Row) -> list[object]:
     spans = [b and f"{ui.percent(b[0])} – {ui.percent(b[1])}" for b in bounds]
     unscored = f"{row['unscored']} not scored" if row["unscored"] else ""
     solved = ui.TableCell(f"{row['solved']}/{row['runs']}", below=unscored)
-    return [solved, ui.percent(row["share"]), *spans]
+    return [solved, ui.percent(row["share"]), *spans, f"{row['calls_per_run']:.1f}"]
 
 
 def spent(row: ui.Row | None) -> list[object]:
@@ -83,10 +83,6 @@ def spent(row: ui.Row | None) -> list[object]:
     money = [row["money"], row["money_per_solved"]]
     seconds = [row["latency"] and row["latency"][name] for name in ("p50", "p95")]
     return [value if value is None else f"{value:.3g}" for value in money + seconds]
-
-
-def _calls(row: ui.Row) -> str:
-    return f"{row['calls_per_run']:.1f}"
 
 
 @ui.section("How agentic runs fail")

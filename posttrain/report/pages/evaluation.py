@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from posttrain.chat.detect import FoundCall, searched
 from posttrain.errors import DataError
-from posttrain.evaluation.grade import Record, record_from_row
+from posttrain.evaluation.run import record_from_row
 from posttrain.report import section as ui
 from posttrain.report.lineage import Node, listed_text, samples_to_read
 from posttrain.report.pages import agentic
 from posttrain.rollouts import Step
 
 if TYPE_CHECKING:
-    from posttrain.evaluation.gate import GateRow
+    from posttrain.evaluation.compare import GateRow
 
 METRICS, COSTS = "metrics.json", "costs.json"
-# what NVIDIA states of its own model in its own harness: never a figure of this run
 _NVIDIA = (
-    ("AIME25", "80.88 %", "84.58 %", "1.25 %", "0 %"),
-    ("GPQA", "65.15 %", "69.19 %", "8.33 %", "0.7 %"),
+    "NVIDIA states of its own model in its own harness: AIME25 80.88 to 84.58 % correct with 1.25 "
+    "to 0 % of hallucinated calls, GPQA 65.15 to 69.19 % with 8.33 to 0.7 % (Nemotron 3 Nano "
+    "report, arXiv 2512.20848, Appendix C, Table 7). None of it was measured here."
 )
-_SOURCE = "Nemotron 3 Nano report, arXiv 2512.20848, Appendix C, Table 7"
 _HEADLINE = {"accuracy": "correct", "hallucination": "undeclared calls", "truncated": "truncated"}
 
 
@@ -38,9 +37,8 @@ def sections(node: Node) -> ui.Sections:
         yield from agentic.figures(found, node.manifest.config.get("expect", {}), spent)
     if spent:
         yield costs(spent)
-    yield samples_to_read(
-        node, "Completions to read", completions_to_read, few="examples.jsonl", every="records/"
-    )
+    files = {"few": "examples.jsonl", "every": "records/"}
+    yield samples_to_read(node, "Completions to read", _example, **files)
 
 
 def figures(metrics: ui.Row) -> Iterator[ui.Section]:
@@ -105,7 +103,6 @@ def before_and_after(cells: Sequence[ui.Row], pairs: Sequence[ui.Row]) -> Iterat
         for name in names[1:]:
             head += [name, "change, p"]
     head.append("samples")
-    nvidia = ["NVIDIA's", "correct, before DPO", "after", "hallucinated calls, before", "after"]
     yield ui.Table(head, rows)
     yield (
         "95 % intervals below each share: Wilson's, with the samples of a question counted as "
@@ -114,16 +111,11 @@ def before_and_after(cells: Sequence[ui.Row], pairs: Sequence[ui.Row]) -> Iterat
         "its own figure alone. Undeclared calls: share of completions with a tool call in "
         "reasoning or answer where no tool is declared."
     )
-    yield ui.Fold(
-        "NVIDIA's own figures, of its own model, for the shape of the effect",
-        [ui.Table(nvidia, _NVIDIA), f"{_SOURCE}. None of them was measured here."],
-    )
+    yield ui.Fold("NVIDIA's own figures, for the shape of the effect", [_NVIDIA])
     intervals = [
         ui.Interval(
-            f"{cell['checkpoint']}, {cell['task']}, {cell['setting']}, {cell['thinking']}",
-            rate["low"],
-            rate["value"],
-            rate["high"],
+            ", ".join([cell["checkpoint"], *place(cell)]),
+            *(rate[key] for key in ("low", "value", "high")),
             "b" if cell["checkpoint"] == names[0] and len(names) > 1 else "a",
         )
         for cell in cells
@@ -168,7 +160,7 @@ def every_figure(cells: Sequence[ui.Row]) -> Iterator[ui.Block]:
         ]
         head = ["task", "setting", "reasoning", *(rate.replace("_", " ") for rate in rates)]
         head += ["pass@k", "without a figure"]
-        yield ui.Heading(name)
+        yield (ui.Styled(name, "bold"),)
         yield ui.Table(head, rows)
     yield (
         "Adherence: with reasoning on, every step has a closed think block with something in it; "
@@ -224,21 +216,15 @@ def prompt_sensitivity(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
 
     head = ["checkpoint", "task", "setting", "reasoning", "templates", "questions", "sd"]
     head += ["noise floor", "debiased", "95 %", "p of 0", "consistency", "within", "unscored"]
-    yield ui.Table(
-        head,
-        [
-            [
-                *(row["checkpoint"], *place(row), len(row["templates"])),
-                ui.TableCell(row["questions"], below=f"{row['left_out']:,} left out"),
-                *(points(row, name) for name in ("sd", "floor", "debiased")),
-                points(row, "low", "high"),
-                None if row["p"] is None else f"{row['p']:.2g}",
-                *(ui.percent(row[name]) for name in ("consistency", "consistency_within")),
-                sum(row["unscored"].values()),
-            ]
-            for row in rows
-        ],
-    )
+    table: list[list[object]] = []
+    for row in rows:
+        questions = ui.TableCell(row["questions"], below=f"{row['left_out']:,} left out")
+        sds = [points(row, *names) for names in (["sd"], ["floor"], ["debiased"], ["low", "high"])]
+        p = None if row["p"] is None else f"{row['p']:.2g}"
+        agree = [ui.percent(row[name]) for name in ("consistency", "consistency_within")]
+        own = [row["checkpoint"], *place(row), len(row["templates"]), questions]
+        table.append([*own, *sds, p, *agree, sum(row["unscored"].values())])
+    yield ui.Table(head, table)
     yield (
         "Points. sd: over templates, of their mean accuracies; the floor is what samples alone "
         "give, debiased is sd without it, not below 0, and p says how often samples alone give "
@@ -247,7 +233,7 @@ def prompt_sensitivity(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
     )
     names = list(dict.fromkeys(row["checkpoint"] for row in rows))
     for where in dict.fromkeys(tuple(place(row)) for row in rows):
-        own = [row for row in rows if tuple(place(row)) == where]
+        same = [row for row in rows if tuple(place(row)) == where]
         bars = [
             ui.Interval(
                 f"{one['template']}, {row['checkpoint']}"
@@ -255,8 +241,8 @@ def prompt_sensitivity(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
                 *(one["low"], one["mean"], one["high"]),
                 "b" if row["checkpoint"] == names[0] and len(names) > 1 else "a",
             )
-            for places in zip(*(row["templates"] for row in own), strict=True)
-            for row, one in zip(own, places, strict=True)
+            for places in zip(*(row["templates"] for row in same), strict=True)
+            for row, one in zip(same, places, strict=True)
         ]
         task, setting, thinking = where
         caption = f"{task}, {setting}, reasoning {thinking}: 95 % intervals of sampling alone."
@@ -269,11 +255,10 @@ def costs(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
     head += ["output tokens", "reasoning", "money", "per solved", "seconds a call, p50", "p95"]
     table: list[list[object]] = []
     for row in rows:
-        solved, tokens = f"{row['solved']:,}/{row['completions']:,}", row["tokens"].values()
-        counts = [f"{number:,}" for number in (row["calls"], *tokens)]
+        solved = f"{row['solved']:,}/{row['completions']:,}"
+        own = [row["checkpoint"], row["task"], row["setting"], solved, row["calls"]]
         rate = row["tokens_per_second"] and f"{row['tokens_per_second']:,.0f}"
-        table.append([row["checkpoint"], row["task"], row["setting"], solved, *counts,
-                      *agentic.spent(row), rate])  # fmt: skip
+        table.append([*own, *row["tokens"].values(), *agentic.spent(row), rate])
     yield ui.Table([*head, "tokens a second"], table)
     every = [row for row in rows if row["task"] == "all"]
     calls, reported = (sum(row[name] for row in every) for name in ("calls", "cached_reported"))
@@ -309,11 +294,15 @@ def estimated(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
     head = ["checkpoint", "task and setting", "completions", "calls at most", "input tokens"]
     head += ["output tokens", "money", "minutes"]
     names = ("requests", "most_requests", "input", "output", "money", "seconds")
-    total: ui.Row = {"checkpoint": "all", "unit": ""}
-    for name in names:
-        known = [row[name] for row in rows if row[name] is not None]
-        total[name] = sum(known) if known else None
-    yield ui.Table(head, [_estimated(row) for row in (*rows, total)])
+    known = {name: [row[name] for row in rows if row[name] is not None] for name in names}
+    total = {name: sum(values) if values else None for name, values in known.items()}
+    table: list[list[object]] = []
+    for row in (*rows, {"checkpoint": "all", "unit": "", **total}):
+        money = None if row["money"] is None else f"{row['money']:.4g}"
+        minutes = None if row["seconds"] is None else f"{row['seconds'] / 60:.1f}"
+        counts = [row[name] for name in names[:4]]
+        table.append([row["checkpoint"], row["unit"], *counts, money, minutes])
+    yield ui.Table(head, table)
     yield (
         "Output tokens are those of the recipe's `estimate`, or the most that the limits allow; "
         "input tokens are of one call a completion. Money needs `prices`, minutes need "
@@ -321,21 +310,8 @@ def estimated(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
     )
 
 
-def _estimated(row: ui.Row) -> list[object]:
-    counts = [f"{row[name]:,}" for name in ("requests", "most_requests", "input", "output")]
-    spent = None if row["money"] is None else f"{row['money']:.4g}"
-    minutes = None if row["seconds"] is None else f"{row['seconds'] / 60:.1f}"
-    return [row["checkpoint"], row["unit"], *counts, spent, minutes]
-
-
-def completions_to_read(rows: Sequence[Mapping[str, object]]) -> Iterator[ui.Sample]:
-    """Those with a call that should not be there first; what is taken for a call is marked."""
-    records = sorted(map(record_from_row, rows), key=lambda r: not r.verdict.hallucinated)
-    most = ui.room(len(records))
-    return (_example(record, most) for record in records)
-
-
-def _example(record: Record, most: int) -> ui.Sample:
+def _example(row: ui.Row, most: int) -> ui.Sample:
+    record = record_from_row(row)
     value, prompt, completion = record.score.value, record.prompt, record.completion
     outcome = ui.graded(value)
     failed = agentic.failing_step(record)
@@ -347,7 +323,7 @@ def _example(record: Record, most: int) -> ui.Sample:
         "checkpoint": record.checkpoint,
         "source": prompt.source,
         "setting": prompt.setting,
-        "reasoning": "on" if prompt.thinking else "off",
+        "reasoning": ui.on_off(prompt.thinking),
         "outcome": outcome,
         "calls": calls or "no call",
         "finish": completion.finish,
@@ -356,7 +332,7 @@ def _example(record: Record, most: int) -> ui.Sample:
     about += f" · {tokens:,} tokens" + (f" · {calls}" if calls else "")
     text = "\n".join(f"{message.role}: {message.content}" for message in prompt.messages)
     blocks: list[ui.Block] = [ui.Dialogue(ui.shortened(text, most))]
-    each = ui.room(1, len(completion.steps)) * most // ui.SHOWN_CHARACTERS
+    each = most // max(1, len(completion.steps))
     for number, step in enumerate(completion.steps):
         if failed is not None and number == failed[0]:
             mark = ui.Styled(f"Step {number}, where the run failed: {failed[1]}", "mark")

@@ -8,8 +8,6 @@ from posttrain.report import section as ui
 from posttrain.report.lineage import Node, samples_to_read
 from posttrain.report.pages.evaluation import read_metrics
 
-SHOWN_JUDGEMENT = 4000
-
 # data
 
 
@@ -29,19 +27,14 @@ def data_tiles(node: Node) -> list[ui.Tile]:
 @ui.section("Judging prompts")
 def judging_prompts(stats: ui.Row) -> Iterator[ui.Block]:
     sides = {"train": stats["train"], "held out": stats["held_out"]}
-    columns = {
-        "pairs": "pairs",
-        "prompts": "prompts",
-        "with_scores": "with scores",
-        "with_principle": "with a principle",
-        "scores_and_ranking_at_odds": "scores against ranking",
-    }
+    columns = ["pairs", "prompts", "with_scores", "with_principle", "scores_and_ranking_at_odds"]
     rows: list[list[object]] = []
     for name, side in sides.items():
         characters = [side["characters"][key] for key in ("median", "longest")]
         rankings = ", ".join(f"{rank}: {count:,}" for rank, count in side["rankings"].items())
         rows.append([name, *(side[key] for key in columns), *characters, rankings])
-    head = ["", *columns.values(), "median characters", "longest", "rankings"]
+    head = ["", *(name.replace("_", " ") for name in columns)]
+    head += ["median characters", "longest", "rankings"]
     swap = "in both orders" if stats["swap"] else "in one order"
     yield (
         f"Layout {stats['layout']}; trained {swap}. Questions are held out, not pairs: neither "
@@ -96,9 +89,7 @@ _COMPARED = {"pairwise_accuracy": 100, "position_consistency": 100, "format": 10
 
 def evaluation_sections(node: Node) -> ui.Sections:
     yield from evaluation_figures(read_metrics(node))
-    yield samples_to_read(
-        node, "Judgements to read", lambda rows: map(_judgement, rows), few="examples.jsonl"
-    )
+    yield samples_to_read(node, "Judgements to read", _judgement, few="examples.jsonl", texts=2)
 
 
 def evaluation_figures(metrics: ui.Row) -> Iterator[ui.Section]:
@@ -157,15 +148,11 @@ def _change(found: ui.Row | None, scale: float) -> str | None:
     return f"{scale * found['difference']:+.2f} ({between}), p {found['p']:.2g}"
 
 
-def _judgement(row: ui.Row) -> ui.Sample:
+def _judgement(row: ui.Row, most: int) -> ui.Sample:
     reward = "lost" if row["reward"] is None else f"reward {row['reward']:.1f}"
-    words = [
-        f"{ui.shortened(row['request'], SHOWN_JUDGEMENT)}\n",
-        ui.Styled(ui.shortened(row["answer"], SHOWN_JUDGEMENT), "mark"),
-        "\n",
-        ui.Styled("[gold]", "faint"),
-        f" {row['gold']}",
-    ]
+    answer = ui.Styled(ui.shortened(row["answer"], most), "mark")
+    gold = (ui.Styled("\n[gold]", "faint"), f" {row['gold']}")
+    words = [f"{ui.shortened(row['request'], most)}\n", answer, *gold]
     title = (ui.Styled(row["checkpoint"], "bold"), f" · {row['prompt']} · {reward}")
     fold = ui.Fold(title, [ui.Dialogue(words)])
     return ui.Sample(fold, {"judge": row["checkpoint"]}, {"reward": row["reward"]})
@@ -185,12 +172,7 @@ _OUTCOMES = {1.0: "won", 0.5: "tied", 0.0: "lost", None: "unjudged"}
 
 def win_rate_sections(node: Node) -> ui.Sections:
     yield win_rate(read_metrics(node)["rows"], node.stats)
-
-    def samples(rows: Sequence[ui.Row]) -> Iterator[ui.Sample]:
-        most = ui.room(len(rows), 3)
-        return (_duel(row, most) for row in rows)
-
-    yield samples_to_read(node, "Answers side by side", samples, few="duels.jsonl")
+    yield samples_to_read(node, "Answers side by side", _duel, few="duels.jsonl", texts=3)
 
 
 def win_rate_tiles(node: Node) -> list[ui.Tile]:

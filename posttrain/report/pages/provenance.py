@@ -70,13 +70,9 @@ def counts(nodes: Sequence[Node]) -> Iterator[ui.Block]:
 def tiny_world(node: Node) -> ui.Sections:
     """Rows of each family of a tiny world, those held out whole included."""
     stats = node.stats
-    if "train_rows" not in stats or "heldout_rows" not in stats:
-        yield ui.LeftOut("Tiny world", f"{node.name} has no stats on its families")
-        return
     train, heldout = stats["train_rows"], stats["heldout_rows"]
     rows = [[n, train.get(n, 0), heldout.get(n, 0)] for n in dict.fromkeys([*train, *heldout])]
     rows.append(["all", sum(train.values()), sum(heldout.values())])
     head = ["family", "training rows", "held-out prompts"]
     table = ui.Table(head, rows, total=True)
-    note = [f"Tokenizer of {stats['vocabulary']:,} tokens."] if "vocabulary" in stats else []
-    yield ui.Section("Tiny world", [*note, table])
+    yield ui.Section("Tiny world", [f"Tokenizer of {stats['vocabulary']:,} tokens.", table])

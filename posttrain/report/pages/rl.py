@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from posttrain.report import section as ui
@@ -27,35 +27,24 @@ TIMING = "timing.jsonl"
 def sections(node: Node, stats: ui.Row, rows: Sequence[ui.Row]) -> ui.Sections:
     """All sections but the speed of one run, by its reward."""
     logs = [row for row in rows if "rollouts" in row]  # rows about a whole batch of rollouts
-    batches = read_rollouts(node)
+    batches, timing = read_rollouts(node), side_rows(node, TIMING)
+    head, means, charts = _HEADS[stats["method"]]
+    yield ui.Section(head, [_run(stats), *_means(stats, means), *curves(logs, charts)])
     if stats["method"] == "genrm":
-        yield ui.Section("Training of the judge", [_run(stats), *_means(stats, _JUDGE_MEANS)])
         yield verdicts(logs)
-        yield verdicts_by_source(batches)
-        own, of, to_read = "the judge's training", " of the judge", "Judgements to read"
-        yield lengths("Lengths of judgements", logs)
     elif stats["method"] == "rlvr":
-        means = [_run(stats), *_means(stats, rlvr.RUN_MEANS), *curves(logs, rlvr.CURVES)]
-        yield ui.Section("RLVR", means)
-        own, of, to_read = "RLVR", "", "Groups to read"
         yield rlvr.curriculum(stats["curriculum"], logs)
-        yield rlvr.domains(stats["domains"], side_rows(node, TIMING))
-        yield lengths("Lengths of rollouts", logs)
+        yield rlvr.domains(stats["domains"], timing)
     else:
-        yield ui.Section(
-            "RLHF", [_run(stats), *_means(stats, _RLHF_MEANS), *curves(logs, _REWARD_CURVES)]
-        )
         yield added_rewards(batches)
-        own, of, to_read = "RLHF", "", "Groups to read"
-        yield lengths("Lengths of rollouts", logs)
         yield the_judge(logs)
-    yield ui.Section(f"Health of {own}", curves(rows, _HEALTH_CURVES))
-    yield spreads(f"Advantages and importance weights{of}", node, batches)
-    yield groups_to_read(to_read, batches)
+    yield ui.Section("Lengths of rollouts", curves(logs, _LENGTH_CURVES))
+    yield ui.Section(f"Health of {head}", curves(rows, _HEALTH_CURVES))
+    yield spreads(f"Advantages and importance weights of {head}", node, batches)
+    yield groups_to_read("Groups to read", batches)
     if not node.depth:
-        yield rollouts_to_read(f"Rollouts of {own}", batches)
-    title = f"Seconds of {own}"
-    timing = side_rows(node, TIMING)
+        yield rollouts_to_read(f"Rollouts of {head}", batches)
+    title = f"Seconds of {head}"
     yield seconds(title, timing) if timing else ui.LeftOut(title, f"{node.name} has no {TIMING}")
 
 
@@ -84,18 +73,15 @@ def tiles(stats: ui.Row) -> list[ui.Tile]:
     return [*found, tile("truncated", "of the rollouts truncated", ui.percent)]
 
 
-def _run(stats: ui.Row) -> ui.Definitions:
+def _run(stats: ui.Row) -> ui.Table:
     size = f"{stats['prompts_per_step']} prompts × {stats['num_generations']} rollouts"
-    return ui.Definitions(
-        [
-            ("batches", f"{stats['batches']:,} of {size}"),
-            ("optimiser steps", stats["steps"]),
-            ("epochs", f"{stats['epochs']:.2f}"),
-            ("tokens sampled", stats["tokens"]),
-            ("of them in the loss", stats["trained"]),
-            ("processes", f"{stats['world_size']}, sharding {stats['sharding']}"),
-        ]
-    )
+    rows = [
+        ["batches", f"{stats['batches']:,} of {size}, {stats['epochs']:.2f} epochs"],
+        ["optimiser steps", stats["steps"]],
+        ["tokens", f"{stats['tokens']:,} sampled, {stats['trained']:,} in the loss"],
+        ["processes", f"{stats['world_size']}, sharding {stats['sharding']}"],
+    ]
+    return ui.Table(["run", "value"], rows)
 
 
 def _means(stats: ui.Row, names: Mapping[str, str]) -> list[ui.Block]:
@@ -106,10 +92,7 @@ def _means(stats: ui.Row, names: Mapping[str, str]) -> list[ui.Block]:
         for key, name in names.items()
         if key in first and key in last
     ]
-    averaged, batches = stats["averaged"], stats["batches"]
-    note = f"Means over the first and the last {averaged} batches of rollouts."
-    if 2 * averaged > batches:
-        note += f" The run had {batches}: these are partly the same."
+    note = f"Means over the first and the last {stats['averaged']} of {stats['batches']} batches."
     return [note, ui.Table(["", "first", "last", "change"], rows)]
 
 
@@ -136,11 +119,6 @@ _LENGTH_CURVES = (
     Curve("Sampled tokens of a rollout, everything counted.", "tokens", "completion_tokens"),
     Curve("Rollouts cut off by a limit.", "share", "truncated"),
 )
-
-
-def lengths(title: str, rows: Sequence[ui.Row]) -> ui.Section:
-    """The length of rollouts, and the share that a limit cut."""
-    return ui.Section(title, curves(rows, _LENGTH_CURVES))
 
 
 def seconds(title: str, rows: Sequence[ui.Row]) -> ui.Section:
@@ -173,17 +151,12 @@ _RLHF_MEANS = {
 }
 _REWARD_CURVES = (
     Curve(
-        "Mean over the scored rollouts of a batch; each batch has other prompts. A judge compares "
-        "rollouts of one policy with each other: this curve says less than a comparison with the "
-        "initial policy.",
+        "Mean over the scored rollouts of a batch. A judge compares rollouts of one policy with "
+        "each other: this says less than a comparison with the initial policy.",
         "reward",
         {"reward": "reward", "base reward": "part/base"},
     ),
-    Curve(
-        "Right answers on the prompts that can be checked; watched, not rewarded.",
-        "share",
-        "part/accuracy",
-    ),
+    Curve("Right answers where they can be checked; not rewarded.", "share", "part/accuracy"),
     Curve("Deviation of the rewards over all rollouts of a batch.", "reward", "reward_std"),
 )
 
@@ -238,41 +211,35 @@ def the_judge(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
     judged = [row for row in rows if row.get("count/matches")]
     if not judged:
         return
-    charts = [
-        Curve(
-            "Rankings that prefer the answer shown first, of those that prefer one.",
-            "share",
-            "first preferred",
-        ),
-        Curve("Equal scores: parted by the ranking.", "share", "ties"),
-        Curve("Matches left without a verdict.", "share", "failed"),
-        Curve("Calls of the judge, a batch.", "calls", "count/judge_calls"),
-        Curve(
-            "Tokens the judge read and wrote, a batch.",
-            "tokens",
-            {"read": "count/judge_prompt_tokens", "written": "count/judge_completion_tokens"},
-        ),
-    ]
-    yield _judge_totals(judged)
-    yield from curves([{**row, **judge_shares(_counts([row]))} for row in judged], charts)
-
-
-def _judge_totals(rows: Sequence[ui.Row]) -> ui.Definitions:
-    total = _counts(rows)
+    total = _counts(judged)
     shares = judge_shares(total)
-    read, written = total["judge_prompt_tokens"], total["judge_completion_tokens"]
     decided = total["position_1_wins"] + total["position_2_wins"]
-    preferred = f"{ui.percent(shares.get('first preferred'))} of {decided:,.0f} rankings"
-    figures = {
-        "matches": f"{total['matches']:,.0f}, {total['matches'] / len(rows):,.1f} a batch",
-        "calls": f"{total['judge_calls']:,.0f}, of them retries {total['judge_retries']:,.0f}",
-        "verdicts from the cache": f"{total['judge_cached']:,.0f}",
-        "tokens read, written": f"{read:,.0f}, {written:,.0f}",
-        "failed": ui.percent(shares["failed"], 2),
-        "equal scores": ui.percent(shares.get("ties")),
-        "first answer preferred": f"{preferred} (50 % without position bias)" if decided else None,
-    }
-    return ui.Definitions([(name, figure) for name, figure in figures.items() if figure])
+    rows: list[list[object]] = [
+        ["matches", f"{total['matches']:,.0f}, {total['matches'] / len(judged):,.1f} a batch"],
+        ["calls", f"{total['judge_calls']:,.0f}, of them retries {total['judge_retries']:,.0f}"],
+        ["verdicts from the cache", f"{total['judge_cached']:,.0f}"],
+        ["tokens read", f"{total['judge_prompt_tokens']:,.0f}"],
+        ["tokens written", f"{total['judge_completion_tokens']:,.0f}"],
+        ["failed", ui.percent(shares["failed"], 2)],
+        ["equal scores", ui.percent(shares.get("ties"))],
+        [f"first answer preferred, of {decided:,.0f}", ui.percent(shares.get("first preferred"))],
+    ]
+    yield ui.Table(["judge", "value"], rows)
+    yield "A judge without position bias prefers the first answer in 50 %."
+    yield from curves([{**row, **judge_shares(_counts([row]))} for row in judged], _JUDGE_CURVES)
+
+
+_JUDGE_CURVES = (
+    Curve("Rankings that prefer the first answer, of all that decide.", "share", "first preferred"),
+    Curve("Equal scores: parted by the ranking.", "share", "ties"),
+    Curve("Matches left without a verdict.", "share", "failed"),
+    Curve("Calls of the judge, a batch.", "calls", "count/judge_calls"),
+    Curve(
+        "Tokens the judge read and wrote, a batch.",
+        "tokens",
+        {"read": "count/judge_prompt_tokens", "written": "count/judge_completion_tokens"},
+    ),
+)
 
 
 # a judge's training: verdicts against gold
@@ -298,24 +265,14 @@ _VERDICT_CURVES = (
         "reward",
     ),
     Curve("Judgements whose verdict can be read.", "share", "part/format"),
-    Curve(
-        "Judgements that prefer what the gold prefers; half for a draw.",
-        "share",
-        "part/right_order",
-    ),
+    Curve("Judgements with the order of gold; half for a draw.", "share", "part/right_order"),
     Curve(
         "Distance of the scores from gold, where there is a verdict.",
         "points",
         {"score 1": "part/score_error_1", "score 2": "part/score_error_2"},
     ),
-    Curve(
-        "Distance of the ranking from gold, where there is a verdict.",
-        "points",
-        "part/ranking_error",
-    ),
-    Curve(
-        "Verdicts that prefer the first answer, of those that prefer one.", "share", "prefers first"
-    ),
+    Curve("Distance of the ranking from gold.", "points", "part/ranking_error"),
+    Curve("Verdicts that prefer the first, of those that decide.", "share", "prefers first"),
     Curve("Verdicts that prefer neither answer.", "share", "prefers neither"),
 )
 
@@ -334,30 +291,10 @@ def _places(row: ui.Row) -> dict[str, float]:
     )
 
 
-@ui.section("Verdicts by source")
-def verdicts_by_source(batches: Sequence[RolloutBatch]) -> Iterator[ui.Block]:
-    by_source: dict[str, list[ui.Row]] = defaultdict(list)
-    for batch in batches:
-        for group in batch.groups:
-            by_source[group["prompt"]["source"]] += group["rollouts"]
-    rows = [
-        [source, len(found), *(_mean(found, part, form) for part, (_, form) in _BY_SOURCE.items())]
-        for source, found in sorted(by_source.items())
-    ]
-    if rows:
-        yield f"Over {len(batches)} batches of the training, the first and the last among them."
-        yield ui.Table(["source", "judgements", *(name for name, _ in _BY_SOURCE.values())], rows)
-
-
-_BY_SOURCE = {
-    "format": ("format", ui.percent),
-    "right_order": ("right order", ui.percent),
-    "score_error_1": ("score 1, off by", "{:.3f}".format),
-    "score_error_2": ("score 2, off by", "{:.3f}".format),
-    "ranking_error": ("ranking, off by", "{:.3f}".format),
+# method → how its sections are named, its means before and after, the charts beside them
+_HEADS: dict[str, tuple[str, Mapping[str, str], Sequence[Curve]]] = {
+    "grpo": ("GRPO", _RLHF_MEANS, _REWARD_CURVES),
+    "rlhf": ("RLHF", _RLHF_MEANS, _REWARD_CURVES),
+    "rlvr": ("RLVR", rlvr.RUN_MEANS, rlvr.CURVES),
+    "genrm": ("GenRM", _JUDGE_MEANS, ()),
 }
-
-
-def _mean(rollouts: Sequence[ui.Row], part: str, form: Callable[[float], str | None]) -> str | None:
-    values = part_values(rollouts, part)
-    return form(statistics.fmean(values)) if values else None

@@ -10,8 +10,6 @@ from posttrain.report.lineage import Node
 from posttrain.report.pages.rollouts import MEANS
 from posttrain.report.pages.samples import completions, prompts_by_source, settings
 
-# ---- a profile ----
-
 
 def profile_sections(node: Node) -> Iterator[ui.Section | ui.LeftOut]:
     """All sections of one `pass_rates` artifact."""
@@ -42,24 +40,14 @@ def profile_tiles(node: Node) -> list[ui.Tile]:
 def pass_rates(rates: Mapping[str, ui.Row], n: int) -> Iterator[ui.Block]:
     """By source: how often prompts pass, what was dropped, lengths; a histogram each."""
     head = ["source", "prompts", "for training", "dropped", "passes", "truncated", "unscored"]
-    head += ["reasoning tokens", "answer tokens"]
-    yield ui.Table(
-        head,
-        [
-            [
-                source,
-                own["prompts"],
-                own["kept"],
-                ui.counted(own["dropped"]) or None,
-                ui.ratio(own["passes"], own["scored"]),
-                ui.ratio(own["truncated"], own["rollouts"]),
-                ui.counted(own["unscored"]) or None,
-                f"{own['reasoning_tokens']:.1f}",
-                f"{own['answer_tokens']:.1f}",
-            ]
-            for source, own in rates.items()
-        ],
-    )
+    rows: list[list[object]] = []
+    for source, own in rates.items():
+        shares = [ui.ratio(own["passes"], own["scored"])]
+        shares += [ui.ratio(own["truncated"], own["rollouts"]), ui.counted(own["unscored"]) or None]
+        lengths = [f"{own[name]:.1f}" for name in ("reasoning_tokens", "answer_tokens")]
+        dropped = ui.counted(own["dropped"]) or None
+        rows.append([source, own["prompts"], own["kept"], dropped, *shares, *lengths])
+    yield ui.Table([*head, "reasoning tokens", "answer tokens"], rows)
     for source, own in rates.items():
         bars = [(f"{k}/{n}", (count,)) for k, count in enumerate(own["buckets"])]
         caption = f"{source}: prompts by passes out of {n}; those with {n} are dropped."
@@ -70,13 +58,8 @@ def pass_rates(rates: Mapping[str, ui.Row], n: int) -> Iterator[ui.Block]:
 def drift(rates: Mapping[str, ui.Row]) -> Iterator[ui.Block]:
     """How the pass rates of the same prompts moved since the profile before."""
     rows = [
-        [
-            source,
-            own["prompts"],
-            ui.percent(own["before"]),
-            ui.percent(own["now"]),
-            *(own[key] for key in ("rose", "fell", "now_solved", "now_unsolved")),
-        ]
+        [source, own["prompts"], ui.percent(own["before"]), ui.percent(own["now"])]
+        + [own[key] for key in ("rose", "fell", "now_solved", "now_unsolved")]
         for source, found in rates.items()
         if (own := found.get("drift")) is not None
     ]
@@ -85,13 +68,10 @@ def drift(rates: Mapping[str, ui.Row]) -> Iterator[ui.Block]:
         yield ui.Table([*head, "now always", "no longer"], rows)
 
 
-# ---- a run ----
-
 RUN_MEANS = {"reward": "reward", "part/pass": "rollouts that pass, share", **MEANS}
 CURVES = (
     Curve(
-        "Mean over the scored rollouts of a batch. The curriculum makes prompts harder with "
-        "every step: the domains' curves below show by how much.",
+        "Mean over the scored rollouts of a batch; the curriculum makes prompts harder.",
         "reward",
         "reward",
     ),
@@ -134,11 +114,9 @@ def curriculum(stats: ui.Row, logs: Sequence[ui.Row]) -> Iterator[ui.Block]:
 @ui.section("Domains")
 def domains(stats: Mapping[str, ui.Row], timing: Sequence[ui.Row]) -> Iterator[ui.Block]:
     """Every figure of every domain, means of the first and of the last batches."""
+    rows = [[name, *(_change(own, key) for key in _MEANS)] for name, own in stats.items()]
     yield "Means of the first and the last batches, first → last."
-    head = ["domain", *_MEANS.values()]
-    yield ui.Table(
-        head, [[name, *(_change(own, key) for key in _MEANS)] for name, own in stats.items()]
-    )
+    yield ui.Table(["domain", *_MEANS.values()], rows)
     kinds = sorted(
         {key for own in stats.values() for key in own["last"] if key.startswith("unscored_")}
     )
@@ -147,11 +125,10 @@ def domains(stats: Mapping[str, ui.Row], timing: Sequence[ui.Row]) -> Iterator[u
         yield ui.Table(["unscored", *(kind.removeprefix("unscored_") for kind in kinds)], rows)
     seconds = [row["verifiers"] for row in timing if "verifiers" in row]
     if seconds:
-        yield ui.Heading("Seconds of a verification")
-        yield ui.Table(
-            ["domain", "median of the last batch", "95th percentile"],
-            [[name, f"{own['p50']:.4f}", f"{own['p95']:.4f}"] for name, own in seconds[-1].items()],
-        )
+        rows = [
+            [name, *(f"{own[k]:.4f}" for k in ("p50", "p95"))] for name, own in seconds[-1].items()
+        ]
+        yield ui.Table(["seconds a verification", "median of the last batch", "95 %"], rows)
 
 
 def _change(own: ui.Row, key: str) -> str | None:

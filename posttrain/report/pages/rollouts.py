@@ -52,18 +52,14 @@ class RolloutBatch:
         return (rollout for group in self.groups for rollout in group["rollouts"])
 
 
-def _rollout_files(node: Node) -> list[str]:
-    assert node.manifest is not None
-    return sorted(file.path for file in node.manifest.files if file.path.startswith(FOLDER))
-
-
 def read_rollouts(node: Node) -> list[RolloutBatch]:
     """At most `MOST_STEPS` batches, evenly spread, the first and the last among them.
 
     Raises:
         DataError: a file is gone, or is not what the manifest says.
     """
-    files = _rollout_files(node)
+    assert node.manifest is not None
+    files = sorted(file.path for file in node.manifest.files if file.path.startswith(FOLDER))
     if len(files) > MOST_STEPS:
         last = len(files) - 1
         files = [files[round(k * last / (MOST_STEPS - 1))] for k in range(MOST_STEPS)]
@@ -91,10 +87,7 @@ def spreads(title: str, node: Node, batches: Sequence[RolloutBatch]) -> ui.Secti
     if means:
         x = "mean importance ratio of a rollout"
         charts.append(histogram(means, x=x, y="rollouts", caption=_ratios(weights, means)))
-    total = len(_rollout_files(node))
-    note = f"Of {len(batches)} of the {total} batches of rollouts, evenly spread."
-    if len(batches) == total:
-        note = f"Of all {total} batches of rollouts."
+    note = f"Of {len(batches)} of {node.stats['batches']} batches of rollouts, evenly spread."
     return ui.Section(title, [note, *charts] if charts else [])
 
 
@@ -114,10 +107,12 @@ def groups_to_read(title: str, batches: Sequence[RolloutBatch]) -> ui.Section:
     """Of the first, the middle and the last batch: the first group and that of most spread."""
     if not batches:
         return ui.Section(title, [])
-    places = dict.fromkeys((0, len(batches) // 2, len(batches) - 1))
-    shown = [
-        _group(batches[place].step, group) for place in places for group in _chosen(batches[place])
-    ]
+    shown: list[ui.Fold] = []
+    for place in dict.fromkeys((0, len(batches) // 2, len(batches) - 1)):
+        groups = batches[place].groups
+        wide = max(groups, key=lambda group: max(_rewards(group)) - min(_rewards(group)))
+        chosen = [groups[0]] if wide is groups[0] else [groups[0], wide]
+        shown += [_group(batches[place].step, group) for group in chosen]
     note = (
         "From the first, the middle and the last batch that was read: its first group and the one "
         "whose rewards differ most. The best reward comes first."
@@ -140,15 +135,12 @@ def _sample(step: int, prompt: ui.Row, rollout: ui.Row, most: int) -> ui.Sample:
     values = {
         "step": f"{step:,}",
         "source": prompt["source"] or "none",
-        "reasoning": "on" if prompt["thinking"] else "off",
+        "reasoning": ui.on_off(prompt["thinking"]),
         "outcome": _outcome(rollout),
         "finish": rollout["finish"],
     }
     about = f" · {values['source']} · {values['outcome']} · {_figures(rollout)}"
-    blocks = [
-        ui.Dialogue(turns(prompt, most)),
-        ui.Dialogue([_marked(rollout, most)]),
-    ]
+    blocks = [ui.Dialogue(turns(prompt, most)), ui.Dialogue([_marked(rollout, most)])]
     figures = {"reward": rollout["reward"], "advantage": rollout["advantage"], "tokens": tokens}
     return ui.Sample(ui.Fold((ui.Styled(f"step {step}", "bold"), about), blocks), values, figures)
 
@@ -163,34 +155,20 @@ def _outcome(rollout: ui.Row) -> str:
     return "in the loss" if rollout["in_loss"] else "not in the loss"
 
 
-def _chosen(batch: RolloutBatch) -> list[ui.Row]:
-    widest = max(batch.groups, key=_width)
-    first = batch.groups[0]
-    return [first] if widest is first else [first, widest]
-
-
 def _rewards(group: ui.Row) -> list[float]:
-    return [r["reward"] for r in group["rollouts"] if r["reward"] is not None]
-
-
-def _width(group: ui.Row) -> float:
-    rewards = _rewards(group)
-    return max(rewards) - min(rewards) if rewards else -1.0
+    return [r["reward"] for r in group["rollouts"] if r["reward"] is not None] or [0.0]
 
 
 def _group(step: int, group: ui.Row) -> ui.Fold:
     prompt, rewards = group["prompt"], _rewards(group)
-    spread = f"{min(rewards):.2f} to {max(rewards):.2f}" if rewards else "none"
-    thinking = "on" if prompt["thinking"] else "off"
+    spread = f"{min(rewards):.2f} to {max(rewards):.2f}"
+    thinking = ui.on_off(prompt["thinking"])
     about = f" · {prompt['source'] or prompt['id']} · reasoning {thinking} · rewards {spread}"
-    text = "\n".join(f"[{m['role']}] {m['content']}" for m in prompt["messages"])
-    if prompt["gold"] is not None:
-        text += f"\n[gold] {prompt['gold']}"
     ranked = sorted(
         group["rollouts"], key=lambda r: (r["reward"] is None, -(r["reward"] or 0.0), r["index"])
     )
     blocks: list[ui.Block] = [
-        ui.Dialogue(ui.shortened(text, SHOWN_CHARACTERS)),
+        ui.Dialogue(turns(prompt, SHOWN_CHARACTERS)),
         ui.Columns([[_figures(r), ui.Dialogue([_marked(r, SHOWN_CHARACTERS)])] for r in ranked]),
         *_judgements(group["judgements"]),
     ]
@@ -221,15 +199,11 @@ def _judgements(rows: Sequence[ui.Row]) -> list[ui.Block]:
     """One line a pair. Another reward's rows, which need not be of pairs, stand as they are."""
     if any("ranking" not in row for row in rows):
         return [ui.Dialogue(json.dumps(row, ensure_ascii=False, indent=2)) for row in rows]
-    shown = [
-        [
-            f"#{row['first']} – #{row['second']}",
-            *(None if row[name] is None else f"{row[name]:g}" for name in _VERDICT),
-            f"failed: {row['reason']}"
-            if row["failed"]
-            else ui.shortened(row["text"], SHOWN_VERDICT),
-        ]
-        for row in rows
-    ]
+    shown: list[list[object]] = []
+    for row in rows:
+        verdict = [None if row[name] is None else f"{row[name]:g}" for name in _VERDICT]
+        text = f"failed: {row['reason']}" if row["failed"] else row["text"]
+        pair = f"#{row['first']} – #{row['second']}"
+        shown.append([pair, *verdict, ui.shortened(text, SHOWN_VERDICT)])
     head = ["shown first – second", "score", "score", "ranking", "judgement"]
     return [ui.Table(head, shown)] if shown else []

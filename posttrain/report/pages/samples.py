@@ -40,24 +40,17 @@ def settings(settings: Mapping[str, ui.Row]) -> Iterator[ui.Block]:
         for name, own in settings.items()
     ]
     means = ("reasoning_tokens", "answer_tokens", "steps")
-    lengths: list[list[object]] = [
-        [
-            name,
-            *(f"{own[key] / own['samples']:.1f}" for key in means),
-            ui.ratio(own["samples_with_calls"], own["samples"], 2),
-            own["tool_results"],
-            ui.counted(own["problems"]) or None,
-        ]
-        for name, own in settings.items()
-    ]
+    lengths: list[list[object]] = []
+    for name, own in settings.items():
+        figures = [f"{own[key] / own['samples']:.1f}" for key in means]
+        figures.append(ui.ratio(own["samples_with_calls"], own["samples"], 2) or "")
+        problems = ui.counted(own["problems"]) or None
+        lengths.append([name, *figures, own["tool_results"], problems])
     head = ["setting", "prompts", "samples", "reasoning on", *(f"ended: {e}" for e in ended)]
     columns = ["setting", "reasoning tokens", "answer tokens", "steps", "with a call"]
     columns += ["tool results", "malformed"]
     yield ui.Table(head, counts)
-    yield (
-        "Means of a sample. A call counts wherever it was parsed as one, declared or not; the "
-        "rate of undeclared calls in every form is counted when samples are graded."
-    )
+    yield "Means of a sample. A call counts wherever it was parsed as one, declared or not."
     yield ui.Table(columns, lengths)
 
 
@@ -103,47 +96,40 @@ def planned(
 
 def completions(node: Node, title: str) -> ui.Section | ui.LeftOut:
     """Completions of an artifact of prompts and samples; the model's own text stands out."""
+    prompts: dict[str, ui.Row] = {}
 
-    def samples(rows: Sequence[ui.Row]) -> Iterator[ui.Sample]:
-        most, prompts = ui.room(len(rows)), {}
-        if any("prompt" not in row for row in rows):
-            prompts = {prompt["id"]: prompt for prompt in listed_rows(node, "prompts.jsonl") or []}
-        for row in rows:
-            if "prompt" in row:
-                yield _example(row["prompt"], row["completion"], most)
-            else:
-                yield _example(prompts[row["prompt_id"]], row, most)
+    def sample(row: ui.Row, most: int) -> ui.Sample:
+        if "prompt" in row:
+            return _example(row["prompt"], row["completion"], most)
+        if not prompts:
+            prompts.update((own["id"], own) for own in listed_rows(node, "prompts.jsonl") or [])
+        return _example(prompts[row["prompt_id"]], row, most)
 
-    return samples_to_read(node, title, samples, few="examples.jsonl", every="samples.jsonl")
+    return samples_to_read(node, title, sample, few="examples.jsonl", every="samples.jsonl")
 
 
 def _example(prompt: ui.Row, completion: ui.Row, most: int) -> ui.Sample:
-    steps, reasoning = completion["steps"], "on" if prompt["thinking"] else "off"
+    steps, reasoning = completion["steps"], ui.on_off(prompt["thinking"])
     tokens = sum(step["reasoning_tokens"] + step["answer_tokens"] for step in steps)
+    values = {
+        "setting": prompt["setting"],
+        "source": prompt["source"],
+        "reasoning": reasoning,
+        "finish": completion["finish"],
+    }
     about = f" · reasoning {reasoning} · {prompt['source']} · {completion['finish']}"
-    each = ui.room(1, len(steps)) * most // ui.SHOWN_CHARACTERS
-    words = turns(prompt, most)
+    title = (ui.Styled(prompt["setting"], "bold"), f"{about} · {tokens:,} tokens")
+    words, each = turns(prompt, most), most // max(1, len(steps))
     for step in steps:
         words += [ui.Styled(ui.shortened(step["text"], each), "mark"), "\n"]
         words += [part for m in step["results"] for part in _turn("tool", m["content"], each)]
-    return ui.Sample(
-        ui.Fold(
-            (ui.Styled(prompt["setting"], "bold"), f"{about} · {tokens:,} tokens"),
-            [ui.Dialogue(words)],
-        ),
-        {
-            "setting": prompt["setting"],
-            "source": prompt["source"],
-            "reasoning": reasoning,
-            "finish": completion["finish"],
-        },
-        {"tokens": tokens, "steps": len(steps)},
-    )
+    figures = {"tokens": tokens, "steps": len(steps)}
+    return ui.Sample(ui.Fold(title, [ui.Dialogue(words)]), values, figures)
 
 
 def turns(prompt: ui.Row, most: int) -> list[str | ui.Styled]:
     """The messages of a prompt and its gold, each behind its role."""
-    each = ui.room(1, len(prompt["messages"])) * most // ui.SHOWN_CHARACTERS
+    each = most // max(1, len(prompt["messages"]))
     words = [part for m in prompt["messages"] for part in _turn(m["role"], m["content"], each)]
     return words if prompt["gold"] is None else [*words, *_turn("gold", prompt["gold"], most)]
 
@@ -157,7 +143,7 @@ def _turn(role: str, content: str, most: int) -> list[str | ui.Styled]:
 
 def pair_sections(node: Node) -> ui.Sections:
     yield from pair_figures(node.stats)
-    yield samples_to_read(node, "Pairs to read", lambda rows: map(_pair, rows), few="samples.jsonl")
+    yield samples_to_read(node, "Pairs to read", _pair, few="samples.jsonl", texts=3)
 
 
 def pair_figures(stats: ui.Row) -> Iterator[ui.Section]:
@@ -253,9 +239,8 @@ def length_balance(lengths: Mapping[str, ui.Row]) -> Iterator[ui.Block]:
     for category, own in lengths.items():
         means = [f"{own[key]:.1f}" for key in ("chosen_mean", "rejected_mean")]
         longer = [ui.percent(own[key]) for key in ("chosen_longer", "rejected_longer")]
-        rows.append(
-            [category, own["pairs"], *means, ui.signed(own["difference_median"], 0), *longer]
-        )
+        median = ui.signed(own["difference_median"], 0)
+        rows.append([category, own["pairs"], *means, median, *longer])
     head = ["category", "pairs", "chosen, tokens", "rejected, tokens", "median difference"]
     head += ["chosen longer", "rejected longer"]
     yield (
@@ -293,23 +278,18 @@ def unread_columns(stats: ui.Row) -> Iterator[ui.Block]:
         yield ui.Table(["source", "column", "rows that fill it", "example"], rows)
 
 
-def _pair(row: ui.Row) -> ui.Sample:
-    reasoning = "on" if row["thinking"] else "off"
-    about = f" · reasoning {reasoning} · {row['id']}"
+def _pair(row: ui.Row, most: int) -> ui.Sample:
+    reasoning = ui.on_off(row["thinking"])
     blocks: list[ui.Block] = [
-        (ui.Styled("prompt", "bold"),),
-        ui.Dialogue(ui.shortened(row["prompt"])),
-    ]
+        (ui.Styled("prompt", "bold"),), ui.Dialogue(ui.shortened(row["prompt"], most)),
+    ]  # fmt: skip
     for side in ("chosen", "rejected"):
         score, calls = row.get(f"{side}_score"), row.get(f"{side}_calls")
         figures = "" if score is None else f" · score {score:g}"
         figures += f" · {calls:,} calls" if calls else ""
-        blocks += [
-            (ui.Styled(side, "bold"), figures),
-            ui.Dialogue(ui.shortened(row[side])),
-        ]
-    return ui.Sample(
-        ui.Fold((ui.Styled(row["category"], "bold"), about), blocks),
-        {"category": row["category"], "reasoning": reasoning},
-        {f"{side}, characters": len(row[side]) for side in ("chosen", "rejected")},
-    )
+        text = ui.Dialogue(ui.shortened(row[side], most))
+        blocks += [(ui.Styled(side, "bold"), figures), text]
+    title = (ui.Styled(row["category"], "bold"), f" · reasoning {reasoning} · {row['id']}")
+    values = {"category": row["category"], "reasoning": reasoning}
+    lengths = {f"{side}, characters": len(row[side]) for side in ("chosen", "rejected")}
+    return ui.Sample(ui.Fold(title, blocks), values, lengths)

@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from posttrain.report import section as ui
-from posttrain.report.lineage import Node, rows_to_read
+from posttrain.report.lineage import Node, samples_to_read
 from posttrain.report.pages import supervision
 
-SHOWN_SAMPLES = 12
 _UNITS = ("rows", "tokens", "trained")
 
 
@@ -17,7 +16,8 @@ def sections(node: Node) -> ui.Sections:
     for figure in (mixture, drops, origins, lengths, augmentation, control, packing):
         yield figure(node.stats)
     yield from supervision.sections(node)
-    yield rows_to_read(node, "samples.jsonl", "Sample conversations", conversations)
+    title, note = "Sample conversations", supervision.MARKED
+    yield samples_to_read(node, title, _conversation, few="samples.jsonl", note=note)
 
 
 def tiles(node: Node) -> list[ui.Tile]:
@@ -40,17 +40,14 @@ def mixture(stats: ui.Row) -> Iterator[ui.Block]:
     rows: list[list[object]] = []
     for name, source in sources.items():
         requested, realised, shares = source["requested"], source["realised"], source["shares"]
-        rows.append(
-            [
-                name,
-                _requested(requested),
-                None if requested is None else requested["realised"],
-                None if requested is None else ui.signed(100 * requested["difference"], 2, " %"),
-                f"{realised['epochs']:.2f}",
-                *(realised[unit] for unit in _UNITS),
-                *(ui.percent(shares[unit]) for unit in _UNITS),
-            ]
-        )
+        target: list[object] = ["each once", None, None]
+        if requested is not None:
+            share = "" if requested["share"] is None else f" ({ui.percent(requested['share'])})"
+            target = [f"{requested['amount']:,.0f} {requested['unit']}{share}"]
+            target += [requested["realised"], ui.signed(100 * requested["difference"], 2, " %")]
+        counts = [realised[unit] for unit in _UNITS]
+        row = [name, *target, f"{realised['epochs']:.2f}", *counts]
+        rows.append([*row, *(ui.percent(shares[unit]) for unit in _UNITS)])
     sums = [sum(source["realised"][unit] for source in sources.values()) for unit in _UNITS]
     rows.append(["all", "", "", "", "", *sums, "", "", ""])
     head = ["source", "target", "actual", "deviation", "epochs", *_UNITS]
@@ -62,29 +59,18 @@ def mixture(stats: ui.Row) -> Iterator[ui.Block]:
     yield ui.Table(head, rows, total=True)
 
 
-def _requested(requested: ui.Row | None) -> str:
-    if requested is None:
-        return "each once"
-    share = "" if requested["share"] is None else f" ({ui.percent(requested['share'])})"
-    return f"{requested['amount']:,.0f} {requested['unit']}{share}"
-
-
 @ui.section("Drops by source")
 def drops(stats: ui.Row) -> Iterator[ui.Block]:
     sources: Mapping[str, ui.Row] = stats["sources"]
-    reasons = sorted({reason for source in sources.values() for reason in source["dropped"]})
-    columns = reasons if len(reasons) <= 5 else []
     rows: list[list[object]] = []
-    sums = [0] * (4 + len(columns))
+    sums = Counter[str]()
     for name, source in sources.items():
-        dropped = source["dropped"]
-        numbers = [source["in"], source["kept"], source["held_out"], sum(dropped.values())]
-        numbers += [dropped.get(reason, 0) for reason in columns]
-        sums = [a + b for a, b in zip(sums, numbers, strict=True)]
-        own: list[object] = [*numbers[:4], *(number or None for number in numbers[4:])]
-        rows.append([name, *own, *([] if columns else [_most_first(dropped)])])
-    rows.append(["all", *sums, *([] if columns else [""])])
-    head = ["source", "in", "kept", "held out", "dropped", *(columns or ["by reason"])]
+        numbers = {key: source[key] for key in ("in", "kept", "held_out")}
+        numbers["dropped"] = sum(source["dropped"].values())
+        sums.update(numbers)
+        rows.append([name, *numbers.values(), _most_first(source["dropped"])])
+    rows.append(["all", *sums.values(), ""])
+    head = ["source", "in", "kept", "held out", "dropped", "by reason"]
     yield (
         "Rows. Kept includes those held out for evaluation; not_sampled are rows that the mixture "
         "did not need."
@@ -110,17 +96,13 @@ def origins(stats: ui.Row) -> Iterator[ui.Block]:
         files.setdefault(file["source"], []).append(f"{file['path']}{digest}")
     sources: Mapping[str, ui.Row] = stats["sources"]
     rows = [
-        [
-            name,
-            *(_most_first(source[key]) for key in ("dialects", "licenses")),
-            ", ".join(files.get(name, [])),
-        ]
-        for name, source in sources.items()
+        [name, *(_most_first(own[key]) for key in ("dialects", "licenses")), ", ".join(paths)]
+        for name, own in sources.items()
+        for paths in [files.get(name, [])]
     ]
+    head = ["source", "rows by dialect", "prepared rows by license", "files (sha256)"]
     yield f"Template: {stats['template']['describe']}."
-    yield ui.Table(
-        ["source", "rows by dialect", "prepared rows by license", "files (sha256)"], rows
-    )
+    yield ui.Table(head, rows)
     unread = [[name, *column] for name, own in sources.items() for column in own["unread"]]
     if unread:
         yield "Columns that no part of a record was read from:"
@@ -130,7 +112,7 @@ def origins(stats: ui.Row) -> Iterator[ui.Block]:
     if others:
         yield f"Also read: {'; '.join(others)}."
     if stats["warnings"]:
-        yield ui.Heading("Warnings of the build")
+        yield "Warnings of the build:"
         yield from stats["warnings"]
 
 
@@ -141,23 +123,16 @@ def lengths(stats: ui.Row) -> Iterator[ui.Block]:
         return
     first, last = histogram[0]["up_to"], histogram[-1]["up_to"]
     by_bin = {row["up_to"]: row for row in histogram}
-    empty = {"sequences": 0, "trained": 0, "untrained": 0}
     bins = [first << k for k in range((last // first).bit_length())]
-    rows = [(f"≤ {size:,}", by_bin.get(size, empty)) for size in bins]
-    x = "length of a sequence, tokens"
-    yield ui.BarChart(
-        [(label, [row["sequences"]]) for label, row in rows],
-        x,
-        "sequences",
-        "Sequences of the training split by length; each bin reaches from half its label.",
-    )
-    yield ui.BarChart(
-        [(label, [row["trained"], row["untrained"]]) for label, row in rows],
-        x,
-        "tokens",
-        "The same bins by the tokens they hold: those in the loss, and those only read.",
-        parts=("trained", "not trained"),
-    )
+
+    def chart(y: str, parts: Sequence[str], caption: str, keys: Sequence[str]) -> ui.BarChart:
+        bars = [(f"≤ {up:,}", [by_bin.get(up, {}).get(key, 0) for key in keys]) for up in bins]
+        return ui.BarChart(bars, "length of a sequence, tokens", y, caption, parts)
+
+    caption = "Sequences of the training split by length; each bin reaches from half its label."
+    yield chart("sequences", (), caption, ["sequences"])
+    caption = "The same bins by the tokens they hold: those in the loss, and those only read."
+    yield chart("tokens", ("trained", "not trained"), caption, ["trained", "untrained"])
 
 
 @ui.section("Prompt augmentation")
@@ -218,20 +193,14 @@ def _binned(budgets: Sequence[tuple[int, int]]) -> list[tuple[str, list[int]]]:
 def packing(stats: ui.Row) -> Iterator[ui.Block]:
     splits = [(0, name, split) for name, split in stats["splits"].items()]
     splits += [(2, name, split) for name, split in stats["eval_groups"].items()]
-    rows: list[list[object]] = [
-        [
-            ui.TableCell(name, indent=indent),
-            split["packs"],
-            split["sequences"],
-            *(ui.ratio(split[key], split["sequences"]) for key in ("reasoning", "truncated")),
-            split["tokens"],
-            ui.ratio(split["trained"], split["tokens"]),
-            ui.percent(split["fill"], 2),
-            f"{split['sequences_per_pack']:.1f}",
-            split["longest"],
-        ]
-        for indent, name, split in splits
-    ]
+    rows: list[list[object]] = []
+    for indent, name, split in splits:
+        sequences, tokens = split["sequences"], split["tokens"]
+        shares = [ui.ratio(split[key], sequences) for key in ("reasoning", "truncated")]
+        trained, fill = ui.ratio(split["trained"], tokens), ui.percent(split["fill"], 2)
+        row = [ui.TableCell(name, indent=indent), split["packs"], sequences, *shares, tokens]
+        each = f"{split['sequences_per_pack']:.1f}"
+        rows.append([*row, trained, fill, each, split["longest"]])
     head = ["split", "packs", "sequences", "reasoning on", "trace cut", "tokens", "trained"]
     head += ["fill", "sequences a pack", "longest"]
     yield f"Packs of {stats['max_length']:,} tokens."
@@ -251,25 +220,13 @@ def _fill_bars(fills: Sequence[int]) -> list[tuple[str, list[int]]]:
     return [(f"{10 * k} %", [count]) for k, count in enumerate(tens)]
 
 
-def conversations(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
-    """Samples of as many sources as there is room for, one of each in turn."""
-    by_source: dict[str, list[ui.Row]] = {}
-    for row in rows:
-        by_source.setdefault(row["source"], []).append(row)
-    turns = max(map(len, by_source.values()), default=0)
-    dealt = [own[k] for k in range(turns) for own in by_source.values() if k < len(own)]
-    folds = [_conversation(row, opened=k == 0) for k, row in enumerate(dealt[:SHOWN_SAMPLES])]
-    if folds:
-        yield ui.Styled("Highlighted", "mark"), " text is trained on; the rest is only read."
-        yield from folds
-
-
-def _conversation(row: ui.Row, *, opened: bool) -> ui.Fold:
+def _conversation(row: ui.Row, most: int) -> ui.Sample:
     budget = f", cut to {row['budget']} tokens" if row["budget"] is not None else ""
-    about = f"turn {row['turn']}, reasoning {row['reasoning']}{budget}, {row['tokens']:,} tokens"
-    title = (
-        ui.Styled(row["source"], "bold"),
-        f" · {about} · ",
-        ui.Styled(row["record_id"][:12], "code"),
+    about = f" · turn {row['turn']}, reasoning {row['reasoning']}{budget}, {row['tokens']:,} tokens"
+    record = ui.Styled(f" · {row['record_id'][:12]}", "code")
+    fold = ui.Fold(
+        (ui.Styled(row["source"], "bold"), about, record),
+        [supervision.marked_segments(row["segments"])],
     )
-    return ui.Fold(title, [supervision.marked_segments(row["segments"])], opened)
+    values = {"source": row["source"], "reasoning": row["reasoning"]}
+    return ui.Sample(fold, values, {"tokens": row["tokens"]})

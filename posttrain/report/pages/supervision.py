@@ -5,27 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from posttrain.audit.limits import KIND_TITLES, share
+from posttrain.audit.limits import FIGURES, share
 from posttrain.report import section as ui
-from posttrain.report.lineage import Node, rows_to_read
+from posttrain.report.lineage import Node, samples_to_read
 
 ROWS = "supervision.jsonl"
 SHOWN_CHARACTERS = 6000
-_COLUMNS = {
-    "nothing_trained": "nothing trained",
-    "end_trained": "end token trained",
-    "end_masked": "end token there, untrained",
-    "no_end": "no end token",
-    "empty_think": "empty trace",
-    "cut_trace": "trace cut to a budget",
-    "clipped": "end clipped off",
-    "empty_answer": "empty answer",
-    "think_header": "prompt's think tag trained",
-    "turn_tokens": "turn opener or pad trained",
-    "prompt_trained": "prompt turn trained",
-    "everything_trained": "every token trained",
-    "duplicated": "exact copies",
-}
+MARKED = "What is highlighted is trained on; the rest is only read."
 
 
 def audit_sections(node: Node) -> ui.Sections:
@@ -37,11 +23,11 @@ def audit_sections(node: Node) -> ui.Sections:
 def audit_tiles(node: Node) -> list[ui.Tile]:
     sources: Mapping[str, ui.Row] = node.stats["supervision"]
     names = ("sequences", "tokens", "trained")
-    sums = {name: sum(source[name] for source in sources.values()) for name in names}
+    sequences, tokens, trained = (sum(own[name] for own in sources.values()) for name in names)
     crossed = len(node.stats["violations"])
     return [
-        (f"{sums['sequences']:,}", "sequences", f"of {len(sources)} sources"),
-        (ui.ratio(sums["trained"], sums["tokens"]) or "–", "of tokens trained", ""),
+        (f"{sequences:,}", "sequences", f"of {len(sources)} sources"),
+        (ui.ratio(trained, tokens) or "–", "of tokens trained", ""),
         (f"{crossed}", "limits crossed", "" if crossed else "all are kept"),
     ]
 
@@ -58,7 +44,10 @@ def audited_rows(sources: Mapping[str, ui.Row]) -> Iterator[ui.Block]:
 
 def sections(node: Node) -> ui.Sections:
     yield supervision(node.stats["supervision"], node.stats["supervision_limits"])
-    yield rows_to_read(node, ROWS, "Worst offenders", worst)
+    note = f"{MARKED} The longest and the least trained of every source are always here."
+    yield samples_to_read(
+        node, "Worst offenders", lambda row, most: _offender(row), few=ROWS, note=note
+    )
 
 
 @ui.section("Supervision")
@@ -68,20 +57,15 @@ def supervision(sources: Mapping[str, ui.Row], limits: Mapping[str, str]) -> Ite
     Args:
         limits: of the figures that have one, in words; they stand beside the figures' names.
     """
-    shown = [name for name in _COLUMNS if any(figures[name] for figures in sources.values())]
+    named = {name: figure.column for name, figure in FIGURES.items() if figure.column}
+    shown = [name for name in named if any(own[name] for own in sources.values())]
     rows: list[list[object]] = [
-        [
-            name,
-            figures["sequences"],
-            figures["tokens"],
-            ui.percent(share(figures, "trained")),
-            figures["longest"],
-            *(_count(figures, column) for column in shown),
-        ]
-        for name, figures in sources.items()
+        [name, own["sequences"], own["tokens"], ui.percent(share(own, "trained")), own["longest"]]
+        + [_count(own, column) for column in shown]
+        for name, own in sources.items()
     ]
     head = ["source", "sequences", "tokens", "trained", "longest"]
-    head += [_COLUMNS[name] + (f" ({limits[name]})" if name in limits else "") for name in shown]
+    head += [named[name] + (f" ({limits[name]})" if name in limits else "") for name in shown]
     yield (
         "What the loss sees, counted in sequences, each once however often the mixture repeats "
         "it. An end token is trained when the last trained answer closes with one."
@@ -94,24 +78,14 @@ def _count(figures: ui.Row, name: str) -> object:
     return ui.TableCell(count, below=ui.plain(ui.percent(share(figures, name)))) if count else count
 
 
-def worst(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
-    """Excerpts by kind, each behind a line to click on."""
-    if rows:
-        yield (
-            ui.Styled("Highlighted", "mark"),
-            " text is trained on; the rest is only read. Long sequences are shown by their "
-            "beginning, the first trained token's neighbourhood and their end. Some of these are "
-            "as they should be: the longest and the least trained of every source are always here.",
-        )
-    for kind, title in KIND_TITLES.items():
-        own = [row for row in rows if row["kind"] == kind]
-        if own:
-            yield ui.Heading(title[:1].upper() + title[1:])
-        for row in own:
-            times = f"{row['times']:,} times, " if row["times"] is not None else ""
-            about = f" · {times}{row['tokens']:,} tokens, {row['trained']:,} trained · "
-            words = (ui.Styled(row["source"], "bold"), about, ui.Styled(row["about"], "code"))
-            yield ui.Fold(words, [marked_segments(row["segments"])])
+def _offender(row: ui.Row) -> ui.Sample:
+    means = FIGURES[row["kind"]].means
+    times = f"{row['times']:,} times, " if row["times"] is not None else ""
+    about = f" · {means} · {times}{row['tokens']:,} tokens, {row['trained']:,} trained · "
+    title = (ui.Styled(row["source"], "bold"), about, ui.Styled(row["about"], "code"))
+    values = {"source": row["source"], "kind": means}
+    figures = {"tokens": row["tokens"], "trained": row["trained"]}
+    return ui.Sample(ui.Fold(title, [marked_segments(row["segments"])]), values, figures)
 
 
 def marked_segments(segments: Sequence[Sequence[Any]]) -> ui.Dialogue:

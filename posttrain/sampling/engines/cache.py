@@ -1,10 +1,6 @@
-"""A key-value cache with room to grow, whose rows can be picked, repeated and put side by side.
-
-    cache = new_cache(model)
-    cache = assemble([CacheRows(cache, rows=tensor([0, 0, 2]), width=40)])   # row 0 twice
-
-transformers' growing cache copies everything at every token; here columns are written in place.
-Rows are aligned at their right end: columns to the left of a short row are masked padding.
+"""A key-value cache whose rows can be picked, repeated and put side by side, aligned at their right
+end: columns to the left of a short row are masked padding. transformers' own copies everything at
+every token; here columns are written in place.
 """
 
 from __future__ import annotations
@@ -68,33 +64,26 @@ class RoomyLayer(DynamicLayer):
         cls, parts: Sequence[tuple[RoomyLayer, torch.Tensor, int]], width: int
     ) -> RoomyLayer:
         """The rightmost columns of chosen rows of several layers, one below the other."""
-        layer = cls()
-        keys = _right_aligned([(part.keys, rows, kept) for part, rows, kept in parts], width)
-        values = _right_aligned([(part.values, rows, kept) for part, rows, kept in parts], width)
-        layer._show([keys, values], width)
+        layer, rows = cls(), sum(len(chosen) for _, chosen, _ in parts)
+        buffers = [
+            b.new_empty(rows, b.shape[1], _with_room(width), b.shape[3])
+            for b in parts[0][0]._buffers
+        ]
+        start = 0
+        for part, chosen, kept in parts:
+            end = start + len(chosen)
+            for buffer, states in zip(buffers, part._buffers, strict=True):
+                # padding is masked, but a weight of zero times whatever memory held could be NaN
+                buffer[start:end, :, : width - kept] = 0
+                rightmost = states[chosen, :, part.used - kept : part.used]
+                buffer[start:end, :, width - kept : width] = rightmost
+            start = end
+        layer._show(buffers, width)
         return layer
 
 
 def _with_room(columns: int) -> int:
     return columns + max(_SPARE, columns // _SPARE_SHARE)
-
-
-def _right_aligned(
-    parts: Sequence[tuple[torch.Tensor | None, torch.Tensor, int]], width: int
-) -> torch.Tensor:
-    first = parts[0][0]
-    assert first is not None
-    rows = sum(len(chosen) for _, chosen, _ in parts)
-    aligned = first.new_empty(rows, first.shape[1], _with_room(width), first.shape[3])
-    start = 0
-    for states, chosen, kept in parts:
-        assert states is not None
-        end = start + len(chosen)
-        # padding is masked, but a weight of zero times whatever memory held could be NaN
-        aligned[start:end, :, : width - kept] = 0
-        aligned[start:end, :, width - kept : width] = states[chosen, :, states.shape[2] - kept :]
-        start = end
-    return aligned
 
 
 def new_cache(model: PreTrainedModel) -> DynamicCache:
@@ -105,10 +94,8 @@ def new_cache(model: PreTrainedModel) -> DynamicCache:
 
 
 def joinable(cache: DynamicCache) -> bool:
-    """Whether rows of different lengths can be put side by side.
-
-    Sliding-window and other layers count columns in their own ways: their rows are only picked.
-    """
+    """Whether rows of different lengths can be put side by side; sliding-window and other layers
+    count columns in their own ways, so that their rows are only picked."""
     return all(type(one) in (RoomyLayer, LinearAttentionLayer, DummyLayer) for one in cache.layers)
 
 
@@ -130,19 +117,22 @@ def assemble(parts: Sequence[CacheRows]) -> DynamicCache:
         return first
     width = max(part.width for part in parts)
     for k, layer in enumerate(first.layers):
+        same: Any = [(part.cache.layers[k], part.rows, part.width) for part in parts]
         if isinstance(layer, RoomyLayer):
-            same: Any = [(part.cache.layers[k], part.rows, part.width) for part in parts]
             first.layers[k] = RoomyLayer.joined(same, width)
         elif isinstance(layer, LinearAttentionLayer):
-            _join_states(layer, [(part.cache.layers[k], part.rows) for part in parts])
+            # recurrent states have no columns: padding never entered them
+            for states in ("conv_states", "recurrent_states"):
+                for i, state in getattr(layer, states).items():
+                    if state is not None:
+                        chosen = [getattr(part, states)[i][rows] for part, rows, _ in same]
+                        getattr(layer, states)[i] = torch.cat(chosen)
     return first
 
 
 def keep_rows(cache: DynamicCache, stay: Sequence[int], device: torch.device) -> list[int]:
-    """Shrink a cache to some of its rows; returns which row now lies where.
-
-    Only as many rows are copied as have gone: the last ones move into the gaps.
-    """
+    """Shrink a cache to some of its rows; returns which row now lies where. Only as many rows are
+    copied as have gone: the last ones move into the gaps."""
     count, kept = len(stay), set(stay)
     gaps = [k for k in range(count) if k not in kept]
     order = list(range(count))
@@ -156,12 +146,3 @@ def keep_rows(cache: DynamicCache, stay: Sequence[int], device: torch.device) ->
         else:
             layer.reorder_cache(index)  # pyright: ignore[reportArgumentType]  # any int tensor
     return order
-
-
-def _join_states(layer: LinearAttentionLayer, parts: Sequence[tuple[Any, torch.Tensor]]) -> None:
-    """Recurrent states have no columns: padding never entered them."""
-    for states in ("conv_states", "recurrent_states"):
-        for i, state in getattr(layer, states).items():
-            if state is not None:
-                chosen = [getattr(part, states)[i][rows] for part, rows in parts]
-                getattr(layer, states)[i] = torch.cat(chosen)

@@ -1,17 +1,12 @@
-"""A server's `/chat/completions`: it renders, it parses, and it hides token ids.
-
-    POST {"messages": […], "tools": […], "max_tokens": 512, …}
-    →    {"choices": [{"message": {"content": "56", "reasoning_content": "7*8 is 56."}, …}]}
-
-A request holds standard fields only, and what `backend.server` and `backend.thinking` add. Of an
-answer every usual spelling is read; what the server left unparsed in the content (a think tag, a
-call as text) is parsed here. A call whose arguments are no JSON object is kept as text and named,
-never repaired. Any other answer is a failed request with its reason; none ends the run.
+"""A server's `/chat/completions`: it renders, it parses, and it hides token ids. Every usual
+spelling of an answer is read, and what the server left unparsed in the content is parsed here; any
+other is a failed request.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NoReturn, cast
@@ -24,7 +19,7 @@ from posttrain.jsontext import encode_json, load_json, writable
 from posttrain.records import Message, ToolCall
 from posttrain.rollouts import Step
 from posttrain.sampling.engines.http import Client, RequestFailed
-from posttrain.sampling.sampler import Generation, Request
+from posttrain.sampling.sampler import Generation, Progress, Request
 
 Count = Callable[[str], int]
 _STOP = ("stop", "tool_calls", "function_call", "eos", "eos_token", "end_turn", "stop_sequence")
@@ -37,8 +32,6 @@ class ChatSampler:
     """A `Sampler` over HTTP.
 
     Args:
-        client: the server; concurrency and retries are its.
-        backend: the model's name there, and which fields the server takes.
         count: tokens of a text, for servers that do not say how many were reasoning.
         parts: False where reasoning tokens need not be counted, as of a judge: what a server does
             not tell apart is then all counted as answer.
@@ -59,13 +52,10 @@ class ChatSampler:
         self.identity: Mapping[str, Any] = {"backend": "chat", "weights": backend.model}
 
     async def sample(
-        self, requests: Sequence[Request], *, progress: Callable[[int], None] | None = None
+        self, requests: Sequence[Request], *, progress: Progress = None
     ) -> list[Generation]:
-        """One generation a request, in order; all under way at once, within the client's bound.
-
-        Raises:
-            ConfigError: something that this server, as the recipe describes it, cannot do.
-        """
+        """As `Sampler.sample`; ConfigError for what this server, as the recipe describes it, cannot
+        do."""
 
         async def one(request: Request) -> Generation:
             sent = self._body(request)
@@ -105,21 +95,15 @@ class ChatSampler:
         }
         if request.tools is not None:
             body["tools"] = json.loads(request.tools)
-        if parameters.top_k:
-            if not backend.extended:
-                raise ConfigError(
-                    "sampling.top_k is no standard field of a chat endpoint: set it to 0, or say "
-                    "backend.server: vllm or sglang if it is one"
-                )
-            body["top_k"] = parameters.top_k
-        return body
+        if parameters.top_k and not backend.extended:
+            raise ConfigError(
+                "sampling.top_k is no standard field of a chat endpoint: set it to 0, or say "
+                "backend.server: vllm or sglang if it is one"
+            )
+        return body | ({"top_k": parameters.top_k} if parameters.top_k else {})
 
     def _step(self, body: Mapping[str, Any], request: Request) -> Step:
-        """An answer as a step.
-
-        Raises:
-            RequestFailed: it is no answer, or holds something that is not understood.
-        """
+        """An answer as a step. Raises RequestFailed where it is not understood."""
         if body.get("error"):
             _fail("an error in place of an answer", body["error"])
         choices = body.get("choices")
@@ -146,10 +130,8 @@ class ChatSampler:
     def _lengths(
         self, usage: Mapping[str, Any], parsed: ParsedCompletion, text: str, request: Request
     ) -> tuple[int, int, int]:
-        """Tokens of the prompt, of the reasoning and of the answer, as the server counted them.
-
-        What it did not count is counted here, of a prompt the messages' texts alone.
-        """
+        """Tokens of prompt, reasoning and answer; what the server did not count is counted here,
+        of a prompt the messages' texts alone."""
         prompt, total = _number(usage, "prompt_tokens"), _number(usage, "completion_tokens")
         details = usage.get("completion_tokens_details")
         reasoning = _number(cast(Any, details), "reasoning_tokens") if details else None
@@ -256,21 +238,20 @@ def _calls(message: Mapping[str, Any]) -> tuple[tuple[ToolCall, ...], str]:
         if not isinstance(function, dict):
             function = {}
         name, given, identity = function.get("name"), function.get("arguments"), row.get("id")
-        try:
+        arguments = None
+        with contextlib.suppress(ValueError):
             # a call without arguments is written in all of these ways
             value = {} if given in (None, "") else given
             value = load_json(value) if isinstance(value, str) else value
             arguments = encode_json(value) if isinstance(value, dict) else None
-        except ValueError:
-            arguments = None
+        if arguments is not None and isinstance(name, str) and name:
+            identity = identity if isinstance(identity, str) else None
+            calls.append(ToolCall(writable(name), writable(arguments), identity))
+            continue
         try:
-            if arguments is None or not (isinstance(name, str) and name):
-                broken.append(writable(encode_json(row)))
-                continue
+            broken.append(writable(encode_json(row)))
         except ValueError as error:
             _fail("a tool call that cannot be kept", error)
-        identity = identity if isinstance(identity, str) else None
-        calls.append(ToolCall(writable(name), writable(arguments), identity))
     return tuple(calls), "\n".join(broken)
 
 

@@ -1,12 +1,5 @@
-"""A server's `/chat/completions` as an event stream: shown while it comes, then read as any answer.
-
-    data: {"choices": [{"delta": {"reasoning_content": "7*8"}}]}
-    data: {"choices": [{"delta": {"content": "56"}, "finish_reason": "stop"}]}
-    data: [DONE]
-
-The pieces are put together to the message that the same server would have sent whole, and
-`ChatSampler` reads that, with all its rules for odd answers. A stream that breaks off has no
-finish reason and is a failed request.
+"""A server's `/chat/completions` as an event stream: its pieces are shown while they come, and put
+together to the message that `ChatSampler` reads. A stream that breaks off is a failed request.
 """
 
 from __future__ import annotations
@@ -19,7 +12,7 @@ from posttrain.config.backend import ChatBackend
 from posttrain.jsontext import writable
 from posttrain.sampling.engines.chat import REASONING, ChatSampler
 from posttrain.sampling.engines.http import Client, RequestFailed
-from posttrain.sampling.sampler import Generation, Request
+from posttrain.sampling.sampler import Generation, Progress, Request
 
 Kind = Literal["reasoning", "answer"]
 
@@ -45,7 +38,7 @@ class StreamingChatSampler(ChatSampler):
         self._show, self._left = show, left_to_server
 
     async def sample(
-        self, requests: Sequence[Request], *, progress: Callable[[int], None] | None = None
+        self, requests: Sequence[Request], *, progress: Progress = None
     ) -> list[Generation]:
         """As `ChatSampler.sample`, of one request; a failed one is not tried again."""
         [request] = requests
@@ -71,13 +64,10 @@ class StreamedMessage:
         self._places: dict[str, dict[str, Any]] = {}  # the last call of each index
         self._rest: dict[str, Any] = {}
         self._finish: object = None
+        self._half = ""
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """Take one event.
-
-        Raises:
-            RequestFailed: an error in place of a delta.
-        """
+        """Take one event. Raises RequestFailed for an error in place of a delta."""
         if event.get("error"):
             raise RequestFailed(f"an error in the stream: {writable(repr(event['error'])[:200])}")
         if event.get("usage"):
@@ -96,14 +86,12 @@ class StreamedMessage:
 
     def _take(self, delta: dict[str, Any]) -> None:
         traces = [name for name in REASONING if delta.get(name)]
-        for name in traces:
-            self._append(name, delta[name])
-        # a server may send the same trace under two names
-        for name in traces[:1]:
-            self._say("reasoning", delta[name])
-        if delta.get("content"):
-            self._append("content", delta["content"])
-            self._say("answer", delta["content"])
+        for name in (*traces, "content"):
+            if delta.get(name):
+                self._append(name, delta[name])
+                # a server may send the same trace under two names
+                if name not in traces[1:]:
+                    self._say("answer" if name == "content" else "reasoning", delta[name])
         for name in ("refusal", "function_call"):
             if delta.get(name):
                 self._merge(self._fields, {name: delta[name]})
@@ -117,21 +105,23 @@ class StreamedMessage:
         """Text behind text, and a content in parts behind its other parts."""
         if not isinstance(piece, str | list):
             raise RequestFailed(f"a {name} that is neither text nor parts")
-        known = self._fields.get(name)
-        if isinstance(known, list) or (known is None and isinstance(piece, list)):
-            more = piece if isinstance(piece, list) else [{"type": "text", "text": piece}]
-            self._fields[name] = [*(known or []), *more]
-        elif isinstance(known, str) and isinstance(piece, list):
-            self._fields[name] = [{"type": "text", "text": known}, *piece]
-        else:
-            self._merge(self._fields, {name: piece})
+        known = self._fields.get(name, type(piece)())
+        if type(known) is not type(piece):
+            known, piece = (
+                [{"type": "text", "text": one}] if isinstance(one, str) else one
+                for one in (known, piece)
+            )
+        self._fields[name] = known + piece
 
     def _say(self, kind: Kind, piece: Any) -> None:
         parts: list[Any] = piece if isinstance(piece, list) else [piece]
         for part in parts:
             text = part.get("text") if isinstance(part, dict) else part
             if isinstance(text, str):
-                self._show(kind, writable(text))
+                # a character beyond U+FFFF may come in two halves
+                text = self._half + text
+                self._half = text[-1] if "\ud800" <= text[-1:] <= "\udbff" else ""
+                self._show(kind, writable(text.removesuffix(self._half)))
 
     def _add_call(self, piece: Any) -> None:
         if not isinstance(piece, dict):

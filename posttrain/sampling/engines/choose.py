@@ -1,10 +1,6 @@
-"""Logits → the next token of every row, each by its own parameters and its own random numbers.
-
-    uniforms(seeds=[7, 9], positions=[0, 4])  → array([0.61, 0.08])
-    choose(logits, parameters, uniforms)             → (tokens, logps)
-
-A row's number depends on its seed and the position only, so a sample is the same whatever else is
-in its batch, up to floating point. Inverse transform sampling takes one number a token.
+"""Logits → the next token of every row, each by its own parameters and its own random numbers,
+which depend on its seed and the position only: a sample is the same whatever else is in its batch,
+up to floating point. Inverse transform sampling takes one number a token.
 """
 
 from __future__ import annotations
@@ -51,20 +47,18 @@ class RowParameters:
     @classmethod
     def of(cls, rows: Sequence[Parameters], device: torch.device) -> RowParameters:
         """Collect them; a greedy row has no other parameter."""
-        greedy = [p.temperature == 0 for p in rows]
-        temperature = [1.0 if p.temperature == 0 else p.temperature for p in rows]
-        top_k = [0 if p.temperature == 0 else p.top_k for p in rows]
-        top_p = [1.0 if p.temperature == 0 else p.top_p for p in rows]
 
-        def tensor(values: list[float] | list[int], unset: float) -> torch.Tensor | None:
+        def tensor(name: str, unset: float) -> torch.Tensor | None:
+            values = [getattr(p, name) if p.temperature else unset for p in rows]
             return torch.tensor(values, device=device) if set(values) != {unset} else None
 
+        greedy = [p.temperature == 0 for p in rows]
         return cls(
             greedy=torch.tensor(greedy, device=device),
             all_greedy=all(greedy),
-            temperature=None if all(greedy) else tensor(temperature, 1.0),
-            top_k=tensor(top_k, 0),
-            top_p=tensor(top_p, 1.0),
+            temperature=tensor("temperature", 1.0),
+            top_k=tensor("top_k", 0),
+            top_p=tensor("top_p", 1.0),
             logps=any(p.logps for p in rows),
         )
 
@@ -114,12 +108,10 @@ def _filtered(scaled: torch.Tensor, parameters: RowParameters) -> torch.Tensor:
         scaled = scaled.masked_fill((scaled < last) & (parameters.top_k > 0)[:, None], -torch.inf)
     if parameters.top_p is not None:
         ordered, order = scaled.sort(-1, descending=True)
-        before = torch.softmax(ordered, -1).cumsum(-1, dtype=torch.float64)
-        before = before.roll(1, -1)
+        before = torch.softmax(ordered, -1).cumsum(-1, dtype=torch.float64).roll(1, -1)
         before[:, 0] = -1.0  # the likeliest token always stays
+        top_p = parameters.top_p[:, None]
         out = torch.zeros_like(scaled, dtype=torch.bool)
-        out.scatter_(
-            -1, order, (before >= parameters.top_p[:, None]) & (parameters.top_p < 1)[:, None]
-        )
+        out.scatter_(-1, order, (before >= top_p) & (top_p < 1))
         scaled = scaled.masked_fill(out, -torch.inf)
     return scaled

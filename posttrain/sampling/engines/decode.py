@@ -1,15 +1,11 @@
 """Many prompts continued together by one transformers model: prefill, decode, make room, go on.
-
-    decode(model, [EngineRequest(ids=(1, 9, 4), …)], batch_size=256)
-    → [EngineOutput(ids=(17, 5, 2), finish="stop")]
-
-Rows that have ended leave the batch, and waiting prompts take their places, so that no batch lasts
-as long as its longest row.
+Rows that have ended leave the batch, and waiting prompts take their places.
 """
 
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +17,7 @@ from transformers import DynamicCache, PreTrainedModel
 from posttrain.errors import DataError
 from posttrain.sampling.engines.cache import CacheRows, assemble, joinable, keep_rows, new_cache
 from posttrain.sampling.engines.choose import RowParameters, choose, uniforms
-from posttrain.sampling.sampler import EngineOutput, EngineRequest
+from posttrain.sampling.sampler import Budget, EngineOutput, EngineRequest, OnOutput, Progress
 
 # waiting prompts join when at most this share of a batch is still going
 _REFILL = 1 / 2
@@ -38,18 +34,19 @@ def decode(
     requests: Sequence[EngineRequest],
     *,
     batch_size: int,
-    progress: Callable[[int], None] | None = None,
-    on_done: Callable[[int, EngineOutput], None] | None = None,
+    progress: Progress = None,
+    on_done: OnOutput | None = None,
+    on_step: Callable[[Sequence[DecodedRow]], None] | None = None,
     stop: Callable[[], bool] = bool,
 ) -> list[EngineOutput]:
     """Continue every prompt; the same requests in the same order give the same outputs.
 
     Args:
         model: in eval mode.
-        requests: prompts of at least one id each.
         batch_size: rows at a time.
-        progress: called with the number of new tokens, every few steps.
+        progress: called every few steps.
         on_done: called with a request's number and output when it ends.
+        on_step: called with the batch's rows after each step.
         stop: called at every step; True ends everything.
 
     Returns:
@@ -59,7 +56,7 @@ def decode(
         InterruptedError: `stop` returned True.
         DataError: the model's logits are not finite.
     """
-    rows = [DecodedRow(request, token_limit(model, request)) for request in requests]
+    rows = [DecodedRow(request, _token_limit(model, request)) for request in requests]
     waiting = _order([k for k, row in enumerate(rows) if not row.done], requests)
     batch = DecodeBatch(model)
     reported = steps = 0
@@ -83,6 +80,8 @@ def decode(
         elif len(batch.rows) - going >= max(1, _ENDED * len(batch.rows)):
             batch.let_go()
         batch.step()
+        if on_step is not None:
+            on_step(batch.rows)
         hand_over(batch.rows)
         steps += 1
         if progress and (steps % _REPORT_STEPS == 0 or not batch.going):
@@ -91,7 +90,7 @@ def decode(
     return [row.output() for row in rows]
 
 
-def token_limit(model: PreTrainedModel, request: EngineRequest) -> int:
+def _token_limit(model: PreTrainedModel, request: EngineRequest) -> int:
     """New tokens a request may have: its own limit, or what the model's context leaves."""
     assert request.ids, "a prompt has at least one token"
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
@@ -109,10 +108,7 @@ def _order(indices: Sequence[int], requests: Sequence[EngineRequest]) -> list[in
 
 @dataclass(slots=True)
 class DecodedRow:
-    """A request and what came of it so far: its ids, what is forced, when it ends.
-
-    `limit` bounds its new ids. A batch's tensors know nothing of stop ids and budgets.
-    """
+    """A request and what came of it so far; `limit` bounds its new ids."""
 
     request: EngineRequest
     limit: int
@@ -123,15 +119,14 @@ class DecodedRow:
     forced: tuple[int, int] | None = None
     # ids still to be put in, last one first
     _pending: list[int] = field(default_factory=list[int])
-    # where the reasoning that is counted began; None: nothing is counted (yet, or any more)
+    # where the reasoning that is counted began; None: it has not
     _counted_from: int | None = None
-    _waits_for_open: bool = False
+    _budget: Budget | None = None  # until the reasoning is closed
 
     def __post_init__(self) -> None:
-        budget = self.request.budget
-        if budget is not None and budget.open_id is None:
+        self._budget = self.request.budget
+        if self._budget is not None and self._budget.open_id is None:
             self._counted_from = 0
-        self._waits_for_open = budget is not None and budget.open_id is not None
         self.done = self.limit <= 0
 
     def take(self, token: int, logp: float) -> int:
@@ -144,26 +139,20 @@ class DecodedRow:
         self.done = len(self.ids) >= self.limit
         if not forced and token in self.request.stop_ids:
             self.done = self.stopped = True
-        elif not forced and self.request.budget is not None:
-            self._count(token)
+        elif not forced and self._budget is not None:
+            self._count(token, self._budget)
         return token
 
-    def _count(self, token: int) -> None:
-        budget = self.request.budget
-        assert budget is not None
-        if self._waits_for_open:
-            if token == budget.open_id:
-                self._waits_for_open, self._counted_from = False, len(self.ids)
-            return
-        if self._counted_from is None:
-            return
-        if token == budget.close_id:
-            self._counted_from = None
-        elif len(self.ids) - self._counted_from == budget.tokens:
+    def _count(self, token: int, budget: Budget) -> None:
+        start = len(self.ids)
+        if self._counted_from is None:  # the model has not opened its reasoning yet
+            self._counted_from = start if token == budget.open_id else None
+        elif token == budget.close_id:
+            self._budget = None
+        elif start - self._counted_from == budget.tokens:
             closing = list(budget.closing(self.ids[self._counted_from :]))
-            start = len(self.ids)
             self.forced = (start, min(start + len(closing), self.limit))
-            self._pending, self._counted_from = closing[::-1], None
+            self._pending, self._budget = closing[::-1], None
 
     def output(self) -> EngineOutput:
         """The finished completion, or why there is none."""
@@ -181,20 +170,12 @@ class DecodedRow:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """Rows on their way into a batch: where they lie in a cache, and their next logits."""
-
-    part: CacheRows
-    logits: torch.Tensor
-    rows: list[DecodedRow]
+# rows on their way into a batch: where they lie in a cache, their next logits, and they themselves
+_Piece = tuple[CacheRows, torch.Tensor, list["DecodedRow"]]
 
 
 class DecodeBatch:
-    """Rows that go forward at the same time, with their cache and the logits of their next tokens.
-
-    Rows are aligned at their right end, so one column is one step.
-    """
+    """Rows that go forward at the same time, aligned at their right end: one column is one step."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
@@ -231,33 +212,32 @@ class DecodeBatch:
         stay = [k for k, row in enumerate(self.rows) if not row.done]
         pieces = [self._staying(stay)] if stay else []
         pieces += [self._prefilled(group) for group in self._groups(new)]
-        self.rows = [row for piece in pieces for row in piece.rows]
-        self._logits = torch.cat([piece.logits for piece in pieces])
-        self._width = max(piece.part.width for piece in pieces)
-        self._cache = assemble([piece.part for piece in pieces])
+        parts, logits, rows = zip(*pieces, strict=True)
+        self.rows = [*itertools.chain(*rows)]
+        self._logits = torch.cat(logits)
+        self._width = max(part.width for part in parts)
+        self._cache = assemble(parts)
         self._lay_out()
 
     def _staying(self, stay: list[int]) -> _Piece:
         unused = min(self._pads[k] for k in stay) if joinable(self._cache) else 0
         index = torch.tensor(stay, device=self.model.device)
         part = CacheRows(self._cache, index, self._width - unused)
-        return _Piece(part, self._logits[index], [self.rows[k] for k in stay])
+        return part, self._logits[index], [self.rows[k] for k in stay]
 
     def _groups(self, new: Sequence[DecodedRow]) -> Iterator[list[DecodedRow]]:
         """Rows whose distinct prompts fit one forward pass; all in one where rows cannot join."""
-        one_pass = bool(new) and not joinable(new_cache(self.model))
+        one_pass = not joinable(new_cache(self.model))
         group: list[DecodedRow] = []
-        distinct: set[tuple[int, ...]] = set()
-        longest = 0
+        lengths: dict[tuple[int, ...], int] = {}  # of the distinct prompts
         for row in new:
-            ids = row.request.ids
-            size = len(distinct | {ids}) * max(longest, len(ids))
-            if group and size > PREFILL and not one_pass:
+            own = {row.request.ids: len(row.request.ids)}
+            wider = lengths | own
+            if group and len(wider) * max(wider.values()) > PREFILL and not one_pass:
                 yield group
-                group, distinct, longest = [], set(), 0
+                group, wider = [], own
             group.append(row)
-            distinct.add(ids)
-            longest = max(longest, len(ids))
+            lengths = wider
         if group:
             yield group
 
@@ -267,8 +247,7 @@ class DecodeBatch:
         device = self.model.device
         # any id will do as padding: it is masked
         ids = torch.tensor([(0,) * (width - len(p)) + p for p in prompts], device=device)
-        padded = any(len(p) < width for p in prompts)
-        mask = _mask([width - len(p) for p in prompts], width, device) if padded else None
+        mask = _mask([width - len(p) for p in prompts], width, device)
         positions = torch.arange(width, device=device).expand(len(prompts), -1)
         if mask is not None:
             positions = (mask.cumsum(-1) - 1).clamp(min=0)
@@ -276,19 +255,15 @@ class DecodeBatch:
         logits = self._forward(ids, mask, positions, cache)
         place = {prompt: k for k, prompt in enumerate(prompts)}
         index = torch.tensor([place[row.request.ids] for row in group], device=device)
-        return _Piece(CacheRows(cache, index, width), logits[index], group)
+        return CacheRows(cache, index, width), logits[index], group
 
     def _lay_out(self) -> None:
-        """Note what the rows keep until others join or leave.
-
-        `pads` are the masked columns on each row's left; the mask has spare columns of ones for
-        those to come, and is None where no row is padded.
-        """
+        """Note what the rows keep until others join or leave."""
         device = self.model.device
+        # masked columns on each row's left; the mask has spare columns of ones for those to come
         self._pads = [self._width - len(row.request.ids) - len(row.ids) for row in self.rows]
         longest = max((row.limit - len(row.ids) for row in self.rows), default=0)
-        padded = any(self._pads)
-        self._mask = _mask(self._pads, self._width + longest, device) if padded else None
+        self._mask = _mask(self._pads, self._width + longest, device)
         self._parameters = RowParameters.of([row.request.parameters for row in self.rows], device)
         self._seeds = np.array([row.request.seed for row in self.rows], dtype=np.uint64)
 
@@ -335,6 +310,9 @@ class DecodeBatch:
         return out.logits[:, -1].float()
 
 
-def _mask(pads: Sequence[int], width: int, device: torch.device) -> torch.Tensor:
+def _mask(pads: Sequence[int], width: int, device: torch.device) -> torch.Tensor | None:
+    """True behind each row's padding; None where no row is padded."""
+    if not any(pads):
+        return None
     columns = torch.arange(width, device=device)
     return columns >= torch.tensor(pads, device=device)[:, None]

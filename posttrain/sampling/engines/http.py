@@ -1,12 +1,6 @@
-"""JSON over HTTP to one server: bounded, timed, tried again when that can help, and counted.
-
-    client = Client(recipe.backend)
-    body = await client.post("/completions", {"prompt": [1, 9, 4], …}, key=7)
-    client.ledger  →  ClientStats(calls=2048, retries=31, failures=0, seconds=412.7)
-
-429, 5xx, time-outs and broken connections are tried again, later each time; any other answer is
-final. What cannot get better by asking again for anything (a wrong key, a wrong address) stops the
-run.
+"""JSON over HTTP to one server: bounded, timed and counted. 429, 5xx, time-outs and broken
+connections are tried again, later each time; any other answer is final. A wrong key or address
+stops the run.
 """
 
 from __future__ import annotations
@@ -15,8 +9,8 @@ import asyncio
 import json
 import os
 import random
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -33,18 +27,25 @@ _LONGEST_EVENT = 1 << 23  # bytes
 
 @dataclass(slots=True)
 class ClientStats:
-    """What a run cost: calls that were answered, attempts made again, calls given up, seconds."""
+    """Calls answered, attempts made again, calls given up; calls under way, now and at most."""
 
     calls: int = 0
     retries: int = 0
     failures: int = 0
-    seconds: float = 0.0
     in_flight: int = 0
     most_in_flight: int = 0
 
 
 class RequestFailed(PosttrainError):
     """One request got no usable answer; others may."""
+
+
+class _TryAgain(RequestFailed):
+    """An attempt that failed, where another may not; `after` so many seconds, says the server."""
+
+    def __init__(self, why: str, after: float = 0.0) -> None:
+        super().__init__(why)
+        self.after = after
 
 
 class Client:
@@ -77,8 +78,6 @@ class Client:
         """The server's JSON answer.
 
         Args:
-            path: below the url, such as "/completions".
-            body: what to send.
             key: seeds the jitter of the waits; a request's seed will do.
 
         Raises:
@@ -89,94 +88,73 @@ class Client:
         async with self._gate:
             self.ledger.in_flight += 1
             self.ledger.most_in_flight = max(self.ledger.most_in_flight, self.ledger.in_flight)
-            started = time.monotonic()
             try:
                 for attempt in range(attempts):
-                    result = await self._attempt(path, body)
-                    if isinstance(result, dict):
+                    try:
+                        async with self._answer(path, body) as answer:
+                            result = await _json(answer)
                         self.ledger.calls += 1
                         return result
-                    if attempt == attempts - 1:
-                        self.ledger.failures += 1
-                        raise RequestFailed(f"{result.why}, {attempts} attempts")
-                    self.ledger.retries += 1
-                    wait = min(_LONGEST_WAIT, self._first_wait * 2**attempt)
-                    # a server that says when to come back knows best
-                    await asyncio.sleep(max(result.after, wait * (0.5 + jitter.random() / 2)))
+                    except _TryAgain as failure:
+                        if attempt == attempts - 1:
+                            raise RequestFailed(f"{failure}, {attempts} attempts") from failure
+                        self.ledger.retries += 1
+                        wait = min(_LONGEST_WAIT, self._first_wait * 2**attempt)
+                        # a server that says when to come back knows best
+                        await asyncio.sleep(max(failure.after, wait * (0.5 + jitter.random() / 2)))
                 raise AssertionError("the loop returns or raises")
+            except RequestFailed:
+                self.ledger.failures += 1
+                raise
             finally:
                 self.ledger.in_flight -= 1
-                self.ledger.seconds += time.monotonic() - started
-
-    async def _attempt(self, path: str, body: Mapping[str, Any]) -> dict[str, Any] | _Later:
-        try:
-            async with self._open().post(self._server.url + path, json=body) as answer:
-                if answer.status == 200:
-                    return await _json(answer)
-                return await self._refused(answer)
-        except TimeoutError:
-            return _Later(f"no answer within {self._server.timeout:g} s")
-        except aiohttp.ClientError as error:
-            return _Later(f"{type(error).__name__}: {error}")
-
-    async def _refused(self, answer: aiohttp.ClientResponse) -> _Later:
-        """Why an answer is none, where asking again may help; raises as `post` where it cannot."""
-        text = (await answer.text(errors="replace"))[:_SHOWN]
-        if answer.status in (408, 429) or answer.status >= 500:
-            after = _retry_after(answer.headers.get("Retry-After"))
-            return _Later(f"status {answer.status}: {text}", after)
-        if answer.status in _HOPELESS:
-            why = _HOPELESS[answer.status]
-            raise ConfigError(f"{self._server.url} {why} (status {answer.status}): {text}")
-        self.ledger.failures += 1
-        raise RequestFailed(f"status {answer.status}: {text}")
 
     async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any]]:
         """The JSON objects of the server's event stream as they come; of a plain answer, the one.
+        Nothing is tried again: somebody watches. Raises as `post`."""
+        async with self._answer(path, body) as answer:
+            if answer.content_type != "text/event-stream":
+                yield await _json(answer)
+                return
+            async for event in _events(answer.content.iter_any()):
+                yield event
 
-        Nothing is tried again: somebody watches, and may ask again.
-
-        Raises:
-            RequestFailed, ConfigError: as `post`.
-        """
+    @asynccontextmanager
+    async def _answer(
+        self, path: str, body: Mapping[str, Any]
+    ) -> AsyncGenerator[aiohttp.ClientResponse]:
+        """An answer with status 200, to be read inside. Raises as `post`, _TryAgain where it may
+        help."""
+        url = self._server.url
         try:
-            async with self._open().post(self._server.url + path, json=body) as answer:
+            async with self._open().post(url + path, json=body) as answer:
                 if answer.status != 200:
-                    raise RequestFailed((await self._refused(answer)).why)
-                if answer.content_type != "text/event-stream":
-                    whole = await _json(answer)
-                    if not isinstance(whole, dict):
-                        raise RequestFailed(whole.why)
-                    yield whole
-                    return
-                async for event in _events(answer.content.iter_any()):
-                    yield event
+                    text = f"status {answer.status}: {await answer.text(errors='replace')}"
+                    text = text[:_SHOWN]
+                    if answer.status in (408, 429) or answer.status >= 500:
+                        raise _TryAgain(text, _retry_after(answer.headers.get("Retry-After")))
+                    if answer.status in _HOPELESS:
+                        raise ConfigError(f"{url} {_HOPELESS[answer.status]} ({text})")
+                    raise RequestFailed(text)
+                yield answer
         except TimeoutError as error:
-            raise RequestFailed(f"no end within {self._server.timeout:g} s") from error
+            raise _TryAgain(f"no answer within {self._server.timeout:g} s") from error
         except aiohttp.ClientError as error:
-            raise RequestFailed(f"{type(error).__name__}: {error}") from error
+            raise _TryAgain(f"{type(error).__name__}: {error}") from error
 
 
-@dataclass(frozen=True, slots=True)
-class _Later:
-    """Why an attempt failed, and how many seconds the server asks for."""
-
-    why: str
-    after: float = 0.0
-
-
-async def _json(answer: aiohttp.ClientResponse) -> dict[str, Any] | _Later:
+async def _json(answer: aiohttp.ClientResponse) -> dict[str, Any]:
     try:
         body = await answer.json(content_type=None)
     except (ValueError, RecursionError) as error:
-        return _Later(f"an answer that is no JSON: {error}")
-    return (
-        cast(dict[str, Any], body) if isinstance(body, dict) else _Later("an answer of no object")
-    )
+        raise _TryAgain(f"an answer that is no JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise _TryAgain("an answer of no object")
+    return cast(dict[str, Any], body)
 
 
 async def _events(chunks: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]:
-    """The data of server-sent events up to `[DONE]`; comments and other fields are passed over."""
+    """The data of server-sent events up to `[DONE]`; comments and other fields are left out."""
     data: list[bytes] = []
     rest = b""
     async for chunk in chunks:
@@ -214,11 +192,8 @@ def _retry_after(header: str | None) -> float:
 
 
 def key_headers(variable: str | None) -> dict[str, str]:
-    """The header that carries the key of an environment variable.
-
-    Raises:
-        ConfigError: it is not set.
-    """
+    """The header that carries the key of an environment variable; ConfigError where it is not
+    set."""
     if variable is None:
         return {}
     key = os.environ.get(variable)

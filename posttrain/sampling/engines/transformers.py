@@ -1,10 +1,5 @@
-"""A transformers model in this process as an engine.
-
-    engine = TransformersEngine(model, weights="9c1e…", batch_size=256)
-    await engine.generate([EngineRequest(ids=(1, 9, 4), …)])
-
-The work runs in one thread beside the event loop, a call at a time, so that tools and progress go
-on meanwhile; a cancelled call ends at its next step.
+"""A transformers model in this process as an engine. The work runs in one thread beside the event
+loop, so that tools and progress go on meanwhile; a cancelled call ends at its next step.
 """
 
 from __future__ import annotations
@@ -12,15 +7,19 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from posttrain.errors import ConfigError
-from posttrain.sampling.engines.decode import decode
-from posttrain.sampling.sampler import EngineOutput, EngineRequest
+from posttrain.sampling.engines.decode import DecodedRow, decode
+from posttrain.sampling.sampler import EngineOutput, EngineRequest, Ids, OnOutput, Progress
+
+Decode = Callable[[Ids], str]
+_UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+_LONGEST_CHARACTER = 8  # tokens that one character may take; more of them are broken bytes
 
 
 class TransformersEngine:
@@ -29,7 +28,6 @@ class TransformersEngine:
     Args:
         model: any that keeps a `DynamicCache`; it is put in eval mode.
         weights: what identifies its weights.
-        batch_size: prompts decoded together.
     """
 
     batched = True
@@ -37,20 +35,15 @@ class TransformersEngine:
     def __init__(self, model: PreTrainedModel, *, weights: str, batch_size: int = 256) -> None:
         self.model = model.eval()
         self.batch_size = batch_size
-        self._weights = weights
         self._lock = threading.Lock()
-
-    @property
-    def identity(self) -> Mapping[str, Any]:
-        """What changes samples; batch size, device and attention kernel change their rounding."""
-        return {
-            "backend": "transformers",
-            "weights": self._weights,
-            "dtype": str(self.model.dtype).removeprefix("torch."),
-        }
+        # what changes samples: batch size, device and attention kernel change only their rounding
+        dtype = str(model.dtype).removeprefix("torch.")
+        self.identity: Mapping[str, Any] = {
+            "backend": "transformers", "weights": weights, "dtype": dtype,
+        }  # fmt: skip
 
     async def generate(
-        self, requests: Sequence[EngineRequest], *, progress: Callable[[int], None] | None = None
+        self, requests: Sequence[EngineRequest], *, progress: Progress = None
     ) -> list[EngineOutput]:
         """As `Engine.generate`; `progress` is called in the event loop's thread.
 
@@ -79,23 +72,16 @@ async def decode_in_thread(
     *,
     batch_size: int,
     around: Callable[[], AbstractContextManager[Any]],
-    progress: Callable[[int], None] | None = None,
-    on_done: Callable[[int, EngineOutput], None] | None = None,
+    progress: Progress = None,
+    on_done: OnOutput | None = None,
+    on_step: Callable[[Sequence[DecodedRow]], None] | None = None,
 ) -> list[EngineOutput]:
-    """As `decode`, beside the event loop, in whose thread `progress` and `on_done` are called.
-
-    Args:
-        around: what the thread enters while it decodes.
-    """
+    """As `decode` inside of `around`, beside the event loop, in whose thread `progress` and
+    `on_done` are called."""
     loop, cancelled = asyncio.get_running_loop(), threading.Event()
 
-    def report(tokens: int) -> None:
-        if progress is not None:
-            loop.call_soon_threadsafe(progress, tokens)
-
-    def hand_over(number: int, output: EngineOutput) -> None:
-        if on_done is not None:
-            loop.call_soon_threadsafe(on_done, number, output)
+    def in_loop(callback: Callable[..., None] | None) -> Callable[..., None] | None:
+        return callback and (lambda *given: loop.call_soon_threadsafe(callback, *given))
 
     def run() -> list[EngineOutput]:
         if model.device.type == "cuda":
@@ -105,8 +91,9 @@ async def decode_in_thread(
                 model,
                 requests,
                 batch_size=batch_size,
-                progress=report,
-                on_done=hand_over,
+                progress=in_loop(progress),
+                on_done=in_loop(on_done),
+                on_step=on_step,
                 stop=cancelled.is_set,
             )
 
@@ -115,3 +102,72 @@ async def decode_in_thread(
     except asyncio.CancelledError:
         cancelled.set()
         raise
+
+
+class StreamingEngine:
+    """An `Engine` for one request at a time; its tokens are those of `TransformersEngine`.
+
+    Args:
+        weights: what identifies the model's weights.
+        decode: token ids → text, special tokens kept.
+        show: called in the event loop with (prompt ids, new text) at every token that completes
+            some text; never with the stop token's.
+    """
+
+    batched = True
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        weights: str,
+        decode: Decode,
+        show: Callable[[Ids, str], None],
+    ) -> None:
+        self.model = model.eval()
+        self._decode, self._show = decode, show
+        self.identity: Mapping[str, Any] = {"backend": "transformers", "weights": weights}
+
+    async def generate(
+        self, requests: Sequence[EngineRequest], *, progress: Progress = None
+    ) -> list[EngineOutput]:
+        """As `Engine.generate`, of one request at most. Raises DataError as `decode`."""
+        loop, pieces = asyncio.get_running_loop(), TextPieces(self._decode)
+
+        def show(rows: Sequence[DecodedRow]) -> None:
+            [row] = rows
+            text = "" if row.stopped else pieces.add(row.ids[-1])
+            text += pieces.end() if row.done else ""
+            if text:
+                loop.call_soon_threadsafe(self._show, row.request.ids, text)
+
+        return await decode_in_thread(
+            self.model, requests, batch_size=1, around=nullcontext, on_step=show
+        )
+
+
+class TextPieces:
+    """Token ids one by one → the text that each completes.
+
+    A tokenizer may write a token differently at the beginning of a text (SentencePiece drops a
+    blank), and a character may take several tokens: new text is what decoding the last few tokens
+    gives beyond decoding those before the new ones.
+    """
+
+    def __init__(self, decode: Decode) -> None:
+        self._decode = decode
+        self._ids: list[int] = []
+        self._shown = 0  # ids whose text has been given
+
+    def add(self, token: int) -> str:
+        """The text that this token completes; "" inside of a character."""
+        self._ids.append(token)
+        waits = len(self._ids) - self._shown < _LONGEST_CHARACTER
+        return "" if waits and self._decode(self._ids).endswith(_UNFINISHED) else self.end()
+
+    def end(self) -> str:
+        """What has not been given; at the end the bytes of a character never completed, too."""
+        before, text = self._decode(self._ids[: self._shown]), self._decode(self._ids)
+        self._ids = self._ids[self._shown :]
+        self._shown = len(self._ids)
+        return text[len(before) :]

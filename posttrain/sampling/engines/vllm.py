@@ -1,31 +1,62 @@
-"""vLLM's offline engine as an `Engine`: token ids in, token ids out, all requests in one call.
-
-open_vllm(VllmBackend(kind="vllm"), checkpoint=Path("runs/nano/sft"))
-
-vLLM schedules a call's requests itself. Needs the extra `vllm` and a GPU; written against vLLM's
-documented interface and not run here.
+"""vLLM as an `Engine`, offline or behind a server's `/completions` with its own fields
+`return_token_ids` and `stop_token_ids`. Offline needs the extra `vllm` and a GPU; written against
+the documented interface and not run here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard, cast
 
 from posttrain.config.backend import VllmBackend
 from posttrain.errors import ConfigError
-from posttrain.sampling.engines.budget import Call, budget_calls
-from posttrain.sampling.sampler import EngineOutput, EngineRequest
+from posttrain.jsontext import writable
+from posttrain.sampling.engines.http import Client, RequestFailed
+from posttrain.sampling.sampler import EngineOutput, EngineRequest, Ids, Progress
+
+Call = tuple[Ids, int, Sequence[int]]  # prompt ids, new tokens at most, stop ids
+
+
+def budget_calls(request: EngineRequest) -> Generator[Call, EngineOutput, EngineOutput]:
+    """The calls of a request, each answered by its output; with a reasoning budget two: up to the
+    budget, then the answer behind the closing. Returns all of them as one output.
+
+    Raises:
+        ConfigError: the model opens its own reasoning, so that its start is not known beforehand.
+    """
+    budget, limit = request.budget, request.parameters.max_tokens
+    if budget is None:
+        return (yield request.ids, limit, request.stop_ids)
+    if budget.open_id is not None:
+        raise ConfigError(
+            "this template lets the model open its own reasoning; a budget then needs "
+            "backend.kind transformers"
+        )
+    stops = (*request.stop_ids, budget.close_id)
+    head = yield request.ids, min(limit, budget.tokens), stops
+    if head.error or (head.ids and head.ids[-1] in request.stop_ids):
+        return head
+    ids, logps, forced = head.ids, head.logps, None
+    if head.finish != "stop":  # else the model closed its reasoning itself
+        closing = tuple(budget.closing(ids))[: limit - len(ids)]
+        forced = (len(ids), len(ids) + len(closing)) if closing else None
+        logps = None if logps is None else (*logps, *(0.0,) * len(closing))
+        ids = (*ids, *closing)
+    if len(ids) >= limit:
+        return EngineOutput(ids, "length", logps, forced)
+    tail = yield (*request.ids, *ids), limit - len(ids), request.stop_ids
+    logps = None if logps is None or tail.logps is None else (*logps, *tail.logps)
+    return EngineOutput((*ids, *tail.ids), tail.finish, logps, forced, tail.error)
+
+
+# -- offline ---------------------------------------------------------------------------------------
 
 
 def open_vllm(config: VllmBackend, *, checkpoint: Path, weights: str) -> VllmEngine:
-    """Load a checkpoint into vLLM.
-
-    Raises:
-        ConfigError: vLLM is not installed.
-    """
+    """Load a checkpoint into vLLM. Raises ConfigError where that is not installed."""
     try:
         vllm: Any = importlib.import_module("vllm")  # an extra
     except ImportError as error:
@@ -48,7 +79,7 @@ def open_vllm(config: VllmBackend, *, checkpoint: Path, weights: str) -> VllmEng
 
 
 class VllmEngine:
-    """An `Engine` around `vllm.LLM`."""
+    """An `Engine` around `vllm.LLM`, which schedules a call's requests itself."""
 
     batched = True
 
@@ -57,13 +88,13 @@ class VllmEngine:
         self.identity: Mapping[str, Any] = identity
 
     async def generate(
-        self, requests: Sequence[EngineRequest], *, progress: Callable[[int], None] | None = None
+        self, requests: Sequence[EngineRequest], *, progress: Progress = None
     ) -> list[EngineOutput]:
-        """One output a request; reasoning budgets take a second call for those that hit them."""
+        """As `Engine.generate`; a second call is for requests that hit their reasoning budget."""
         return await asyncio.to_thread(self._generate, requests, progress)
 
     def _generate(
-        self, requests: Sequence[EngineRequest], progress: Callable[[int], None] | None
+        self, requests: Sequence[EngineRequest], progress: Progress
     ) -> list[EngineOutput]:
         flows = [budget_calls(request) for request in requests]
         outputs: dict[int, EngineOutput] = {}
@@ -97,18 +128,121 @@ class VllmEngine:
         ]
         prompts = [{"prompt_token_ids": list(ids)} for ids, _, _ in calls]
         answers = self._llm.generate(prompts, parameters, use_tqdm=False)
-        return [
-            _output(answer.outputs[0], logps=request.parameters.logps)
-            for answer, request in zip(answers, requests, strict=True)
-        ]
+        outputs: list[EngineOutput] = []
+        for answer, request in zip(answers, requests, strict=True):
+            [one], logps = answer.outputs, None
+            ids = tuple(one.token_ids)
+            if request.parameters.logps:
+                rows = zip(ids, one.logprobs, strict=True)
+                logps = tuple(row[token].logprob for token, row in rows)
+            finish = "length" if one.finish_reason == "length" else "stop"
+            outputs.append(EngineOutput(ids, finish, logps))
+        return outputs
 
 
-def _output(answer: Any, *, logps: bool) -> EngineOutput:
-    ids = tuple(answer.token_ids)
-    finish: Literal["stop", "length"] = "length" if answer.finish_reason == "length" else "stop"
-    values = (
-        tuple(row[token].logprob for token, row in zip(ids, answer.logprobs, strict=True))
-        if logps
-        else None
+# -- behind a server -------------------------------------------------------------------------------
+
+
+class CompletionsEngine:
+    """An `Engine` over HTTP; concurrency and retries are the client's. ConfigError from a server
+    that gives no token ids; any other answer that cannot be read is one failed request."""
+
+    batched = False
+
+    def __init__(self, client: Client, *, model: str, identity: Mapping[str, Any]) -> None:
+        self._client, self._model = client, model
+        self.identity: Mapping[str, Any] = identity
+        self._gives_ids = False
+
+    async def generate(
+        self, requests: Sequence[EngineRequest], *, progress: Progress = None
+    ) -> list[EngineOutput]:
+        """As `Engine.generate`; all are under way at once, within the client's bound."""
+
+        async def one(request: EngineRequest) -> EngineOutput:
+            try:
+                output = await self._generate(request)
+            except RequestFailed as error:
+                return EngineOutput((), "length", error=str(error))
+            if progress is not None:
+                progress(len(output.ids))
+            return output
+
+        return list(await asyncio.gather(*map(one, requests)))
+
+    async def _generate(self, request: EngineRequest) -> EngineOutput:
+        calls = budget_calls(request)
+        call = next(calls)
+        while True:
+            output = await self._call(request, *call)
+            try:
+                call = calls.send(output)
+            except StopIteration as done:
+                return done.value
+
+    async def _call(
+        self, request: EngineRequest, ids: Ids, max_tokens: int, stop_ids: Sequence[int]
+    ) -> EngineOutput:
+        parameters = request.parameters
+        body: dict[str, Any] = {
+            "model": self._model,
+            "prompt": list(ids),
+            "max_tokens": max_tokens,
+            "temperature": parameters.temperature,
+            "top_p": parameters.top_p,
+            "seed": request.seed,
+            "stop_token_ids": list(stop_ids),
+            "skip_special_tokens": False,
+            "return_token_ids": True,
+            # sent also where they do nothing: a server may take defaults from the checkpoint
+            "top_k": parameters.top_k or -1,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+        }
+        if parameters.logps:
+            body["logprobs"] = 0
+        answer = await self._client.post("/completions", body, key=request.seed)
+        choices = answer.get("choices")
+        choice = cast(Any, choices[0] if isinstance(choices, list) and choices else None)
+        if answer.get("error") or not isinstance(choice, dict):
+            raise RequestFailed(f"an answer without choices: {_shown(answer)}")
+        if choice.get("token_ids") is None and not self._gives_ids:
+            raise ConfigError(
+                "the server returns no token ids (return_token_ids is vLLM's); use kind: chat, "
+                "which asks for none"
+            )
+        self._gives_ids = True
+        return _output(choice, max_tokens, stop_ids, logps=parameters.logps)
+
+
+def _output(
+    choice: Mapping[str, Any], limit: int, stop_ids: Sequence[int], *, logps: bool
+) -> EngineOutput:
+    """A choice as an output. Raises RequestFailed where it does not hold what was requested."""
+    ids = choice.get("token_ids")
+    if not _numbers(ids, int) or not all(0 <= i < 1 << 31 for i in ids) or len(ids) > limit:
+        raise RequestFailed(f"token_ids that are not up to {limit} ids: {_shown(ids)}")
+    reason, stopped = choice.get("finish_reason"), bool(ids) and ids[-1] in stop_ids
+    finish: Literal["stop", "length"] = "stop"
+    if reason == "length" or (reason is None and len(ids) == limit and not stopped):
+        finish = "length"
+    elif not stopped:
+        raise RequestFailed(f"stopped ({_shown(reason)}) behind no stop token")
+    if not logps:
+        return EngineOutput(tuple(ids), finish)
+    given = choice.get("logprobs")
+    values = given.get("token_logprobs") if isinstance(given, dict) else None
+    if not _numbers(values, int, float) or len(values) != len(ids):
+        raise RequestFailed(f"no log-probability of each token: {_shown(given)}")
+    return EngineOutput(tuple(ids), finish, tuple(map(float, values)))
+
+
+def _shown(value: object) -> str:
+    return writable(repr(value)[:200])
+
+
+def _numbers(values: Any, *kinds: type) -> TypeGuard[list[Any]]:
+    """Whether it is a list of numbers that are finite."""
+    return isinstance(values, list) and all(
+        type(value) in kinds and abs(value) < 1e300 for value in cast(list[Any], values)
     )
-    return EngineOutput(ids, finish, values)

@@ -2,18 +2,10 @@
 
     pack_lengths([5, 3, 4, 2], 8)  →  Packs(positions=[1, 0, 3, 2], offsets=[0, 2, 4])
 
-Best-fit decreasing fills packs almost perfectly, and sorts them: one pack gets two long sequences,
-another two hundred short ones of the same length and, often, of the same source. A training batch
-then no longer resembles the mixture. So most sequences are dealt to random packs and only a reserve
-fills holes by best fit. How large the reserve is, is tried from the best mixed on: the first that
-costs no pack beyond plain best-fit decreasing is taken.
-
-Sequences are dealt like cards, long ones first: each class of lengths (halving from the capacity
-down) is laid out in its given, random order and cut into as many stretches as there are packs, each
-as long as the room its pack has for it. What ends up too much in a pack moves to the roomiest. A
-reserve is held back for the last holes. A pack so gets its share of every length, and the shorter
-the sequences, the more evenly the packs are filled. The search works on the histogram of lengths
-(`fit`) and grows with distinct lengths.
+Best-fit decreasing fills packs almost perfectly, and sorts them by length and, often, by source. So
+most sequences are dealt like cards, long classes of lengths first, each cut into as many stretches
+as there are packs, in proportion to their room; a reserve fills the last holes by best fit. Of
+several reserves, the best mixed that costs no pack beyond best fit alone is taken.
 """
 
 from __future__ import annotations
@@ -112,9 +104,8 @@ def pack_lengths(
             a conversation, the repeats of a record).
 
     Returns:
-        Packs of indices into `lengths`; every index is in exactly one. Same input, same packs.
-        There are no more packs than best-fit decreasing needs for all sequences together, unless
-        labels need more.
+        Packs of indices into `lengths`, every index in exactly one: no more than best-fit
+        decreasing needs, unless labels need more. Same input, same packs.
 
     Raises:
         ValueError: a length is not in 1 … capacity (the index is named), or an argument cannot be
@@ -157,10 +148,7 @@ def _checked(
 
 
 def _dealt(sizes: Small, capacity: int, least: int, labels: Word | None) -> tuple[Small, int]:
-    """Pack of every sequence by the best mixed dealing that needs no more packs than best fit.
-
-    Where labels force more on every dealing, the one with fewest packs.
-    """
+    """Packs by the best mixed dealing that needs no more than best fit, or by that with fewest."""
     target = max(least, best_fit(*histogram(sizes, capacity), capacity).packs)
     found: tuple[Small, int] | None = None
     for how in _DEALINGS:
@@ -197,7 +185,7 @@ def deal(sizes: Small, capacity: int, packs: int, how: Dealing) -> tuple[Small, 
 
     Args:
         sizes: (n,) lengths in random order, 1 … capacity.
-        packs: as many as the sequences are dealt to. Opened are more when the last do not fit.
+        packs: as many as the sequences are dealt to; more are opened when the last do not fit.
 
     Returns:
         (n,) packs, and how many there are.

@@ -1,14 +1,9 @@
 """Best fit on a histogram of lengths: equal lengths are placed together, not one by one.
 
-    best_fit([5, 4, 3, 2], [1, 1, 1, 1], 8)   →  2 packs; placements (pack, packs, each, length):
-                                                 (0, 1, 1, 5), (1, 1, 1, 4), (0, 1, 1, 3), …
-
-Packs with the same room are alike. Of a length that occurs a thousand times, as many as fit go into
-the fullest pack with room, and the same into all packs like it, in one step. A pack's room at least
-halves whenever it is served, and each length splits at most one run of like packs, so the steps
-grow with distinct lengths and rooms, times the logarithm of the capacity, and not with sequences.
-(Krell et al. 2021, arXiv 2107.02027, pack histograms by longest and by shortest pack first; this is
-plain best fit decreasing, pack for pack.)
+Packs with the same room are alike: of a length that occurs a thousand times, as many as fit go into
+the fullest pack with room, and the same into all packs like it, in one step. The steps grow with
+distinct lengths and rooms, not with sequences. (Krell et al. 2021, arXiv 2107.02027, pack
+histograms by longest and by shortest pack first; this is plain best fit decreasing.)
 """
 
 from __future__ import annotations
@@ -49,10 +44,9 @@ def sorted_rows(keys: Word) -> tuple[Int, Word, int]:
 
 
 class Rooms:
-    """Runs of packs by the room they have left; finds the smallest room that is large enough.
+    """Runs of packs (first, number) by the room they have left; finds the smallest that is enough.
 
-    A run is (first pack, number of packs). Rooms in use are bits in words, words in use are bits
-    of one more: finding costs a few operations on integers, at any number of packs.
+    Rooms in use are bits in words, words in use bits of one more: a few operations on integers.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -133,7 +127,6 @@ def best_fit(lengths: Int, counts: Int, capacity: int, rooms: Int | None = None)
     Args:
         lengths: distinct lengths, decreasing, 1 … capacity.
         counts: how often each occurs.
-        capacity: tokens a new pack holds.
         rooms: tokens that fit into each pack there is already, ascending; none when absent.
     """
     waiting = Rooms(capacity)

@@ -1,14 +1,9 @@
 """Labels that keep sequences apart: turns of one conversation never share a pack.
 
-    largest = spread(keys, labels_of(["a", "b", "a"]))  →  2; keys[0] and keys[2] are now far apart
-    packs = keep_apart(pack, packs, sizes, 8192, labels)  →  `pack` changed, more packs
-
-Two means. Before the packs are dealt, a group's members are spread evenly over the circle of random
-keys, so that they are dealt to packs far apart. Afterwards the few that still met are swapped with
-sequences of the same length elsewhere, which costs nothing, or moved to where there is room.
-
-Labels are words of 64 bits. Groups are found by sorting as many bits of them as a row number leaves
-(39 at 18 million rows): very rarely two groups count as one, and are kept apart as well.
+Before the packs are dealt, a group's members are spread evenly over the circle of random keys, so
+that they are dealt far apart. Afterwards the few that still met are swapped with sequences of the
+same length elsewhere, or moved to where there is room. Groups are found by sorting as many bits of
+a label as a row number leaves: very rarely two groups count as one, and are kept apart as well.
 """
 
 from __future__ import annotations
@@ -48,10 +43,8 @@ def _runs(keys: Word) -> tuple[Int, Int]:
 def spread(keys: Word, labels: Word) -> int:
     """Change the keys of groups, in place: each a random half of its share of the circle.
 
-    Half, so that members stay apart; random, so that two groups do not meet in every pack.
-
-    Returns:
-        How many rows the largest group has.
+    Half, so that members stay apart; random, so that two groups do not meet in every pack. Returns
+    how many rows the largest group has.
     """
     rows, words, _ = sorted_rows(labels * _SCATTER)
     firsts, counts = _runs(words)
@@ -69,10 +62,7 @@ def keep_apart(pack: Small, packs: int, sizes: Small, capacity: int, labels: Wor
 
     Args:
         pack: (n,) pack of every sequence; changed.
-        packs: how many there are.
-        sizes: (n,) tokens of every sequence.
-        capacity: tokens a pack holds.
-        labels: of the sequences, in their order.
+        sizes, labels: (n,) their tokens and labels.
 
     Returns:
         How many packs there are now: more only when a sequence found no other place.

@@ -1,11 +1,8 @@
 """Texts → ids through tiktoken, with the ids that `tokenizers` gives, several times as fast.
 
-    encoder = TiktokenEncoder(ranks, slow=lambda texts: …)
-    encoder.arrays(["Hi there", "<|im_end|>"])   →  [array([13347, 1070]), array([100265])]
-
-All texts of a call are tokenised as one, joined by a separator that is a special token: special
-tokens part a text exactly, and thousands of short texts then cost one call. Texts on which the two
-libraries could differ, or on which tiktoken's backtracking gives up, go to `tokenizers` one by one.
+All texts of a call are tokenised as one, joined by a separator that is a special token, which parts
+a text exactly. Texts on which the two libraries could differ, or on which tiktoken's backtracking
+gives up, go to `tokenizers` one by one.
 """
 
 from __future__ import annotations
@@ -24,13 +21,14 @@ import numpy.typing as npt
 import tiktoken
 from tokenizers import Regex, normalizers, pre_tokenizers
 
+from posttrain.tokens.encode import batches
 from posttrain.tokens.tiktoken.ranks import Ranks
 
 Ids = npt.NDArray[np.int32]
 # a run that a pattern must give back character by character; Rust's engine gives up at a million
 _LONGEST_RUN = 100_000
 _RUN = re.compile(rf"\s{{{_LONGEST_RUN}}}")
-_JOINED = 1 << 23  # characters tokenised in one call
+_JOINED = 1 << 23  # characters tokenised in one call, so that memory stays bounded
 
 
 class TiktokenEncoder:
@@ -41,8 +39,6 @@ class TiktokenEncoder:
         self._separator = f"\x00{secrets.token_hex(8)}\x01"
         self._mark = len(ranks.ids)
         self._ids = np.append(ranks.ids, np.int32(-1))
-        written = [*ranks.merges, *(token.encode() for token in ranks.special)]
-        self._sizes = np.array([*map(len, written), 0], np.int64)  # bytes a rank stands for
         self._nfc, self._slow = ranks.nfc, slow
         self._odd = odd_characters(nfc=ranks.nfc)
         self._encoding = tiktoken.Encoding(
@@ -59,32 +55,13 @@ class TiktokenEncoder:
         slow: list[int] = []
         for k, text in enumerate(texts):
             (fast if self._takes(text) else slow).append(k)
-        for batch in _batches(fast, texts):
+        for batch in batches(fast, lambda k: len(texts[k]), most=_JOINED, count=len(fast)):
             for k, ids in zip(batch, self._joined([texts[k] for k in batch]), strict=True):
                 results[k] = ids
         if slow:
             for k, ids in zip(slow, self._slow([texts[k] for k in slow]), strict=True):
                 results[k] = ids
         return [ids for ids in results if ids is not None]
-
-    def offsets(self, text: str) -> list[tuple[int, int]] | None:
-        """The character span of each token, `None` for a text that is not given to tiktoken.
-
-        Tokens that are parts of one character all have its span.
-        """
-        if not self._takes(text):
-            return None
-        sizes = self._sizes.take(self._ranks(text))
-        ends = np.cumsum(sizes)
-        starts = ends - sizes
-        if not text.isascii():
-            first = (np.frombuffer(text.encode(), np.uint8) & 0xC0) != 0x80
-            character = np.cumsum(first) - 1
-            starts, ends = character[starts], character[ends - 1] + 1
-        return list(zip(starts.tolist(), ends.tolist(), strict=True))
-
-    def _ranks(self, text: str) -> npt.NDArray[np.uint32]:
-        return self._encoding.encode_to_numpy(text, allowed_special="all", disallowed_special=())
 
     def _takes(self, text: str) -> bool:
         if len(text) >= _LONGEST_RUN and _RUN.search(text):
@@ -96,7 +73,9 @@ class TiktokenEncoder:
         return not self._nfc or unicodedata.is_normalized("NFC", text)
 
     def _joined(self, texts: Sequence[str]) -> Iterable[Ids]:
-        ranks = self._ranks(self._separator.join(texts))
+        ranks = self._encoding.encode_to_numpy(
+            self._separator.join(texts), allowed_special="all", disallowed_special=()
+        )
         marks = np.flatnonzero(ranks == self._mark)
         assert len(marks) == len(texts) - 1, "only this process knows its separator"
         ids = self._ids.take(ranks)
@@ -111,20 +90,6 @@ def _grouped(pattern: str) -> str:
     """
     before, look_ahead, after = pattern.partition(r"|\s+(?!\S)")
     return f"(?:{before}){look_ahead}{after}"
-
-
-def _batches(chosen: Sequence[int], texts: Sequence[str]) -> Iterable[list[int]]:
-    """Texts to tokenise together: as many as fit, so that memory stays bounded."""
-    batch: list[int] = []
-    size = 0
-    for k in chosen:
-        if batch and size + len(texts[k]) > _JOINED:
-            yield batch
-            batch, size = [], 0
-        batch.append(k)
-        size += len(texts[k])
-    if batch:
-        yield batch
 
 
 # -- characters on which the Unicode tables of `tokenizers` and tiktoken differ: usually none -----

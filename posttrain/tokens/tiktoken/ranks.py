@@ -206,10 +206,7 @@ _KNOWN = frozenset(PATTERNS.values())
 
 
 def pattern_of(pre_tokenizer: Mapping[str, Any] | None) -> str | None:
-    """The listed pattern that a `tokenizer.json`'s pre-tokenizer splits by, `None` for any other.
-
-    Two forms are read: GPT-2's `ByteLevel` alone, and one `Split` followed by a bare `ByteLevel`.
-    """
+    """The listed pattern that a `tokenizer.json`'s pre-tokenizer splits by; `None` for others."""
     if pre_tokenizer is None:
         return None
     steps = [pre_tokenizer]

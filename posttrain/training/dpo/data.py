@@ -1,21 +1,14 @@
-"""The pairs of a `dpo_data` artifact, checked row by row, and a batch of them as tensors.
+"""The pairs of a `dpo_data` artifact, checked row by row, and a batch of them as tensors. The
+columns that training needs cost about 5 bytes a token in memory.
 
-    pairs = load_pairs(Path("runs/x/dpo_data"))
-    pairs.data[7]   → {"row": 7, "prompt_ids": […], "chosen_ids": […], "chosen_mask": […], …}
-    pairs.chosen.ids, pairs.chosen.sampled          lengths by row, in tokens
-
-All columns that training needs cost about 5 bytes a token in memory; the texts are not read. Of the
-two layouts of a batch both give the same log-probabilities:
+Both layouts of a batch give the same log-probabilities:
 
     shared_prompt   one row holds whole pairs, each prompt once:  p p p │ p c c c │ p r r │ …
     unpacked        one completion a row, right-padded:           p p p p c c c   /   p p p p r r
 
 In `shared_prompt` the last token of a prompt opens both branches, so that the token before each
-completion is the one that predicts it; a mask lets a branch see its prompt and itself. The common
-fields: `labels` (-100 but for the tokens that the model sampled), `segment` (2 × pair + side for
-each position, -1 for padding) and `row` (rows of the data set). Before training, `probe_layout`
-measures on the real model that a pair's log-probabilities do not depend on what lies beside it.
-"""
+completion is the one that predicts it. Common fields: `labels` (-100 but for the tokens that the
+model sampled), `segment` (2 × pair + side of each position, -1 for padding), `row` of the data."""
 
 from __future__ import annotations
 
@@ -178,8 +171,7 @@ def check_pairs(pairs: Pairs, *, rows: int, longest: int) -> str:
     """One line on ids and lengths.
 
     Args:
-        rows: of the model's embedding.
-        longest: sequence the model has positions for.
+        rows: of the model's embedding; `longest`: sequence it has positions for.
 
     Raises:
         DataError: ids outside the embedding, or a pair that is too long; by name.
@@ -267,11 +259,11 @@ def _shared_prompt(pad_id: int, pairs: Sequence[dict[str, Any]]) -> Batch:
     `attention_mask` is bool `[rows, 1, width, width]`, true where a query may look.
     """
     parts = [_branches(pair, number) for number, pair in enumerate(pairs)]
-    widths = [len(part.ids) for part in parts]
-    rows = [[parts[n] for n in row] for row in deal_rows(widths, max(widths))]
+    widths = [len(part["ids"]) for part in parts]
+    rows = deal_rows(widths, max(widths))
 
     def column(name: str, fill: int) -> torch.Tensor:
-        return pad_rows(([i for part in row for i in getattr(part, name)] for row in rows), fill)
+        return pad_rows(([i for n in row for i in parts[n][name]] for row in rows), fill)
 
     segment = column("segment", -1)
     return {
@@ -284,18 +276,8 @@ def _shared_prompt(pad_id: int, pairs: Sequence[dict[str, Any]]) -> Batch:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+def _branches(pair: dict[str, Any], number: int) -> dict[str, list[int]]:
     """One pair as a run of tokens; `segment` is -1 in the shared prompt."""
-
-    ids: list[int]
-    labels: list[int]
-    positions: list[int]
-    segment: list[int]
-    number: list[int]
-
-
-def _branches(pair: dict[str, Any], number: int) -> _Part:
     *shared, last = pair["prompt_ids"]
     ids, labels = [*shared], [IGNORED] * len(shared)
     positions, segment = [*range(len(shared))], [-1] * len(shared)
@@ -305,7 +287,8 @@ def _branches(pair: dict[str, Any], number: int) -> _Part:
         labels += [IGNORED, *_masked(pair[f"{name}_ids"], pair[f"{name}_mask"])]
         positions += range(len(shared), len(shared) + len(branch))
         segment += [2 * number + side] * len(branch)
-    return _Part(ids, labels, positions, segment, [number] * len(ids))
+    columns = {"ids": ids, "labels": labels, "positions": positions, "segment": segment}
+    return columns | {"number": [number] * len(ids)}
 
 
 def _pair_mask(number: torch.Tensor, segment: torch.Tensor) -> torch.Tensor:
@@ -319,33 +302,39 @@ def _pair_mask(number: torch.Tensor, segment: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class LayoutProbe:
-    """What a few pairs show before training, in nats.
-
-    `apart` is the largest difference, a token, between the layout and a completion alone. The
-    chosen cost `chosen_sum` a pair, `chosen_mean` a token: the SFT term in either form.
-    """
+    """Nats: the largest difference, a token, between the layout and a completion alone; what the
+    chosen cost a pair, and a token."""
 
     apart: float
     chosen_sum: float
     chosen_mean: float
 
 
-def probe_layout(score: Score, pairs: Pairs, layout: str, pad_id: int) -> LayoutProbe:
-    """Score a few pairs of all lengths in the batch layout, and each completion alone."""
+def probe_layout(
+    score: Score, pairs: Pairs, layout: str, *, pad_id: int, dtype: str
+) -> LayoutProbe:
+    """Score a few pairs of all lengths in the batch layout, and each completion alone.
+
+    Raises:
+        ConfigError: a layout in which tokens see what they should not; with the difference.
+    """
     order = np.argsort(pairs.lengths, kind="stable")
     places = np.linspace(0, len(order) - 1, min(PROBED_PAIRS, len(order))).astype(int)
     probed = [pairs.data[int(row)] for row in order[places]]
-    with torch.no_grad():
-        batched = score(make_pair_collator(layout, pad_id)(probed))
-        alone = [[score(_alone(pair, side)).chosen[0] for side in SIDES] for pair in probed]
+    batched = score(make_pair_collator(layout, pad_id)(probed))
+    alone = [[score(_alone(pair, side)).chosen[0] for side in SIDES] for pair in probed]
     tokens = torch.tensor([[sum(pair[f"{side}_mask"]) for side in SIDES] for pair in probed])
     sums = torch.stack([batched.chosen, batched.rejected], dim=1).cpu()
+    apart = float(((sums - torch.tensor(alone)).abs() / tokens).max())
+    limit = PROBE_LIMIT.get(dtype, PROBE_LIMIT_HALF)
+    if apart > limit:
+        raise ConfigError(
+            f"layout {layout} is not right for this model: log-probabilities in a batch differ by "
+            f"{apart:.2g} nats a token from the same completion alone (limit {limit:g} in "
+            f"{dtype}). Set layout: unpacked"
+        )
     nats = -sums[:, 0].sum()
-    return LayoutProbe(
-        apart=float(((sums - torch.tensor(alone)).abs() / tokens).max()),
-        chosen_sum=float(nats / len(probed)),
-        chosen_mean=float(nats / tokens[:, 0].sum()),
-    )
+    return LayoutProbe(apart, float(nats / len(probed)), float(nats / tokens[:, 0].sum()))
 
 
 def _alone(pair: dict[str, Any], side: str) -> Batch:
@@ -358,18 +347,3 @@ def _alone(pair: dict[str, Any], side: str) -> Batch:
         "segment": torch.zeros(1, len(prompt) + len(ids), dtype=torch.long),
         "row": torch.tensor([pair["row"]]),
     }
-
-
-def check_probe(apart: float, layout: str, dtype: str) -> None:
-    """Refuse a layout in which tokens see what they should not.
-
-    Raises:
-        ConfigError: with the measured difference.
-    """
-    limit = PROBE_LIMIT.get(dtype, PROBE_LIMIT_HALF)
-    if apart > limit:
-        raise ConfigError(
-            f"layout {layout} is not right for this model: log-probabilities in a batch differ by "
-            f"{apart:.2g} nats a token from the same completion alone (limit {limit:g} in "
-            f"{dtype}). Set layout: unpacked"
-        )

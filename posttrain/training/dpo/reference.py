@@ -4,15 +4,12 @@
     runs/x/dpo/reference/5d1e0c…/shard-00000.safetensors   row [n], chosen [n], rejected [n]
 
 A shard appears whole or not at all, so a killed run goes on at the next one. Each carries the key
-and a checksum; one that does not belong, or was changed, is refused. Batches are cut from a shard's
-rows alone, so their content, and with it every number, is the same for any number of processes.
-"""
+and a checksum. Batches are cut from a shard's rows, for any number of processes alike."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +24,6 @@ from posttrain.config.sft import ModelConfig
 from posttrain.errors import ConfigError, DataError
 from posttrain.hashing import digest_of, sha256_file
 from posttrain.runs import Manifest, atomic_write_json
-from posttrain.training.dpo.loss import ScoredPairs
 
 SHARD_PAIRS = 512
 Array = np.ndarray[Any, Any]
@@ -52,19 +48,26 @@ class ReferenceKey:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Sums over the sampled tokens of each side, float64 by row; with `tokens`, those of each
-    chosen, float32, one after the other from `offsets[row]` on."""
+    """Sums over the sampled tokens of each side, float64 by row, and those of each chosen, float32,
+    one after the other from `offsets[row]` on."""
 
     chosen: Array
     rejected: Array
     tokens: Array | None
     offsets: Array
 
-    def tokens_of(self, rows: Array) -> Array:
-        """The chosen tokens of some rows, one after the other."""
-        assert self.tokens is not None
-        counts = self.offsets[rows + 1] - self.offsets[rows]
-        return self.tokens[ranges(self.offsets[rows], counts)]
+    def of(
+        self, rows: torch.Tensor
+    ) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor | None]:
+        """Both sums of some rows, and the chosen tokens one after the other, in float64."""
+        at = rows.cpu().numpy()
+        chosen = torch.from_numpy(self.chosen[at]).to(rows.device)
+        rejected = torch.from_numpy(self.rejected[at]).to(rows.device)
+        if self.tokens is None:
+            return (chosen, rejected), None
+        starts, ends = self.offsets[at], self.offsets[at + 1]
+        tokens = torch.from_numpy(self.tokens[ranges(starts, ends - starts)])
+        return (chosen, rejected), tokens.to(rows.device).double()
 
 
 class ReferenceStore:
@@ -141,48 +144,6 @@ class ReferenceStore:
         ):
             raise DataError(f"{file} has changed since it was written{advice}")
         return values
-
-
-def score_shard(
-    store: ReferenceStore,
-    number: int,
-    score: Callable[[list[int]], ScoredPairs],
-    *,
-    batch: int,
-    model: Any,
-    accelerator: Any,
-) -> dict[str, Any]:
-    """Values for `store.write`, on every process.
-
-    Args:
-        number: of the shard.
-        score: log-probabilities of some rows; called on every process equally often, which sharded
-            models need.
-        batch: pairs a forward pass.
-    """
-    rows, single = store.shards[number], store.key.tokens
-    starts = list(range(0, len(rows), batch))
-    rank, processes = accelerator.process_index, accelerator.num_processes
-    offsets = np.concatenate([[0], np.cumsum(store.chosen_counts[rows])])
-    empty = {"dtype": torch.float64, "device": accelerator.device}
-    sums = torch.zeros(2, len(rows), **empty)
-    tokens = torch.zeros(int(offsets[-1]) if single else 0, **empty)
-    model.eval()
-    with torch.no_grad():
-        for turn in range(-(-len(starts) // processes)):
-            mine = turn * processes + rank
-            start = starts[min(mine, len(starts) - 1)]
-            end = min(start + batch, len(rows))
-            scored = score(rows[start:end].tolist())
-            if mine >= len(starts):
-                continue
-            sums[0, start:end], sums[1, start:end] = scored.chosen, scored.rejected
-            if single:
-                tokens[offsets[start] : offsets[end]] = scored.chosen_tokens
-    model.train()
-    sums = accelerator.reduce(sums, "sum").cpu().numpy()
-    tokens = accelerator.reduce(tokens, "sum").cpu().numpy() if single else None
-    return {"chosen": sums[0], "rejected": sums[1], "tokens": tokens}
 
 
 def ranges(starts: Array, counts: Array) -> Array:

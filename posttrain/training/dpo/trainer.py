@@ -1,9 +1,7 @@
 """TRL's `DPOTrainer` on pairs of token ids, with the paper's loss over the whole batch.
 
-TRL prepares model, adapter, optimiser and loop. It tokenises texts itself, keeps reference sums in
-a cache of its own and averages its SFT term by micro-batch; those three hooks are ours here
-(`_prepare_dataset`, `_precompute_ref_logps`, `compute_loss`).
-"""
+TRL tokenises texts, keeps reference sums in a cache of its own and averages its SFT term by
+micro-batch: those hooks are ours here."""
 
 from __future__ import annotations
 
@@ -12,11 +10,11 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from peft import PeftModel
-from torch.utils.data import Sampler
 from trl.trainer.dpo_trainer import DPOTrainer
 from trl.trainer.utils import use_adapter
 
@@ -30,7 +28,7 @@ from posttrain.training.dpo.loss import (
     score_pairs,
     total_loss,
 )
-from posttrain.training.dpo.reference import Reference, ReferenceStore, score_shard
+from posttrain.training.dpo.reference import Reference, ReferenceStore
 from posttrain.training.log import StepLines
 from posttrain.training.order import rows_drawn
 from posttrain.training.trainer import Resumable, score_labels, silence_attention_dropout
@@ -44,9 +42,6 @@ class PairTrainer(Resumable, DPOTrainer):
     """One optimiser step = `batch` pairs, whatever the layout of processes.
 
     Args:
-        pairs: what is trained on.
-        layout: of the collator.
-        loss: weights and forms.
         store: where the reference's log-probabilities are, or will be.
         chosen_floor: nats per token; below it the fall of the chosen is worth a warning.
     """
@@ -89,8 +84,8 @@ class PairTrainer(Resumable, DPOTrainer):
 
     # ---- which pairs a step sees ----
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
-        return PairOrder(
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        return pair_order(
             lengths=self.pairs.lengths.tolist(),
             batch=self.global_batch,
             steps=self.args.max_steps,
@@ -129,30 +124,44 @@ class PairTrainer(Resumable, DPOTrainer):
                 f"for {self.state.global_step} steps: the reference is gone. Delete "
                 f"{self.args.output_dir} to start anew"
             )
-        for number in shared[0]:
-            scores = self._score_shard(model, number, adapted)
-            if self.is_world_process_zero():
-                done = number + 1
-                print(f"reference    {done}/{len(self.store.shards)} shards", flush=True)
-                self.store.write(number, **scores)
+        plain = self.accelerator.unwrap_model(self.model)
+        with use_adapter(plain, adapter_name=None) if adapted else contextlib.nullcontext():
+            for number in shared[0]:
+                scores = self._score_shard(model, number)
+                if self.is_world_process_zero():
+                    done = number + 1
+                    print(f"reference    {done}/{len(self.store.shards)} shards", flush=True)
+                    self.store.write(number, **scores)
         self.accelerator.wait_for_everyone()
         return self.store.load()
 
-    def _score_shard(self, model: Any, number: int, adapted: bool) -> dict[str, Any]:
-        def score(rows: list[int]) -> ScoredPairs:
-            inputs = self.data_collator([self.pairs.data[row] for row in rows])
-            return self.score(model, self._prepare_inputs(inputs))
-
-        plain = self.accelerator.unwrap_model(self.model)
-        with use_adapter(plain, adapter_name=None) if adapted else contextlib.nullcontext():
-            return score_shard(
-                self.store,
-                number,
-                score,
-                batch=self.args.per_device_train_batch_size,
-                model=model,
-                accelerator=self.accelerator,
-            )
+    def _score_shard(self, model: Any, number: int) -> dict[str, Any]:
+        """Values for `store.write`, on every process."""
+        rows, accelerator = self.store.shards[number], self.accelerator
+        batch, processes = self.args.per_device_train_batch_size, accelerator.num_processes
+        starts = range(0, len(rows), batch)
+        offsets = np.concatenate([[0], np.cumsum(self.store.chosen_counts[rows])])
+        empty = {"dtype": torch.float64, "device": accelerator.device}
+        sums, tokens = torch.zeros(2, len(rows), **empty), torch.zeros(int(offsets[-1]), **empty)
+        model.eval()
+        with torch.no_grad():
+            # sharded models need as many passes on every process: some repeat the last one
+            for mine in range(
+                accelerator.process_index, -(-len(starts) // processes) * processes, processes
+            ):
+                start = starts[min(mine, len(starts) - 1)]
+                end = min(start + batch, len(rows))
+                inputs = self.data_collator(
+                    [self.pairs.data[row] for row in rows[start:end].tolist()]
+                )
+                scored = self.score(model, self._prepare_inputs(inputs))
+                if mine < len(starts):
+                    sums[0, start:end], sums[1, start:end] = scored.chosen, scored.rejected
+                    tokens[offsets[start] : offsets[end]] = scored.chosen_tokens
+        model.train()
+        chosen, rejected = accelerator.reduce(sums, "sum").cpu().numpy()
+        tokens = accelerator.reduce(tokens, "sum").cpu().numpy() if self.store.key.tokens else None
+        return {"chosen": chosen, "rejected": rejected, "tokens": tokens}
 
     def score(self, model: Any, inputs: dict[str, torch.Tensor]) -> ScoredPairs:
         """Log-probabilities of a collated micro-batch."""
@@ -182,43 +191,25 @@ class PairTrainer(Resumable, DPOTrainer):
         assert self.reference is not None
         scored = self.score(model, inputs)
         rows = inputs["row"]
-        sums, tokens = self._reference_of(rows)
-        chosen_counts, rejected_counts = (side[rows] for side in self._counts)
+        reference, tokens = self.reference.of(rows)
+        counts = (self._counts[0][rows], self._counts[1][rows])
         terms = pair_terms(
             scored,
-            reference=sums,
+            reference=reference,
             loss=self.loss,
             reference_tokens=tokens,
-            chosen_counts=chosen_counts,
+            chosen_counts=counts[0],
         )
-        self._step_metrics.add(
-            terms,
-            scored,
-            reference=sums,
-            counts=(chosen_counts, rejected_counts),
-            category=self._category[rows],
-        )
+        self._step_metrics.add(terms, counts=counts, category=self._category[rows])
         parts = self.current_gradient_accumulation_steps * self.accelerator.num_processes
         loss = total_loss(terms, self.loss, mean_scale=parts / self._step_chosen).float()
         return self.checked_scale(loss, 1 / self.current_gradient_accumulation_steps)
-
-    def _reference_of(
-        self, rows: torch.Tensor
-    ) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor | None]:
-        assert self.reference is not None
-        at = rows.cpu().numpy()
-        chosen = torch.from_numpy(self.reference.chosen[at]).to(rows.device)
-        rejected = torch.from_numpy(self.reference.rejected[at]).to(rows.device)
-        if self.reference.tokens is None:
-            return (chosen, rejected), None
-        tokens = torch.from_numpy(self.reference.tokens_of(at)).to(rows.device)
-        return (chosen, rejected), tokens.double()
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """As the parent; looks at the whole batch before the first update."""
         loss = super().training_step(*args, **kwargs)
         if self.state.global_step == 0 and self.accelerator.sync_gradients:
-            self.first = self._step_metrics.peek(self.accelerator)
+            self.first = self._step_metrics.means(self.accelerator)
             if self.is_world_process_zero():
                 print(first_line(self.first, self.loss), flush=True)
             self._check_first(self.first["preference_loss"])
@@ -240,7 +231,8 @@ class PairTrainer(Resumable, DPOTrainer):
 
     def step_figures(self) -> dict[str, float]:
         """The means over the pairs of the steps since the last row."""
-        means = self._step_metrics.drain(self.accelerator)
+        means = self._step_metrics.means(self.accelerator)
+        self._step_metrics.reset()
         if means["chosen_change_per_token"] < self.chosen_floor:
             means["chosen_below_floor"] = 1
         return means
@@ -275,34 +267,21 @@ def describe_step(row: dict[str, Any]) -> str | None:
     )
 
 
-class PairOrder(Sampler[int]):
+def pair_order(*, lengths: Sequence[int], batch: int, steps: int, seed: int) -> list[int]:
     """Rows of the pairs for a whole run, the same for every layout of processes.
 
-        list(PairOrder(lengths=[30, 90, 60, 40], batch=3, steps=2, seed=0))
+        pair_order(lengths=[30, 90, 60, 40], batch=3, steps=2, seed=0)
         → [1, 2, 0,   1, 3, 0]     the first epoch's rest and the next one's beginning
 
-    Every step has exactly `batch` pairs; a pair is drawn a second time only when all have been
-    drawn once. In a step the longer pairs come first: micro-batches then hold pairs of like length,
-    and a mean over the step does not change.
+    A pair is drawn a second time only when all have been drawn once. In a step the longer pairs
+    come first: micro-batches then hold pairs of like length, and a mean over the step does not
+    change.
 
     Args:
         lengths: tokens of each pair.
-        batch: pairs a step.
-        steps: of the run.
-        seed: of the permutations.
     """
-
-    def __init__(self, *, lengths: Sequence[int], batch: int, steps: int, seed: int) -> None:
-        self.lengths = lengths
-        self.batch = batch
-        self.steps = steps
-        self.seed = seed
-
-    def __len__(self) -> int:
-        return self.batch * self.steps
-
-    def __iter__(self) -> Iterator[int]:
-        count = len(self.lengths)
-        for step in range(self.steps):
-            rows = rows_drawn(count=count, per_step=self.batch, step=step, seed=self.seed)
-            yield from sorted(rows, key=lambda row: (-self.lengths[row], row))
+    order: list[int] = []
+    for step in range(steps):
+        rows = rows_drawn(count=len(lengths), per_step=batch, step=step, seed=seed)
+        order += sorted(rows, key=lambda row: (-lengths[row], row))
+    return order

@@ -1,8 +1,5 @@
 """Scored groups → the rows that are trained on → micro-batches of tensors.
 
-    rows = trained_rows(scored, overlong="mask")
-    collate(rows[:8], pad_id=0)   → {"input_ids": [8, T], "labels": [8, T], "sampled": [8, T], …}
-
 A row is a whole completion behind its prompt, right-padded. Labels are -100 where the policy did
 not sample: prompt, tool results, forced closings, padding. Rows that are not in the loss are left
 out here: they are often the longest.
@@ -10,7 +7,6 @@ out here: they are often the longest.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -53,6 +49,17 @@ class ScoredGroup:
         is in the loss."""
         return any(self.advantages)
 
+    def in_loss(self, overlong: Overlong) -> list[int]:
+        """Indices of the rollouts that are trained on."""
+        return [
+            k
+            for k, completion in enumerate(self.group.completions)
+            if not self.dropped
+            and self.advantages[k] is not None
+            and completion.finish != "failed"
+            and (overlong == "train" or not completion.truncated)
+        ]
+
 
 @dataclass(frozen=True, slots=True)
 class TrainedRow:
@@ -60,10 +67,8 @@ class TrainedRow:
 
     Attributes:
         place: position of its group, index in it.
-        ids: prompt and completion.
-        start: where the completion begins.
-        sampled: of each id from `start` on, whether the policy sampled it.
-        logps: nats of each id from `start` on, under the policy that sampled it.
+        ids: prompt and, from `start` on, completion.
+        sampled, logps: of each id from `start` on, whether the policy sampled it, and its nats.
     """
 
     place: tuple[int, int]
@@ -86,27 +91,19 @@ def with_advantages(
     loss: GrpoLossConfig,
 ) -> list[ScoredGroup]:
     """Leave-one-out advantages; a truncated completion takes part, an unscored one does not."""
-    assert len(positions) == len(groups) == len(rewards), "one GroupRewards a group"
-    for group, given in zip(groups, rewards, strict=True):
-        assert len(given.rewards) == len(group.completions), "one reward a rollout"
-    table = np.array(
-        [[math.nan if r is None else r for r in given.rewards] for given in rewards], float
-    )
-    advantages = leave_one_out_advantages(table)
+    advantages = leave_one_out_advantages([given.rewards for given in rewards])
     if loss.advantage_clip is not None:
         advantages = np.clip(advantages, -loss.advantage_clip, loss.advantage_clip)
-    return [
-        ScoredGroup(
-            position,
-            group,
-            given,
-            tuple(
-                None if r is None else _penalised(float(a), completion, loss)
-                for r, a, completion in zip(given.rewards, row, group.completions, strict=True)
-            ),
+    scored: list[ScoredGroup] = []
+    for position, group, given, row in zip(positions, groups, rewards, advantages, strict=True):
+        own = (
+            None if reward is None else _penalised(float(advantage), completion, loss)
+            for reward, advantage, completion in zip(
+                given.rewards, row, group.completions, strict=True
+            )
         )
-        for position, group, given, row in zip(positions, groups, rewards, advantages, strict=True)
-    ]
+        scored.append(ScoredGroup(position, group, given, tuple(own)))
+    return scored
 
 
 def _penalised(advantage: float, completion: Completion, loss: GrpoLossConfig) -> float:
@@ -120,27 +117,13 @@ def _penalised(advantage: float, completion: Completion, loss: GrpoLossConfig) -
     return min(due, default=advantage)
 
 
-def in_loss(completion: Completion, advantage: float | None, *, overlong: Overlong) -> bool:
-    """Whether a rollout is trained on."""
-    if advantage is None or completion.finish == "failed":
-        return False
-    return overlong == "train" or not completion.truncated
-
-
 def trained_rows(scored: Sequence[ScoredGroup], *, overlong: Overlong) -> list[TrainedRow]:
     """The rows in the loss, longest first, so that micro-batches pad little."""
-    rows = [
-        row_of(one, index, advantage)
-        for one in scored
-        if not one.dropped
-        for index, advantage in enumerate(one.advantages)
-        if advantage is not None
-        and in_loss(one.group.completions[index], advantage, overlong=overlong)
-    ]
+    rows = [row_of(one, index) for one in scored for index in one.in_loss(overlong)]
     return sorted(rows, key=lambda row: (-len(row.ids), row.place))
 
 
-def row_of(scored: ScoredGroup, index: int, advantage: float) -> TrainedRow:
+def row_of(scored: ScoredGroup, index: int) -> TrainedRow:
     """One rollout as a row; every one of its steps has ids and log-probabilities."""
     completion = scored.group.completions[index]
     assert completion.prompt_ids is not None, "the engine in process gives ids"
@@ -155,51 +138,41 @@ def row_of(scored: ScoredGroup, index: int, advantage: float) -> TrainedRow:
         start=len(completion.prompt_ids),
         sampled=sampled,
         logps=tuple(logps),
-        advantage=advantage,
+        advantage=scored.advantages[index] or 0.0,
     )
 
 
 def micro_batches(
     rows: Sequence[TrainedRow], scored: Sequence[ScoredGroup], *, count: int
 ) -> list[list[TrainedRow]]:
-    """Exactly `count` micro-batches of neighbouring rows, as equal as can be.
+    """Exactly `count` micro-batches of neighbouring rows, as equal as can be. Where there are fewer
+    rows, the shortest rollout of `scored` runs with an empty mask: all processes must run as many.
 
-    Every process must run as many as the others: one without a row in the loss runs the shortest of
-    its rollouts with an empty mask.
-
-    Args:
-        scored: the groups that the rows are of.
+    Raises:
+        TrainingError: nothing could be sampled.
     """
     each, more = divmod(len(rows), count)
     ends = [(k + 1) * each + min(k + 1, more) for k in range(count)]
     parts = [list(rows[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
     if each:
         return parts
-    shortest = _shortest(scored)
-    silent = replace(shortest, sampled=(False,) * len(shortest.sampled))
-    return [part or [silent] for part in parts]
-
-
-def _shortest(scored: Sequence[ScoredGroup]) -> TrainedRow:
-    rows = [
-        row_of(one, index, 0.0)
+    sampled = [
+        row_of(one, index)
         for one in scored
         for index, completion in enumerate(one.group.completions)
         if completion.finish != "failed"
     ]
-    if not rows:
+    if not sampled:
         error = scored[0].group.completions[0].error
         raise TrainingError(f"no rollout of {len(scored)} prompts could be made: {error}")
-    return min(rows, key=lambda row: (len(row.ids), row.place))
+    shortest = min(sampled, key=lambda row: (len(row.ids), row.place))
+    silent = replace(shortest, sampled=(False,) * len(shortest.sampled), advantage=0.0)
+    return [part or [silent] for part in parts]
 
 
 def collate(rows: Sequence[TrainedRow], *, pad_id: int) -> Batch:
-    """Tensors of a micro-batch.
-
-    Returns:
-        input_ids, attention_mask, labels: int64 `[rows, columns]`; sampled: float32 nats of each
-        label's token under the sampler, 0 elsewhere; advantages: float32 `[rows]`; places: list.
-    """
+    """Tensors of a micro-batch: input_ids, attention_mask, labels int64 `[rows, columns]`; sampled
+    float32, nats of each label's token under the sampler; advantages float32 `[rows]`; places."""
     width = max(len(row.ids) for row in rows)
     ids = torch.full((len(rows), width), pad_id)
     mask = torch.zeros((len(rows), width), dtype=torch.long)

@@ -1,4 +1,4 @@
-"""Pass rates → which prompts each step trains on, before the run begins; pure and torch-free.
+"""Pass rates → the prompts of every step, before the run begins; pure and torch-free.
 
     plan = plan_curriculum(
         {"math": {"m-1": 7, "m-2": 0}, "code": {"c-1": 3}}, n=8, steps=600, batch=128,
@@ -6,19 +6,18 @@
     )
     plan[0][0]  → Draw(prompt_id="c-1", domain="code", bucket=3, reason="target")
 
-A prompt's bucket is its number of passes out of n; one with n passes is left out. The paper (arXiv
-2512.20848, section 3.2.2) fixes the share of each domain in every batch, and in each domain a
-Gaussian over pass rates whose mean falls linearly with the step; Llama-Nemotron (arXiv 2505.00949,
-section 5.1) fills what a bucket lacks from the largest remaining pools. What both leave open and is
-ours: one mean and one sigma for all domains, rounding by largest remainder, drawing without
-replacement, a missing prompt at a time from the pool that is largest then.
+The paper (arXiv 2512.20848, section 3.2.2) fixes the share of each domain in every batch, and in
+each domain a Gaussian over pass rates whose mean falls linearly with the step; Llama-Nemotron
+(arXiv 2505.00949, section 5.1) fills what a bucket lacks from the largest remaining pools. Ours:
+one mean and one sigma for all domains, rounding by largest remainder, drawing without replacement,
+a missing prompt at a time from the pool that is largest then.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,9 +32,8 @@ class Draw:
 
     Attributes:
         bucket: its passes out of n when it was profiled.
-        reason: `target` (its bucket's share of the batch), `leftover` (another bucket had too few;
-            this one was the largest remaining pool), `random` (its domain's turn, any bucket);
-            while the run goes on `refill` (for a dropped group) and the difficulty pools.
+        reason: `target` (its bucket's share of the batch), `leftover` (another bucket had too few),
+            `random` (any bucket), `refill` (for a dropped group), or its difficulty pool.
     """
 
     prompt_id: str
@@ -45,21 +43,15 @@ class Draw:
 
 
 def gaussian_targets(mean: float, *, sigma: float, n: int) -> list[float]:
-    """Shares of the buckets 0/n … (n−1)/n under a Gaussian; they sum to 1.
+    """Shares of the buckets 0/n … (n−1)/n under a Gaussian over pass rates; they sum to 1.
 
-    Args:
-        mean, sigma: as pass rates; the shares' own mean is nearer the middle where the Gaussian
-            reaches beyond the buckets.
-
-    Raises:
-        ValueError: a mean outside 0 … 1, a sigma that is not positive and finite, n < 1.
+    Their own mean is nearer the middle where the Gaussian reaches beyond the buckets.
     """
-    if not 0 <= mean <= 1:
-        raise ValueError(f"mean {mean} is no pass rate: it must be from 0 to 1")
-    if not 0 < sigma < math.inf:
-        raise ValueError(f"sigma {sigma} must be positive and finite")
-    if n < 1:
-        raise ValueError(f"n {n}: a pass rate needs at least one rollout")
+    if not (0 <= mean <= 1 and 0 < sigma < math.inf and n >= 1):
+        raise ValueError(
+            f"no Gaussian over pass rates out of {n} (at least 1) has the mean {mean} (0 to 1) "
+            f"and the sigma {sigma} (positive and finite)"
+        )
     distances = [abs(k / n - mean) for k in range(n)]
     nearest = min(distances)
     # relative to the nearest bucket: a narrow Gaussian between two buckets does not vanish
@@ -91,21 +83,25 @@ def largest_remainder(shares: Sequence[float], total: int) -> list[int]:
 
 
 def domain_counts(ratios: Mapping[str, float], *, batch: int) -> dict[str, int]:
-    """Prompts of each domain in every batch, by largest remainder.
-
-    Raises:
-        ValueError: a ratio that is negative or not finite, none above 0, an empty batch.
-    """
-    for domain, ratio in ratios.items():
-        if not 0 <= ratio < math.inf:
-            raise ValueError(f"ratio {ratio} of domain {domain!r} must be finite and not negative")
-    if not any(ratios.values()):
-        raise ValueError("no domain has a ratio above 0")
-    if batch < 1:
-        raise ValueError(f"batch {batch}: a step needs at least one prompt")
+    """Prompts of each domain in every batch, by largest remainder."""
+    if batch < 1 or not any(ratios.values()) or not all(0 <= r < math.inf for r in ratios.values()):
+        raise ValueError(
+            f"{batch} prompts (at least 1) cannot be shared by the ratios {dict(ratios)} (finite, "
+            "not negative, one above 0)"
+        )
     names = sorted(ratios)
     counts = largest_remainder([ratios[name] for name in names], batch)
     return dict(zip(names, counts, strict=True))
+
+
+def gaussian_shares(
+    *, n: int, steps: int, start: float, end: float, sigma: float
+) -> list[list[float]]:
+    """The `gaussian_targets` of every step."""
+    for mean in (start, end):
+        gaussian_targets(mean, sigma=sigma, n=n)  # an error even where no step has this mean
+    means = (mean_at(step, steps=steps, start=start, end=end) for step in range(steps))
+    return [gaussian_targets(mean, sigma=sigma, n=n) for mean in means]
 
 
 def plan_curriculum(
@@ -128,59 +124,47 @@ def plan_curriculum(
         pools: domain → prompt id → passes out of n.
         ratios: of the prompts of every batch, by domain; only their proportions count.
         mean_start, mean_end: pass rates, of the first and the last step's Gaussian.
-
-    Raises:
-        ValueError: inputs that no plan can be made of.
     """
-    for mean in (mean_start, mean_end):
-        gaussian_targets(mean, sigma=sigma, n=n)  # an error even where no step has this mean
-
-    def targets(step: int) -> list[float]:
-        mean = mean_at(step, steps=steps, start=mean_start, end=mean_end)
-        return gaussian_targets(mean, sigma=sigma, n=n)
-
-    return _plan(pools, targets, n=n, steps=steps, batch=batch, ratios=ratios, seed=seed)
+    shares = gaussian_shares(n=n, steps=steps, start=mean_start, end=mean_end, sigma=sigma)
+    return plan_shares(pools, shares, n=n, batch=batch, ratios=ratios, seed=seed)
 
 
 def plan_uniform(
     pools: Pools, *, n: int, steps: int, batch: int, ratios: Mapping[str, float], seed: int
 ) -> list[list[Draw]]:
     """As `plan_curriculum`, with equal shares for all buckets in every step."""
-    equal = [1 / n] * n if n > 0 else []
-    return _plan(pools, lambda _: equal, n=n, steps=steps, batch=batch, ratios=ratios, seed=seed)
+    shares = [[1 / n] * n] * steps
+    return plan_shares(pools, shares, n=n, batch=batch, ratios=ratios, seed=seed)
 
 
 def plan_random(
     pools: Pools, *, n: int, steps: int, batch: int, ratios: Mapping[str, float], seed: int
 ) -> list[list[Draw]]:
     """As `plan_curriculum`, whatever the bucket: the paper's ablation."""
-    return _plan(pools, lambda _: None, n=n, steps=steps, batch=batch, ratios=ratios, seed=seed)
+    return plan_shares(pools, [None] * steps, n=n, batch=batch, ratios=ratios, seed=seed)
 
 
-def _plan(
+def plan_shares(
     pools: Pools,
-    targets: Callable[[int], Sequence[float] | None],
+    shares: Sequence[Sequence[float] | None],
     *,
     n: int,
-    steps: int,
     batch: int,
     ratios: Mapping[str, float],
     seed: int,
 ) -> list[list[Draw]]:
-    if n < 1 or steps < 1:
-        raise ValueError(f"n {n} and steps {steps} must be at least 1")
+    """As `plan_curriculum`, by each step's shares of the buckets; None: whatever the bucket."""
+    if not shares:
+        raise ValueError("a plan needs at least one step")
     counts = domain_counts(ratios, batch=batch)
-    if unknown := sorted(set(ratios) - set(pools)):
+    if unlike := sorted(set(ratios) ^ set(pools)):
         raise ValueError(
-            f"there is no domain {unknown[0]!r}; domains are {', '.join(sorted(pools))}"
+            f"domain {unlike[0]!r} has only one of ratio and prompts; a ratio of 0 leaves it out"
         )
-    if without := sorted(set(pools) - set(ratios)):
-        raise ValueError(f"domain {without[0]!r} has no ratio; 0 leaves it out")
     domains = [_Domain(name, pools[name], n=n, seed=seed) for name in counts if ratios[name] > 0]
     plan: list[list[Draw]] = []
-    for step in range(steps):
-        shares = targets(step)
-        draws = [draw for one in domains for draw in one.draw(counts[one.name], shares)]
+    for step, own in enumerate(shares):
+        draws = [draw for one in domains for draw in one.draw(counts[one.name], own)]
         random.Random(f"{seed}/batch/{step}").shuffle(draws)
         plan.append(draws)
     return plan
@@ -220,10 +204,8 @@ class _Domain:
         return draws
 
     def _new_pass(self, drawn: set[str]) -> list[list[str]]:
-        """Begin again; returns, by bucket, what has come in this very batch and waits for the next.
-
-        A batch larger than the domain has to repeat them.
-        """
+        """Begin again; returns, by bucket, what has come in this very batch and waits for the next,
+        except in a batch larger than the domain, which has to repeat prompts."""
         held: list[list[str]] = [[] for _ in self._all]
         for bucket, prompts in enumerate(self._all):
             order = prompts.copy()

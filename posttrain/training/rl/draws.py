@@ -1,42 +1,38 @@
-"""The prompts of a step while the run goes on: those planned, refills for groups that teach
-nothing, or prompts from pools by the pass rate that training last showed.
+"""The prompts of every step: those planned, refills for groups that teach nothing, or prompts from
+pools by the pass rate that training last showed.
 
-    draws = PromptDraws(plan, pools, steps=600, seed=0, max_epochs=1, out=Path("runs/rlvr"))
-    draws.draw(3)                         → [Draw("m-7", "math", 5, "target"), …]
-    draws.refill([draw, …])               → [Draw("m-9", "math", 5, "refill"), None, …]
-    draws.record([DrawnGroup(…), …])      the step's end
-
-What is drawn depends on the pass rates, the recipe and the steps before. These are lines of
-`draws.jsonl`, from which a run that goes on takes them; a plan that nothing is put behind needs no
-such file.
-
-Dynamic sampling (DAPO, arXiv 2503.14476) replaces a group whose rewards are all equal. A refill is
-ours in this: it is of the same domain, has the pass rate nearest to that of the prompt it replaces,
-and is no prompt that the plan or `max_epochs` leaves no further turn. Difficulty pools are
-prime-rl's; within a pool the prompts drawn least often come first, and what a pool lacks comes from
-the largest of the others.
+Dynamic sampling (DAPO, arXiv 2503.14476) replaces a group whose rewards are all equal. Ours is the
+choice: of the same domain, with the nearest pass rate, and none that the plan or `max_epochs`
+leaves no further turn. Difficulty pools are prime-rl's; within a pool the prompts drawn least often
+come first, and what a pool lacks comes from the largest of the others.
 """
 
 from __future__ import annotations
 
 import heapq
 import json
-import os
 import random
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from posttrain.config.rlvr import PoolsConfig
-from posttrain.errors import DataError
+from posttrain.config.rlvr import PoolsConfig, RlvrConfig
+from posttrain.errors import ConfigError, DataError
 from posttrain.hashing import digest_of
 from posttrain.records import json_text
 from posttrain.runs import atomic_write_text
-from posttrain.training.rl.curriculum import Draw, Pools, Reason, largest_remainder
-from posttrain.training.rl.curriculum_steps import CURRICULUM, CurriculumPlan
+from posttrain.training.rl.curriculum import (
+    Draw,
+    Pools,
+    Reason,
+    domain_counts,
+    gaussian_shares,
+    largest_remainder,
+    plan_shares,
+)
 
 DRAWS = "draws.jsonl"
 POOLS: tuple[Reason, ...] = ("hard", "normal", "easy")
@@ -44,13 +40,7 @@ POOLS: tuple[Reason, ...] = ("hard", "normal", "easy")
 
 @dataclass(frozen=True, slots=True)
 class DrawnGroup:
-    """What came of one drawn prompt.
-
-    Attributes:
-        position: its place in the step; `attempt` counts from 0 the groups rolled out for it.
-        passes: of the `scored` rollouts.
-        dropped: all rewards were equal, and dynamic sampling left the group out.
-    """
+    """What came of one drawn prompt, as in `ScoredGroup`: `passes` of its `scored` rollouts."""
 
     position: int
     attempt: int
@@ -63,85 +53,88 @@ class DrawnGroup:
 
 
 class PromptDraws:
-    """Draws one step after the other; every process draws the same.
+    """Draws one step after the other; every process draws the same. With refills or pools that
+    depends on the steps before: they are lines of `draws.jsonl`, which a run that goes on reads.
 
     Args:
-        plan: what each step begins with; with `config`, of its draws the domains alone.
-        pools: domain → prompt id → passes out of the plan's n.
-        config: of the difficulty pools; None: there are none.
-        refilled: whether dynamic sampling may ask for refills.
-        max_epochs: how often a prompt may come.
-        out: the run's directory.
+        pools: domain → prompt id → passes out of n.
+
+    Attributes:
+        rounds: of rollouts in a step; above 1 a group that teaches nothing is replaced.
+
+    Raises:
+        ConfigError: no such plan can be made.
     """
 
-    def __init__(
-        self,
-        plan: CurriculumPlan,
-        pools: Pools,
-        *,
-        config: PoolsConfig | None = None,
-        refilled: bool = False,
-        max_epochs: int,
-        seed: int,
-        out: Path,
-    ) -> None:
-        self.plan, self.config, self.refilled = plan, config, refilled
-        self._pools, self._max_epochs, self._seed, self._out = pools, max_epochs, seed, out
+    def __init__(self, recipe: RlvrConfig, pools: Pools, *, n: int, steps: int) -> None:
+        config = recipe.curriculum
+        shares: list[list[float] | None] = [None] * steps
+        try:
+            if config.order == "gaussian":
+                means: dict[str, float] = {"start": config.mean_start, "end": config.mean_end}
+                shares = [*gaussian_shares(n=n, steps=steps, **means, sigma=config.sigma)]
+            elif config.order == "uniform":
+                shares = [[1 / n] * n] * steps
+            self._planned = _plan(recipe, pools, shares, n=n)
+        except ValueError as error:
+            raise ConfigError(f"curriculum: {error}") from error
+        self._n, self._config = n, config.pools_config
+        # of every step, the mean pass rate aimed at; None where there is no target
+        self._targets = [own and sum(s * k / n for k, s in enumerate(own)) for own in shares]
+        dynamic = recipe.dynamic_sampling
+        self.rounds = dynamic.max_gen_batches if dynamic else 1
+        # whether later steps depend on what came of earlier ones
+        self._recorded = self.rounds > 1 or self._config is not None
+        self._pools, self._max_epochs, self._seed = pools, recipe.max_epochs, recipe.seed
+        self._file = Path(recipe.out) / DRAWS
         # ties are broken by a place in a keyed shuffle, one a domain
         self._order: dict[str, int] = {}
         for domain, prompts in sorted(pools.items()):
             names = sorted(prompts)
-            random.Random(f"{seed}/refill/{domain}").shuffle(names)
+            random.Random(f"{self._seed}/refill/{domain}").shuffle(names)
             self._order |= {name: place for place, name in enumerate(names)}
         self._lines: list[str] = []
         self._forget()
 
     def _forget(self) -> None:
         """As before the first step."""
-        n = self.plan.n
         self._next, self._open = 0, False
-        self._rates = {name: k / n for own in self._pools.values() for name, k in own.items()}
+        rates = ((name, k / self._n) for own in self._pools.values() for name, k in own.items())
+        self._rates = dict(rates)
         self._times: Counter[str] = Counter()
-        if self.config is None:
-            self._times.update(draw.prompt_id for draws in self.plan.draws for draw in draws)
+        if self._config is None:
+            self._times.update(draw.prompt_id for draws in self._planned for draw in draws)
         self._taken: set[str] = set()
 
-    @property
-    def recorded(self) -> bool:
-        """Whether later steps depend on what came of earlier ones."""
-        return self.refilled or self.config is not None
-
     def draw(self, step: int) -> list[Draw]:
-        """The prompts that a step, from 0, begins with.
-
-        Raises:
-            DataError: `draws.jsonl` does not reach to the step.
-        """
-        planned = list(self.plan.draws[step])
-        if not self.recorded:
+        """The prompts that a step, from 0, begins with."""
+        planned = self._planned[step]
+        if not self._recorded:
             return planned
         if self._open or self._next != step:
             self._go_to(step)
         self._open = True
-        draws = planned if self.config is None else self._from_pools(planned, self.config)
+        draws = planned if self._config is None else self._from_pools(planned, self._config)
         self._taken = {draw.prompt_id for draw in draws}
         return draws
 
     def _go_to(self, step: int) -> None:
         """Take up the record of the steps before this one."""
-        file = self._out / DRAWS
         if len(self._lines) < step:
-            written = file.read_text("utf-8").splitlines() if file.is_file() else []
+            written = self._file.read_text("utf-8").splitlines() if self._file.is_file() else []
             if len(written) < step:
-                raise DataError(f"{file} has {len(written)} steps of the {step} before this one")
+                raise DataError(f"{self._file} has {len(written)} steps of the {step} before this")
             self._lines = written
         self._lines = self._lines[:step]
         self._forget()
-        for line in self._lines:
-            groups = [DrawnGroup(*row) for row in json.loads(line)["groups"]]
-            self._times.update(g.prompt_id for g in groups if self.config or g.attempt)
-            self._note(groups)
         self._next = step
+        groups = self._groups()
+        self._times.update(g.prompt_id for g in groups if self._config or g.attempt)
+        self._note(groups)
+
+    def _groups(self) -> list[DrawnGroup]:
+        """Of all steps so far."""
+        return [DrawnGroup(*row) for line in self._lines for row in json.loads(line)["groups"]]
 
     def _from_pools(self, planned: Sequence[Draw], config: PoolsConfig) -> list[Draw]:
         """Prompts of the planned domains, each domain's from its pools."""
@@ -167,7 +160,7 @@ class PromptDraws:
         return self._times[name], self._order[name]
 
     def _as_draw(self, name: str, domain: str, reason: Reason) -> Draw:
-        return Draw(name, domain, round(self._rates[name] * self.plan.n), reason)
+        return Draw(name, domain, round(self._rates[name] * self._n), reason)
 
     def refill(self, dropped: Sequence[Draw]) -> list[Draw | None]:
         """A further prompt for each of the step's draws that is dropped, None where the domain has
@@ -178,15 +171,11 @@ class PromptDraws:
             places.setdefault((draw.domain, self._rates[draw.prompt_id]), []).append(place)
         for (domain, rate), own in sorted(places.items()):
             may_come = (
-                name
+                (abs(self._rates[name] - rate), *self._least_drawn(name), name)
                 for name in self._pools[domain]
                 if name not in self._taken and self._times[name] < self._max_epochs
             )
-
-            def distance(name: str, rate: float = rate) -> tuple[float, int, int]:
-                return abs(self._rates[name] - rate), *self._least_drawn(name)
-
-            names = heapq.nsmallest(len(own), may_come, key=distance)
+            names = [name for *_, name in heapq.nsmallest(len(own), may_come)]
             for place, name in zip(own, names, strict=False):
                 given[place] = self._as_draw(name, domain, "refill")
             self._taken.update(names)
@@ -195,77 +184,115 @@ class PromptDraws:
 
     def record(self, groups: Sequence[DrawnGroup], *, main: bool) -> None:
         """What came of the step that was drawn last, over all processes; the main one writes it."""
-        if not self.recorded:
+        if not self._recorded:
             return
-        step = {"step": self._next + 1, "groups": [astuple(group) for group in groups]}
         self._note(groups)
-        self._lines.append(json_text(step))
         self._next, self._open = self._next + 1, False
-        if not main:
-            return
-        file = self._out / DRAWS
-        # a killed run's lines from here on go
-        if not file.is_file() or _lines_of(file) != self._next - 1:
-            atomic_write_text(file, "".join(line + "\n" for line in self._lines))
-            return
-        with file.open("a", encoding="utf-8") as handle:
-            handle.write(self._lines[-1] + "\n")
-            handle.flush()
-            os.fsync(handle.fileno())
+        step = {"step": self._next, "groups": [astuple(group) for group in groups]}
+        self._lines.append(json_text(step))
+        if main:
+            atomic_write_text(self._file, "".join(line + "\n" for line in self._lines))
 
-    def _note(self, groups: Iterable[DrawnGroup]) -> None:
+    def _note(self, groups: Sequence[DrawnGroup]) -> None:
         """Move prompts between the pools."""
-        if self.config is not None:
+        if self._config is not None:
             self._rates |= {g.prompt_id: g.passes / g.scored for g in groups if g.scored}
 
     def figures(self, step: int, draws: Sequence[Draw]) -> dict[str, float]:
-        """To log of the prompts that the step began with, by domain."""
-        if self.config is None:
-            return self.plan.figures(step)
+        """To log of the prompts that a step began with, by domain."""
         figures: dict[str, float] = {}
-        for domain in sorted({draw.domain for draw in draws}):
-            own = [draw for draw in draws if draw.domain == domain]
-            sizes = Counter(self.config.pool_of(self._rates[n]) for n in self._pools[domain])
-            figures[f"domain/{domain}/drawn"] = statistics.fmean(
-                draw.bucket / self.plan.n for draw in own
-            )
-            leftovers = sum(draw.reason == "leftover" for draw in own)
-            figures[f"domain/{domain}/leftover"] = leftovers / len(own)
-            figures |= {f"domain/{domain}/pool_{pool}": sizes[pool] for pool in POOLS}
+        for domain, own in _by_domain(draws).items():
+            figures[f"domain/{domain}/drawn"] = self._rate(own)
+            figures[f"domain/{domain}/leftover"] = _leftovers(own)
+            if (target := self._targets[step]) is not None:
+                figures[f"domain/{domain}/target"] = target
+            if self._config is not None:
+                sizes = self._sizes(domain, self._config)
+                figures |= {f"domain/{domain}/pool_{pool}": n for pool, n in sizes.items()}
         return figures
+
+    def _rate(self, draws: Sequence[Draw]) -> float:
+        return statistics.fmean(draw.bucket / self._n for draw in draws)
+
+    def _sizes(self, domain: str, config: PoolsConfig) -> dict[str, int]:
+        sizes = Counter(config.pool_of(self._rates[name]) for name in self._pools[domain])
+        return {pool: sizes[pool] for pool in POOLS}
 
     @property
     def digest(self) -> str:
         """Of all that decides what is drawn, but what the run itself shows."""
-        return digest_of([self.plan.digest, self._pools]) if self.recorded else self.plan.digest
+        planned = digest_of([[draw.prompt_id for draw in draws] for draws in self._planned])
+        return digest_of([planned, self._pools]) if self._recorded else planned
 
-    def files(self) -> dict[str, str]:
-        """What a finished run keeps beside `draws.jsonl`: the plan, if prompts come from it."""
-        return {CURRICULUM: self.plan.text()} if self.config is None else {}
+    def write_plan(self) -> None:
+        """Write `curriculum.jsonl`, if prompts come from the plan, a line a step:
+
+        {"step": 1, "target": 0.62, "prompts": [["m-7", "math", 5, "target"], …]}
+        """
+        if self._config is not None:
+            return
+        rows = (
+            {"step": k + 1, "target": self._targets[k], "prompts": [astuple(one) for one in draws]}
+            for k, draws in enumerate(self._planned)
+        )
+        text = "".join(json_text(row) + "\n" for row in rows)
+        atomic_write_text(self._file.with_name("curriculum.jsonl"), text)
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """For the run's plan."""
-        if self.config is None:
-            yield from self.plan.lines()
-            return
-        counts = Counter(draw.domain for draw in self.plan.draws[0])
-        for domain, own in sorted(self._pools.items()):
-            sizes = Counter(self.config.pool_of(self._rates[name]) for name in own)
-            listed = ", ".join(f"{pool} {sizes[pool]:,}" for pool in POOLS)
-            yield "curriculum", f"{domain}: {counts[domain]} prompts a step from pools, {listed}"
+        """A line a domain for the run's plan."""
+        drawn = _by_domain([draw for draws in self._planned for draw in draws])
+        begin, end = _by_domain(self._planned[0]), _by_domain(self._planned[-1])
+        for domain, own in drawn.items():
+            text = f"{domain}: {len(begin[domain])} prompts a step "
+            if self._config is not None:
+                sizes = self._sizes(domain, self._config).items()
+                text += f"from pools, {', '.join(f'{pool} {size:,}' for pool, size in sizes)}"
+            else:
+                times = Counter(draw.prompt_id for draw in own)
+                text += (
+                    f"of {len(times):,} different, each at most {max(times.values())} time(s); "
+                    f"pass rate drawn {self._rate(begin[domain]):.2f} → "
+                    f"{self._rate(end[domain]):.2f}, {_leftovers(own):.0%} of them leftovers"
+                )
+            yield "curriculum", text
 
     def stats(self) -> dict[str, Any]:
         """For the manifest, at the run's end."""
-        if not self.recorded:
-            return self.plan.stats()
-        groups = [DrawnGroup(*row) for line in self._lines for row in json.loads(line)["groups"]]
+        drawn: Sequence[Draw | DrawnGroup] = [draw for draws in self._planned for draw in draws]
+        if self._recorded:
+            drawn = self._groups()
         return {
-            "reasons": dict(sorted(Counter(group.reason for group in groups).items())),
-            "prompts": dict(sorted(Counter(group.domain for group in groups).items())),
-            "different": len({group.prompt_id for group in groups}),
+            "reasons": dict(sorted(Counter(one.reason for one in drawn).items())),
+            "prompts": dict(sorted(Counter(one.domain for one in drawn).items())),
+            "different": len({one.prompt_id for one in drawn}),
         }
 
 
-def _lines_of(file: Path) -> int:
-    with file.open("rb") as handle:
-        return sum(1 for _ in handle)
+def _plan(
+    recipe: RlvrConfig, pools: Pools, shares: Sequence[list[float] | None], *, n: int
+) -> list[list[Draw]]:
+    batch = recipe.prompts_per_step
+    ratios = {name: domain.ratio for name, domain in recipe.domains.items()}
+    for domain, count in domain_counts(ratios, batch=batch).items():
+        if not count:
+            raise ValueError(f"domain {domain!r} gets no place in batches of {batch}")
+        if recipe.curriculum.pools_config and count > len(pools[domain]):
+            raise ValueError(f"domain {domain!r} has fewer than {count} prompts to draw from")
+    plan = plan_shares(pools, shares, n=n, batch=batch, ratios=ratios, seed=recipe.seed)
+    prompt, times = Counter(d.prompt_id for step in plan for d in step).most_common(1)[0]
+    if times > recipe.max_epochs:
+        raise ValueError(
+            f"prompt {prompt!r} would come {times} times in {len(shares)} steps of {batch}, "
+            f"max_epochs is {recipe.max_epochs}: profile more prompts of its domain, train fewer "
+            f"steps, give the domain a smaller ratio, or set max_epochs: {times}"
+        )
+    return plan
+
+
+def _by_domain(draws: Sequence[Draw]) -> dict[str, list[Draw]]:
+    names = sorted({draw.domain for draw in draws})
+    return {name: [draw for draw in draws if draw.domain == name] for name in names}
+
+
+def _leftovers(draws: Sequence[Draw]) -> float:
+    return sum(draw.reason == "leftover" for draw in draws) / len(draws)

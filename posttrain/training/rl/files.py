@@ -1,22 +1,18 @@
-"""Every rollout on disk: one file a batch of rollouts, one line a group.
+"""Every rollout on disk: a file a batch of rollouts, a line a group.
 
     rollouts/step-00001.jsonl
-    {"step": 1, "position": 0, "attempt": 0, "dropped": false,
-     "prompt": {"id": "maths-7/rlhf/on", "messages": […], …},
+    {"step": 1, "position": 0, "attempt": 0, "dropped": false, "prompt": {"id": "maths-7", …},
      "rollouts": [{"index": 0, "text": "…", "finish": "stop", "tokens": 40, "reward": 3.5,
                    "parts": {"base": 3.5}, "advantage": 0.7, "in_loss": true,
                    "importance": {"mean": 1.0, "low": 1.0, "high": 1.0, "masked": 0,
                                   "strayed": 1.0, "kept": true}}, …],
      "judgements": [{…}, …]}
 
-Each process writes the groups that it made; the main process joins them in order of position. The
-file appears whole or not at all; a batch that is made again gives the same bytes.
+The file appears whole or not at all; a batch that is made again gives the same bytes. Seconds
+differ from run to run, so they are in neither log nor artifact, but in a file of their own:
 
-Beside them lies `timing.jsonl`, with where each batch's seconds go; seconds differ from run to run,
-so they are neither in the log nor in the artifact:
-
-    {"step": 1, "rollout": 4.1, "reward": 2.0, "train": 6.3,
-     "verifiers": {"math": {"p50": 0.004, "p95": 0.02}}}
+    timing.jsonl
+    {"step": 1, "rollout": 4.1, "reward": 2.0, "train": 6.3, "verifiers": {"math": {"p50": 0.1}}}
 """
 
 from __future__ import annotations
@@ -48,11 +44,7 @@ def rollout_file(out: Path, step: int) -> Path:
 
 
 def group_row(scored: ScoredGroup, *, step: int, stats: Stats) -> dict[str, Any]:
-    """A group as one JSON-able row.
-
-    Args:
-        stats: importance ratios of the rollouts in the loss, by position and index.
-    """
+    """A group as one JSON-able row; `stats` are ratios of the rollouts in the loss, by place."""
     rewards = scored.rewards
     return {
         "step": step,

@@ -12,7 +12,6 @@ DAPO, arXiv 2503.14476).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,11 +24,11 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True, slots=True)
 class Importance:
-    """Ratios between trainer and sampler, `[rows, columns]` unless said otherwise.
+    """Ratios between trainer and sampler.
 
     Attributes:
-        ratio: exp(previous − sampled); 0 where it is not finite, 1 outside the mask.
-        weight: what the loss is multiplied by.
+        ratio: `[rows, columns]`, exp(previous − sampled); 0 where not finite, 1 outside the mask.
+        weight: `[rows, columns]`, what the loss is multiplied by.
         strayed: `[rows]`, mean over a row's tokens of exp |previous − sampled|; 1 without tokens.
         kept: `[rows]`, False for a row that is left out.
     """
@@ -63,11 +62,8 @@ def importance(
 
 
 def _near(difference: Tensor, count: Tensor, config: ImportanceConfig) -> Tensor:
-    """`[rows]`: whether a completion's ratios, taken as one, are inside the recipe's bounds.
-
-    Args:
-        difference: summed over a row's tokens, `count` of them.
-    """
+    """`[rows]`: whether a completion's ratios, taken as one, are inside the recipe's bounds, from
+    the differences summed over its `count` tokens."""
     geometric = difference / count
     near = torch.isfinite(difference)
     if config.geometric_low is not None:
@@ -99,11 +95,10 @@ def token_loss(
     """The loss of every token; what lies outside the mask is meaningless.
 
     Args:
-        current: log-probabilities with graph.
-        previous: under the policy that sampled.
+        current, previous, reference: log-probabilities `[rows, columns]`, now with graph, under the
+            policy that sampled, and under the initial one (None: no KL term).
         advantages: `[rows]`.
         weight: of `importance`.
-        reference: under the initial policy; None: no KL term.
     """
     ratio = (current - previous).exp()
     bounded = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
@@ -136,46 +131,37 @@ def ratio_rows(mask: Tensor, weights: Importance) -> list[dict[str, Any] | None]
     ]
 
 
-# one number each; every one a sum over the tokens, or the rows, in the loss
-_SUMS = (
-    "tokens", "entropy", "ratio", "masked_tokens", "clipped", "kl", "rows", "masked_rows",
-    "strayed", "difference",
-)  # fmt: skip
-
-
 class TokenSums:
     """Sums over a step's tokens, in float64, over all processes once drained."""
 
-    def __init__(self, *, kl: bool) -> None:
-        self._kl = kl
-        self._sums = torch.zeros(len(_SUMS), dtype=torch.float64)
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
 
-    def add(self, mask: torch.Tensor, entropy: torch.Tensor, weights: Importance, loss: TokenLoss):
+    def add(self, mask: Tensor, entropy: Tensor, weights: Importance, loss: TokenLoss) -> None:
         """Add a micro-batch; tensors `[rows, columns]`."""
-        kl = torch.zeros_like(entropy) if loss.kl is None else loss.kl
-        masked = mask & weights.kept[:, None] & (weights.weight == 0)
         rows = mask.any(-1)
-        columns: Iterable[torch.Tensor] = (
-            mask,
-            entropy * mask,
-            weights.ratio * mask,
-            masked,
-            loss.clipped & mask,
-            kl * mask,
-            rows,
-            rows & ~weights.kept,
-            weights.strayed * rows,
+        columns = {
+            "tokens": mask,
+            "entropy": entropy * mask,
+            "ratio": weights.ratio * mask,
+            "masked_tokens": mask & weights.kept[:, None] & (weights.weight == 0),
+            "clipped": loss.clipped & mask,
+            "rows": rows,
+            "masked_rows": rows & ~weights.kept,
+            "strayed": weights.strayed * rows,
             # of ratios that are finite
-            torch.where(mask & (weights.ratio > 0), weights.ratio.log().abs(), 0.0),
-        )
-        sums = torch.stack([column.detach().double().sum() for column in columns])
-        self._sums = self._sums.to(sums.device) + sums
+            "difference": torch.where(mask & (weights.ratio > 0), weights.ratio.log().abs(), 0.0),
+        }
+        if loss.kl is not None:
+            columns["kl"] = loss.kl * mask
+        for name, column in columns.items():
+            self._sums[name] = self._sums.get(name, 0) + column.detach().double().sum()
 
     def drain(self, accelerator: Any) -> dict[str, float]:
         """The means over all processes; starts anew. Every process must call it."""
-        sums = accelerator.reduce(self._sums, "sum").tolist()
-        self._sums = torch.zeros_like(self._sums)
-        total = dict(zip(_SUMS, sums, strict=True))
+        sums = accelerator.reduce(torch.stack([*self._sums.values()]), "sum").tolist()
+        total = dict(zip(self._sums, sums, strict=True))
+        self._sums = {}
         tokens, rows = max(total["tokens"], 1.0), max(total["rows"], 1.0)
         means = {
             "loss_tokens": total["tokens"],
@@ -188,4 +174,4 @@ class TokenSums:
         }
         if total["tokens"]:
             means["entropy"] = total["entropy"] / tokens
-        return means | ({"kl": total["kl"] / tokens} if self._kl else {})
+        return means | ({"kl": total["kl"] / tokens} if "kl" in total else {})

@@ -1,18 +1,12 @@
-"""What a group-relative run will do, and the checks of its prompts, before it does it.
+"""What a group-relative run will do, counted and timed before it does it: lines such as
 
-prompts      1,200: 60 % with reasoning; longest 212 tokens + 256 new of 2,048 positions
-batch        128 prompts × 16 = 2,048 rollouts on 2 process(es), 1 update of 8 × 128 accumulated
 steps        100: 12,800 prompts drawn, 1.07 epochs, 204,800 rollouts of at most 512 tokens
-rollouts     in process, 64 at a time; 58.82 GiB of weights are gathered on each device
-routers      23 frozen; bias moved by 0.001 a step
-time         about 5,400 s: 54 s a step, from a few rollouts made and trained on here; …
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 import torch
@@ -21,8 +15,6 @@ from posttrain.config.backend import Server
 from posttrain.config.grpo import GroupTraining, InProcessRollouts, LoraServer, RolloutEngine
 from posttrain.errors import ConfigError
 from posttrain.group_rewards import GroupRewards
-from posttrain.rollouts import Prompt
-from posttrain.sampling.rollout import OpenEnvironment
 from posttrain.training.plan import (
     GIB,
     MEASURED_UP_TO,
@@ -42,36 +34,16 @@ TOKEN_BYTES = 5
 SPLITS_WEIGHTS = ("zero3", "fsdp2")
 
 
-def check_environments(prompts: Sequence[Prompt], open_environment: OpenEnvironment | None) -> None:
-    """Refuse prompts whose tools nobody would run.
-
-    Raises:
-        ConfigError: naming the prompt.
-    """
-    if open_environment is not None:
-        return
-    for prompt in prompts:
-        if prompt.environment is not None:
-            raise ConfigError(
-                f"prompt {prompt.id!r} names the environment {prompt.environment!r}, and this "
-                "stage runs no tools"
-            )
-
-
-async def check_reachable(name: str, url: str, *, timeout: float = 10.0) -> None:
+async def check_reachable(name: str, url: str) -> None:
     """Refuse a server that takes no connection, before hours of rollouts depend on it.
 
     Args:
         name: the recipe's key that gives the address.
-        timeout: seconds.
-
-    Raises:
-        ConfigError: naming the key, the address and what to do.
     """
     address = urlsplit(url)
     port = address.port or (443 if address.scheme == "https" else 80)
     try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(address.hostname, port), timeout)
+        _, writer = await asyncio.wait_for(asyncio.open_connection(address.hostname, port), 10)
     except OSError as error:
         reason = str(error) or "no connection in time"
         raise ConfigError(
@@ -87,42 +59,40 @@ def make_plan(prepared: PreparedRun[GroupTrainer], size: ModelSize, *, measure: 
     Args:
         measure: make and train on a few rollouts on this device (model ≤ 300 M parameters only).
     """
-    trainer, launched = prepared.trainer, prepared.launched
+    trainer, processes = prepared.trainer, prepared.launched.world_size
     recipe, args, prompts = trainer.recipe, trainer.args, len(trainer.rollouts.prompts)
     updates, max_tokens = recipe.loss.num_iterations, recipe.sampling.max_tokens
     drawn = args.max_steps // updates * recipe.prompts_per_step
     rollouts = drawn * recipe.num_generations
     kept = 0 if args.save_strategy == "no" else args.save_total_limit or args.max_steps
     disk = checkpoint_bytes(size, kept=kept) + rollouts * max_tokens * TOKEN_BYTES
+    whole = prepared.launched.sharding not in SPLITS_WEIGHTS
+    batch = (
+        f"{recipe.prompts_per_step} prompts × {recipe.num_generations} = "
+        f"{recipe.prompts_per_step * recipe.num_generations:,} rollouts on {processes} "
+        f"process(es), {updates} update{'s' if updates > 1 else ''} of "
+        f"{args.per_device_train_batch_size} × {args.gradient_accumulation_steps} accumulated on "
+        "each"
+    )
+    steps = (
+        f"{args.max_steps}: {drawn:,} prompts drawn, {drawn / prompts:.2f} epochs, {rollouts:,} "
+        f"rollouts of at most {max_tokens} tokens"
+    )
     lines = [
         ("loss", _loss_line(recipe)),
-        (
-            "batch",
-            f"{recipe.prompts_per_step} prompts × {recipe.num_generations} = "
-            f"{recipe.prompts_per_step * recipe.num_generations:,} rollouts on "
-            f"{launched.world_size} process(es), {updates} update{'s' if updates > 1 else ''} of "
-            f"{args.per_device_train_batch_size} × {args.gradient_accumulation_steps} accumulated "
-            "on each",
-        ),
-        (
-            "steps",
-            f"{args.max_steps}: {drawn:,} prompts drawn, {drawn / prompts:.2f} epochs, "
-            f"{rollouts:,} rollouts of at most {max_tokens} tokens",
-        ),
+        ("batch", batch),
+        ("steps", steps),
         disk_line(disk),
+        ("rollouts", _rollouts_line(recipe.rollouts, size, whole=whole)),
     ]
-    whole = launched.sharding not in SPLITS_WEIGHTS
-    lines.append(("rollouts", _rollouts_line(recipe.rollouts, size, whole=whole)))
     here = recipe.rollouts.engine == "in_process"
     if measure and size.parameters <= MEASURED_UP_TO and here and whole:
-        seconds = _seconds_a_rollout(trainer) * rollouts / launched.world_size
-        lines.append(
-            (
-                "time",
-                f"about {seconds:,.0f} s: {seconds / args.max_steps:.1f} s a step, from a few "
-                "rollouts made and trained on here; rewards come on top",
-            )
+        seconds = _seconds_a_rollout(trainer) * rollouts / processes
+        time_line = (
+            f"about {seconds:,.0f} s: {seconds / args.max_steps:.1f} s a step, from a few rollouts "
+            "made and trained on here; rewards come on top"
         )
+        lines.append(("time", time_line))
     return RunPlan(lines, disk)
 
 
@@ -138,7 +108,7 @@ def _seconds_a_rollout(trainer: GroupTrainer) -> float:
     rows = trained_rows(scored, overlong="train")
     size = trainer.args.per_device_train_batch_size
     for at in range(0, len(rows), size):
-        batch = trainer.place(collate(rows[at : at + size], pad_id=trainer.pad_id))
+        batch = trainer._prepare_inputs(collate(rows[at : at + size], pad_id=trainer.pad_id))
         with trainer.compute_loss_context_manager():
             trainer.score(trainer.model, batch)[0].sum().backward()
     if trainer.args.device.type == "cuda":

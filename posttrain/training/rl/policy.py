@@ -1,13 +1,6 @@
-"""The policy in training as an engine that rollouts are sampled from, by `rollouts.engine`.
-
-    engine = InProcess(trainer)
-    with engine.current(3):       # every process enters it: the weights of step 3, whole
-        await engine.generate([EngineRequest(ids=(1, 9, 4), …)])
-
-`in_process` decodes here; `lora_server` is a vLLM server that holds the base and loads each step's
-adapter from the disk that it shares with the trainer; the engines that are sent all weights are in
-`rl/vllm.py`. What an engine computes otherwise than the trainer is importance sampling's to
-correct.
+"""The policy in training as an engine that rollouts are sampled from, by `rollouts.engine`:
+`in_process` decodes here, `lora_server` is a vLLM server that loads each step's adapter from a
+shared disk; the engines that are sent all weights are in `rl/vllm.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,10 +19,10 @@ from trl.models.utils import add_hooks, remove_hooks
 
 from posttrain.config.grpo import LoraServer
 from posttrain.errors import ConfigError
-from posttrain.sampling.engines.completions import CompletionsEngine
 from posttrain.sampling.engines.http import Client, key_headers
 from posttrain.sampling.engines.transformers import decode_in_thread
-from posttrain.sampling.sampler import EngineOutput, EngineRequest, OnOutput, Progress
+from posttrain.sampling.engines.vllm import CompletionsEngine
+from posttrain.sampling.sampler import Engine, EngineOutput, EngineRequest, OnOutput, Progress
 from posttrain.training.launch import read_launch
 
 if TYPE_CHECKING:
@@ -40,9 +33,11 @@ _SHOWN = 300  # characters of a server's answer in a message
 
 
 class LiveEngine(ABC):
-    """An `Engine` whose weights are those of the policy in training; used from one event loop."""
+    """An `Engine` whose weights are those of the policy in training; used from one event loop.
+    `engine` is what samples, once `current` has been entered."""
 
     batched = False
+    engine: Engine
     client: Client | None = None
 
     def __init__(self, trainer: GroupTrainer) -> None:
@@ -62,14 +57,13 @@ class LiveEngine(ABC):
             ConfigError: the weights do not reach a server; the message has its answer.
         """
 
-    @abstractmethod
     async def generate(
-        self, requests: Sequence[EngineRequest], *, progress: Callable[[int], None] | None = None
+        self, requests: Sequence[EngineRequest], *, progress: Progress = None
     ) -> list[EngineOutput]:
         """As `Engine.generate`."""
+        return await self.engine.generate(requests, progress=progress)
 
     async def close(self) -> None:
-        """Give connections back, where there are any."""
         if self.client is not None:
             await self.client.close()
 
@@ -85,13 +79,11 @@ class InProcess(LiveEngine):
         self.model = trainer.base_model
 
     def current(self, step: int) -> AbstractContextManager[None]:
-        """As the parent's: what sharding has split is gathered meanwhile."""
         return whole_weights(self.trainer)
 
     async def generate(
-        self, requests: Sequence[EngineRequest], *, progress: Callable[[int], None] | None = None
+        self, requests: Sequence[EngineRequest], *, progress: Progress = None
     ) -> list[EngineOutput]:
-        """As `generate_each`."""
         return await self.generate_each(requests, progress=progress)
 
     async def generate_each(
@@ -101,11 +93,7 @@ class InProcess(LiveEngine):
         on_done: OnOutput | None = None,
         progress: Progress = None,
     ) -> list[EngineOutput]:
-        """As `IncrementalEngine.generate_each`; the model is in eval mode meanwhile.
-
-        Raises:
-            DataError: the model's logits are not finite.
-        """
+        """As `IncrementalEngine.generate_each`; the model is in eval mode meanwhile."""
         rollouts: Any = self.trainer.recipe.rollouts
         training = self.model.training
         self.model.eval()
@@ -169,14 +157,12 @@ class LoraServed(LiveEngine):
         super().__init__(trainer)
         server = trainer.recipe.rollouts
         assert isinstance(server, LoraServer)
-        self._server = server
-        self.client = self._client = Client(server)
-        self._engine: CompletionsEngine | None = None
+        self._server, self.client = server, Client(server)
 
     @contextlib.contextmanager
     def current(self, step: int) -> Iterator[None]:
-        """As the parent's."""
-        trainer = self.trainer
+        trainer, client = self.trainer, self.client
+        assert client is not None
         name, before = f"{self._server.model}-{step:05d}", f"{self._server.model}-{step - 1:05d}"
         folder = Path(trainer.args.output_dir) / "policy"
         if trainer.is_world_process_zero():
@@ -184,7 +170,7 @@ class LoraServed(LiveEngine):
             trainer.rollouts.runner.run(self._load(name, folder / name, before if step else None))
             shutil.rmtree(folder / before, ignore_errors=True)
         trainer.accelerator.wait_for_everyone()
-        self._engine = CompletionsEngine(self._client, model=name, identity=self.identity)
+        self.engine = CompletionsEngine(client, model=name, identity=self.identity)
         yield
 
     async def _load(self, name: str, folder: Path, instead_of: str | None) -> None:
@@ -192,10 +178,19 @@ class LoraServed(LiveEngine):
         headers = key_headers(self._server.api_key_env)
         timeout = aiohttp.ClientTimeout(total=self._server.timeout)
         async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
+
+            async def post(path: str, **body: str) -> str | None:
+                """None, or why not."""
+                try:
+                    async with session.post(self._server.url + path, json=body) as answer:
+                        text = (await answer.text(errors="replace"))[:_SHOWN]
+                        return None if answer.status == 200 else f"status {answer.status}: {text}"
+                except (aiohttp.ClientError, TimeoutError) as error:
+                    return f"{type(error).__name__}: {error}"
+
             # there from a run that was killed, perhaps with other weights
-            await self._post(session, UNLOAD, {"lora_name": name})
-            body = {"lora_name": name, "lora_path": str(folder.resolve())}
-            refused = await self._post(session, LOAD, body)
+            await post(UNLOAD, lora_name=name)
+            refused = await post(LOAD, lora_name=name, lora_path=str(folder.resolve()))
             if refused is not None:
                 raise ConfigError(
                     f"{self._server.url}{LOAD}: {refused}. vLLM takes adapters when started with "
@@ -203,23 +198,4 @@ class LoraServed(LiveEngine):
                     f"same {folder.parent}"
                 )
             if instead_of is not None:
-                await self._post(session, UNLOAD, {"lora_name": instead_of})
-
-    async def _post(
-        self, session: aiohttp.ClientSession, path: str, body: Mapping[str, str]
-    ) -> str | None:
-        """None, or why not."""
-        try:
-            async with session.post(self._server.url + path, json=body) as answer:
-                if answer.status == 200:
-                    return None
-                return f"status {answer.status}: {(await answer.text(errors='replace'))[:_SHOWN]}"
-        except (aiohttp.ClientError, TimeoutError) as error:
-            return f"{type(error).__name__}: {error}"
-
-    async def generate(
-        self, requests: Sequence[EngineRequest], *, progress: Callable[[int], None] | None = None
-    ) -> list[EngineOutput]:
-        """As `Engine.generate`."""
-        assert self._engine is not None, "no adapter has been loaded"
-        return await self._engine.generate(requests, progress=progress)
+                await post(UNLOAD, lora_name=instead_of)

@@ -33,7 +33,7 @@ from posttrain.hashing import digest_of
 from posttrain.models.inference import generation_stops
 from posttrain.models.room import check_room, positions, prompt_lengths
 from posttrain.rollouts import Prompt
-from posttrain.runs import Manifest, Parent, Run, atomic_write_text
+from posttrain.runs import Manifest, Parent, Run
 from posttrain.sampling.generate import prompt_lines
 from posttrain.sampling.open import rendering_of
 from posttrain.sampling.render import RenderedSampler
@@ -47,13 +47,9 @@ from posttrain.training.finish import RESUME, RunOutcome
 from posttrain.training.launch import Launched
 from posttrain.training.moe import freeze_routers
 from posttrain.training.plan import ModelSize, RunPlan, check_enough
-from posttrain.training.rl.domains import domain_stats, domain_table
 from posttrain.training.rl.draws import PromptDraws
-from posttrain.training.rl.metrics import run_stats
-from posttrain.training.rl.plan import (
-    check_environments,
-    make_plan,
-)
+from posttrain.training.rl.metrics import domain_stats, domain_table, run_stats
+from posttrain.training.rl.plan import make_plan
 from posttrain.training.rl.step import Rollouts, accumulation
 from posttrain.training.rl.trainer import GroupTrainer
 from posttrain.training.stage import PolicyTokenizer, Preflight, PreparedRun, TrainingStage
@@ -62,7 +58,11 @@ WARMUP_STEPS = 10  # of the reference code's RLVR recipe
 # seconds: a process waits at a gather until the others have rolled out and judged; torch's own
 # half an hour is made for steps without either
 DDP_TIMEOUT = 4 * 3600
-_INPUTS = ("data", "prompts", "settings", "judge", "pass_rates", "domains")
+# no part of what names a run: the guard's limits may change when a stopped one goes on, prompts and
+# reward come by digest, and servers move
+_OUTSIDE: Any = dict.fromkeys(
+    ("out", "guard", "data", "prompts", "settings", "judge", "pass_rates", "domains"), True
+) | {"rollouts": {*ENGINE_REACHING}}
 _CLOSING = (
     "reward", "part/base", "part/accuracy", "part/pass", "answer_tokens", "reasoning_tokens",
 )  # fmt: skip
@@ -71,24 +71,14 @@ _CLOSING = (
 def grpo_arguments(
     recipe: GroupTraining, *, out: Path, env: Mapping[str, str] = os.environ
 ) -> GRPOConfig:
-    """The trainer's arguments.
-
-    Args:
-        out: where resume checkpoints go.
-        env: the process environment, where the launcher leaves processes and precision.
+    """The trainer's arguments; `out` is where resume checkpoints go, `env` what the launcher left.
 
     Raises:
         ConfigError: an unknown field, a value the trainer refuses, groups that would be split.
     """
     micro, processes = batch_layout(recipe, GRPOConfig, env)
     revision, num_iterations = recipe.model.revision, recipe.loss.num_iterations
-    micro_batches = accumulation(
-        per_step=recipe.prompts_per_step,
-        num_generations=recipe.num_generations,
-        num_iterations=num_iterations,
-        micro=micro,
-        processes=processes,
-    )
+    micro_batches = accumulation(recipe, micro=micro, processes=processes)
     args = make_arguments(
         GRPOConfig,
         recipe,
@@ -146,7 +136,6 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         open_environment: runs the calls of prompts that declare tools; None: there are no such.
         runner: whose event loop the reward lives in, if it holds connections; None makes one.
         curriculum: the prompts of every step; None: whole permutations one after the other.
-        rounds: as of `Rollouts`.
         method: of the manifest and the card, such as `rlhf`.
         parents: what prompts and reward were made from; the policy is added.
         stats: more for the manifest.
@@ -163,7 +152,6 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         open_environment: OpenEnvironment | None = None,
         runner: asyncio.Runner | None = None,
         curriculum: PromptDraws | None = None,
-        rounds: int = 1,
         method: str = "grpo",
         parents: Sequence[Parent] = (),
         stats: Mapping[str, Any] | None = None,
@@ -172,21 +160,16 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         self.prompts, self.reward, self.method = prompts, reward, method
         self.open_environment, self.runner = open_environment, runner or asyncio.Runner()
         self.parents, self.stats = parents, stats or {}
-        self.curriculum, self.rounds = curriculum, rounds
+        self.curriculum = curriculum
         self._lengths: list[int] = []
         self._routers = 0
 
     def arguments(self, out: Path) -> GRPOConfig:
-        """As `grpo_arguments`."""
         return grpo_arguments(self.recipe, out=out)
 
     def identity(self) -> dict[str, Any]:
         """The recipe, prompts and policy by digest, and what the reward is."""
-        recipe = self.recipe
-        # the guard's limits may change when a stopped run goes on; the prompts come by digest
-        outside = {"out", "guard", *(name for name in _INPUTS if name in type(recipe).model_fields)}
-        left_out: Any = dict.fromkeys(outside, True) | {"rollouts": {*ENGINE_REACHING}}
-        config = recipe.model_dump(mode="json", exclude=left_out)
+        config = self.recipe.model_dump(mode="json", exclude=_OUTSIDE)
         config["prompts_digest"] = digest_of(prompt_lines(self.prompts))
         config["reward"] = dict(self.reward.identity)
         if self.curriculum is not None:
@@ -196,7 +179,6 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         return config
 
     def data_parents(self) -> list[Parent]:
-        """Those that were given."""
         return list(self.parents)
 
     def load_tokenizer(self, args: GRPOConfig) -> PolicyTokenizer:
@@ -204,7 +186,12 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         recipe, num_iterations = self.recipe, self.recipe.loss.num_iterations
         if not self.prompts:
             raise DataError("there are no prompts")
-        check_environments(self.prompts, self.open_environment)
+        tools = next((p for p in self.prompts if p.environment is not None), None)
+        if tools is not None and self.open_environment is None:
+            raise ConfigError(
+                f"prompt {tools.id!r} names the environment {tools.environment!r}, and this stage "
+                "runs no tools"
+            )
         if self.curriculum is None:
             check_enough(
                 len(self.prompts),
@@ -245,20 +232,10 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
 
         tools = self.open_environment or (lambda _: None)
         rollouts = Rollouts(
-            self.prompts,
-            self.reward,
-            make_sampler,
-            tools,
-            self.runner,
-            curriculum=self.curriculum,
-            rounds=self.rounds,
+            self.prompts, self.reward, make_sampler, tools, self.runner, self.curriculum
         )
         return GroupTrainer(
-            **parts,
-            train_dataset=data,
-            recipe=recipe,
-            rollouts=rollouts,
-            pad_id=special.pad_id,
+            **parts, train_dataset=data, recipe=recipe, rollouts=rollouts, pad_id=special.pad_id
         )
 
     def check(self, trainer: GroupTrainer, special: SpecialTokens, launched: Launched) -> Preflight:
@@ -303,18 +280,15 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
     def plan(
         self, prepared: PreparedRun[GroupTrainer], size: ModelSize, *, measure: bool
     ) -> RunPlan:
-        """Rollouts, steps; a few rollouts are timed."""
         return make_plan(prepared, size, measure=measure)
 
     def train(self, prepared: PreparedRun[GroupTrainer], directory: Run) -> Manifest | None:
         """As the parent; the curriculum is part of the artifact."""
         if self.curriculum is not None and prepared.trainer.is_world_process_zero():
-            for name, text in self.curriculum.files().items():
-                atomic_write_text(self.out / name, text)
+            self.curriculum.write_plan()
         return super().train(prepared, directory)
 
     def outcome(self, prepared: PreparedRun[GroupTrainer], base: str | None) -> RunOutcome:
-        """The figures of the first and last batches of rollouts."""
         recipe, trainer, loss = self.recipe, prepared.trainer, self.recipe.loss
         batches = trainer.args.max_steps // loss.num_iterations
         drawn, rows = batches * recipe.prompts_per_step, len(self.prompts)

@@ -1,12 +1,5 @@
 """One step of group-relative training, top to bottom: prompts are drawn, the policy rolls them out,
-groups are rewarded, rewards become advantages, and what is in the loss becomes micro-batches. With
-dynamic sampling groups that teach nothing are replaced in further rounds of rollouts.
-
-    steps = StepMaker(recipe, rollouts, engine, accelerator=…, clock=…, micro_batches=8, pad_id=0)
-    step = steps.make(3)
-    step.batches[0]   → [{"input_ids": …}, …]   this process's micro-batches of the first update
-    step.tokens[0]    → 41210                   in that update's loss, over all processes
-    step.metrics      → {"reward": 3.4, "truncated": 0.02, …}   over all processes
+groups are rewarded, rewards become advantages, and what is in the loss becomes micro-batches.
 
 A rollout depends on the run's seed, the step, the position, the prompt and its index, not on what
 is sampled beside it: any layout of processes gives the same, up to floating point.
@@ -37,10 +30,15 @@ from posttrain.training.rl.batch import (
     with_advantages,
 )
 from posttrain.training.rl.curriculum import Draw
-from posttrain.training.rl.domains import by_domain, domain_metrics, verifier_seconds
 from posttrain.training.rl.draws import DrawnGroup, PromptDraws
 from posttrain.training.rl.files import StepClock
-from posttrain.training.rl.metrics import Stats, batch_metrics, group_stats
+from posttrain.training.rl.metrics import (
+    Stats,
+    batch_metrics,
+    by_domain,
+    group_stats,
+    verifier_seconds,
+)
 from posttrain.training.rl.policy import LiveEngine
 
 Place = tuple[int, int]
@@ -53,11 +51,8 @@ class Rollouts:
     Attributes:
         prompts: every prompt, each id once.
         make_sampler: renders and parses around the live policy.
-        open_environment: runs the calls of a prompt that declares tools.
         runner: in whose event loop sampling and rewarding run, step after step.
         curriculum: the prompts of every step; None: whole permutations one after the other.
-        rounds: of rollouts in a step; above 1 a group that teaches nothing is replaced, by what the
-            curriculum has.
     """
 
     prompts: Sequence[Prompt]
@@ -66,7 +61,6 @@ class Rollouts:
     open_environment: OpenEnvironment
     runner: asyncio.Runner
     curriculum: PromptDraws | None = None
-    rounds: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +86,8 @@ class RolloutStep:
     Attributes:
         groups: this process's, in order of position.
         batches: micro-batches of each update on this process.
-        tokens: in the loss of each update, over all processes.
-        tokens_seen: of all prompts and completions, over all processes.
-        metrics: over all processes.
+        tokens: in the loss of each update; `tokens_seen`: of all prompts and completions. Both, and
+            the metrics, over all processes.
         ratios: of rollouts that have been trained on, by position and index.
     """
 
@@ -130,27 +123,22 @@ class StepMaker:
         self.accelerator, self.clock = accelerator, clock
         self.micro_batches, self.pad_id = micro_batches, pad_id
         self.prompts = {prompt.id: prompt for prompt in rollouts.prompts}
-        positions = share(
-            per_step=recipe.prompts_per_step,
-            num_iterations=recipe.loss.num_iterations,
-            processes=accelerator.num_processes,
-            process=accelerator.process_index,
+        self.rounds = rollouts.curriculum.rounds if rollouts.curriculum else 1
+        self.own = own_positions(
+            recipe, processes=accelerator.num_processes, process=accelerator.process_index
         )
-        self.own = {at for part in positions for at in part}
 
     def make(self, number: int) -> RolloutStep:
         """Step `number`, from 0, ready to be trained on. Every process must call it.
 
         Raises:
             JudgeError, TrainingError: from the reward, in every process alike.
-            TrainingError: no rollout of this process could be sampled.
         """
         updates = self.recipe.loss.num_iterations
         self.clock.start(number * updates + 1)
         drawn, every = self.draw(number), list[DrawnPrompt]()
-        scored: list[ScoredGroup] = []
-        stats: list[Stats] = []
-        for attempt in range(self.rollouts.rounds):
+        scored, stats = list[ScoredGroup](), list[Stats]()
+        for attempt in range(self.rounds):
             made = self._scored_groups(number, [one for one in drawn if one.position in self.own])
             # the numbers of all processes' groups, in order of position
             local = [group_stats(group, overlong=self.recipe.loss.overlong) for group in made]
@@ -158,7 +146,7 @@ class StepMaker:
             scored, stats, every = scored + made, stats + found, every + drawn
             self._settle(stats)
             dropped = {one["position"] for one in found if one["dropped"]}
-            if not dropped or attempt + 1 == self.rollouts.rounds:
+            if not dropped or attempt + 1 == self.rounds:
                 break
             drawn = self._refills([one for one in drawn if one.position in dropped])
             if not drawn:
@@ -176,7 +164,6 @@ class StepMaker:
             ],
             tokens_seen=total(stats, "tokens") + total(stats, "prompt_tokens"),
             metrics=batch_metrics(stats)
-            | domain_metrics(stats)
             | ({} if limit is None else {"max_completion": limit})
             | self._recorded(number, every, stats),
         )
@@ -193,7 +180,7 @@ class StepMaker:
             rewards = run(reward.reward(groups, seed=seed_of(seed, "reward", number)))
         positions = [one.position for one in drawn]
         scored = with_advantages(positions, groups, rewards, self.recipe.loss)
-        dynamic = self.rollouts.rounds > 1
+        dynamic = self.rounds > 1
         return [
             replace(group, attempt=one.attempt, dropped=dynamic and not group.informative)
             for one, group in zip(drawn, scored, strict=True)
@@ -239,7 +226,7 @@ class StepMaker:
             return {}
         first = [one.draw for one in drawn if one.draw is not None and not one.attempt]
         figures = curriculum.figures(number, first)
-        if self.rollouts.rounds > 1:
+        if self.rounds > 1:
             dropped = sum(group["dropped"] for group in stats)
             figures |= {
                 "count/dropped_groups": dropped,
@@ -274,8 +261,7 @@ class StepMaker:
         *,
         on_end: Callable[[Prompt, Completion], None] | None = None,
     ) -> list[Group]:
-        """The groups of some of a step's prompts, all of their rollouts in one go; `on_end` as of
-        `posttrain.sampling.rollout.roll_out`."""
+        """The groups of some of a step's prompts, all of their rollouts in one go."""
         sampling, n, seed = self.recipe.sampling, self.recipe.num_generations, self.recipe.seed
         parameters = Parameters(sampling.temperature, max_tokens=sampling.max_tokens, logps=True)
         tasks = [
@@ -306,54 +292,40 @@ class StepMaker:
         return [collate(part, pad_id=self.pad_id) for part in parts]
 
 
-def accumulation(
-    *, per_step: int, num_generations: int, num_iterations: int, micro: int, processes: int
-) -> int:
-    """Micro-batches of an update on each process.
-
-    Args:
-        per_step: prompts of a step.
-        micro: rollouts in a micro-batch on one process.
+def accumulation(recipe: GroupTraining, *, micro: int, processes: int) -> int:
+    """Micro-batches of an update on each process, of `micro` rollouts each.
 
     Raises:
-        ConfigError: a group would be split over processes or updates, or micro-batches do not fit;
-            with the sizes that do.
+        ConfigError: a group would be split over processes or updates, or micro-batches do not fit.
     """
+    per_step, num_iterations = recipe.prompts_per_step, recipe.loss.num_iterations
     parts = num_iterations * processes
     if per_step % parts:
         below = per_step // parts * parts
-        sizes = [size for size in (below, below + parts) if size]
+        sizes = ", ".join(str(size) for size in (below, below + parts) if size)
         may = [p for p in range(1, per_step + 1) if per_step % (p * num_iterations) == 0]
-        fits = f", or start {_listed(may)} process(es)" if may else ""
+        fits = f", or start {', '.join(map(str, may))} process(es)" if may else ""
         shared = f" × {num_iterations} updates" if num_iterations > 1 else ""
         raise ConfigError(
             f"prompts_per_step {per_step} over {processes} process(es){shared} would split a "
-            f"group, whose rewards are relative to each other: set prompts_per_step to "
-            f"{_listed(sizes)}{fits}"
+            "group, whose rewards are relative to each other: set prompts_per_step to "
+            f"{sizes}{fits}"
         )
-    local = per_step // parts * num_generations
+    local = per_step // parts * recipe.num_generations
     if local % micro:
-        fitting = [n for n in range(1, local + 1) if local % n == 0]
+        fitting = ", ".join(str(n) for n in range(1, local + 1) if local % n == 0)
         raise ConfigError(
             f"{local} rollouts a process and update are no multiple of "
-            f"trainer.per_device_train_batch_size {micro}; it may be {_listed(fitting)}"
+            f"trainer.per_device_train_batch_size {micro}; it may be {fitting}"
         )
     return local // micro
 
 
-def _listed(sizes: Sequence[int]) -> str:
-    if len(sizes) > 12:
-        return f"{', '.join(map(str, sizes[:6]))}, … {', '.join(map(str, sizes[-3:]))}"
-    return ", ".join(map(str, sizes))
-
-
-def share(*, per_step: int, num_iterations: int, processes: int, process: int) -> list[list[int]]:
-    """Positions that one process rolls out, a list an update, all of the same length. A process has
-    whole groups: their rewards are relative to each other."""
-    size = per_step // (num_iterations * processes)
-    assert size * num_iterations * processes == per_step, "checked by `accumulation`"
-    starts = [(update * processes + process) * size for update in range(num_iterations)]
-    return [list(range(start, start + size)) for start in starts]
+def own_positions(recipe: GroupTraining, *, processes: int, process: int) -> set[int]:
+    """Positions that one process rolls out, the same number for each update. A process has whole
+    groups: their rewards are relative to each other."""
+    size = recipe.prompts_per_step // (recipe.loss.num_iterations * processes)
+    return {at for at in range(recipe.prompts_per_step) if at // size % processes == process}
 
 
 def total(stats: Sequence[Stats], name: str) -> int:

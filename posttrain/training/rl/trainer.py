@@ -1,9 +1,6 @@
-"""TRL's `GRPOTrainer` with rollouts, rewards, advantages and loss of whole batches.
-
-TRL prepares model, reference, adapter, optimiser and loop. It deals single completions to processes
-and rewards them there; here one batch is `prompts_per_step` whole groups, made and rewarded before
-its first micro-batch (`get_batch_samples`), and the loss is a sum over the tokens of the global
-batch (`compute_loss`).
+"""TRL's `GRPOTrainer`, which prepares model, reference, adapter, optimiser and loop. TRL deals out
+single completions; here one batch is `prompts_per_step` whole groups, made and rewarded before its
+first micro-batch, and the loss is a sum over the tokens of the global batch.
 """
 
 from __future__ import annotations
@@ -23,7 +20,6 @@ from posttrain.errors import ConfigError, TrainingError
 from posttrain.tokens.encode import IGNORED
 from posttrain.training.log import StepLines
 from posttrain.training.moe import ExpertBias
-from posttrain.training.rl.batch import Batch
 from posttrain.training.rl.files import (
     StepClock,
     group_row,
@@ -31,9 +27,8 @@ from posttrain.training.rl.files import (
     rollout_file,
     write_part,
 )
-from posttrain.training.rl.health import HealthGuard, why_untrained
 from posttrain.training.rl.loss import TokenSums, importance, ratio_rows, token_loss
-from posttrain.training.rl.metrics import step_line
+from posttrain.training.rl.metrics import check_health, step_line, why_untrained
 from posttrain.training.rl.policy import InProcess, LiveEngine, LoraServed
 from posttrain.training.rl.step import Rollouts, RolloutStep, StepMaker
 from posttrain.training.rl.vllm import VllmColocated, VllmServed
@@ -49,12 +44,7 @@ ENGINES: dict[str, Callable[[GroupTrainer], LiveEngine]] = {
 
 
 class GroupTrainer(Resumable, GRPOTrainer):
-    """A batch is `prompts_per_step` × `num_generations` rollouts, whatever the layout of processes.
-
-    Args:
-        recipe: what is trained and how.
-        rollouts: prompts and reward.
-    """
+    """Trains on `prompts_per_step` × `num_generations` rollouts a step, in any layout."""
 
     def __init__(
         self, *args: Any, recipe: GroupTraining, rollouts: Rollouts, pad_id: int, **kwargs: Any
@@ -65,10 +55,7 @@ class GroupTrainer(Resumable, GRPOTrainer):
         silence_attention_dropout(self.model)
         plain = self.base_model
         self.use_cpu_heads(plain, self.ref_model, temperature=recipe.sampling.temperature)
-        self.recipe = recipe
-        self.rollouts = rollouts
-        self.pad_id = pad_id
-        self.guard = HealthGuard(recipe.guard)
+        self.recipe, self.rollouts, self.pad_id = recipe, rollouts, pad_id
         self.expert_bias = ExpertBias(plain, rate=recipe.moe.bias_update_rate)
         if isinstance(self.model, PeftModel) and self.expert_bias.routers:
             raise ConfigError(
@@ -85,7 +72,7 @@ class GroupTrainer(Resumable, GRPOTrainer):
             micro_batches=self.args.gradient_accumulation_steps,
             pad_id=pad_id,
         )
-        self._sums = TokenSums(kl=bool(recipe.loss.kl))
+        self._sums = TokenSums()
         self._current: RolloutStep | None = None
         self._violation: dict[str, float] = {}
 
@@ -99,10 +86,6 @@ class GroupTrainer(Resumable, GRPOTrainer):
     def _prepare_inputs(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         # TRL would generate here; the batches are made, and only placed on the device
         return super(GRPOTrainer, self)._prepare_inputs(*args, **kwargs)
-
-    def place(self, batch: Batch) -> Batch:
-        """The batch on this process's device."""
-        return self._prepare_inputs(batch)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
@@ -125,7 +108,7 @@ class GroupTrainer(Resumable, GRPOTrainer):
         with torch.no_grad(), self.compute_loss_context_manager():
             for batches in step.batches:
                 for batch in batches:
-                    batch["previous"] = self.score(self.model, self.place(batch))[0].cpu()
+                    batch["previous"] = self.score(self.model, self._prepare_inputs(batch))[0].cpu()
 
     def why_untrained(self) -> str:
         """From the shares that the log's rows give."""
@@ -172,13 +155,9 @@ class GroupTrainer(Resumable, GRPOTrainer):
         previous = inputs.get("previous", current.detach())
         sampled = inputs["sampled"][:, 1:]
         weights = importance(previous, sampled, mask, config.importance)
+        reference = self._score_reference(inputs)
         terms = token_loss(
-            current,
-            previous,
-            inputs["advantages"],
-            weights.weight,
-            config,
-            self._score_reference(inputs),
+            current, previous, inputs["advantages"], weights.weight, config, reference
         )
         # each rollout's ratios are written beside it
         for place, row in zip(inputs["places"], ratio_rows(mask, weights), strict=True):
@@ -203,11 +182,9 @@ class GroupTrainer(Resumable, GRPOTrainer):
 
     def _write(self) -> None:
         assert self._current is not None
-        number = self.state.global_step + 2 - self.recipe.loss.num_iterations
+        step, number = self._current, self.state.global_step + 2 - self.recipe.loss.num_iterations
         file = rollout_file(Path(self.recipe.out), number)
-        rows = [
-            group_row(one, step=number, stats=self._current.ratios) for one in self._current.groups
-        ]
+        rows = [group_row(one, step=number, stats=step.ratios) for one in step.groups]
         write_part(file, rows, process=self.accelerator.process_index)
         self.accelerator.wait_for_everyone()
         if self.is_world_process_zero():
@@ -236,7 +213,7 @@ class GroupTrainer(Resumable, GRPOTrainer):
         if "rollouts" in logs:
             self.clock.write(main=self.is_world_process_zero())
             last = self.state.global_step >= self.state.max_steps
-            for warning in self.guard.check(self.step_rows(), last=last):
+            for warning in check_health(self.step_rows(), self.recipe.guard, last=last):
                 if self.is_world_process_zero():
                     print(f"warning      {warning}", flush=True)
 

@@ -1,17 +1,15 @@
 """Rollouts by vLLM that holds all weights of the policy: a server, or in the training processes.
 
-TRL's `VLLMGeneration` starts or finds vLLM and sends it the weights before every step, gathered
-from ZeRO-3 or FSDP2 and with an adapter merged. Prompts then go to vLLM directly, not by its
-`generate`, which knows one list of prompts, the same number on each process: here each request has
-its own seed, stop tokens and reasoning budget, and completions with tools come back for more.
-
-Tested against a stand-in for the server and for its NCCL transfer; not run on vLLM itself.
+TRL's `VLLMGeneration` finds or starts vLLM and sends it the weights before every step. Prompts then
+go to vLLM directly: each request has its own seed, stop tokens and reasoning budget, and
+completions with tools come back for more. Tested against a stand-in for the server and for its NCCL
+transfer; not run on vLLM itself.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,10 +21,8 @@ from trl.import_utils import is_vllm_available
 
 from posttrain.config.grpo import ColocatedVllm, WeightServer
 from posttrain.errors import ConfigError
-from posttrain.sampling.engines.completions import CompletionsEngine
 from posttrain.sampling.engines.http import Client
-from posttrain.sampling.engines.vllm import VllmEngine
-from posttrain.sampling.sampler import EngineOutput, EngineRequest
+from posttrain.sampling.engines.vllm import CompletionsEngine, VllmEngine
 from posttrain.training.rl.policy import LiveEngine
 
 if TYPE_CHECKING:
@@ -101,19 +97,18 @@ class _VllmPolicy(LiveEngine):
 
     def _send_weights(self, mode: str, **options: Any) -> WeightSync:
         """Have vLLM hold the weights as they are now; finds or starts it the first time."""
-        trainer, first = self.trainer, self._sync is None
-        tokenizer: Any = trainer.processing_class
+        trainer: Any = self.trainer
         try:
             if self._sync is None:
                 self._sync = WeightSync(
                     trainer.model,
                     trainer.accelerator,
-                    tokenizer,
+                    trainer.processing_class,
                     mode=mode,
                     **options,
                 )
-            if first and mode == "server" and trainer.is_world_process_zero():
-                _check_logprobs(self._sync, trainer.recipe.sampling.temperature)
+                if mode == "server" and trainer.is_world_process_zero():
+                    _check_logprobs(self._sync, trainer.recipe.sampling.temperature)
             self._sync.sync_weights()
         except (ConnectionError, NotImplementedError, RuntimeError) as error:
             raise ConfigError(f"rollouts.engine vllm_{mode}: {error}") from error
@@ -140,11 +135,10 @@ class VllmServed(_VllmPolicy):
         server = trainer.recipe.rollouts
         assert isinstance(server, WeightServer)
         self._server, self.client = server, Client(server)
-        self._engine = CompletionsEngine(self.client, model=server.model, identity=self.identity)
+        self.engine = CompletionsEngine(self.client, model=server.model, identity=self.identity)
 
     @contextlib.contextmanager
     def current(self, step: int) -> Iterator[None]:
-        """As the parent's."""
         server = self._server
         self._send_weights(
             "server",
@@ -154,12 +148,6 @@ class VllmServed(_VllmPolicy):
         )
         yield
 
-    async def generate(
-        self, requests: Sequence[EngineRequest], *, progress: Callable[[int], None] | None = None
-    ) -> list[EngineOutput]:
-        """As `Engine.generate`."""
-        return await self._engine.generate(requests, progress=progress)
-
 
 class VllmColocated(_VllmPolicy):
     """vLLM in every training process, for this process's rollouts; asleep while it trains."""
@@ -168,7 +156,6 @@ class VllmColocated(_VllmPolicy):
 
     @contextlib.contextmanager
     def current(self, step: int) -> Iterator[None]:
-        """As the parent's."""
         config = self.trainer.recipe.rollouts
         assert isinstance(config, ColocatedVllm)
         sync: Any = self._send_weights(
@@ -177,15 +164,9 @@ class VllmColocated(_VllmPolicy):
             max_model_length=config.max_length,
             enable_sleep_mode=config.sleep,
         )
-        self._engine = VllmEngine(sync.llm, identity=self.identity)
+        self.engine = VllmEngine(sync.llm, identity=self.identity)
         if config.sleep:  # the weights have been woken to be overwritten
             sync.llm.wake_up(tags=["kv_cache"])
         yield
         if config.sleep:
             sync.llm.sleep(level=2)
-
-    async def generate(
-        self, requests: Sequence[EngineRequest], *, progress: Callable[[int], None] | None = None
-    ) -> list[EngineOutput]:
-        """As `Engine.generate`."""
-        return await self._engine.generate(requests, progress=progress)

@@ -1,48 +1,30 @@
 """The packed shards of an `sft_data` artifact as memory-mapped datasets, one row a pack.
 
-    {"input_ids": [1, 7, 2, 1, 9, 2], "labels": [-100, 7, 2, -100, 9, 2], "seq_lengths": [3, 3]}
-
-Each dataset ends with one *filler* row: a pack with nothing trained. An epoch whose packs do not
-divide by the global batch is topped up with it, so that no pack is dropped or counted twice.
-"""
+Each ends with one *filler* row: a pack with nothing trained. An epoch whose packs do not divide by
+the global batch is topped up with it, so that no pack is dropped or counted twice."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet
+import pyarrow as pa
+import pyarrow.parquet as pq
 from datasets import Dataset, concatenate_datasets
 
 from posttrain.errors import DataError
 from posttrain.tokens.encode import IGNORED
 from posttrain.tokens.tokenizer import SpecialTokens
 from posttrain.training.document_masking import sequences
+from posttrain.training.plan import Line
 
 COLUMNS = ("input_ids", "labels", "seq_lengths")
 SAMPLED_PACKS = 512
 END_TRAINED = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class SplitSize:
-    """What one split holds, read from the index: no pack is opened."""
-
-    packs: int
-    sequences: int
-    tokens: int
-    trained: int
-    longest: int
-
-
 def load_split(artifact: Path, split: str, *, pad_id: int) -> Dataset | None:
-    """All shards of a split and the filler row, or None where the artifact has no such split.
-
-    Args:
-        artifact: the directory of an `sft_data` artifact.
-        split: `train` or `eval`.
-        pad_id: the token that fills the filler row.
+    """All shards of a split, `train` or `eval`, and the filler row; None where there is none.
 
     Raises:
         DataError: a shard lacks one of the columns.
@@ -79,48 +61,29 @@ def split_by_group(packs: Dataset) -> dict[str, Dataset]:
     return {group: packs.select([*rows[group], filler]) for group in sorted(rows)}
 
 
-def split_size(artifact: Path, split: str) -> SplitSize:
-    """Packs, sequences, tokens and trained tokens of a split, from `index/<split>-*.parquet`."""
-    packs = sequences = tokens = trained = longest = 0
-    for path in sorted((artifact / "index").glob(f"{split}-*.parquet")):
-        table = pyarrow.parquet.read_table(path, columns=["pack", "length", "trained"])
-        lengths = table["length"].to_numpy()
-        if not len(lengths):
-            continue
-        packs = max(packs, int(table["pack"].to_numpy().max()) + 1)
-        sequences += len(lengths)
-        tokens += int(lengths.sum())
-        trained += int(table["trained"].to_numpy().sum())
-        longest = max(longest, int(lengths.max()))
-    return SplitSize(packs, sequences, tokens, trained, longest)
+def read_index(artifact: Path, split: str, *columns: str) -> pa.Table:
+    """Columns of a split's `index/<split>-*.parquet`, one row a sequence: no pack is opened."""
+    shards = sorted((artifact / "index").glob(f"{split}-*.parquet"))
+    empty = pa.table({name: pa.array([], pa.int64()) for name in columns})
+    tables = [pq.read_table(shard, columns=list(columns)) for shard in shards]
+    return pa.concat_tables(tables) if tables else empty
+
+
+def split_size(artifact: Path, split: str) -> tuple[int, int, int, int]:
+    """Packs, sequences, tokens and trained tokens of a split."""
+    table = read_index(artifact, split, "pack", "length", "trained")
+    columns = [table[name].to_numpy() for name in table.column_names]
+    packs, tokens, trained = columns[0].max(initial=-1) + 1, columns[1].sum(), columns[2].sum()
+    return int(packs), len(table), int(tokens), int(trained)
 
 
 def index_sums(artifact: Path, split: str, column: str) -> dict[str, tuple[int, int, int]]:
     """Sequences, tokens and trained tokens of a split for each value of an index column."""
-    sums: dict[str, tuple[int, int, int]] = {}
-    for path in sorted((artifact / "index").glob(f"{split}-*.parquet")):
-        table = pyarrow.parquet.read_table(path, columns=[column, "length", "trained"])
-        for value, length, trained in zip(
-            *(table[name].to_pylist() for name in (column, "length", "trained")), strict=True
-        ):
-            n, t, m = sums.get(str(value), (0, 0, 0))
-            sums[str(value)] = (n + 1, t + length, m + trained)
-    return dict(sorted(sums.items()))
-
-
-@dataclass(frozen=True, slots=True)
-class DataSample:
-    """What a sample of the packs holds."""
-
-    packs: int
-    of: int
-    sequences: int
-    smallest_id: int
-    largest_id: int
-    longest: int
-    end_trained: float
-    untrained: int
-    pad_trained: bool
+    table = read_index(artifact, split, column, "length", "trained").group_by(column)
+    sums = table.aggregate([("length", "count"), ("length", "sum"), ("trained", "sum")])
+    names = (column, "length_count", "length_sum", "trained_sum")
+    rows = zip(*(sums[name].to_pylist() for name in names), strict=True)
+    return dict(sorted((str(value), (n, tokens, trained)) for value, n, tokens, trained in rows))
 
 
 def sampled_rows(packs: int) -> list[int]:
@@ -129,13 +92,28 @@ def sampled_rows(packs: int) -> list[int]:
     return sorted({i * packs // taken for i in range(taken)})
 
 
-def sample_data(packs: Dataset, special: SpecialTokens) -> DataSample:
-    """Look into evenly spaced packs (the last row, the filler, is left out)."""
+def check_data(
+    packs: Dataset, special: SpecialTokens, *, rows: int, positions: int
+) -> tuple[list[Line], float]:
+    """Look into evenly spaced packs for what this model cannot train on.
+
+    Args:
+        packs: with the filler as their last row.
+        rows: rows of the model's embedding.
+        positions: the longest sequence the model has positions for.
+
+    Returns:
+        Lines of the plan, and the share of sequences whose end token is trained.
+
+    Raises:
+        DataError: ids outside the embedding, sequences too long or with nothing trained, a trained
+            pad, or an end token that is not trained.
+    """
     total = len(packs) - 1
-    rows = sampled_rows(total)
+    taken = sampled_rows(total)
     seen = ended = untrained = longest = 0
     smallest, largest, pad_trained = 1 << 60, -1, False
-    for pack in packs.select(rows):
+    for pack in packs.select(taken):
         for ids, labels in sequences(dict(pack)):
             seen += 1
             ended += special.end_id in labels
@@ -143,41 +121,32 @@ def sample_data(packs: Dataset, special: SpecialTokens) -> DataSample:
             pad_trained |= special.pad_id in labels
             smallest, largest = min(smallest, *ids), max(largest, *ids)
             longest = max(longest, len(ids))
-    return DataSample(
-        len(rows), total, seen, smallest, largest, longest, ended / seen, untrained, pad_trained
-    )
-
-
-def check_data(sample: DataSample, special: SpecialTokens, *, rows: int, positions: int) -> None:
-    """Stop on data that this model cannot train on.
-
-    Args:
-        rows: rows of the model's embedding.
-        positions: the longest sequence the model has positions for.
-
-    Raises:
-        DataError: ids outside the embedding, sequences too long or with nothing trained, a trained
-            pad, or an end token that is not trained.
-    """
-    if sample.smallest_id < 0 or sample.largest_id >= rows:
+    end_trained = ended / seen
+    if smallest < 0 or largest >= rows:
         raise DataError(
-            f"ids {sample.smallest_id}…{sample.largest_id} in the shards, the model's embedding "
-            f"has rows 0…{rows - 1}: they were made with another tokenizer"
+            f"ids {smallest}…{largest} in the shards, the model's embedding has rows 0…{rows - 1}: "
+            "they were made with another tokenizer"
         )
-    if sample.longest > positions:
+    if longest > positions:
+        raise DataError(f"a sequence has {longest} tokens, the model has positions for {positions}")
+    if untrained:
         raise DataError(
-            f"a sequence has {sample.longest} tokens, the model has positions for {positions}"
+            f"{untrained} of {seen} sequences have nothing trained; build_sft drops such "
+            "sequences, so these shards come from elsewhere"
         )
-    if sample.untrained:
-        raise DataError(
-            f"{sample.untrained} of {sample.sequences} sequences have nothing trained; "
-            "build_sft drops such sequences, so these shards come from elsewhere"
-        )
-    if sample.pad_trained:
+    if pad_trained:
         raise DataError(f"the pad token {special.pad_token!r} is trained in the shards")
-    if sample.end_trained < END_TRAINED:
+    if end_trained < END_TRAINED:
         raise DataError(
-            f"{special.end_token!r} is trained in {sample.end_trained:.1%} of the sequences: the "
-            "model would not learn to stop. Set end_token: to the token that closes a turn, or "
-            "build the data with its end tokens trained"
+            f"{special.end_token!r} is trained in {end_trained:.1%} of the sequences: the model "
+            "would not learn to stop. Set end_token: to the token that closes a turn, or build the "
+            "data with its end tokens trained"
         )
+    looked = (
+        f"{len(taken):,} of {total:,} packs looked at: ids {smallest}…{largest} of {rows:,} rows"
+    )
+    lines = [
+        ("tokens", f"{looked}; pad {special.pad_token} ≠ end {special.end_token}"),
+        ("end token", f"{special.end_token} is trained in {end_trained:.1%} of {seen:,} sequences"),
+    ]
+    return lines, end_trained

@@ -1,12 +1,4 @@
-"""The SFT stage: packed shards → a checkpoint artifact.
-
-    SftStage(recipe).run(dry_run=False)
-
-tokens             512 of 8,000 packs looked at: ids 0…1023 of 1,024 rows; pad <|pad|> ≠ end …
-end token          <|im_end|> is trained in 100.0 % of 2,113 sequences
-document_masking   block_diagonal: …
-probe              packed vs alone 2.1e-07, unprotected 0.83
-"""
+"""The SFT stage: packed shards → a checkpoint artifact."""
 
 from __future__ import annotations
 
@@ -26,7 +18,6 @@ from posttrain.models.load import embedding_rows
 from posttrain.models.room import positions
 from posttrain.tokens.tokenizer import SpecialTokens
 from posttrain.training.arguments import make_arguments
-from posttrain.training.data_stage import DataStage
 from posttrain.training.document_masking import (
     check_probe,
     choose_document_masking,
@@ -49,21 +40,17 @@ from posttrain.training.sft.data import (
     check_data,
     index_sums,
     load_split,
-    sample_data,
     sampled_rows,
     split_by_group,
     split_size,
 )
 from posttrain.training.sft.trainer import PackedSFTTrainer
-from posttrain.training.stage import Preflight, PreparedRun
+from posttrain.training.stage import DataStage, Preflight, PreparedRun
 from posttrain.training.trainer import write_model
 
 
 def sft_arguments(recipe: SftConfig, *, out: Path) -> SFTConfig:
-    """The trainer's arguments.
-
-    Args:
-        out: where resume checkpoints go.
+    """The trainer's arguments; resume checkpoints go to `out`.
 
     Raises:
         ConfigError: an unknown field, a value the trainer refuses, or an impossible combination.
@@ -96,11 +83,9 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
     data_kind = "sft_data"
 
     def arguments(self, out: Path) -> SFTConfig:
-        """As `sft_arguments`."""
         return sft_arguments(self.recipe, out=out)
 
     def load_data(self, args: SFTConfig, special: SpecialTokens) -> tuple[Dataset, Dataset | None]:
-        """The training packs and the held-out ones."""
         artifact = Path(self.recipe.data)
         train = load_split(artifact, "train", pad_id=special.pad_id)
         held_out = load_split(artifact, "eval", pad_id=special.pad_id)
@@ -148,38 +133,20 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
         self, trainer: PackedSFTTrainer, special: SpecialTokens, launched: Launched
     ) -> Preflight:
         """A sample of the packs against the model, and the document masking measured on it."""
-        model, train, masking = trainer.model, trainer.train_dataset, trainer.document_masking
-        rows = embedding_rows(model)
-        sample = sample_data(train, special)
-        check_data(sample, special, rows=rows, positions=positions(model.config))
+        model, masking = trainer.model, trainer.document_masking
+        rows, room = embedding_rows(model), positions(model.config)
+        lines, trained = check_data(trainer.train_dataset, special, rows=rows, positions=room)
         text = describe_document_masking(masking, str(model.config._attn_implementation))
-        stats: dict[str, Any] = {
-            "document_masking": masking,
-            "end_trained": round(sample.end_trained, 4),
-        }
-        lines = [
-            (
-                "tokens",
-                f"{sample.packs:,} of {sample.of:,} packs looked at: ids {sample.smallest_id}…"
-                f"{sample.largest_id} of {rows:,} rows; pad {special.pad_token} ≠ end "
-                f"{special.end_token}",
-            ),
-            (
-                "end token",
-                f"{special.end_token} is trained in {sample.end_trained:.1%} of "
-                f"{sample.sequences:,} sequences",
-            ),
-            ("document_masking", text),
-        ]
-        return Preflight(lines, stats)
+        stats = {"document_masking": masking, "end_trained": round(trained, 4)}
+        return Preflight([*lines, ("document_masking", text)], stats)
 
     def probe(self, trainer: PackedSFTTrainer) -> Preflight:
         """The document masking measured on the model."""
         masking, train = trainer.document_masking, trainer.train_dataset
         packs = [train[row] for row in range(min(2, trainer.packs))]
-        tokenizer = cast(PreTrainedTokenizerBase, trainer.processing_class)
-        pad_id = cast(int, tokenizer.pad_token_id)
-        probe = probe_document_masking(trainer.model, make_collator(masking, pad_id), packs)
+        pad_id = cast(PreTrainedTokenizerBase, trainer.processing_class).pad_token_id
+        collator = make_collator(masking, cast(int, pad_id))
+        probe = probe_document_masking(trainer.model, collator, packs)
         check_probe(probe, masking)
         text = f"packed vs alone {probe.apart:.1e}, unprotected {probe.leaking:.1e}"
         # an upper bound to one digit: the last bits differ between machines, the manifest must not
@@ -201,33 +168,30 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
         """Packs, tokens, steps; two micro-batches are timed."""
         trainer, launched = prepared.trainer, prepared.launched
         args, batch = trainer.args, trainer.global_batch
-        train, held = (split_size(Path(self.recipe.data), split) for split in ("train", "eval"))
-        per_epoch = math.ceil(train.packs / batch)
+        sizes = [split_size(Path(self.recipe.data), split) for split in ("train", "eval")]
+        train, held_out = (
+            f"{packs:,} packs, {sequences:,} sequences, {tokens:,} tokens"
+            for packs, sequences, tokens, _ in sizes
+        )
+        packs, _, tokens, trained = sizes[0]
+        per_epoch = math.ceil(packs / batch)
         epochs = args.num_train_epochs
         steps = args.max_steps if args.max_steps > 0 else math.ceil(epochs * per_epoch)
         disk = checkpoint_bytes(size, kept=args.save_total_limit or math.ceil(epochs))
         disk += size.weight_bytes * len(self.recipe.keep_epochs)
-        row_tokens = train.tokens / max(train.packs, 1)
+        row_tokens = tokens / packs
         lines = [
-            (
-                "train",
-                f"{train.packs:,} packs, {train.sequences:,} sequences, {train.tokens:,} tokens, "
-                f"{train.trained:,} trained ({train.trained / train.tokens:.0%})",
-            ),
-            (
-                "held out",
-                f"{held.packs:,} packs, {held.sequences:,} sequences, {held.tokens:,} tokens",
-            ),
+            ("train", f"{train}, {trained:,} trained ({trained / tokens:.0%})"),
+            ("held out", held_out),
             batch_line(trainer, launched, name="packs", row_tokens=row_tokens),
             ("steps", f"{per_epoch:,} an epoch, {steps:,} in all"),
             disk_line(disk),
         ]
         if measure:
-            packs = trainer.train_dataset.select_columns(list(COLUMNS))
-            rows = [row % trainer.packs for row in range(args.per_device_train_batch_size)]
+            data = trainer.train_dataset.select_columns(list(COLUMNS))
             time = time_line(
                 trainer,
-                [packs[row] for row in rows],
+                [data[row % packs] for row in range(args.per_device_train_batch_size)],
                 lambda batch: trainer.model(**batch, use_cache=False, fused_lm_head=True).loss,
                 parameters=size.parameters,
                 tokens=steps * batch * row_tokens,
@@ -237,7 +201,6 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
         return RunPlan(lines, disk)
 
     def outcome(self, prepared: PreparedRun[PackedSFTTrainer], base: str | None) -> RunOutcome:
-        """Losses, kept epochs and counts."""
         recipe, trainer, artifact = self.recipe, prepared.trainer, Path(self.recipe.data)
         steps, history = trainer.state.global_step, trainer.state.log_history
         losses = [entry["loss"] for entry in history if "loss" in entry]

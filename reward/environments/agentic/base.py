@@ -1,8 +1,7 @@
 """What every agentic family is: a fixture from a seed, tools on its files, a checked end state.
 
     environment = MultiStepPlan()
-    row = environment.rows(seed=0, count=1)[0]
-    prompt = environment.prompt(row)
+    prompt = environment.prompt(environment.rows(seed=0, count=1)[0])
     await environment.verify(prompt, completion)  → Score(1.0, None, "every check holds")
     environment.policies(prompt)["out_of_order"]  → Policy(script, fails="wrong_answer")
 
@@ -22,8 +21,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from posttrain.environments.base import Environment
-from posttrain.environments.sandbox.limits import Limits
+from posttrain.environments.base import Environment, Tool
+from posttrain.environments.sandbox import Limits
 from posttrain.hashing import digest_of
 from posttrain.jsontext import load_json
 from posttrain.records import Score
@@ -31,11 +30,11 @@ from posttrain.rollouts import Completion, Prompt, metadata_of
 from reward.environments.agentic.workspace import (
     BASIC,
     ISOLATED,
+    TOOLS,
     Files,
     Workspace,
     changed_paths,
     final_files,
-    toolbox,
 )
 from reward.environments.base import RLVREnvironment, Script, calls, same_value, says
 from reward.environments.code import run_program
@@ -91,11 +90,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Final:
-    """The end of a run.
-
-    Attributes:
-        order: paths as calls first changed them; those of one call in alphabetical order.
-    """
+    """The end of a run; `order`: paths as calls first changed them, those of one call sorted."""
 
     initial: Files
     files: Files
@@ -164,13 +159,25 @@ class Final:
                 raise Wrong(f"{module}.{name}{tuple(arguments)!r:.100} is another value")
 
 
+Check = Callable[[Final], Awaitable[None]]  # raises Wrong where the task is not solved
+
+
+def answers(path: str, expected: Mapping[str, Any], *, unchanged: Sequence[str]) -> Check:
+    """A check that a file holds an object of these fields and that others are as they were."""
+
+    async def check(final: Final) -> None:
+        final.unchanged(*unchanged)
+        final.answer(path, **expected)
+
+    return check
+
+
 @dataclass(frozen=True, slots=True)
 class Fixture:
     """One task.
 
     Attributes:
         files: path → text.
-        check: raises Wrong on a final state that does not solve the task.
         oracle: a run that solves it.
         wrong: runs that end with a wrong answer, by name.
         unfinished: runs that give up before their end, by name.
@@ -182,7 +189,7 @@ class Fixture:
 
     task: str
     files: Mapping[str, str]
-    check: Callable[[Final], Awaitable[None]]
+    check: Check
     oracle: ScriptedRun
     wrong: Mapping[str, ScriptedRun]
     unfinished: Mapping[str, ScriptedRun] = field(default_factory=dict[str, "ScriptedRun"])
@@ -208,15 +215,13 @@ class Fixture:
         return files
 
 
-class AgenticEnvironment(RLVREnvironment):
-    """A family. A subclass has `name` and `build`."""
+class Family(RLVREnvironment):
+    """A family. A subclass has `name` and `build`, the fixture of a seed."""
 
     def build(self, rng: random.Random) -> Fixture:
-        """The fixture of a seed: names, numbers, bug site and decoys vary with it."""
         raise NotImplementedError
 
     def fixture(self, prompt: Prompt) -> Fixture:
-        """The fixture of a prompt."""
         return _built(type(self), metadata_of(prompt)["fixture"])
 
     def row(self, seed: int, number: int) -> dict[str, Any]:
@@ -230,7 +235,7 @@ class AgenticEnvironment(RLVREnvironment):
                 {"role": "system", "content": SYSTEM.format(name=fixture.digest[:8])},
                 {"role": "user", "content": fixture.task},
             ],
-            "tools": json.loads(toolbox(None, fixture.tools).schemas(_NO_PROMPT)),
+            "tools": [Tool(name, *TOOLS[name], str).schema() for name in fixture.tools],
             "metadata": {
                 "fixture": key, "digest": fixture.digest, "family": self.name,
                 "variant": fixture.variant,
@@ -238,14 +243,12 @@ class AgenticEnvironment(RLVREnvironment):
         }  # fmt: skip
 
     def malformed(self, prompt: Prompt) -> str | None:
-        """A fixture that this version makes otherwise: its checker would be of another task."""
         if prompt.tools is None:
             return "no tools"
         same = self.fixture(prompt).digest == metadata_of(prompt)["digest"]
         return None if same else "another version made this task: generate the rows again"
 
     def open(self, prompt: Prompt) -> Environment:
-        """The fixture's files."""
         fixture = self.fixture(prompt)
         return Workspace(
             fixture.initial(),
@@ -255,7 +258,6 @@ class AgenticEnvironment(RLVREnvironment):
         )
 
     async def score(self, prompt: Prompt, completion: Completion) -> Score:
-        """The verdict on the final files."""
         state = json.loads(completion.state or "{}")
         if state["infrastructure"] is not None:
             return Score(None, None, state["infrastructure"], "sandbox")
@@ -274,41 +276,37 @@ class AgenticEnvironment(RLVREnvironment):
         return Score(1.0, None, "every check holds")
 
     def gold(self, prompt: Prompt) -> Script:
-        """The oracle."""
         return script(*self.fixture(prompt).oracle)
 
     def wrong(self, prompt: Prompt) -> list[Script]:
-        """Nothing done; the family's wrong runs are in `policies`."""
         return [says("Done.")]
 
     def policies(self, prompt: Prompt) -> dict[str, Policy]:
         """Scripted runs: the oracle, one that does nothing, and wrong ones."""
         fixture = self.fixture(prompt)
-        look = [("list_files", {"path": "."})]
-        own = {"wrong_answer": fixture.wrong, "gave_up_mid_plan": fixture.unfinished}
-        parts = [("read_file", {"path": next(iter(fixture.files)), "first_line": n + 1, "lines": 1})
-                 for n in range(20)]  # fmt: skip
-        return {
-            "oracle": Policy(script(*fixture.oracle), None),
-            "no_op": Policy(says("Done."), "gave_up_mid_plan"),
-            "unknown_tool": Policy(
-                script(*look, ("open_editor", {"path": "."})), "tool_call_hallucinated"
+        look = ("list_files", {"path": "."})
+        path = next(iter(fixture.files))
+        wrong = {"wrong_answer": fixture.wrong, "gave_up_mid_plan": fixture.unfinished}
+        runs: dict[str, tuple[ScriptedRun, str | None]] = {
+            "oracle": (fixture.oracle, None),
+            "no_op": ((), "gave_up_mid_plan"),
+            "unknown_tool": ((look, ("open_editor", {"path": "."})), "tool_call_hallucinated"),
+            "invented_argument": (
+                [("list_files", {"path": ".", "recursive": True})], "tool_call_hallucinated"
             ),
-            "invented_argument": Policy(
-                script(("list_files", {"path": ".", "recursive": True})), "tool_call_hallucinated"
+            "repeats": ((look, look, look, look), "tool_call_redundancy"),
+            "out_of_turns": (
+                [("read_file", {"path": path, "first_line": n, "lines": 1}) for n in range(1, 21)],
+                "gave_up_mid_plan",
             ),
-            "repeats": Policy(script(*look, *look, *look, *look), "tool_call_redundancy"),
-            "out_of_turns": Policy(script(*parts), "gave_up_mid_plan"),
-            **{n: Policy(script(*r), fails) for fails, of in own.items() for n, r in of.items()},
-        }
+            **{name: (run, fails) for fails, own in wrong.items() for name, run in own.items()},
+        }  # fmt: skip
+        return {name: Policy(script(*run), fails) for name, (run, fails) in runs.items()}
 
 
 @functools.lru_cache(maxsize=256)
-def _built(kind: type[AgenticEnvironment], key: str) -> Fixture:
+def _built(kind: type[Family], key: str) -> Fixture:
     return kind().build(random.Random(f"agentic/{kind.name}/{key}"))
-
-
-_NO_PROMPT = Prompt(id="", task="", setting="", messages=())
 
 
 # -- scripted runs -------------------------------------------------------------------------------

@@ -60,7 +60,6 @@ class PolicySampler:
     async def sample(
         self, requests: Sequence[Request], *, progress: Callable[[int], None] | None = None
     ) -> list[Generation]:
-        """The next message of each prompt's script."""
         return [self._next(request) for request in requests]
 
     def _next(self, request: Request) -> Generation:
@@ -72,15 +71,9 @@ class PolicySampler:
         parsed = ParsedCompletion(
             message.reasoning, message.content, message.tool_calls, (), finished=True
         )
-        step = Step(
-            text=message.content,
-            parsed=parsed,
-            finish="stop",
-            reasoning_tokens=0,
-            answer_tokens=len(written) // 4 + 1,
-            prompt_tokens=sum(map(_characters, request.messages)) // 4,
-        )
-        return Generation(step)
+        prompt_tokens = sum(map(_characters, request.messages)) // 4
+        own = Step(message.content, parsed, "stop", 0, len(written) // 4 + 1, prompt_tokens)
+        return Generation(own)
 
 
 def _characters(message: Message) -> int:

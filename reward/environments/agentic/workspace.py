@@ -21,8 +21,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from posttrain.environments.base import RESULT_CHARACTERS, Tool, Toolbox, clip
-from posttrain.environments.sandbox.limits import Limits
+from posttrain.environments.base import Tool, Toolbox, clip
+from posttrain.environments.sandbox import Limits
 from posttrain.jsontext import writable
 from posttrain.records import json_text
 from reward.environments.code import run_program
@@ -116,10 +116,9 @@ class Workspace:
         self._deliverables, self._first_error = deliverables, first_error
         self._calls: list[dict[str, Any]] = []
         self._infrastructure: str | None = None
-        self._toolbox = toolbox(self, tools)
+        self._toolbox = Toolbox([Tool(name, *TOOLS[name], getattr(self, name)) for name in tools])
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Run one call, and note which files it changed."""
         before = dict(self.files)
         result = await self._toolbox.call(name, arguments)
         self._calls.append({"changed": changed_paths(before, self.files)})
@@ -227,7 +226,6 @@ class Workspace:
         self.files = dict(files)
 
     def snapshot(self) -> str:
-        """JSON text: changes against the first files, what each call changed, what is missing."""
         changed = changed_paths(self._initial, self.files)
         missing = [p for p in self._deliverables if p not in changed or p not in self.files]
         if not self._deliverables and not changed:
@@ -240,14 +238,7 @@ class Workspace:
         }
         return writable(json_text(state))
 
-    async def close(self) -> None:
-        """There is nothing to release."""
-
-
-def toolbox(workspace: Workspace | None, names: Iterable[str]) -> Toolbox:
-    """The named tools; without a workspace they can only be declared."""
-    tools = [Tool(n, *TOOLS[n], getattr(workspace or Workspace, n)) for n in names]
-    return Toolbox(tools, result_characters=RESULT_CHARACTERS)
+    async def close(self) -> None: ...
 
 
 def inside(path: str) -> str:

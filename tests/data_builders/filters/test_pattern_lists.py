@@ -8,7 +8,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from data_builders.filters.patterns import Matcher
-from posttrain.config.patterns import Pattern, Patterns
+from posttrain.config.filters import Pattern, Patterns
 
 FOLDER = Path(__file__).resolve().parents[3] / "recipes" / "nemotron-3-nano"
 

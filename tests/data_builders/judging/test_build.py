@@ -17,8 +17,7 @@ from posttrain.config.source import SourceConfig
 from posttrain.errors import ConfigError, DataError
 from posttrain.rollouts import Prompt, metadata_of
 from reward.judge.prompt import LAYOUTS
-from reward.judge.training import gold_from
-from reward.judge.verdict import parse_verdict, training_reward
+from reward.judge.verdict import gold_from, parse_verdict, training_reward
 from tests.data_builders.judging.small import (
     CHOSEN,
     HELPSTEER3,

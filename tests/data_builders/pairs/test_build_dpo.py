@@ -234,7 +234,7 @@ def test_given_pairs_stand_beside_sampled_ones(samples: Path, tmp_path: Path):
         ({"categories": {"no_tools": 0.5, "with_tools": 0.4}}, "sum to 0.9, they must sum to 1"),
         ({"categories": {"no_toolz": 1.0}}, "no_tool"),
         ({"samples": []}, "built from samples"),
-        ({"categories": {"offline": 1.0}, "samples": []}, "give both, or neither"),
+        ({"categories": {"offline": 1.0}, "samples": []}, "both or neither"),
         ({"pairs_per_promt": 3}, "did you mean 'pairs_per_prompt'"),
         ({"rule": "all"}, "'even' or 'once'"),
         ({"minimum_distance": 2}, "minimum_distance"),

@@ -9,7 +9,7 @@ import pytest
 
 from data_builders.pairs.encode import PairEncoder, encode_completions
 from data_builders.pairs.grading import graded, reading_text
-from data_builders.pairs.shards import PairWriter, read_pairs
+from data_builders.pairs.shards import read_pairs, write_pairs
 from posttrain.chat import nemotron_3_nano_template, parse_completion
 from posttrain.chat.detect import detect_in_completion
 from posttrain.records import Message, Pair, Score, Side, ToolCall
@@ -66,7 +66,7 @@ def test_a_structured_call_is_part_of_what_a_completion_is_and_is_shown():
     calling = replace(bare, steps=(replace(bare.steps[0], parsed=parsed),))
     reformatted = replace(bare, steps=(replace(bare.steps[0], text="let me see"),))
     keys = [
-        graded(one, None, Score(0.0, None, ""), detect_in_completion(one, PROMPT)).text_key
+        graded(one, Score(0.0, None, ""), detect_in_completion(one, PROMPT), None).text_key
         for one in (bare, calling, reformatted)
     ]
     assert keys[0] == keys[2] != keys[1]
@@ -78,8 +78,6 @@ def test_shards_hold_every_pair_in_order_and_leftovers_go(tmp_path: Path):
     sides = Side((1,), (True,), "a"), Side((2, 3), (True, False), "b", index=4, score=0.0)
     pairs = [Pair(f"p{k}", "t", "no_tools", True, (9, k), *sides, source="s") for k in range(5)]
     (tmp_path / "train-00007.parquet").write_bytes(b"of an interrupted run")
-    with PairWriter(tmp_path, "train", shard_pairs=2) as writer:
-        for pair in pairs:
-            writer.add(pair)
-    assert writer.files == {f"train-0000{k}.parquet": n for k, n in enumerate((2, 2, 1))}
+    files = write_pairs(iter(pairs), tmp_path, "train", shard_pairs=2)
+    assert files == {f"train-0000{k}.parquet": n for k, n in enumerate((2, 2, 1))}
     assert list(read_pairs(tmp_path, "train")) == pairs

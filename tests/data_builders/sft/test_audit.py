@@ -79,7 +79,7 @@ def test_repeats_of_the_mixture_are_no_copies(world, tmp_path):
 def test_the_report_shows_figures_and_the_worst(built):
     page = (built / "report.html").read_text("utf-8")
     assert "Worst offenders" in page
-    assert "Exact copies" in page
+    assert "exact copies" in page
     rows = rows_of(built)
     assert {row["kind"] for row in rows} == {"longest", "least_trained", "empty_think", "repeated"}
     worst = {row["kind"]: row for row in reversed(rows) if row["source"] == "plain"}

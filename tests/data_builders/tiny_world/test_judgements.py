@@ -34,22 +34,30 @@ def pairs(family: str, count: int) -> list[dict]:
 
 
 @pytest.mark.parametrize("family", ["maths", "steps", "logs"])
-def test_the_grader_of_the_tiny_world_accepts_the_answers_scored_5_and_no_others(family: str):
-    for index, pair in enumerate(pairs(family, 150)):
+def test_answers_scored_5_are_accepted_alone_and_rows_are_read_as_they_are(family: str):
+    source = PreferenceSource(name="tiny", path="x.jsonl", ties="middle")
+    for index, pair in enumerate(pairs(family, 100)):
         item = make_item(Place(3, "train", family, index), CHOICES)
         for number in (1, 2):
-            accepted = grade(item["metadata"], pair[f"response_{number}"]).correct
+            accepted = grade(item["metadata"], pair[f"response_{number}"]) == "correct"
             assert accepted == (pair[f"score_{number}"] == 5), pair
+        gold = Gold(pair["score_1"], pair["score_2"], pair["ranking"])
+        dialect, read = read_pair(pair, source)
+        assert dialect == "ranked"
+        assert (read.response_1, read.response_2) == (pair["response_1"], pair["response_2"])
+        assert (read.gold, read.reasoning) == (gold, pair["reasoning"])
+        *prompt, verdict = warm_up_row(pair, layout="compact")["messages"]
+        assert training_reward(parse_verdict(verdict["content"]), gold) == 0
+        assert verdict["reasoning_content"].split("\n")[-3] == pair["metadata"]["gold"]
+        assert [message["role"] for message in prompt] == ["user"]
 
 
 def test_every_kind_of_answer_is_drawn_and_says_why_it_is_worth_what_it_is():
     rng = random.Random(0)
-    drawn = [draw_response(rng, "61") for _ in range(1500)]
-    assert {one.kind for one in drawn} == set(WEIGHTS)
-    by_kind = {one.kind: one for one in drawn}
+    by_kind = {one.kind: one for one in (draw_response(rng, "61") for _ in range(1000))}
+    assert set(by_kind) == set(WEIGHTS)
     assert by_kind["right"].remark == "61 6=6 yes 1=1 yes right"
-    assert by_kind["worded"].score == 4
-    assert by_kind["unknown"].score == 2
+    assert [by_kind[kind].score for kind in ("right", "worded", "unknown")] == [5, 4, 2]
     assert "61" in by_kind["hedged"].text.split(" or ")
     assert json.loads(by_kind["called"].text)["call"] == "calculate"
     for kind in ("wrong", "worded_wrong", "begging"):
@@ -59,7 +67,7 @@ def test_every_kind_of_answer_is_drawn_and_says_why_it_is_worth_what_it_is():
 
 def test_a_near_miss_is_never_the_gold_nor_negative():
     rng = random.Random(1)
-    for gold in (0, 1, 7, 11, 40, 99, 105):
+    for gold in (0, 1, 11, 40, 105):
         misses = [near_miss(rng, gold) for _ in range(200)]
         assert gold not in misses
         assert min(misses) >= 0
@@ -78,95 +86,60 @@ def test_numbers_are_compared_up_to_the_first_difference(answer: str, gold: str,
     assert compared(answer, gold) == said
 
 
-def test_the_ranking_follows_the_scores_and_mirrors():
+def test_the_ranking_follows_the_scores_mirrors_and_favours_no_position():
     assert [ranking_of(5, other) for other in (1, 2, 4, 5)] == [1, 1, 3, 3.5]
     assert ranking_of(4, 2) == 2
-    for first in range(1, 6):
-        for second in range(1, 6):
-            assert ranking_of(first, second) == 7 - ranking_of(second, first)
-
-
-def test_neither_position_is_favoured():
-    rankings = [pair["ranking"] for pair in pairs("maths", 1500)]
+    assert all(ranking_of(a, b) == 7 - ranking_of(b, a) for a in range(1, 6) for b in range(1, 6))
+    rankings = [pair["ranking"] for pair in pairs("maths", 1000)]
     first, second = (sum(side(r) for r in rankings) for side in (lambda r: r < 3, lambda r: r > 4))
     assert abs(first - second) < 0.15 * (first + second)
 
 
-def test_a_warm_up_row_ends_with_the_gold_verdict():
-    for pair in pairs("steps", 50):
-        row = warm_up_row(pair, layout="compact")
-        *asked, said = row["messages"]
-        gold = Gold(pair["score_1"], pair["score_2"], pair["ranking"])
-        assert training_reward(parse_verdict(said["content"]), gold) == 0
-        assert said["reasoning_content"].split("\n")[-3] == pair["metadata"]["gold"]
-        assert [message["role"] for message in asked] == ["user"]
-
-
-def test_the_preference_reader_takes_the_rows_as_they_are():
-    source = PreferenceSource(name="tiny", path="x.jsonl", ties="middle")
-    for pair in pairs("maths", 20):
-        dialect, read = read_pair(pair, source)
-        assert dialect == "ranked"
-        assert (read.response_1, read.response_2) == (pair["response_1"], pair["response_2"])
-        assert read.gold == Gold(pair["score_1"], pair["score_2"], pair["ranking"])
-        assert read.reasoning == pair["reasoning"]
-
-
 def test_a_drill_compares_what_it_is_asked():
     row = drill_row(4, seed=3)
-    asked, said = row["messages"]
-    lines = asked["content"].split("\n")
+    question, answer = row["messages"]
+    lines = question["content"].split("\n")
     assert len(lines) == LINES
-    for line, worked in zip(lines, said["reasoning_content"].split("\n"), strict=True):
+    for line, worked in zip(lines, answer["reasoning_content"].split("\n"), strict=True):
         one, other = line.split()
         assert worked == f"{one}={other} {'yes' if one == other else 'no'}"
     assert drill_row(4, seed=3) == row != drill_row(5, seed=3)
 
 
-def config(**changes: object) -> TinyJudgementsConfig:
-    given = {
-        "out": "unused",
-        "families": {
-            "maths": {"warm_up": 400, "train": 40, "heldout": 20, "difficulties": [1]},
-            "steps": {"warm_up": 30, "train": 20, "heldout": 10},
-        },
-        "drills": 5,
+def test_files_balance_come_out_the_same_and_hold_questions_out(tmp_path: Path):
+    families = {
+        "maths": {"warm_up": 400, "train": 40, "heldout": 20, "difficulties": [1]},
+        "steps": {"warm_up": 30, "train": 20, "heldout": 10},
     }
-    return TinyJudgementsConfig(**(given | changes))  # pyright: ignore[reportArgumentType]
-
-
-def run_of(out: Path) -> Run:
-    return Run.open(out, kind="tiny_judgements", config=config().owner_config())
-
-
-def rows_of(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def test_the_files_balance_and_come_out_the_same(tmp_path: Path):
-    written, again = (write_judgements(run_of(tmp_path / name), config()) for name in "ab")
+    raw = {"out": "unused", "families": families, "drills": 5}
+    config = TinyJudgementsConfig(**raw)  # pyright: ignore[reportArgumentType]
+    written, again = (
+        write_judgements(
+            Run.open(tmp_path / name, kind="tiny_judgements", config=config.owner_config()), config
+        )
+        for name in "ab"
+    )
     assert written == again
-    for file in written.files:
-        assert len(rows_of(tmp_path / "a" / file.path)) == file.rows
+    rows = {
+        file.path: [json.loads(line) for line in (tmp_path / "a" / file.path).open()]
+        for file in written.files
+    }
+    assert [len(rows[file.path]) for file in written.files] == [f.rows for f in written.files]
     assert written.counts.rows_in == 400 + 40 + 20 + 30 + 20 + 10 + 5
     # one-digit sums are few: some pair is drawn twice
     assert written.counts.dropped["repeated_pair"] > 0
 
-
-def test_held_out_questions_are_no_training_questions(tmp_path: Path):
-    write_judgements(run_of(tmp_path), config())
-
-    def numbers(name: str) -> set[tuple[str, tuple[str, ...]]]:
+    def sums(name: str) -> set[tuple[str, tuple[str, ...]]]:
         """What is asked, whatever the wording."""
-        rows = [row for row in rows_of(tmp_path / name) if row["metadata"]["family"] == "maths"]
+        own = [row for row in rows[name] if row["metadata"]["family"] == "maths"]
         return {
             (row["metadata"]["task"], tuple(sorted(digits(row["messages"][0]["content"]))))
-            for row in rows
+            for row in own
         }
 
-    assert numbers("heldout.jsonl").isdisjoint(numbers("train.jsonl"))
-    warm = {row["id"] for row in rows_of(tmp_path / "warm_up.jsonl")}
-    assert warm.isdisjoint(row["id"] for row in rows_of(tmp_path / "train.jsonl"))
+    assert sums("heldout.jsonl").isdisjoint(sums("train.jsonl"))
+    warm, train = ({row["id"] for row in rows[f"{name}.jsonl"]} for name in ("warm_up", "train"))
+    assert warm.isdisjoint(train)
 
 
 def digits(text: str) -> list[str]:

@@ -20,8 +20,7 @@ from inspect_ai.tool import ToolCall as InspectCall
 
 from posttrain.chat import nemotron_3_nano_template, render
 from posttrain.errors import ConfigError, DataError
-from posttrain.evaluation.inspect_adapter.messages import from_inspect, to_inspect
-from posttrain.evaluation.inspect_adapter.provider import inspect_model
+from posttrain.evaluation.inspect_adapter.provider import from_inspect, inspect_model, to_inspect
 from posttrain.evaluation.inspect_adapter.tasks import _score, load_task
 from posttrain.evaluation.journal import JournaledSampler
 from posttrain.records import Message, ToolCall

@@ -10,14 +10,14 @@ from dataclasses import replace
 
 import pytest
 
-from posttrain.environments.sandbox.limits import SandboxResult
+from posttrain.environments.sandbox import SandboxResult
 from posttrain.errors import DataError
-from posttrain.evaluation.agentic import deciding, failures
+from posttrain.evaluation.agentic import failures
 from posttrain.records import Score
 from posttrain.rollouts import Completion, Prompt
 from reward.environments import ENVIRONMENTS
 from reward.environments.agentic import base, workspace
-from reward.environments.agentic.base import AgenticEnvironment, Call, read, script, sh, write
+from reward.environments.agentic.base import Call, Family, read, script, sh, write
 from reward.environments.agentic.policies import ENVIRONMENT_OF, policy_of, run_policy
 from reward.environments.base import Script, admit, replay
 from reward.environments.world import Refused
@@ -56,8 +56,9 @@ def test_every_policy_ends_as_it_has_to(family: str):
         found: list[tuple[str, str | None, str | None]] = []
         for task, completion in zip(own, await run_policy(own, policy), strict=True):
             score = await environment.verify(task, completion)
-            failure = deciding(task, completion, score)
-            found.append((policy, policy_of(task, policy).fails, failure and failure.mode))
+            solved = (score.value or 0) >= 1
+            mode = None if solved else failures(task, completion, score)[0].mode
+            found.append((policy, policy_of(task, policy).fails, mode))
         return found
 
     names = {name for task in tasks for name in environment.policies(task)}
@@ -70,7 +71,7 @@ def test_every_policy_ends_as_it_has_to(family: str):
 @pytest.mark.parametrize("family", ENVIRONMENT_OF)
 def test_rows_are_the_same_for_a_seed_and_say_nothing_of_the_gold(family: str):
     environment = ENVIRONMENTS[family]()
-    assert isinstance(environment, AgenticEnvironment)
+    assert isinstance(environment, Family)
     rows = environment.rows(seed=3, count=4)
     assert rows == environment.rows(seed=3, count=4)
     fixtures = [environment.fixture(environment.prompt(row)) for row in rows]
@@ -169,14 +170,11 @@ _TRICKS = {
 def test_tricks_do_not_pass_a_broken_program_and_do_not_fail_a_right_one():
     [prompt] = prompts("fix_failing_test", [5])
     oracle = ENVIRONMENTS["fix_failing_test"]().gold(prompt) or ()
-    harmless = ("shadows_the_library", "site_files")
-    wrong = verified(prompt, *(script(*made) for made in _TRICKS.values()))
-    assert {name: s.value for name, (_, s) in zip(_TRICKS, wrong, strict=True)} == dict.fromkeys(
-        _TRICKS, 0.0
-    )
     # `app/importlib.py` is on nobody's way, and a right solution stays one
-    right = verified(prompt, *(script(*_TRICKS[name])[:-1] + oracle for name in harmless))
-    assert [score.value for _, score in right] == [1.0] * len(harmless)
+    right = script(*_TRICKS["shadows_the_library"], *_TRICKS["site_files"])[:-1] + oracle
+    ends = verified(prompt, *(script(*made) for made in _TRICKS.values()), right)
+    values = {name: s.value for name, (_, s) in zip([*_TRICKS, "right"], ends, strict=True)}
+    assert values == dict.fromkeys(_TRICKS, 0.0) | {"right": 1.0}
 
 
 @contained

@@ -13,7 +13,7 @@ from posttrain.records import Message
 from posttrain.rollouts import Completion, Prompt, Step
 from reward.graders.base import Attempt
 from reward.graders.constraints import Constraints
-from reward.graders.worker_main import InlineRunner
+from reward.graders.worker_main import run_inline
 
 NO_COMMA, WORDS = "punctuation:no_comma", "length_constraints:number_words"
 AT_LEAST_5 = {"relation": "at least", "num_words": 5, "frequency": None}
@@ -29,7 +29,7 @@ def attempt(answer: str, names: list[str], arguments: list[dict], **more) -> Att
 
 @pytest.fixture(scope="module")
 def grader() -> Constraints:
-    return Constraints("ifeval", workers=InlineRunner())
+    return Constraints("ifeval", run=run_inline)
 
 
 @pytest.mark.parametrize(

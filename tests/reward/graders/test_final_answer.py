@@ -70,18 +70,9 @@ def test_the_answer_is_found(text: str, answer: str | None):
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "",
-        "   \n",
-        "I do not know.",
-        "2\nI do not know.",
-        "It is not 5.",
-        "答案不是5",
-        "\\boxed{5",
-        "\\boxed{4} no, \\boxed{5",
-        "\\boxed{}",
-    ],
-)
+    ["", "   \n", "I do not know.", "2\nI do not know.", "It is not 5.", "答案不是5", "\\boxed{5",
+     "\\boxed{4} no, \\boxed{5", "\\boxed{}"],
+)  # fmt: skip
 def test_no_answer_is_none(text: str):
     """A box that opens last and never closes is not replaced by an earlier one."""
     assert find_answer(text)[0] is None
@@ -92,34 +83,23 @@ def test_the_last_line_counts_only_where_asked():
     assert find_answer("Answer: 5", last_line=False)[0] == "5"
 
 
+HOSTILE = (
+    "\\boxed{", "$", "\\[", "answer is ", "<answer>", "#### \n", "1,111", "5 or ", "答案", '{"answer": ',
+    "**1", "- ", "1 because ", "*", "'answer':", "wait, I ", "not A or ", "5 m/", "\\\\", "(A) or ", "A",
+    "option ", "\\text{", "A and ",
+)  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "text",
     [
-        "\\boxed{" * 14_000,
+        *(piece * (100_000 // len(piece)) for piece in HOSTILE),
         "\\boxed{" * 7_000 + "5" + "}" * 7_000,
-        "$" * 100_000,
-        "\\[" * 50_000,
-        "answer is " * 10_000,
         "answer" + " " * 100_000,
-        "<answer>" * 12_000,
-        "#### \n" * 16_000,
-        "1,111" * 20_000,
-        "5 or " * 20_000,
-        "答案" * 50_000,
-        '{"answer": ' * 9_000,
         "(" * 50_000 + "1",
-        "**1" * 33_000,
-        "- " * 50_000,
-        "1 because " * 10_000,
         " " * 100_000 + "5",
-        "*" * 100_000,
-        "'answer':" * 11_000,
-        "wait, I " * 12_000,
-        "not A or " * 11_000,
-        "5 m/" * 25_000,
-        "\\\\" * 50_000,
     ],
-    ids=range(23),
+    ids=range(len(HOSTILE) + 4),
 )
 def test_a_hundred_thousand_hostile_characters_end(text: str):
     """Quadratic reading would take minutes here; that it returns at all is the test."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 
 import pytest
 
@@ -14,13 +13,6 @@ from reward.graders.choice import MultipleChoice
 from reward.graders.math import Math
 from reward.graders.workers import Workers
 from tests.reward.graders.attempts import completion_of, prompt_of, values
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    made = Workers(size=2, cpu_seconds=1.0)
-    yield made
-    made.close()
 
 
 def grade(grader: str, gold: str | None, answer: str, **metadata: object) -> Score:
@@ -98,24 +90,15 @@ def test_what_stalls_is_unscored_and_the_rest_is_graded(workers: Workers):
         ("5", "\\boxed{9^{9^{9^{9}}}}"),  # where a number is due, no power is worked out
     ]
     attempts = [Attempt(prompt_of(gold), completion_of(answer)) for gold, answer in requests]
-    scores = Math(workers=workers).grade(attempts)
+    scores = Math(run=workers.run).grade(attempts)
     assert [score.value for score in scores] == [1.0, None, 0.0, 0.0, 0.0]
     assert scores[1] == Score(None, "9^{9^{9^{9}}}", "unscored: stopped after 1 s", "timeout")
 
 
 def test_golds_that_cannot_be_used_are_refused(workers: Workers):
-    grader = Math(workers=workers)
-    golds = [
-        "5",
-        "1,234 km",
-        "\\frac{\\pi}{2}",
-        "(1,2]",
-        None,
-        " ",
-        "((",
-        "0x1f",
-        "9^{9^{9^{9}}}",
-    ]
+    grader = Math(run=workers.run)
+    hard = "9^{9^{9^{9}}}"
+    golds = ["5", "1,234 km", "\\frac{\\pi}{2}", "(1,2]", None, " ", "((", "0x1f", hard]
     assert grader.refuse([prompt_of(gold) for gold in golds]) == [
         None, None, None, None, "no_gold", "no_gold",
         "gold_unreadable: ((", "gold_unreadable: 0x1f", "gold_too_hard: 9^{9^{9^{9}}}",
@@ -143,7 +126,7 @@ def test_choices_that_cannot_be_used_are_refused(workers: Workers):
         prompt_of("x" * 3000, options=["x" * 3000, "y" * 3000]),
         prompt_of(".", options=[".", "?"]),
     ]
-    reasons = MultipleChoice(workers=workers).refuse(prompts)
+    reasons = MultipleChoice(run=workers.run).refuse(prompts)
     assert [None if reason is None else reason.partition(":")[0] for reason in reasons] == [
         None, None, "gold_not_an_option", "no_options", "no_gold", "bad_output_regex", None,
         None, None,
@@ -153,7 +136,7 @@ def test_choices_that_cannot_be_used_are_refused(workers: Workers):
 def test_a_records_own_pattern_comes_first(workers: Workers):
     prompt = prompt_of("B", options={"A": "1", "B": "2"}, output_regex=["nothing", "my pick: (.)"])
     hangs = prompt_of("B", options={"A": "1", "B": "2"}, output_regex="(a+)+$")
-    grader = MultipleChoice(workers=workers)
+    grader = MultipleChoice(run=workers.run)
     answers = ["My pick: A, no, My Pick: b", "my pick: A\n\\boxed{B}", "\\boxed{B}", "my pick: Z"]
     assert values(grader, [(prompt, answer) for answer in answers]) == [1.0, 0.0, 1.0, 0.0]
     assert values(grader, [(hangs, "a" * 60 + "b"), (prompt, "my pick: B")]) == [None, 1.0]

@@ -6,6 +6,7 @@ import pytest
 
 from reward.graders import algebra
 from reward.graders.math import Math, gold_text, same_written
+from reward.graders.workers import Workers
 from tests.reward.graders.attempts import prompt_of, values
 
 EQUAL = [
@@ -64,11 +65,11 @@ DIFFERENT = [
 
 
 @pytest.fixture(scope="module")
-def grades() -> dict[tuple[str, str], float | None]:
+def grades(workers: Workers) -> dict[tuple[str, str], float | None]:
     """Every pair, and each gold against itself, in one call."""
     pairs = [*EQUAL, *DIFFERENT, *((gold, gold) for gold, _ in EQUAL + DIFFERENT)]
     requests = [(prompt_of(gold), f"\\boxed{{{answer}}}") for gold, answer in pairs]
-    return dict(zip(pairs, values(Math(), requests), strict=True))
+    return dict(zip(pairs, values(Math(run=workers.run), requests), strict=True))
 
 
 @pytest.mark.parametrize("pair", EQUAL)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import random
-from collections import Counter
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -36,108 +35,88 @@ FAMILIES: dict[str, float | None] = {
     "advanced_geometry": 1e-4,
     "power_function": 5e-3,
 }  # fmt: skip
-# (family, gold, answer) → how often, and why we accept what their grader does not
+FORMULAS = {
+    "complex_arithmetic", "polynomial_equations", "simple_integration", "intermediate_integration",
+    "dice", "polynomial_multiplication",
+}  # fmt: skip
+# (family, gold, answer) → why we accept what their grader does not
 DISAGREEMENTS = {
-    ("decimal_arithmetic", "-481.765010792", "-481.797578712"): (1, "their tolerance is absolute"),
-    ("leg_counting", "254", "20 + 24 + 44 + 28 + 54 +"): (1, "they want the total alone"),
-    ("polynomial_multiplication", "-16905418503090264597300", "(-7339*x**3 - 2070*x**2)"): (
-        1,
-        "equal, and not expanded",
-    ),
-    ("polynomial_multiplication", "-9513138278827260*x**16", "-x**6*(6841*x + 22241)*("): (
-        1,
-        "equal, and not expanded",
-    ),
-    ("power_function", "1.0", "1.00e+0"): (3, "their grader is wrong"),
-    ("simple_equations", "52", "s = 52"): (1, "they want the number alone"),
-    ("simple_equations", "94", "t = 94"): (1, "they want the number alone"),
-    ("simple_equations", "10", "i = 10"): (1, "they want the number alone"),
-}
+    ("decimal_arithmetic", "-481.765010792", "-481.797578712"): "their tolerance is absolute",
+    ("leg_counting", "254", "20 + 24 + 44 + 28 + 54 +"): "they want the total alone",
+    ("polynomial_multiplication", "-16905418503090264597300", "(-7339*x**3 - 2070*x**2)"): "equal",
+    ("polynomial_multiplication", "-9513138278827260*x**16", "-x**6*(6841*x + 22241)*("): "equal",
+    ("power_function", "1.0", "1.00e+0"): "their grader is wrong",
+    ("simple_equations", "52", "s = 52"): "they want the number alone",
+    ("simple_equations", "94", "t = 94"): "they want the number alone",
+    ("simple_equations", "10", "i = 10"): "they want the number alone",
+}  # fmt: skip
 
 
-def rows_of(shared: Path, name: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (shared / "data" / name).read_text("utf-8").splitlines()]
+def rows_of(shared: Path, name: str, *, one_in: int) -> list[dict[str, Any]]:
+    """A fixed sample of rows; `benchmarks/graders.py` grades all."""
+    lines = (shared / "data" / name).read_text("utf-8").splitlines()
+    return [json.loads(line) for line in lines if zlib.crc32(line.encode()) % one_in == 0]
 
 
 @pytest.fixture(scope="module")
-def golds(shared: Path) -> list[str]:
-    rows = rows_of(shared, "gsm8k_train.jsonl")
-    return [row["answer"].rsplit("####", 1)[1].strip() for row in rows]
+def golds(shared: Path) -> list[tuple[str, str]]:
+    """Golds of GSM8K and the solutions that end in them: all that are no plain digits, some others."""
+    rows = [row["answer"] for row in rows_of(shared, "gsm8k_train.jsonl", one_in=1)]
+    pairs = [(row.rsplit("####", 1)[1].strip(), row) for row in rows]
+    rare = [pair for pair in pairs if not pair[0].isdigit()]
+    assert len(rare) == 82
+    return [*rare, *pairs[::40]]
 
 
 @pytest.mark.parametrize("grader", [Math(), Numeric()], ids=["math", "numeric"])
-def test_every_gsm8k_gold_is_accepted(shared: Path, golds: list[str], grader: Math | Numeric):
-    assert len(golds) == 7473
-    assert sum("," in gold for gold in golds) == 79
-    assert sum("-" in gold for gold in golds) == 3
-    assert set(grader.refuse([prompt_of(gold) for gold in golds])) == {None}
-    whole = [row["answer"] for row in rows_of(shared, "gsm8k_train.jsonl")]
-    requests = [(prompt_of(gold), text) for gold, text in zip(golds, whole, strict=True)]
-    assert set(values(grader, requests)) == {1.0}
-    rare = [gold for gold in golds if not gold.isdigit()]
-    chosen = [*rare, *random.Random(0).sample(golds, 200)]
-    for phrasing in PHRASINGS:
-        requests = [(prompt_of(gold), phrasing.format(gold)) for gold in chosen]
-        assert set(values(grader, requests)) == {1.0}, phrasing
-
-
-@pytest.mark.parametrize("grader", [Math(), Numeric()], ids=["math", "numeric"])
-def test_no_near_miss_of_a_number_is_accepted(golds: list[str], grader: Math | Numeric):
-    rare = [gold for gold in golds if not gold.isdigit()]
+def test_gsm8k_golds_are_accepted_and_near_misses_are_not(golds, grader: Math | Numeric):
+    prompts = [prompt_of(gold) for gold, _ in golds]
+    assert set(grader.refuse(prompts)) == {None}
+    right = [(prompt, row) for prompt, (_, row) in zip(prompts, golds, strict=True)]
+    right += [(prompt_of(g), phrasing.format(g)) for phrasing in PHRASINGS for g, _ in golds[::3]]
+    assert set(values(grader, right)) == {1.0}
     wrong = [
         (prompt_of(gold), PHRASINGS[k % len(PHRASINGS)].format(answer))
-        for k, gold in enumerate([*rare, *random.Random(1).sample(golds, 200)])
+        for k, (gold, _) in enumerate(golds[::2])
         for answer in near_misses(gold).values()
     ]
-    wrong += [(prompt_of(f"{gold} km"), f"\\boxed{{{gold} m}}") for gold in golds[:50]]
-    wrong += [(prompt_of(f"${gold}"), f"Answer: {gold} cents") for gold in golds[50:100]]
-    assert len(wrong) > 2000
+    wrong += [(prompt_of(f"{gold} km"), f"\\boxed{{{gold} m}}") for gold, _ in golds[:30]]
+    wrong += [(prompt_of(f"${gold}"), f"Answer: {gold} cents") for gold, _ in golds[30:60]]
     accepted = [w for w, value in zip(wrong, values(grader, wrong), strict=True) if value != 0.0]
     assert accepted == []
 
 
 def test_no_near_miss_of_a_formula_is_accepted(shared: Path):
-    rows = rows_of(shared, "reasoning_gym_graded.jsonl")
-    families = [
-        "complex_arithmetic",
-        "polynomial_equations",
-        "simple_integration",
-        "intermediate_integration",
-        "dice",
-        "polynomial_multiplication",
-    ]
-    found = sorted({row["expected_answer"] for row in rows if row["name"] in families}, key=len)
+    rows = rows_of(shared, "reasoning_gym_graded.jsonl", one_in=2)
+    golds = {row["expected_answer"] for row in rows if row["name"] in FORMULAS}
+    golds = sorted(gold for gold in golds if len(gold) < 200)
+    right = [(prompt_of(gold), f"\\boxed{{{gold}}}") for gold in golds]
     wrong = [
         (prompt_of(gold), f"\\boxed{{{answer}}}")
-        for gold in found
-        if len(gold) < 200
+        for gold in golds
         for answer in formula_near_misses(gold).values()
     ]
-    right = [(prompt_of(gold), f"\\boxed{{{gold}}}") for gold in found if len(gold) < 200]
-    assert len(wrong) > 60
+    assert len(wrong) > 25
     assert set(values(Math(), right)) == {1.0}
     assert set(values(Math(), wrong)) == {0.0}
 
 
 def test_grades_agree_with_those_of_reasoning_gym(shared: Path):
     """Where they differ, it is listed: by the value of the answer, ours is the right one."""
-    rows = [r for r in rows_of(shared, "reasoning_gym_graded.jsonl") if r["name"] in FAMILIES]
-    assert {row["name"] for row in rows} == set(FAMILIES)
+    rows = rows_of(shared, "reasoning_gym_graded.jsonl", one_in=3)
+    rows = [row for row in rows if row["name"] in FAMILIES]
+    assert len({row["name"] for row in rows}) > 20
     prompts = [_prompt(row) for row in rows]
     assert set(Math().refuse(prompts)) == {None}
     graded = [(p, row, c) for p, row in zip(prompts, rows, strict=True) for c in row["completions"]]
     ours = values(Math(), [(p, c["full_model_response"] or "") for p, _, c in graded])
-    differ = Counter(
+    differ = {
         (row["name"], row["expected_answer"][:24].strip(), str(completion["model_answer"])[:24])
         for (_, row, completion), value in zip(graded, ours, strict=True)
         if (value == 1.0) != (completion["score"] == 1.0)
-    )
-    assert None not in ours
-    assert dict(differ) == {
-        (name, gold[:24].strip(), answer[:24]): count
-        for (name, gold, answer), (count, _) in DISAGREEMENTS.items()
     }
-    assert differ.total() <= 0.02 * len(graded)
+    assert None not in ours
+    assert differ <= {(name, gold[:24].strip(), a[:24]) for name, gold, a in DISAGREEMENTS}
 
 
 def _prompt(row: dict[str, Any]) -> Any:
@@ -155,8 +134,8 @@ CHOICES = (
 )  # fmt: skip
 
 
-def test_every_mmlu_gold_is_accepted_and_no_other_letter(shared: Path):
-    rows = rows_of(shared, "mmlu_dev_val.jsonl")
+def test_mmlu_golds_are_accepted_and_no_other_letter(shared: Path):
+    rows = rows_of(shared, "mmlu_dev_val.jsonl", one_in=8)
     prompts = [prompt_of(row["answer"], options={k: row[k] for k in "ABCD"}) for row in rows]
     grader = MultipleChoice()
     assert set(grader.refuse(prompts)) == {None}

@@ -14,7 +14,7 @@ from posttrain.records import Side, pair_to_row
 from posttrain.runs import Counts, Run
 from posttrain.training.dpo.data import choose_layout, load_pairs
 from posttrain.training.dpo.stage import DpoStage, accumulation, dpo_arguments
-from posttrain.training.dpo.trainer import PairOrder
+from posttrain.training.dpo.trainer import pair_order
 from posttrain.training.plan import check_enough
 from tests.training.dpo.pairs import make_pairs, write_pairs
 from tests.training.dpo.recipe import finish, make_recipe, raw_recipe, start
@@ -93,13 +93,13 @@ def test_more_steps_than_pairs_say_what_would_do(recipe):
 
 def test_every_step_is_full_and_every_pair_comes_before_any_comes_again():
     lengths = [10, 50, 30, 40, 20]
-    order = list(PairOrder(lengths=lengths, batch=2, steps=5, seed=3))
+    order = pair_order(lengths=lengths, batch=2, steps=5, seed=3)
     assert len(order) == 10
     assert all(order.count(row) == 2 for row in range(5))
     steps = [order[i : i + 2] for i in range(0, 10, 2)]
     assert len({row for step in steps[:2] for row in step}) == 4
     assert all(lengths[a] >= lengths[b] for a, b in steps)
-    assert order != list(PairOrder(lengths=lengths, batch=2, steps=5, seed=4))
+    assert order != pair_order(lengths=lengths, batch=2, steps=5, seed=4)
 
 
 def test_a_pair_longer_than_the_model_is_named(recipe, tmp_path, attention_path):

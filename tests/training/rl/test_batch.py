@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,7 @@ def test_only_what_the_policy_sampled_is_trained():
     first = step((10, 11), results_ids=(20, 21, 22), results=(Message("tool", "56"),))
     second = step((12, 13, 14, 15), logps=(-0.5, 0.0, 0.0, -0.7), forced=(1, 3))
     scored = group(completion(0, first, second), completion(1, step((10,))), rewards=(1.0, 0.0))
-    batch = collate([row_of(scored, 0, 1.0), row_of(scored, 1, -1.0)], pad_id=0)
+    batch = collate([row_of(scored, 0), row_of(scored, 1)], pad_id=0)
     assert batch["input_ids"].tolist() == [
         [1, 9, 10, 11, 20, 21, 22, 12, 13, 14, 15],
         [1, 9, 10, 0, 0, 0, 0, 0, 0, 0, 0],
@@ -120,7 +121,7 @@ def test_truncated_ones_are_in_the_baseline_and_unscored_ones_in_nothing():
 @given(st.integers(0, 30), st.integers(1, 12))
 def test_micro_batches_keep_order_and_are_as_equal_as_can_be(count: int, parts: int):
     scored = mixed()
-    rows = [row_of(scored, 0, float(k)) for k in range(count)]
+    rows = [replace(row_of(scored, 0), advantage=float(k)) for k in range(count)]
     found = micro_batches(rows, [scored], count=parts)
     assert len(found) == parts
     real = [part for part in found if any(row.tokens for row in part)]

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain.config.load import validate
-from posttrain.config.rlvr import CurriculumConfig, PoolsConfig
+from posttrain.config.rlvr import CurriculumConfig, PoolsConfig, RlvrConfig
 from posttrain.errors import ConfigError, DataError
 from posttrain.training.rl.curriculum import Draw
-from posttrain.training.rl.curriculum_steps import make_plan
 from posttrain.training.rl.draws import DrawnGroup, PromptDraws
+from tests.training.rl.policy import raw_recipe
 
 N = 4
 POOLS = {
@@ -25,14 +25,15 @@ POOLS = {
 
 
 def make_draws(out: Path, *, max_epochs: int = 1, pools: PoolsConfig | None = None) -> PromptDraws:
-    order = "gaussian" if pools is None else "difficulty_pools"
-    config = CurriculumConfig(order=order, pools=pools)
-    plan = make_plan(
-        config, POOLS, n=N, steps=3, batch=4, ratios={"m": 3, "c": 1}, max_epochs=max_epochs, seed=5
-    )
-    return PromptDraws(
-        plan, POOLS, config=pools, refilled=True, max_epochs=max_epochs, seed=5, out=out
-    )
+    curriculum: dict[str, Any] = {"order": "gaussian"}
+    if pools is not None:
+        curriculum = {"order": "difficulty_pools", "pools": pools.model_dump()}
+    raw = raw_recipe(
+        Path("policy"), out, pass_rates=str(out), curriculum=curriculum, seed=5,
+        domains={"m": {"ratio": 3}, "c": {"ratio": 1}}, dynamic_sampling={},
+        prompts_per_step=4, max_epochs=max_epochs,
+    )  # fmt: skip
+    return PromptDraws(validate(raw, RlvrConfig, where="test"), POOLS, n=N, steps=3)
 
 
 def outcome(at: int, draw: Draw, passes: int, *, attempt: int = 0) -> DrawnGroup:
@@ -41,7 +42,7 @@ def outcome(at: int, draw: Draw, passes: int, *, attempt: int = 0) -> DrawnGroup
 
 def test_a_refill_is_of_the_domain_near_in_pass_rate_and_as_often_as_may_be(tmp_path: Path):
     draws = make_draws(tmp_path)
-    planned = Counter(d.prompt_id for step in draws.plan.draws for d in step)
+    planned = Counter(d.prompt_id for step in draws._planned for d in step)
     first = draws.draw(0)
     taken = {draw.prompt_id for draw in first}
     refills: list[Draw | None] = []

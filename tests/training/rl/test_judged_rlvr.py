@@ -14,8 +14,8 @@ from data_builders.prompts.profile import read_profile
 from posttrain.runs import read_artifact
 from tests.training.forks import Ended, forked
 from tests.training.methods import script
-from tests.training.rl.judge_server import judge_server, label
 from tests.training.rl.policy import make_prompts, raw_recipe, write_policy
+from tests.training.rl.servers import judge_server, label
 from tests.training.tiny import log_rows
 
 ITEM = "Is it short?"

@@ -58,7 +58,7 @@ def test_the_log_has_the_mean_difference_of_the_tokens_in_the_mask():
     previous = tensors([1.0, -0.5, 0.0, 9.0], [0.1, 9.0, 9.0, 9.0])
     mask = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0]]).bool()
     none = torch.zeros(2, 4)
-    sums = TokenSums(kl=False)
+    sums = TokenSums()
     found = importance(previous, none, mask, None)
     sums.add(mask, none, found, TokenLoss(none, none.bool(), None))
     alone: Any = SimpleNamespace(reduce=lambda values, _: values)

@@ -12,8 +12,8 @@ import yaml
 from posttrain.runs import read_artifact
 from tests.training.forks import Ended, forked
 from tests.training.methods import Mortal, arm, chats, script
-from tests.training.rl.judge_server import judge_server
 from tests.training.rl.policy import raw_recipe, write_policy
+from tests.training.rl.servers import judge_server
 from tests.training.tiny import log_rows, sha
 
 

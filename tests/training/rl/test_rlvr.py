@@ -17,6 +17,8 @@ from data_builders.prompts.profile import read_profile
 from posttrain.errors import ConfigError, DataError, TrainingError
 from posttrain.group_rewards import Failure, Group
 from posttrain.records import FailureKind, Score
+from posttrain.report import html
+from posttrain.report.write import write_report
 from posttrain.rollouts import Completion, Prompt
 from posttrain.runs import read_artifact
 from reward.rlvr import Domain, RoutedReward
@@ -60,7 +62,9 @@ def groups_of(out: Path) -> list[list[dict[str, Any]]]:
     return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
 
 
-def test_each_step_has_the_prompts_of_the_plan_and_honest_figures(root: Path, trained: Path):
+def test_each_step_has_the_prompts_of_the_plan_and_honest_figures(
+    root: Path, trained: Path, monkeypatch: pytest.MonkeyPatch
+):
     plan = [json.loads(line) for line in (trained / "curriculum.jsonl").read_text().splitlines()]
     rates = {rate.prompt_id: rate for rate in read_profile(root / "profile").rates}
     logs = [row for row in log_rows(trained) if "rollouts" in row]
@@ -92,8 +96,10 @@ def test_each_step_has_the_prompts_of_the_plan_and_honest_figures(root: Path, tr
     seconds = [json.loads(line) for line in (trained / "timing.jsonl").read_text().splitlines()]
     assert all(set(row["verifiers"]) == {"one", "b"} for row in seconds)
     assert "| one |" in (trained / "README.md").read_text()
-    report = (trained / "report.html").read_text()
+    monkeypatch.setattr(html, "_template", html._template.__wrapped__)  # with its charts
+    report = write_report(trained).read_text()
     assert "Curriculum" in report
+    assert "<svg" in report
     assert "pass rate of its prompts" in report
     kinds = {parent.kind for parent in read_artifact(trained).parents}
     assert "pass_rates" in kinds

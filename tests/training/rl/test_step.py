@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from posttrain.config.grpo import GroupTraining
 from posttrain.errors import ConfigError
-from posttrain.training.rl.step import accumulation, rows_drawn, share
+from posttrain.training.rl.step import accumulation, own_positions, rows_drawn
+from tests.training.rl.policy import make_recipe
 
 
 @given(st.integers(1, 30), st.integers(1, 12), st.integers(0, 5))
@@ -22,32 +26,29 @@ def test_permutations_follow_one_another(count: int, per_step: int, seed: int):
     assert sorted(rows[count : 2 * count]) == list(range(count))
 
 
+def recipe(prompts: int = 8, num_iterations: int = 1) -> GroupTraining:
+    keys = {"prompts_per_step": prompts, "loss": {"num_iterations": num_iterations}}
+    return make_recipe(Path("policy"), Path("out"), **keys)
+
+
+@settings(max_examples=20)
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 4))
-def test_every_position_is_rolled_out_once_and_in_the_same_update(
+def test_every_position_is_rolled_out_once_and_the_same_number_for_each_update(
     size: int, num_iterations: int, processes: int
 ):
-    per_step = size * num_iterations * processes
-    shares = [
-        share(
-            per_step=per_step, num_iterations=num_iterations, processes=processes, process=process
+    prompts = size * num_iterations * processes
+    made = recipe(prompts, num_iterations)
+    own = [own_positions(made, processes=processes, process=k) for k in range(processes)]
+    assert sorted(at for mine in own for at in mine) == list(range(prompts))
+    update = size * processes
+    for mine in own:
+        assert [sum(at // update == k for at in mine) for k in range(num_iterations)] == (
+            [size] * num_iterations
         )
-        for process in range(processes)
-    ]
-    joined = [[at for mine in shares for at in mine[update]] for update in range(num_iterations)]
-    alone = share(per_step=per_step, num_iterations=num_iterations, processes=1, process=0)
-    assert joined == alone
-    assert [at for part in alone for at in part] == list(range(per_step))
 
 
-def fitted(**sizes: int) -> int:
-    given_sizes = {
-        "per_step": 8,
-        "num_generations": 4,
-        "num_iterations": 1,
-        "micro": 4,
-        "processes": 1,
-    }
-    return accumulation(**(given_sizes | sizes))
+def fitted(*, processes: int = 1, num_iterations: int = 1, micro: int = 4) -> int:
+    return accumulation(recipe(8, num_iterations), micro=micro, processes=processes)
 
 
 def test_micro_batches_follow_from_the_rest():
@@ -56,15 +57,12 @@ def test_micro_batches_follow_from_the_rest():
     assert fitted(processes=2, num_iterations=2) == 2
 
 
-def test_a_split_group_is_refused_with_the_sizes_that_fit():
-    with pytest.raises(ConfigError, match=r"would split a group.* to 6, 9, or start 1, 2, 4, 8 pr"):
-        fitted(processes=3)
-    with pytest.raises(ConfigError, match=r"× 3 updates would split .* to 6, 9"):
-        fitted(num_iterations=3)
-    with pytest.raises(ConfigError, match=r"prompts_per_step to 16, or start 1, 2, 4, 8"):
-        fitted(processes=16)
-
-
-def test_micro_batches_that_do_not_fit_are_refused_with_those_that_do():
-    with pytest.raises(ConfigError, match=r"32 rollouts .*_size 5; it may be 1, 2, 4, 8, 16, 32"):
-        fitted(micro=5)
+def test_layouts_that_do_not_fit_are_refused_with_those_that_do():
+    for sizes, match in (
+        ({"processes": 3}, r"would split a group.* to 6, 9, or start 1, 2, 4, 8 pr"),
+        ({"num_iterations": 3}, r"× 3 updates would split .* to 6, 9"),
+        ({"processes": 16}, r"prompts_per_step to 16, or start 1, 2, 4, 8"),
+        ({"micro": 5}, r"32 rollouts .*_size 5; it may be 1, 2, 4, 8, 16, 32"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            fitted(**sizes)

@@ -13,13 +13,11 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.machinery
-import json
 import socket
 import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -27,8 +25,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from posttrain.sampling.engines.decode import decode
-from posttrain.sampling.sampler import EngineRequest, Parameters
+from tests.training.rl.servers import completions, decoded, serving
 
 VERSION = "0.28.0"
 SAMPLING = {
@@ -43,15 +40,6 @@ AFTER = {
     "/reset_prefix_cache": ("/finish_weight_update",),
     "/v1/completions": ("/reset_prefix_cache", "/v1/completions"),
 }
-
-
-def decoded(model: Any, prompt: list[int], given: dict[str, Any]) -> Any:
-    """One completion, under the fields of a request or of SamplingParams."""
-    parameters = Parameters(given["temperature"], max_tokens=given["max_tokens"], logps=True)
-    request = EngineRequest(
-        tuple(prompt), parameters, given["seed"], tuple(given["stop_token_ids"])
-    )
-    return decode(model, [request], batch_size=1)[0]
 
 
 @dataclass
@@ -71,21 +59,27 @@ class VllmServer:
         self.transfer = socket.create_server(("127.0.0.1", 0))
         self.group_port = self.transfer.getsockname()[1]
 
-    def get(self, path: str) -> Any:
+    def answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:
+        try:
+            return 200, self._get(path) if method == "GET" else self._post(path, body)
+        except (AssertionError, KeyError, TypeError) as error:
+            self.errors.append(repr(error))
+            return 400, repr(error)
+
+    def _get(self, path: str) -> Any:
         self.log.append(("GET", path, {}))
+        config = {
+            "weight_transfer_config": {"backend": "nccl"},
+            "model_config": {"logprobs_mode": self.logprobs_mode},
+        }
         return {
             "/health": {},
             "/v1/models": {"data": [{"id": "policy"}]},
             "/get_world_size": {"world_size": 1},
-            "/server_info": {
-                "vllm_config": {
-                    "weight_transfer_config": {"backend": "nccl"},
-                    "model_config": {"logprobs_mode": self.logprobs_mode},
-                }
-            },
+            "/server_info": {"vllm_config": config},
         }[path]
 
-    def post(self, path: str, body: Any) -> Any:
+    def _post(self, path: str, body: Any) -> Any:
         with self.lock:
             before = [p for method, p, _ in self.log if method == "POST"]
             if path in AFTER:
@@ -101,7 +95,8 @@ class VllmServer:
                 self._receive(**body["update_info"])
             elif path == "/v1/completions":
                 assert set(body) == SAMPLING, set(body) ^ SAMPLING
-                return self._complete(body)
+                assert body["model"] == "policy"
+                return completions(self.model, body)
             return {"success": True}
 
     def _receive(self, names: list[str], dtype_names: list[str], shapes: list[list[int]]) -> None:
@@ -116,49 +111,14 @@ class VllmServer:
             for name in own.keys() & came.keys():
                 own[name].copy_(came[name])
 
-    def _complete(self, body: dict[str, Any]) -> dict[str, Any]:
-        assert body["model"] == "policy"
-        output = decoded(self.model, body["prompt"], body)
-        logprobs = {"token_logprobs": list(output.logps)}
-        choice = {"token_ids": list(output.ids), "finish_reason": output.finish}
-        return {"choices": [choice | {"logprobs": logprobs}]}
-
 
 @contextlib.contextmanager
 def vllm_server(base: Path, **more: Any) -> Iterator[VllmServer]:
     server = VllmServer(base, **more)
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            self.reply(lambda: server.get(self.path.partition("?")[0]))
-
-        def do_POST(self) -> None:
-            raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            self.reply(lambda: server.post(self.path, json.loads(raw or b"{}")))
-
-        def reply(self, answer: Any) -> None:
-            try:
-                status, text = 200, json.dumps(answer())
-            except (AssertionError, KeyError, TypeError) as error:
-                server.errors.append(repr(error))
-                status, text = 400, repr(error)
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(text.encode())))
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-        def log_message(self, *_: Any) -> None:
-            """Nothing on the tests' screen."""
-
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.url = f"http://127.0.0.1:{http.server_port}/v1"
-    threading.Thread(target=http.serve_forever, daemon=True).start()
     try:
-        yield server
+        with serving(server.answer) as server.url:
+            yield server
     finally:
-        http.shutdown()
         server.transfer.close()
 
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from posttrain.errors import ConfigError, DataError
 from posttrain.tokens.tokenizer import special_tokens
-from posttrain.training.sft.data import check_data, load_split, sample_data
+from posttrain.training.sft.data import check_data, load_split
 from posttrain.training.sft.stage import SftStage
 from tests.training.conftest import MakeRecipe
 from tests.training.tiny import END, PAD, attention_model, make_tokenizer
@@ -21,8 +21,8 @@ from tests.training.tiny import END, PAD, attention_model, make_tokenizer
 def checked(rows: list[dict[str, Any]], *, embedding: int = 64, positions: int = 64) -> None:
     special = special_tokens(make_tokenizer(), end_token=None, pad_token=None)
     filler = {"input_ids": [PAD] * 2, "labels": [-100] * 2, "seq_lengths": [2]}
-    sample = sample_data(Dataset.from_list([*rows, filler]), special)
-    check_data(sample, special, rows=embedding, positions=positions)
+    packs = Dataset.from_list([*rows, filler])
+    check_data(packs, special, rows=embedding, positions=positions)
 
 
 def pack(ids: list[int], labels: list[int]) -> dict[str, Any]:

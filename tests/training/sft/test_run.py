@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from huggingface_hub import ModelCard
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from posttrain.config.load import validate
 from posttrain.config.sft import SftConfig
 from posttrain.errors import ConfigError, DataError, TrainingError
 from posttrain.runs import read_artifact
@@ -20,7 +23,7 @@ from posttrain.training.document_masking import sequences
 from posttrain.training.finish import RESUME
 from posttrain.training.sft.data import load_split
 from posttrain.training.sft.stage import SftStage
-from tests.training.conftest import MakeRecipe
+from tests.training.conftest import TRAINER, MakeRecipe
 from tests.training.tiny import END, PAD, log_rows, losses
 
 
@@ -30,12 +33,23 @@ def finish(recipe: SftConfig) -> Path:
     return out
 
 
-def test_a_run_ends_in_a_checkpoint_that_learns_and_stops(recipe: MakeRecipe, data: Path):
-    made = recipe(
-        keep_epochs=[1],
-        trainer={"num_train_epochs": 12, "learning_rate": 1e-2, "eval_strategy": "epoch"},
-    )
-    out = finish(made)
+@pytest.fixture(scope="module")
+def learned(data: Path, attention_path: Path, tmp_path_factory) -> SftConfig:
+    """A finished run of 24 epochs."""
+    raw = {
+        "data": str(data),
+        "out": str(tmp_path_factory.mktemp("learned") / "out"),
+        "model": {"path": str(attention_path)},
+        "keep_epochs": [1],
+        "trainer": TRAINER | {"num_train_epochs": 24, "learning_rate": 1e-2, "logging_steps": 8},
+    }
+    recipe = validate(raw, SftConfig, where="test")
+    finish(recipe)
+    return recipe
+
+
+def test_a_run_ends_in_a_checkpoint_that_learns_and_stops(learned: SftConfig, data: Path):
+    out = Path(learned.out)
     manifest = read_artifact(out, kind="checkpoint")
     assert manifest.parents[0].digest == read_artifact(data).digest
     assert manifest.counts.rows_in == manifest.counts.kept == 40
@@ -58,6 +72,12 @@ def test_a_run_ends_in_a_checkpoint_that_learns_and_stops(recipe: MakeRecipe, da
     assert card.data.license == "unknown"  # of the data it is known, of the base not
     assert str(out.parent) not in card.text
     assert card.data.tags == ["sft"]
+    # the saved model stops on its end token; in the data a prompt has a third of the tokens
+    model = AutoModelForCausalLM.from_pretrained(out)
+    for ids, labels in sequences(load_split(data, "train", pad_id=PAD)[0]):
+        prompt = next(i for i, label in enumerate(labels) if label != -100)
+        made = model.generate(torch.tensor([ids[:prompt]]), max_new_tokens=60, do_sample=False)
+        assert made[0, -1].item() == END
 
 
 def test_the_precision_that_runs_is_the_trainers(recipe: MakeRecipe):
@@ -68,116 +88,84 @@ def _no_room(*_: Any, **__: Any) -> None:
     raise SafetensorError("I/O error: No space left on device (os error 28)")
 
 
-@pytest.mark.parametrize(
-    "write",
-    [
+def test_a_full_disk_is_one_sentence_and_the_run_goes_on(
+    recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
+):
+    made = recipe(trainer={"num_train_epochs": 1})
+    for write in (
         lambda *_, **__: torch.save({"a": torch.zeros(1 << 20)}, "/dev/full"),
         lambda *_, **__: Path("/dev/full").write_bytes(bytes(1 << 16)),
         _no_room,
-    ],
-    ids=["torch", "python", "safetensors"],
-)
-def test_a_full_disk_is_one_sentence_and_the_run_goes_on(
-    recipe: MakeRecipe, write: Any, monkeypatch: pytest.MonkeyPatch
-):
-    made = recipe(trainer={"num_train_epochs": 1})
-    with monkeypatch.context() as patch:
-        patch.setattr("posttrain.training.trainer.write_model", write)
-        with pytest.raises(DataError, match=f"{made.out}: the disk is full") as full:
-            finish(made)
-    assert "\n" not in str(full.value)
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr("posttrain.training.trainer.write_model", write)
+            with pytest.raises(DataError, match=f"{made.out}: the disk is full") as full:
+                finish(made)
+        assert "\n" not in str(full.value)
     finish(made)
 
 
-def test_the_saved_model_stops_on_its_end_token(recipe: MakeRecipe):
-    out = finish(recipe(trainer={"num_train_epochs": 40, "learning_rate": 1e-2}))
-    model = AutoModelForCausalLM.from_pretrained(out)
-    # from the data: prompt of length n // 3, then START, the answer, END
-    row = load_split(Path(recipe().data), "train", pad_id=PAD)[0]
-    stopped = 0
-    for ids, labels in sequences(row):
-        prompt = next(i for i, label in enumerate(labels) if label != -100)
-        made = model.generate(torch.tensor([ids[:prompt]]), max_new_tokens=60, do_sample=False)
-        stopped += made[0, -1].item() == END
-    assert stopped == len(row["seq_lengths"])
-
-
-def test_the_logged_losses_are_per_trained_token_of_the_whole_batch(recipe: MakeRecipe):
-    """A naive reference: every sequence alone, summed, divided by all trained tokens."""
-    made = recipe(trainer={"num_train_epochs": 1, "max_grad_norm": 0.0, "learning_rate": 0.0})
-    out = finish(made)
-    model = AutoModelForCausalLM.from_pretrained(made.model.path).eval()
-    prepared = SftStage(made).prepare()
-    order = list(prepared.trainer._get_train_sampler())
-    data = prepared.trainer.train_dataset
-    for step, logged in enumerate(losses(out)):
-        total = count = 0
-        for row in order[8 * step : 8 * step + 8]:
-            for ids, labels in sequences(data[row]):
-                logits = model(torch.tensor([ids])).logits[0, :-1]
-                target = torch.tensor(labels[1:])
-                total += float(F.cross_entropy(logits, target, reduction="sum").detach())
-                count += int((target != -100).sum())
-        assert logged == pytest.approx(total / count, abs=2e-5)
-
-
-def test_evaluation_loss_is_per_trained_token_by_group_and_over_all(recipe: MakeRecipe):
-    out = finish(recipe(trainer={"eval_strategy": "epoch", "num_train_epochs": 1}))
-    model = AutoModelForCausalLM.from_pretrained(out)
-    split = load_split(Path(recipe().data), "eval", pad_id=PAD)
-    sums: dict[str, list[float]] = {}
-    for row in range(len(split) - 1):
-        for ids, labels in sequences(split[row]):
+def naive_loss(model: Any, packs: Iterable[dict[str, Any]]) -> tuple[float, int]:
+    """Every sequence alone: the sum of its losses, and its trained tokens."""
+    total = count = 0
+    for pack in packs:
+        for ids, labels in sequences(pack):
             logits = model(torch.tensor([ids])).logits[0, :-1]
             target = torch.tensor(labels[1:])
-            group = sums.setdefault(split[row]["group"], [0.0, 0])
-            group[0] += float(F.cross_entropy(logits, target, reduction="sum").detach())
-            group[1] += int((target != -100).sum())
-    held_out = read_artifact(out).stats["eval_loss"]
-    for group, (total, count) in sums.items():
-        assert held_out[group] == pytest.approx(total / count, abs=1e-4)
-    both = [sum(column) for column in zip(*sums.values(), strict=True)]
-    assert held_out["all"] == pytest.approx(both[0] / both[1], abs=1e-4)
+            total += float(F.cross_entropy(logits, target, reduction="sum").detach())
+            count += int((target != -100).sum())
+    return total, count
 
 
-def test_an_incomplete_last_batch_is_neither_dropped_nor_doubled(recipe: MakeRecipe):
-    out = finish(recipe(trainer={"per_device_train_batch_size": 16, "num_train_epochs": 1}))
-    rows = [row for row in log_rows(out) if "loss" in row]
-    manifest = read_artifact(out)
-    assert manifest.stats["steps"] == 3
-    assert manifest.stats["tokens"] == rows[-1]["tokens"]
-    data = read_artifact(recipe().data)
-    assert data.counts.kept == 40
-    split = load_split(Path(recipe().data), "train", pad_id=PAD)
-    assert rows[-1]["tokens"] == sum(len(split[i]["input_ids"]) for i in range(40))
+def test_losses_are_per_trained_token_of_the_whole_batch_and_of_the_held_out(recipe: MakeRecipe):
+    """Against a naive implementation; the last batch, of 8 packs, is neither dropped nor doubled."""
+    keys = {"learning_rate": 0.0, "per_device_train_batch_size": 16, "num_train_epochs": 1}
+    made = recipe(trainer={**keys, "eval_strategy": "epoch"})
+    out = finish(made)
+    model = AutoModelForCausalLM.from_pretrained(made.model.path).eval()
+    trainer = SftStage(made).prepare().trainer
+    order, packs = list(trainer._get_train_sampler()), trainer.train_dataset
+    assert len(losses(out)) == read_artifact(out).stats["steps"] == 3
+    for step, logged in enumerate(losses(out)):
+        total, count = naive_loss(model, (packs[row] for row in order[16 * step :][:16]))
+        assert logged == pytest.approx(total / count, abs=2e-5)
+    tokens = sum(len(packs[row]["input_ids"]) for row in range(40))
+    assert read_artifact(out).stats["tokens"] == tokens
+    assert [row for row in log_rows(out) if "loss" in row][-1]["tokens"] == tokens
+    held_out = load_split(Path(made.data), "eval", pad_id=PAD)
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in range(len(held_out) - 1):
+        groups.setdefault(held_out[row]["group"], []).append(held_out[row])
+    sums = {group: naive_loss(model, rows) for group, rows in groups.items()}
+    sums["all"] = tuple(sum(column) for column in zip(*sums.values(), strict=True))
+    found = read_artifact(out).stats["eval_loss"]
+    assert found == pytest.approx({k: total / n for k, (total, n) in sums.items()}, abs=1e-4)
 
 
-def test_another_config_in_the_same_directory_is_refused(recipe: MakeRecipe):
-    finish(recipe())
+def test_another_config_or_rebuilt_data_in_the_same_directory_is_refused(
+    recipe: MakeRecipe, make_data
+):
+    SftStage(recipe()).open()
     with pytest.raises(ConfigError, match=r"another config.*trainer.learning_rate"):
         SftStage(recipe(trainer={"learning_rate": 5e-3})).open()
-
-
-def test_rebuilt_data_is_another_config(recipe: MakeRecipe, make_data, tmp_path):
-    SftStage(recipe()).open()
-    other = make_data(packs=8)
     with pytest.raises(ConfigError, match="data_digest"):
-        SftStage(recipe(data=str(other))).open()
+        SftStage(recipe(data=str(make_data(packs=8)))).open()
 
 
-def test_a_finished_directory_is_complete_and_tampering_is_seen(recipe: MakeRecipe):
-    out = finish(recipe())
-    assert SftStage(recipe()).open().complete
-    (out / "config.json").write_text("{}")
+def test_a_finished_directory_is_complete_and_tampering_is_seen(learned: SftConfig, tmp_path: Path):
+    copy = learned.model_copy(update={"out": str(tmp_path / "copy")})
+    shutil.copytree(learned.out, copy.out)
+    assert SftStage(copy).open().complete
+    (Path(copy.out) / "config.json").write_text("{}")
     with pytest.raises(DataError, match="has changed"):
-        _ = SftStage(recipe()).open().complete
+        _ = SftStage(copy).open().complete
 
 
 def test_the_hybrid_trains_unpacked_with_expert_balance(recipe: MakeRecipe, hybrid_path: Path):
     made = recipe(
         model={"path": str(hybrid_path)},
         balance={"coefficient": 1e-2},
-        trainer={"num_train_epochs": 4, "learning_rate": 5e-3},
+        trainer={"num_train_epochs": 2, "learning_rate": 5e-3},
     )
     out = finish(made)
     rows = [row for row in log_rows(out) if "loss" in row]
@@ -226,10 +214,12 @@ def test_a_run_that_trained_no_token_fails(recipe: MakeRecipe):
 def test_neither_layouts_nor_gradient_checkpointing_change_the_losses(
     recipe: MakeRecipe, tmp_path: Path
 ):
-    runs: dict[str, list[float]] = {}
-    for layout in ("unpacked", "varlen", "block_diagonal"):
-        out = finish(recipe(document_masking=layout, out=str(tmp_path / layout)))
-        runs[layout] = losses(out)
-        assert runs[layout] == pytest.approx(runs["unpacked"], abs=1e-5)
-    out = finish(recipe(out=str(tmp_path / "gc"), trainer={"gradient_checkpointing": True}))
-    assert losses(out) == pytest.approx(runs["block_diagonal"], abs=1e-6)
+    def losses_of(name: str, layout: str = "auto", **trainer: Any) -> list[float]:
+        keys = {"num_train_epochs": 1, **trainer}
+        out = str(tmp_path / name)
+        return losses(finish(recipe(document_masking=layout, out=out, trainer=keys)))
+
+    whole = losses_of("auto")
+    for layout in ("unpacked", "varlen"):
+        assert losses_of(layout, layout) == pytest.approx(whole, abs=1e-5)
+    assert losses_of("gc", gradient_checkpointing=True) == pytest.approx(whole, abs=1e-6)

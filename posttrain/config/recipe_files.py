@@ -1,11 +1,10 @@
-"""YAML → plain mappings, with the two silent accidents of YAML turned into errors.
+"""A recipe's file, by its path or by the name of a shipped one, and YAML read strictly.
 
-"lr: 5e-5\\nlr: 1e-5"  → ConfigError: duplicate key 'lr' at line 2 (first at line 1)
-"lr: 5e-5"            → {"lr": 5e-05}: YAML 1.1 would read that as a *string*
+YAML's two silent accidents are none here: a key that stands twice is an error with both lines, and
+`5e-5`, which YAML 1.1 takes for text, is a number.
 """
 
-from __future__ import annotations
-
+import difflib
 import json
 import re
 from pathlib import Path
@@ -14,6 +13,39 @@ from typing import Any, cast
 import yaml
 
 from posttrain.errors import ConfigError
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+# beside the packages in a checkout, inside of this one when it is installed
+RECIPES = next(
+    (f for f in (_PACKAGE / "recipes", _PACKAGE.parent / "recipes") if f.is_dir()),
+    _PACKAGE / "recipes",
+)
+
+
+def recipe_names() -> list[str]:
+    """Every shipped recipe, as `--config` takes it: `tiny/sft` is `recipes/tiny/sft.yaml`."""
+    files = RECIPES.rglob("*.yaml")
+    return sorted(file.relative_to(RECIPES).with_suffix("").as_posix() for file in files)
+
+
+def recipe_file(given: str | Path) -> Path:
+    """The file of a path, or of a shipped recipe's name. A path need not exist.
+
+    Raises:
+        ConfigError: a name that is none; it names the nearest.
+    """
+    path = Path(given)
+    if path.is_file() or path.suffix in (".yaml", ".yml"):
+        return path
+    shipped = RECIPES / f"{given}.yaml"
+    if shipped.is_file():
+        return shipped
+    near = difflib.get_close_matches(str(given), recipe_names(), n=1, cutoff=0.6)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    raise ConfigError(
+        f"no recipe {str(given)!r}{hint}: it is neither a file nor one of those that come with "
+        "the package (posttrain --recipes)"
+    )
 
 
 class _Loader(yaml.SafeLoader):
@@ -36,23 +68,20 @@ _Loader.yaml_implicit_resolvers = {
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))  # pyright: ignore[reportUnknownMemberType]  # PyYAML is untyped
 
 
-def _mapping(loader: _Loader, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+def _mapping(loader: Any, node: yaml.MappingNode) -> dict[str, Any]:
     loader.flatten_mapping(node)
-    first_line: dict[Any, int] = {}
-    for key_node, _ in node.value:
-        key = cast(Any, loader.construct_object(key_node, deep=True))  # pyright: ignore[reportUnknownMemberType]  # PyYAML is untyped
-        line = key_node.start_mark.line + 1
+    first_line: dict[str, int] = {}
+    mapping: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        key, line = loader.construct_object(key_node, deep=True), key_node.start_mark.line + 1
         if not isinstance(key, str):
             raise ConfigError(f"line {line}: key {key!r} must be text; quote it")
-        if key in first_line:
+        if key in mapping:
             raise ConfigError(
                 f"line {line}: duplicate key {key!r} (first at line {first_line[key]})"
             )
-        first_line[key] = line
-    return {
-        loader.construct_object(k, deep=True): loader.construct_object(v, deep=True)  # pyright: ignore[reportUnknownMemberType]  # PyYAML is untyped
-        for k, v in node.value
-    }
+        first_line[key], mapping[key] = line, loader.construct_object(value_node, deep=True)
+    return mapping
 
 
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
@@ -94,7 +123,10 @@ def read_mapping(path: Path) -> dict[str, Any]:
         ConfigError: the file is missing, is not YAML, has a duplicate key, or is not a mapping.
     """
     if not path.is_file():
-        raise ConfigError(f"no recipe at {path}{_siblings(path)}")
+        beside = ", ".join(sorted(p.name for p in path.parent.glob("*.yaml"))) or "no recipe"
+        there = f"{path.parent} holds {beside}"
+        there = there if path.parent.is_dir() else f"there is no folder {path.parent}"
+        raise ConfigError(f"no recipe at {path}; {there}")
     try:
         loaded = _load(path.read_text(encoding="utf-8"))
     except ConfigError as error:
@@ -104,10 +136,3 @@ def read_mapping(path: Path) -> dict[str, Any]:
     if not isinstance(loaded, dict):
         raise ConfigError(f"{path}: a recipe is a mapping of keys, found {type(loaded).__name__}")
     return cast(dict[str, Any], loaded)
-
-
-def _siblings(path: Path) -> str:
-    if not path.parent.is_dir():
-        return f" (there is no folder {path.parent})"
-    names = sorted(p.name for p in path.parent.glob("*.yaml"))
-    return f"; {path.parent} holds {', '.join(names)}" if names else f"; {path.parent} holds none"

@@ -1,8 +1,12 @@
-"""The family "refactor_duplicated_code": a block in two modules, and one that resembles it.
+"""Two families about reading code.
 
-Passes: a new module defines the shared function, both modules call it, neither keeps a copy of the
-block (names of variables aside), and every public function gives the results it gave before. The
-third module's block differs in a detail: replacing that too changes behaviour.
+`refactor_duplicated_code`: a block in two modules, and one that resembles it. Passes: a new module
+defines the shared function, both modules call it, neither keeps a copy of the block (names of
+variables aside), and every public function gives the results it gave before.
+
+`trace_through_codebase`: what a value becomes, and through which functions. Passes: `answer.json`
+has both. Modules that nobody imports have functions of the same names with other constants, and the
+entry picks its route by a table in a further file.
 """
 
 from __future__ import annotations
@@ -13,14 +17,16 @@ import random
 from typing import Any
 
 from reward.environments.agentic.base import (
-    AgenticEnvironment,
     Call,
+    Family,
     Final,
     Fixture,
     Wrong,
+    answers,
     read,
     sh,
     write,
+    write_json,
 )
 
 RUN = 3  # statements in a row that two functions may not share
@@ -37,13 +43,10 @@ _BLOCK = """    {v} = []
 """
 
 
-class RefactorDuplicatedCode(AgenticEnvironment):
-    """Move a duplicated block into one function."""
-
+class RefactorDuplicatedCode(Family):
     name = "refactor_duplicated_code"
 
     def build(self, rng: random.Random) -> Fixture:
-        """Names, the block's details and the way the third module differs vary."""
         modules = rng.sample(HEADS, 3)
         helper, shared = rng.choice(HELPERS), rng.choice(SHARED)
         old, new = rng.sample(("-", "_", ".", "/", " "), 2)
@@ -176,3 +179,82 @@ def _shape(node: ast.stmt) -> str:
 class _Nameless(ast.NodeTransformer):
     def visit_Name(self, node: ast.Name) -> ast.Name:
         return ast.copy_location(ast.Name("_", node.ctx), node)
+
+
+ANSWER = "answer.json"
+VERBS = ("adjust", "scale", "offset", "clamp", "convert", "weigh", "settle", "derive", "refine")
+NOUNS = ("rates", "limits", "units", "margins", "bands", "levels", "factors", "quotas", "zones")
+ROUTES = ("north", "coast", "inland", "island")
+
+
+class TraceThroughCodebase(Family):
+    name = "trace_through_codebase"
+
+    def build(self, rng: random.Random) -> Fixture:
+        depth = rng.randint(4, 6)
+        modules, verbs = rng.sample(NOUNS, depth), rng.sample(VERBS, depth)
+        route, wrong_route = rng.sample(ROUTES, 2)
+        start = rng.randint(11, 97)
+        value, legacy = start, start
+        files = {"core/__init__.py": "", "legacy/__init__.py": ""}
+        path: list[str] = []
+        partial: list[int] = []
+        for place, (module, verb) in enumerate(zip(modules, verbs, strict=True)):
+            sign, constant = rng.choice(("+", "-", "*")), rng.randint(2, 9)
+            other = constant + rng.randint(1, 7)
+            value, legacy = _apply(value, sign, constant), _apply(legacy, sign, other)
+            path.append(f"core.{module}.{verb}")
+            partial.append(value)
+            for folder, number in (("core", constant), ("legacy", other)):
+                head, end = "", f"value {sign} {number}"
+                if place + 1 < depth:
+                    head = f"from {folder}.{modules[place + 1]} import {verbs[place + 1]}\n\n"
+                    end = f"{verbs[place + 1]}({end})"
+                aside = f"\n\ndef {verb}_twice(value):\n    return {verb}(value) * 2\n"
+                files[f"{folder}/{module}.py"] = (
+                    f"{head}\ndef {verb}(value):\n    return {end}\n{aside}"
+                )
+        entry = f"{modules[0]}:{verbs[0]}"
+        targets = {route: f"core.{entry}", wrong_route: f"legacy.{entry}"}
+        files["routes.py"] = f"TARGETS = {dict(sorted(targets.items()))!r}\n"
+        files["settings.py"] = f'REGION = "{route}"\nSTART = {start}\n'
+        files["main.py"] = (
+            "import importlib\n\nimport settings\nfrom routes import TARGETS\n\n\n"
+            "def entry(start=settings.START):\n"
+            '    module, _, name = TARGETS[settings.REGION].partition(":")\n'
+            "    return getattr(importlib.import_module(module), name)(start)\n"
+        )
+        right = {"value": value, "path": path}
+        decoy = [name.replace("core.", "legacy.") for name in path]
+
+        return Fixture(
+            task=(
+                "What does entry() in main.py return, called without arguments, and through which "
+                f'functions does the value go? Write {ANSWER} with the fields "value" (an integer) '
+                'and "path": the functions that entry leads through, in the order in which they '
+                'are called, each as "package.module.function". Change no code.'
+            ),
+            files=files,
+            check=answers(ANSWER, right, unchanged=(
+                "core", "legacy", "main.py", "routes.py", "settings.py"
+            )),
+            deliverables=(ANSWER,),
+            oracle=[
+                read("main.py"),
+                sh("cat settings.py routes.py core/*.py"),
+                sh("python3 -c 'import main; print(main.entry())'"),
+                write_json(ANSWER, **right),
+            ],
+            wrong={
+                "follows_the_legacy_code": [write_json(ANSWER, value=legacy, path=decoy)],
+                "stops_a_call_short": [write_json(ANSWER, value=partial[-2], path=path[:-1])],
+                "runs_it_and_guesses_the_path": [write_json(ANSWER, value=value, path=path[::-1])],
+                "writes_into_the_code": [
+                    sh("echo '# traced' >> main.py"), write_json(ANSWER, **right)
+                ],
+            },
+        )  # fmt: skip
+
+
+def _apply(value: int, sign: str, constant: int) -> int:
+    return {"+": value + constant, "-": value - constant, "*": value * constant}[sign]

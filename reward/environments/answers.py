@@ -1,28 +1,69 @@
-"""The environment "multiple_choice": one of the prompt's options, in the format it asks for.
+"""The environments "math" and "multiple_choice": one final answer in the format that is asked for.
 
+    {"environment": "math", "question": "7*8? Put your answer in \\\\boxed{}.", "gold": "56"}
     {"environment": "multiple_choice", "question": "…\\\\boxed{}…", "gold": "B",
      "metadata": {"options": {"A": "3", "B": "4"}}}
 
-Where `metadata` has an `output_regex`, the last match of the first pattern that matches counts;
-where a message asks for `\\boxed{}`, the last box; otherwise the place that the grader
-"multiple_choice" finds. An answer that names several options is wrong.
+Math: the last box is compared by the grader "math"; an answer without a box scores 0. `metadata`
+may hold `tolerance`, a share of the gold number.
+
+Multiple choice: where `metadata` has an `output_regex`, the last match of the first pattern that
+matches counts; where a message asks for `\\boxed{}`, the last box; otherwise the place that the
+grader "multiple_choice" finds. An answer that names several options is wrong.
 """
 
 from __future__ import annotations
 
 import re
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 from posttrain.records import Score
 from posttrain.rollouts import Completion, Prompt
 from reward.environments.base import RLVREnvironment, Script, says
-from reward.graders.base import verdict
+from reward.graders.base import Attempt, verdict
 from reward.graders.choice import SEVERAL, MultipleChoice, choice, chosen, options_of, patterns_of
 from reward.graders.final_answer import answer_places, joined_boxes
+from reward.graders.math import Math, gold_text, tolerance_of
 from reward.graders.tidy import tidy
 
 LONGEST = 200_000  # characters of an answer
+
+
+class MathEnvironment(RLVREnvironment):
+    name = "math"
+
+    def malformed(self, prompt: Prompt) -> str | None:
+        if prompt.gold is None or not gold_text(prompt.gold):
+            return "no gold"
+        tolerance_of(prompt)
+        return None if _asks_for_box(prompt) else "no message asks for \\boxed{}"
+
+    def gold(self, prompt: Prompt) -> Script:
+        return says(f"The answer is $\\boxed{{{gold_text(prompt.gold or '')}}}$.")
+
+    def wrong(self, prompt: Prompt) -> list[Script]:
+        gold = gold_text(prompt.gold or "")
+        return [says("\\boxed{-98765.4321}"), says(f"The answer is {gold}.")]
+
+    def check(self, prompt: Prompt, completion: Completion) -> Score:
+        # imported here: it loads sympy, which only a worker needs
+        from reward.graders.worker_main import run_inline
+
+        answer = completion.answer
+        box = joined_boxes(answer) if len(answer) <= LONGEST else None
+        if not box:
+            return Score(0.0, None, "no closed \\boxed{} in the answer")
+        step = completion.steps[-1]
+        boxed = replace(step, parsed=replace(step.parsed, answer=f"\\boxed{{{box}}}"))
+        attempt = Attempt(prompt, replace(completion, steps=(boxed,)))
+        [score] = Math(run=run_inline).grade([attempt])
+        if score.value is None and score.failure is None:  # a box that holds nothing to compare
+            return Score(0.0, score.answer, score.explanation)
+        return score
+
+
 # what may stand between a letter and another one that it is not hedged with: "C, because B is …"
 _REASON = re.compile(
     r"[\s*_.,;:)\]}$-]*(?:because|since|as|for|so|which|not|unlike|rather than|instead of)\b",
@@ -35,27 +76,21 @@ _WORD = re.compile(r"[\w'’]")
 
 
 class MultipleChoiceEnvironment(RLVREnvironment):
-    """Questions of science and engineering with lettered options."""
-
     name = "multiple_choice"
 
     def malformed(self, prompt: Prompt) -> str | None:
-        """What the grader "multiple_choice" refuses."""
         return MultipleChoice().refuse([prompt])[0]
 
     def gold(self, prompt: Prompt) -> Script:
-        """The gold's letter."""
         return _answered(prompt, choice(prompt.gold or "", options_of(prompt)) or "")
 
     def wrong(self, prompt: Prompt) -> list[Script]:
-        """The next letter; all letters."""
         letters = list(options_of(prompt))
         gold = choice(prompt.gold or "", options_of(prompt)) or letters[0]
         other = letters[(letters.index(gold) + 1) % len(letters)]
         return [_answered(prompt, other), _answered(prompt, " or ".join(letters))]
 
     def check(self, prompt: Prompt, completion: Completion) -> Score:
-        """Patterns are the row's and may not end: the worker is killed then."""
         answer, options = completion.answer, options_of(prompt)
         gold = choice(prompt.gold or "", options)
         assert gold is not None, "the gold is an option"

@@ -8,7 +8,7 @@ import pytest
 
 from posttrain.config.grpo import GuardConfig, Limit
 from posttrain.errors import TrainingError
-from posttrain.training.rl.health import HealthGuard
+from posttrain.training.rl.metrics import check_health
 
 
 def rows(**series: list[float]) -> list[dict[str, Any]]:
@@ -22,7 +22,7 @@ def look(
     limit: Limit, name: str, values: list[float], key: str | None = None, *, last: bool = False
 ) -> list[str]:
     config = GuardConfig.model_validate({"window": 2, name: limit})
-    return HealthGuard(config).check(rows(**{key or name: values}), last=last)
+    return check_health(rows(**{key or name: values}), config, last=last)
 
 
 def test_a_window_that_is_not_full_says_nothing_before_the_end():
@@ -69,4 +69,4 @@ def test_every_other_sign_is_looked_at(name: str):
 
 
 def test_a_figure_that_is_missing_is_no_sign():
-    assert HealthGuard(GuardConfig(window=1)).check([{"step": 1, "rollouts": 8}]) == []
+    assert check_health([{"step": 1, "rollouts": 8}], GuardConfig(window=1)) == []

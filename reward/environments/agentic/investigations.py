@@ -1,7 +1,10 @@
-"""The family "sql_investigation": which account has paid too much, in a real SQLite database.
+"""Two families about finding something in data.
 
-Passes: `finding.json` names the account and by how many cents the valid payments of one of its
-invoices exceed it. Void payments, cancelled invoices and a namesake mislead plain sums.
+`investigate_log`: what made requests fail, somewhere in about 700 lines. The loudest host, the
+first change in the log and the count of all errors are decoys.
+
+`sql_investigation`: which account has paid too much, in a SQLite database. Void payments, cancelled
+invoices and a namesake mislead plain sums.
 """
 
 # ruff: noqa: S608 - the SQL is of this file, or a scripted run's
@@ -10,15 +13,82 @@ from __future__ import annotations
 
 import random
 
-from reward.environments.agentic.base import (
-    DATABASE,
-    AgenticEnvironment,
-    Final,
-    Fixture,
-    sh,
-    write_json,
-)
+from reward.environments.agentic.base import DATABASE, Family, Fixture, answers, sh, write_json
 from reward.environments.agentic.workspace import BASIC
+
+LOG, REPORT = "logs/service.log", "report.json"
+SETTINGS = ("pool.size", "cache.bytes", "retry.limit", "queue.depth", "read.timeout_ms")
+LINES = 700
+
+
+class InvestigateLog(Family):
+    name = "investigate_log"
+
+    def build(self, rng: random.Random) -> Fixture:
+        hosts = [f"{rng.choice(('node', 'app', 'core'))}-{n}" for n in rng.sample(range(10, 99), 6)]
+        bad, loud, *_ = rng.sample(hosts, 6)
+        settings = rng.sample(SETTINGS, 5)
+        change_at = rng.randint(300, 420)
+        start = rng.randint(8, 14) * 3600 + rng.randint(0, 3599)
+        lines: list[str] = []
+        failed, times = 0, dict[int, str]()
+        earlier = sorted(rng.sample(range(20, 280), 3))
+        # changes that harm nothing: on other hosts, and an early one on the same host
+        others = zip((bad, loud, hosts[0]), settings[1:4], strict=True)
+        harmless = dict(zip(earlier, others, strict=True))
+        harmless[rng.randint(change_at + 60, LINES - 60)] = (loud, settings[4])
+        for number in range(LINES):
+            seconds = start + number * 3 + rng.randint(0, 2)
+            time = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+            times[number] = time
+            request = f"req-{rng.randrange(16**6):06x}{number:03x}"
+            host = rng.choice(hosts)
+            if number == change_at or number in harmless:
+                where, setting = harmless.get(number, (bad, settings[0]))
+                old = rng.randint(20, 90)
+                new = old + rng.choice((-1, 1)) * rng.randint(2, 18)
+                lines.append(f"{time} {where} INFO  config applied {setting}: {old} -> {new}")
+            elif number > change_at + 8 and host == bad and rng.random() < 0.8:
+                failed += 1
+                cause = f"{settings[0].split('.')[0]} exhausted"
+                lines.append(f"{time} {host} ERROR {request} failed after 3 attempts: {cause}")
+            elif rng.random() < 0.16:
+                lines.append(f"{time} {loud} ERROR {request} upstream reset, attempt 1 of 3")
+                lines.append(f"{time} {loud} INFO  {request} done in {rng.randint(200, 900)} ms")
+            elif rng.random() < 0.05:
+                lines.append(f"{time} {host} WARN  {request} slow: {rng.randint(900, 2500)} ms")
+            else:
+                lines.append(f"{time} {host} INFO  {request} done in {rng.randint(3, 190)} ms")
+        errors = sum(" ERROR " in line for line in lines)
+        right = {"host": bad, "setting": settings[0], "time": times[change_at]}
+        right_report = {**right, "failed_requests": failed}
+        before = {"setting": harmless[earlier[0]][1], "time": times[earlier[0]]}
+
+        loudest = {**right_report, "host": loud, "failed_requests": errors - failed}
+        return Fixture(
+            task=(
+                f"{LOG} covers an incident: from some time on requests failed for good. One change "
+                f"of a setting on one host caused it. Write {REPORT} with exactly these fields: "
+                '"host", "setting" and "time" (HH:MM:SS) of that change, and '
+                '"failed_requests", the number of requests that failed for good because of it. A '
+                "request that was done after another attempt did not fail."
+            ),
+            files={LOG: "\n".join(lines) + "\n", "logs/README": "One line an event.\n"},
+            check=answers(REPORT, right_report, unchanged=["logs"]),
+            deliverables=(REPORT,),
+            oracle=[
+                sh(f"grep 'config applied' {LOG}; grep -c 'failed after' {LOG}"),
+                sh(f"grep 'failed after' {LOG} | head -3"),
+                write_json(REPORT, **right_report),
+            ],
+            wrong={
+                "blames_the_loudest_host": [write_json(REPORT, **loudest)],
+                "blames_an_earlier_change": [write_json(REPORT, **right_report | before)],
+                "counts_every_error": [write_json(REPORT, **right, failed_requests=errors)],
+            },
+            unfinished={"reads_and_stops": [sh(f"grep ERROR {LOG} | head -20")]},
+        )
+
 
 FINDING = "finding.json"
 NAMES = ("Alder", "Bexley", "Corvo", "Drumlin", "Estuary", "Falk", "Gantry", "Hollin", "Iver",
@@ -37,13 +107,10 @@ SELECT account_id, SUM(cents) FROM invoices WHERE status != 'cancelled' GROUP BY
 """.strip()
 
 
-class SqlInvestigation(AgenticEnvironment):
-    """Find the account that is paid twice."""
-
+class SqlInvestigation(Family):
     name = "sql_investigation"
 
     def build(self, rng: random.Random) -> Fixture:
-        """Accounts, amounts and who the decoys are vary."""
         count = rng.randint(14, 20)
         ids = rng.sample(range(100, 999), count)
         names = [f"{rng.choice(NAMES)} Ltd" for _ in ids]
@@ -84,10 +151,6 @@ class SqlInvestigation(AgenticEnvironment):
                 ]
         right = {"account": ids[guilty], "excess_cents": excess}
 
-        async def check(final: Final) -> None:
-            final.unchanged(DATABASE)
-            final.answer(FINDING, **right)
-
         query = "sql", {"database": DATABASE, "query": _QUERY}
         owed = "sql", {"database": DATABASE, "query": _OWED}
         return Fixture(
@@ -105,7 +168,7 @@ class SqlInvestigation(AgenticEnvironment):
             },
             tables=_TABLES + "\n".join(statements),
             tools=(*BASIC, "sql"),
-            check=check,
+            check=answers(FINDING, right, unchanged=[DATABASE]),
             deliverables=(FINDING,),
             oracle=[query, owed, write_json(FINDING, **right)],
             wrong={

@@ -1,0 +1,306 @@
+"""Every engine samples from the weights of its step: in process, sharded, LoRA server, vLLM.
+
+vLLM is behind TRL's own code: only vLLM itself is stood in for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from accelerate import Accelerator
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+from trl.distributed import DistributedBackend
+
+from posttrain.config.grpo import GroupTraining
+from posttrain.config.load import validate
+from posttrain.errors import ConfigError
+from posttrain.hashing import digest_of
+from posttrain.training.plan import GIB
+from posttrain.training.rl.stage import GroupStage
+from posttrain.training.rl.vllm import WeightSync
+from tests.training.forks import forked
+from tests.training.rl.policy import (
+    Scripted,
+    finish,
+    make_prompts,
+    make_recipe,
+    raw_recipe,
+    start,
+    words_of,
+    write_policy,
+)
+from tests.training.rl.servers import policy_server
+from tests.training.rl.vllm_stand_in import Llm, VllmServer, install_vllm, vllm_server
+from tests.training.tiny import log_rows
+
+PROMPTS = make_prompts(24)
+# steps that are large enough to tell one batch's weights from the next's
+STEPS: dict[str, Any] = {"learning_rate": 0.05}
+STATE: dict[str, Any] = {
+    "use_cpu": False, "accelerator_config": {"use_configured_state": True},
+    "per_device_train_batch_size": 4,
+}  # fmt: skip
+ADAPTER: dict[str, Any] = {"adapter": {"rank": 4, "preset": "attention"}}
+Alone = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Mamba, attention, and experts whose biases move."""
+    return write_policy(tmp_path_factory.mktemp("hybrid"), "hybrid")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
+    """The run with an engine in process, once for each policy and set of keys."""
+    root = tmp_path_factory.mktemp("alone")
+
+    def run(policy: Path, **keys: Any) -> Path:
+        out = root / digest_of([policy.name, keys])
+        if not out.exists():
+            finish(make_recipe(policy, out, STEPS, **keys), PROMPTS, Scripted(words_of))
+        return out
+
+    return run
+
+
+def run(recipe: GroupTraining, *, sharding: str | None = None, **options: Any) -> str:
+    def stage() -> None:
+        if recipe.rollouts.engine.startswith("vllm"):
+            install_vllm()
+        GroupStage(recipe, prompts=PROMPTS, reward=Scripted(words_of)).run(dry_run=False)
+        print("calls", *Llm.log)
+
+    return forked(stage, processes=2 if sharding else 1, sharding=sharding, **options).text
+
+
+def rollouts(out: Path) -> list[tuple[Any, ...]]:
+    """Every rollout, without what differs in its last digits."""
+    lines = [
+        json.loads(line)
+        for file in sorted((out / "rollouts").iterdir())
+        for line in file.read_text().splitlines()
+    ]
+    return [
+        (row["step"], row["position"], one["index"], one["text"], one["reward"], one["in_loss"])
+        for row in lines
+        for one in row["rollouts"]
+    ]
+
+
+def check(out: Path, alone: Path) -> None:
+    """The same rollouts as in process, and ratios of 1: the weights of each step have arrived."""
+    assert len(rollouts(alone)) == 72
+    assert rollouts(out) == rollouts(alone)
+    rows, expected = ([r for r in log_rows(k) if "loss" in r] for k in (out, alone))
+    assert [r["loss"] for r in rows] == pytest.approx([r["loss"] for r in expected], abs=1e-4)
+    assert [r["strayed"] for r in rows] == pytest.approx([1] * 3, abs=1e-4)
+    assert all(row["failed"] == 0 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("sharding", "model"), [("zero3", "hybrid"), ("fsdp2", "hybrid"), ("fsdp2", "adapter")]
+)
+def test_sharded_weights_roll_out_as_whole_ones_do(
+    policy: Path, hybrid: Path, alone: Alone, tmp_path: Path, sharding: str, model: str
+):
+    if sharding == "zero3":
+        pytest.importorskip("deepspeed")
+    path, keys = (policy, ADAPTER) if model == "adapter" else (hybrid, {})
+    launch = {"world_size": 2, "sharding": sharding}
+    recipe = make_recipe(path, tmp_path / "two", STEPS | STATE, launch=launch, **keys)
+    run(recipe, sharding=sharding)
+    check(tmp_path / "two", alone(path, **keys))
+
+
+# ---- a server that is given the adapter ----
+
+
+def served(url: str) -> dict[str, Any]:
+    return ADAPTER | {"rollouts": {"engine": "lora_server", "url": url, "retries": 0}}
+
+
+def test_a_lora_server_is_given_the_adapter_of_each_step(
+    policy: Path, alone: Alone, tmp_path: Path
+):
+    with policy_server(policy) as server:
+        recipe = make_recipe(policy, tmp_path / "out", STEPS, **served(server.url))
+        finish(recipe, PROMPTS, Scripted(words_of))
+    changes = [f"{sign}policy-{n:05d}" for n in (1, 2) for sign, n in (("+", n), ("-", n - 1))]
+    assert server.log == ["+policy-00000", *changes]
+    check(tmp_path / "out", alone(policy, **ADAPTER))
+
+
+def test_weights_that_do_not_arrive_show(policy: Path, tmp_path: Path):
+    """A server that keeps to its first adapter: the ratios say so at once."""
+    with policy_server(policy) as server:
+        load = server.load
+
+        def stale(name: str, path: str) -> tuple[int, str]:
+            if not server.loaded:
+                return load(name, path)
+            server.loaded[name] = next(iter(server.loaded.values()))
+            return 200, "added"
+
+        server.load = stale  # type: ignore[method-assign]  # the trouble that is tested
+        recipe = make_recipe(policy, tmp_path / "out", STEPS, **served(server.url))
+        out = finish(recipe, PROMPTS, Scripted(words_of))
+    apart = [row["logp_difference"] for row in log_rows(out) if "loss" in row]
+    assert apart[0] == pytest.approx(0, abs=1e-4)
+    assert apart[-1] > 0.01
+
+
+def test_a_server_that_takes_no_adapters_is_refused(policy: Path, tmp_path: Path):
+    with policy_server(policy) as server:
+        server.load = lambda *_: (404, "Not Found")  # type: ignore[method-assign]  # as above
+        recipe = make_recipe(policy, tmp_path / "out", **served(server.url))
+        with pytest.raises(ConfigError, match="VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"):
+            start(recipe, PROMPTS, Scripted()).trainer.train()
+
+
+def test_where_the_server_listens_is_no_part_of_the_run(policy: Path, tmp_path: Path):
+    for port in (1, 2):
+        recipe = make_recipe(policy, tmp_path / "out", **served(f"http://localhost:{port}/v1"))
+        GroupStage(recipe, prompts=PROMPTS, reward=Scripted()).open()
+
+
+# ---- vLLM, which is sent all weights ----
+
+
+def by_server(server: VllmServer) -> dict[str, Any]:
+    return {
+        "engine": "vllm_server", "url": server.url, "model": "policy", "retries": 0,
+        "group_port": server.group_port,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sharding", "keys"), [(None, {}), ("fsdp2", {}), ("fsdp2", ADAPTER), ("zero3", {})]
+)
+def test_a_server_is_sent_the_weights_of_every_step(
+    policy: Path, alone: Alone, tmp_path: Path, sharding: str | None, keys: dict[str, Any]
+):
+    trainer = STEPS | (STATE if sharding else {})
+    with vllm_server(policy) as server:
+        engine = {"rollouts": by_server(server)}
+        run(make_recipe(policy, tmp_path / "out", trainer, **keys, **engine), sharding=sharding)
+    assert server.errors == []
+    check(tmp_path / "out", alone(policy, **keys))
+    posts = [path for method, path, _ in server.log if method == "POST"]
+    update = ["start_weight_update", "update_weights", "finish_weight_update", "reset_prefix_cache"]
+    step = [f"/{name}" for name in update] + ["/v1/completions"] * 24
+    assert posts == ["/init_weight_transfer_engine", *step * 3]
+    # each request its own seed and the ids that end a turn, and none asked for twice
+    asked = [body for _, path, body in server.log if path == "/v1/completions"]
+    assert len({body["seed"] for body in asked}) == 72
+    assert all(2 in body["stop_token_ids"] for body in asked)
+    # what was sent first is the checkpoint's own, by name, shape and value
+    stored = load_file(policy / "model.safetensors")
+    assert server.sent[0].keys() == stored.keys()
+    assert all(torch.allclose(server.sent[0][k], stored[k], atol=1e-6) for k in stored)
+    assert not all(torch.equal(server.sent[2][k], stored[k]) for k in stored)
+
+
+def test_experts_and_their_biases_are_sent_under_the_names_of_a_checkpoint(
+    hybrid: Path, tmp_path: Path
+):
+    with vllm_server(hybrid) as server:
+        keys: dict[str, Any] = {"rollouts": by_server(server)}
+        run(make_recipe(hybrid, tmp_path / "out", STEPS | {"max_steps": 2}, **keys))
+    stored, sent = load_file(hybrid / "model.safetensors"), server.sent[0]
+    assert {k: v.shape for k, v in sent.items()} == {k: v.shape for k, v in stored.items()}
+    assert all(torch.equal(sent[k], stored[k]) for k in stored)
+    biases = [k for k in stored if k.endswith("e_score_correction_bias")]
+    assert biases
+    assert not all(torch.equal(server.sent[1][k], stored[k]) for k in biases)
+
+
+def test_an_adapter_is_merged_on_the_way_and_not_in_place(policy: Path):
+    """In bfloat16 merging and unmerging would leave other weights behind."""
+    base = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.bfloat16)
+    lora = LoraConfig(target_modules=["q_proj"], r=4, init_lora_weights=False)
+    model: Any = get_peft_model(base, lora)
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    sync: Any = object.__new__(WeightSync)
+    sync.model, sync.accelerator = model, Accelerator()
+    sync._dist = DistributedBackend(sync.accelerator)
+    sent = dict(sync._iter_named_params())
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert sent.keys() == load_file(policy / "model.safetensors").keys()
+    merged = model.merge_and_unload().state_dict()
+    assert all(torch.equal(v, merged[k]) for k, v in sent.items())
+
+
+def test_vllm_in_the_training_process_sleeps_while_it_trains(
+    policy: Path, alone: Alone, tmp_path: Path
+):
+    keys = {"rollouts": {"engine": "vllm_colocate", "gpu_memory": 0.01}}
+    text = run(make_recipe(policy, tmp_path / "out", STEPS, **keys))
+    check(tmp_path / "out", alone(policy))
+    step = ["wake weights", "reset", "wake kv_cache", "generate", "sleep"]
+    assert text.splitlines()[-1] == " ".join(["calls", "sleep", *step * 3])
+    share = 0.01 * psutil.virtual_memory().total / GIB
+    assert f": rollouts {share:.2f}" in next(x for x in text.splitlines() if x.startswith("memory"))
+
+
+def test_a_run_that_goes_on_with_a_server_loses_and_repeats_nothing(policy: Path, tmp_path: Path):
+    class Fails(Scripted):
+        async def reward(self, groups: Any, *, seed: int) -> Any:
+            if len(self.requests) == 1:
+                raise ConfigError("killed here")
+            return await super().reward(groups, seed=seed)
+
+    trainer = {"save_steps": 1, "max_steps": 2}
+    with vllm_server(policy) as server:
+        recipe = make_recipe(policy, tmp_path / "out", trainer, rollouts=by_server(server))
+        stage = GroupStage(recipe, prompts=PROMPTS, reward=Fails())
+        assert forked(lambda: (install_vllm(), stage.run(dry_run=False)), check=False).codes == [1]
+        server.transfer.listen()
+        server.log.clear()
+        server.log.append(("POST", "/init_weight_transfer_engine", {}))
+        run(recipe)
+    assert [row[:3] for row in rollouts(tmp_path / "out")] == [
+        (step, k, n) for step in (1, 2) for k in range(6) for n in range(4)
+    ]
+
+
+LORA = {"engine": "lora_server", "url": "http://localhost:1/v1"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "match"),
+    [
+        ({"rollouts": LORA}, "is sent the adapter: set adapter:"),
+        ({"rollouts": LORA, "launch": {"sharding": "fsdp2"}, **ADAPTER}, "with sharding fsdp2"),
+        ({"rollouts": {"engine": "vllm_colocate"}, "adapter": {"method": "qlora"}}, "in 4 bits"),
+        ({"sampling": {"server": {"url": "x"}}}, r"'sampling.server' \(moved: 'rollouts'\)"),
+    ],
+)
+def test_what_an_engine_cannot_do_is_refused(keys: dict[str, Any], match: str):
+    with pytest.raises(ConfigError, match=match):
+        validate(raw_recipe(Path("policy"), Path("out"), **keys), GroupTraining, where="test")
+
+
+def test_vllm_that_is_not_installed_is_named(policy: Path, tmp_path: Path):
+    recipe = make_recipe(policy, tmp_path / "a", rollouts={"engine": "vllm_colocate"})
+    with pytest.raises(ConfigError, match=r"needs vLLM .*: pip install"):
+        start(recipe, PROMPTS, Scripted())
+
+
+@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
+def test_a_server_whose_log_probabilities_know_no_temperature_is_refused(
+    policy: Path, tmp_path: Path, mode: str
+):
+    with vllm_server(policy, logprobs_mode=mode) as server:
+        keys = {"sampling": {"max_tokens": 4, "temperature": 0.5}, "rollouts": by_server(server)}
+        text = run(make_recipe(policy, tmp_path / "out", {"max_steps": 1}, **keys), check=False)
+    assert ("--logprobs-mode processed_logprobs" in text) == (mode == "raw_logprobs")
+    assert ("\ncalls" in text) == (mode != "raw_logprobs")
