@@ -40,12 +40,7 @@ class Stages:
         self._progress.stop()
 
     def start(self, name: str, *, total: int | None = None, unit: str = "", done: int = 0) -> None:
-        """Begin a stage.
-
-        Args:
-            total: how much there is to do, if that is known.
-            done: how much of it an earlier run has done.
-        """
+        """Begin a stage; `done` of its `total`, if that is known, is from an earlier run."""
         self._name, self._unit, self._total = name, unit, total
         self._done = self._skipped = done
         self._started = self._printed = time.monotonic()
