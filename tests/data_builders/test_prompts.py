@@ -221,3 +221,41 @@ def test_a_setting_may_name_its_sources(tmp_path: Path):
 def test_mistakes_are_named(tmp_path: Path, settings: Any, source: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):
         build(tmp_path, questions(3), settings, **{**GSM, **source})
+
+
+def test_inputs_are_hashed(tmp_path: Path):
+    build(tmp_path, questions(2), **GSM)
+    raw = {"name": "s", "path": str(tmp_path / "rows.jsonl"), **GSM}
+    recipe = validate({"prompts": [raw], "settings": [{"name": "a"}]}, Recipe, where="recipe")
+    inputs, parents = prompt_inputs(recipe.prompts, Path("."), out=tmp_path / "out")
+    assert [(i.source, len(i.sha256 or ""), i.bytes) for i in inputs] == [
+        ("s", 64, (tmp_path / "rows.jsonl").stat().st_size)
+    ]
+    assert parents == []
+
+
+def test_real_questions(shared: Path):
+    data = shared / "data"
+    raw = {
+        "prompts": [
+            {"name": "gsm8k", "path": str(data / "gsm8k_train.jsonl"), "count": 1000}
+            | {**GSM, "grader": None},
+            {"name": "mmlu", "path": str(data / "mmlu_dev_val.jsonl"), "format": "question"}
+            | {"options": ["A", "B", "C", "D"], "grader": None, "metadata": ["subject"]},
+            {"name": "airline", "path": str(data / "tau_bench_airline.jsonl"), "format": "chat"},
+        ],
+        "settings": [
+            {"name": "no_tools", "sources": ["gsm8k", "mmlu"]},
+            {"name": "given", "tools": "given", "sources": ["airline"]},
+        ],
+    }
+    recipe = validate(raw, Recipe, where="recipe")
+    made = build_prompts(
+        recipe.prompts, recipe.settings, seed=0, graders={}, toolkits={}, base_dir=Path(".")
+    )
+    assert made.row_counts["gsm8k"].dropped == {"not_chosen": 6473}
+    assert made.row_counts["mmlu"].rows_in == 1065
+    assert made.row_counts["mmlu"].kept > 1050, made.row_counts["mmlu"].dropped
+    assert {p.gold for p in made.prompts if p.source == "mmlu"} == {"A", "B", "C", "D"}
+    airline = [p for p in made.prompts if p.source == "airline"]
+    assert all(p.messages[0].role == "system" and p.tools for p in airline)
