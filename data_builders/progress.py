@@ -5,6 +5,7 @@ terminal one moving line; elsewhere, as in a log, a line now and then.
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 from typing import Self
 
 from rich.console import Console
@@ -63,10 +64,5 @@ class Stages:
         text = f"{self._done:,}{of} {self._unit}, {rate:,.0f} {self._unit}/s"
         if self._total is not None and rate > 0:
             left = max(self._total - self._done, 0) / rate
-            text += f", {_clock(left)} left"
+            text += f", {timedelta(seconds=round(left))} left"
         return text
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
