@@ -1,9 +1,5 @@
 """All runs of words of the evaluation items, to be looked up by the millions.
 
-    index = RunIndex.build(items, ngram=8, common=10)
-    index.find(words_of("… natalia sold clips to 48 of her friends in april, and then …"))
-    → Overlap(item=Item(…, line=7, …), coverage=0.94, passage="natalia sold clips to 48 of …")
-
 A run that more than `common` items have is a template; an item's own words are those in none. An
 item with fewer own words than a run has is found by all of its words: followed by its options, if
 it has any, or as a whole message.
@@ -89,11 +85,7 @@ class RunIndex:
 
     @classmethod
     def build(cls, items: Iterable[Item], *, ngram: int, common: int) -> RunIndex:
-        """Index the items, but those too short.
-
-        Args:
-            common: runs that more distinct texts than this have do not count.
-        """
+        """Index the items but those too short; runs in more texts than `common` do not count."""
         texts, number = _distinct(list(items), ngram, common)
         grams = [runs(text.words.hashes, ngram) for text in texts]
         counts = [len(h) for h in grams]

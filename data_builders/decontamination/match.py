@@ -1,8 +1,4 @@
-"""Records against the evaluation items: dropped as `contaminated`, with the matched pair.
-
-Decontaminator.load(config, base_dir).drops([example, …])
-→ [Drop("contaminated", "message 0: 94% of eval/gsm8k.jsonl:7 question: 'natalia sold …'"), None]
-"""
+"""Records against the evaluation items: dropped as `contaminated`, with the matched pair."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ import numpy as np
 from data_builders.decontamination.index import SHORTEST, Overlap, RunIndex
 from data_builders.decontamination.items import FileItems, read_items, texts_in
 from data_builders.dedup.words import words_of
-from data_builders.filters.drop import Drop
+from data_builders.rows.raw import Drop
 from posttrain.config.decontamination import DecontaminationConfig
 from posttrain.errors import ConfigError
 from posttrain.jsontext import load_json

@@ -1,10 +1,7 @@
 """Filters by lists of patterns: narratives, answers that cannot translate, refusals.
 
-Matcher(patterns).find("… for our great nation must …")  →  Match("'our great nation'", 6, 22)
-
-RE2 matches in time linear in the text, whatever the pattern: a list that someone wrote cannot hang
-a build, and no clock decides what is dropped. It has no look-around and no back-references; context
-has keys of its own, `near` and `unless`.
+RE2 matches in time linear in the text: a list that someone wrote cannot hang a build. It has no
+look-around and no back-references; context has keys of its own, `near` and `unless`.
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ from typing import Any
 
 import re2
 
-from data_builders.filters.drop import Match
+from data_builders.rows.raw import Match
 from posttrain.config.filters import Pattern
 from posttrain.errors import ConfigError
 
@@ -22,11 +19,7 @@ _MEMORY = 64 << 20  # bytes for one pattern's automata
 
 
 class Matcher:
-    """A list of patterns, compiled.
-
-    Args:
-        patterns: the list.
-        name: of the filter, for messages.
+    """A list of patterns, compiled; `name` is the filter's.
 
     Raises:
         ConfigError: a pattern does not compile; it names file and line, or the item's number.

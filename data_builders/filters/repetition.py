@@ -1,15 +1,11 @@
 """Pathological repetition: traces and answers that go round in circles (paper 3.1.3).
 
-find_repetition("… I check again. I check again. I check again. …", RepetitionFilter())
-    → Match("cycle: 98% of 640 words equal the word 4 before", start=410, end=2210)
-
 A compression ratio picks the few texts worth a look. In them, two rules: an exact *cycle*, most of
 whose words equal the word one round before, and a window most of whose *n-grams* stood before.
 
 What tells a loop from honest steps ("Turn 7: Ada passes the coin to Bo.") is where rounds differ.
 Steps fill in a template: they differ at the same place in every round, be it a number or a name. A
-loop is the same to the letter, or its changes fall anywhere. So a text whose numbers count is no
-loop, however little it says; nor is one whose state goes to and fro for a while and that ends.
+loop is the same to the letter, or its changes fall anywhere.
 """
 
 from __future__ import annotations
@@ -25,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from data_builders.dedup.words import runs
-from data_builders.filters.drop import Match
+from data_builders.rows.raw import Match
 from posttrain.config.filters import RepetitionFilter
 
 # an item's number; an ideograph, a kana, a picture; up to 16 letters, digits or signs; a line end;
@@ -57,19 +53,12 @@ Keys = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """The words of a text; all arrays are (words,).
+    """The words of a text; all arrays are (words,)."""
 
-    Attributes:
-        keys: equal where words are; the numbers of list items are all equal.
-        language: which are of language, 2 to 15 letters or an ideograph.
-        items: which are numbers of list items.
-        cut_off: whether the text stops within a sentence, in a line that no other line equals.
-    """
-
-    keys: Keys
-    language: Flags
-    items: Flags
-    cut_off: bool
+    keys: Keys  # equal where words are; the numbers of list items are all equal
+    language: Flags  # of 2 to 15 letters, or an ideograph
+    items: Flags  # numbers of list items
+    cut_off: bool  # the text stops within a sentence, in a line that no other line equals
 
 
 def find_repetition(text: str, limits: RepetitionFilter) -> Match | None:

@@ -1,9 +1,6 @@
-"""All filters of a text's content: what a source loses after the structural checks.
-
-    Screen(Filters(narratives=…), encode)(example)  →  Drop("narrative", …)
-
-A pure function of each record. The first filter that objects names the reason: turns, copied
-answers, refusals, untranslated answers, narratives, language, truncated texts, repetition.
+"""All filters of a text's content: what a source loses after the structural checks. The first that
+objects names the reason: turns, copied answers, refusals, untranslated answers, narratives,
+language, truncated texts, repetition.
 """
 
 from __future__ import annotations
@@ -13,10 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from data_builders.filters.drop import Drop, Match, Part, TextSpan
 from data_builders.filters.language import LanguageCheck
 from data_builders.filters.patterns import Matcher
 from data_builders.filters.repetition import find_repetition
+from data_builders.rows.raw import Drop, Match, Part, TextSpan
 from posttrain.config.filters import (
     CopiedFilter,
     Filters,
@@ -127,10 +124,6 @@ Check = Callable[[Example, Sequence[TextPart]], Drop | None]
 
 class Screen:
     """The content filters of one source.
-
-    Args:
-        filters: which, and their limits.
-        encode: the recipe's tokenizer, for filters that count tokens.
 
     Raises:
         ConfigError: a pattern does not compile, or a library that a filter needs is missing.

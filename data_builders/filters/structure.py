@@ -1,11 +1,7 @@
 """Structural filters: pure functions `Example → Drop | None`, one reason each, one table of them.
 
-structural_drop(example, StructuralFilters(tool_markup=False)) → Drop("empty_answer", …) or None
-
-Filters of what a text says are in `screen.py`.
-
-To add one: a function here, a line in `STRUCTURAL` at its place in the order, its switch
-in `posttrain.config.filters.StructuralFilters`, a line in `docs/guides/dialects.md`.
+To add one: a function here, a line in `STRUCTURAL` at its place in the order, its switch in
+`posttrain.config.filters.StructuralFilters`, a line in `docs/guides/dialects.md`.
 """
 
 from __future__ import annotations
@@ -16,8 +12,8 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from data_builders.filters.drop import Drop
 from data_builders.filters.schemas import UNUSABLE, declared, validator, violation
+from data_builders.rows.raw import Drop
 from posttrain.chat.reasoning import has_tags, split_think
 from posttrain.config.filters import StructuralFilters
 from posttrain.records import Example, Message, Role, ToolCall

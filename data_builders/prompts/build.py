@@ -77,7 +77,7 @@ class PromptPlan:
     def __init__(
         self, sources: Sequence[AnySource], settings: Sequence[Setting], *, seed: int, out: Path
     ) -> None:
-        from data_builders.graders import all_graders
+        from data_builders.environments import all_graders
 
         self.graders, self._toolkits = all_graders(), toolkits_for(sources, settings)
         check_names(sources, settings, graders=self.graders, toolkits=self._toolkits)

@@ -1,14 +1,6 @@
-"""The one way from a source's rows to what a stage reads out of them; every other row is dropped.
-
-    for item in read_each(read_rows(source, Path(".")), source, read=read_pair, counts=counts):
-        → what `read` gave, or Dropped("where", "level is 3, not lt 3", "s.jsonl", 2), …
-    for item in read_examples(SourceConfig(name="sums", path="sums.jsonl"), base_dir=Path(".")):
-        → Example(messages=(…), source="sums", dialect="openai", …)
-        → Dropped("bad_arguments", "message 2, call of 'f': …", "sums.jsonl", 7, record_id=…)
-
-SFT sources, preferences, judging data and prompts come this way, and are counted in `RowCounts`.
-Conversations in this order: readable row → `where` → dialect → ending → license → structural
-filters.
+"""The one way from a source's rows to what a stage reads out of them; every other row is dropped
+with a reason and counted in `RowCounts`. Conversations in this order: readable row → `where` →
+dialect → ending → license → structural filters.
 """
 
 from __future__ import annotations
@@ -89,9 +81,15 @@ def read_rows(config: SourceConfig, base_dir: Path) -> RawRows:
             that no row has, or no row matched its `where`.
         DataError: a file that cannot be read.
     """
-    fields = SeenFields(config)
     rows = open_rows(config, base_dir)  # at once: a bad path is an error before any row is read
-    return itertools.chain(matching_rows(rows, fields), _checked(fields, config.name))
+
+    def checked() -> RawRows:
+        fields = SeenFields(config)
+        yield from matching_rows(rows, fields)
+        if wrong := fields.problem(config.name):
+            raise ConfigError(wrong)
+
+    return checked()
 
 
 def matching_rows(rows: RawRows, fields: SeenFields) -> RawRows:
@@ -99,12 +97,6 @@ def matching_rows(rows: RawRows, fields: SeenFields) -> RawRows:
     for raw in rows:
         why = fields.unmet(raw.row) if isinstance(raw, RawRow) else None
         yield raw if why is None else Dropped(*why, raw.file, raw.line)
-
-
-def _checked(fields: SeenFields, source: str) -> RawRows:
-    if wrong := fields.problem(source):
-        raise ConfigError(wrong)
-    yield from ()
 
 
 def read_each(

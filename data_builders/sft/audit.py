@@ -1,10 +1,5 @@
-"""The audit of a build: what the masks of every source's sequences teach, from their columns.
-
-    audit = audit_sources(sources, drops, marks)
-    audit.figures["maths"].stats()  →  {"sequences": 7470, "end_trained": 7470, …}
-
-All records count that the mixture and evaluation may draw from, each once. Flags and keys were
-computed as the sequences were made; tokens are read only of the few that are shown.
+"""What the masks of every source's sequences teach, from the columns that preparation wrote. All
+records count that the mixture and evaluation may draw from, each once.
 """
 
 from __future__ import annotations
@@ -27,12 +22,7 @@ Int = npt.NDArray[np.int64]
 def audit_sources(
     sources: Sequence[PreparedSource], drops: Sequence[Mapping[str, Int]] | None, marks: Marks
 ) -> Audit:
-    """Audit what was prepared of all sources.
-
-    Args:
-        drops: per source, by reason, the numbers of records that the plan does not use.
-        marks: by which the sequences were read.
-    """
+    """Audit all sources but for the records that `drops` has, per source by reason."""
     audit = Audit({s.name: SourceFigures.empty(marks, knows_cuts=True) for s in sources})
     unused = [np.unique(np.concatenate([np.empty(0, np.int64), *o.values()])) for o in drops or ()]
     unused = unused or [np.empty(0, np.int64) for _ in sources]

@@ -1,10 +1,5 @@
-"""Deduplication as a step of a build, and the lines of `dropped.jsonl` for drops after preparation.
-
-    copies = find_copies(sources, recipe.deduplication)
-    copies.drops       →  [{}, {"duplicate": array([17, 204])}]   per source, to `plan_build`
-    dropped_lines(sources, plan.dropped, copies)   →  lines, of copies with the record that was kept
-
-It comes before anything is held out, so neither split has a copy of what is in the other.
+"""Deduplication as a step of a build, before anything is held out, and the lines of `dropped.jsonl`
+for drops after preparation.
 """
 
 from __future__ import annotations
@@ -74,11 +69,8 @@ def find_copies(sources: Sequence[PreparedSource], config: DeduplicationConfig) 
 def dropped_lines(
     sources: Sequence[PreparedSource], dropped: Drops, copies: Copies | None
 ) -> Iterator[str]:
-    """A line of `dropped.jsonl` for every record that was prepared and is left out, in order.
-
-    Args:
-        sources: whose parts were prepared with `write_dropped`.
-        dropped: per source, by reason, the numbers of its records, copies among them.
+    """A line of `dropped.jsonl` for every record that was prepared and is left out, in order;
+    `dropped` has their numbers per source by reason, copies among them.
     """
     columns = DedupColumns([folder for source in sources for folder in source.folders])
     starts = np.cumsum([0, *map(len, sources)])

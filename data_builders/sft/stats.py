@@ -1,8 +1,5 @@
 """What became of the rows of an SFT data set: of a part, a source, all of it, for the manifest; and
 the losses at which a build stops.
-
-{"splits": {"train": {"packs": 120, "fill": 0.997, …}}, "sources": {"maths": {"requested": …,
- "realised": {"rows": 900, "tokens": 51200, "trained": 30100}, "shares": …}}, "histograms": …}
 """
 
 from __future__ import annotations
@@ -163,11 +160,7 @@ _ADVICE = {
 
 
 def losses_exceeded(name: str, stats: Mapping[str, Any], limits: LimitsConfig) -> list[str]:
-    """Reasons to which more of a source is lost than the recipe allows, and what to do.
-
-    Args:
-        stats: as `PartCounts.stats` gives them.
-    """
+    """Reasons to which more of a source is lost than the recipe allows, and what to do."""
     rows, lost = stats["rows_in"], stats["sequences_lost"]
     sequences = stats["sequences"] + sum(lost.values())
     problems: list[str] = []

@@ -60,8 +60,8 @@ class Generation:
     error: str | None = None
 
 
-class Sampler(Protocol):
-    """A model behind some backend."""
+class Backend(Protocol):
+    """Whatever makes tokens."""
 
     @property
     def batched(self) -> bool:
@@ -72,6 +72,10 @@ class Sampler(Protocol):
     def identity(self) -> Mapping[str, Any]:
         """Backend, model and weights digest, template and tokenizer digests: what a lock binds."""
         ...
+
+
+class Sampler(Backend, Protocol):
+    """A model behind some backend."""
 
     async def sample(
         self, requests: Sequence[Request], *, progress: Progress = None
@@ -96,9 +100,6 @@ class Budget:
     close_id: int
     closing: Callable[[Ids], Ids]
     open_id: int | None = None
-
-    def __post_init__(self) -> None:
-        assert self.tokens >= 1, "a reasoning budget is at least one token"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +134,8 @@ class EngineOutput:
     error: str | None = None
 
 
-class Engine(Protocol):
-    """A model that continues token ids; `batched` and `identity` as of a `Sampler`."""
-
-    @property
-    def batched(self) -> bool: ...
-
-    @property
-    def identity(self) -> Mapping[str, Any]: ...
+class Engine(Backend, Protocol):
+    """A model that continues token ids."""
 
     async def generate(
         self, requests: Sequence[EngineRequest], *, progress: Progress = None

@@ -68,6 +68,6 @@ def finished(tmp_path_factory) -> Path:
     (folder / "recipe.yaml").write_text(RECIPE)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        build(Path("recipe.yaml"))
+        build(Path("recipe.yaml"), report=True)
     write_checkpoint(folder / "sft", folder / "sft_data")
     return folder
