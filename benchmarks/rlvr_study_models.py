@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from posttrain.models.experts import find_routers
 from posttrain.models.inference import load_for_inference
+from posttrain.models.load import find_routers
 from posttrain.training.rl.policy import InProcess
 from posttrain.training.rl.trainer import GroupTrainer
 

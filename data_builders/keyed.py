@@ -1,8 +1,5 @@
-"""Choices that belong to a record and not to its place: keyed hashes of ids.
-
-    unit(0, "strip", "5f0c…")   → 0.4017…     the same in any order, shard or worker
-
-A choice at rate r is `unit(...) < r`: raising the rate only adds records.
+"""Choices that belong to a record and not to its place: keyed hashes of ids. A choice at rate r is
+`unit(...) < r`: raising the rate only adds records.
 """
 
 from __future__ import annotations

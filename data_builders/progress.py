@@ -1,10 +1,5 @@
-"""How far a command is: what it does, how much is done, how fast, how long it still takes.
-
-    with Stages(console) as stages:
-        stages.start("reading", total=18_000_000, unit="rows")
-        stages.advance(128)
-
-On a terminal one moving line; elsewhere, as in a log, a line now and then.
+"""How far a command is: what it does, how much is done, how fast, how long it still takes. On a
+terminal one moving line; elsewhere, as in a log, a line now and then.
 """
 
 from __future__ import annotations

@@ -1,10 +1,5 @@
-"""Prompts and training records in prompt templates: every one for evaluation, one for training.
-
-    in_templates(prompt, question, source, seed=0)  → [Prompt(template="box_after", …), …]
-    augmented(example, augment, seed=0)             → (example in the template, "box_after")
-
-Which records of a training set are asked in a template, and in which, follows from keyed hashes of
-the record. What is asked and what is right stay the same; only the words around it change.
+"""Prompts and training records in prompt templates: all for evaluation, one for training. Question
+and right answer stay the same; only the words around them change.
 """
 
 from __future__ import annotations

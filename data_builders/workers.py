@@ -1,18 +1,9 @@
 """Jobs in this process, on several processes, or on Ray: results as they come, and a clear end.
 
-    with ProcessPool(make_state, workers=8) as pool:
-        for number, result in pool.run(jobs, on_progress):
-            …
-
-A job is an object that can be sent, with `run(state, on_progress)`. Workers make their state
-themselves. Of several jobs that fail, the first in order is the one reported, so an error does not
-depend on how fast a worker was. Processes are spawned, and end when the process that started them
-is gone.
-
-`RayPool` runs the same jobs as a Ray Data pipeline, on one machine or on a cluster that shares a
-disk: `RAY_ADDRESS` names a cluster; without it Ray is started in this process and ended with it.
-Every job is a block of a dataset, mapped by actors. Ray does a job again whose actor died. Needs
-the extra `ray`.
+A job is an object that can be sent, with `run(state, on_progress)`; workers make their state
+themselves. Of several jobs that fail, the first in order is the one reported. `RayPool` runs the
+same jobs as a Ray Data pipeline on the cluster that `RAY_ADDRESS` names, or on a Ray of its own
+(extra `ray`); all machines see one disk. Ray does a job again whose actor died.
 """
 
 from __future__ import annotations

@@ -144,22 +144,22 @@ def with_messages(example: Example, messages: Iterable[Message]) -> Example:
 
 def message_to_template(message: Message) -> dict[str, Any]:
     """The message as chat templates expect it: arguments decoded, absent fields left out."""
-    row: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.reasoning is not None:
-        row["reasoning_content"] = message.reasoning
-        row["thinking"] = message.reasoning  # the name gpt-oss templates read
-    if message.tool_calls:
-        row["tool_calls"] = [
-            {"type": "function"}
-            | ({} if call.id is None else {"id": call.id})
-            | {"function": {"name": call.name, "arguments": json.loads(call.arguments)}}
-            for call in message.tool_calls
-        ]
-    if message.tool_call_id is not None:
-        row["tool_call_id"] = message.tool_call_id
-    if message.name is not None:
-        row["name"] = message.name
-    return row
+    calls = [
+        {"type": "function"}
+        | ({} if call.id is None else {"id": call.id})
+        | {"function": {"name": call.name, "arguments": json.loads(call.arguments)}}
+        for call in message.tool_calls
+    ]
+    row = {
+        "role": message.role,
+        "content": message.content,
+        "reasoning_content": message.reasoning,
+        "thinking": message.reasoning,  # the name gpt-oss templates read
+        "tool_calls": calls or None,
+        "tool_call_id": message.tool_call_id,
+        "name": message.name,
+    }
+    return {key: value for key, value in row.items() if value is not None}
 
 
 def tools_to_template(tools: str | None) -> list[dict[str, Any]] | None:
@@ -169,18 +169,16 @@ def tools_to_template(tools: str | None) -> list[dict[str, Any]] | None:
 
 def message_to_row(message: Message) -> dict[str, Any]:
     """The message as a JSON-able row; absent fields are left out."""
-    row: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.reasoning is not None:
-        row["reasoning"] = message.reasoning
-    if message.tool_calls:
-        row["tool_calls"] = [[c.name, c.arguments, c.id] for c in message.tool_calls]
-    if message.tool_call_id is not None:
-        row["tool_call_id"] = message.tool_call_id
-    if message.name is not None:
-        row["name"] = message.name
-    if not message.trained:
-        row["trained"] = False
-    return row
+    row = {
+        "role": message.role,
+        "content": message.content,
+        "reasoning": message.reasoning,
+        "tool_calls": [[c.name, c.arguments, c.id] for c in message.tool_calls] or None,
+        "tool_call_id": message.tool_call_id,
+        "name": message.name,
+        "trained": None if message.trained else False,
+    }
+    return {key: value for key, value in row.items() if value is not None}
 
 
 def message_from_row(row: Mapping[str, Any]) -> Message:
@@ -237,10 +235,8 @@ class Pair:
 
 def pair_to_row(pair: Pair) -> dict[str, Any]:
     """The pair as one flat row: `chosen_ids`, `chosen_mask`, …, `rejected_text`."""
-    row: dict[str, Any] = {
-        name: getattr(pair, name)
-        for name in ("id", "task", "category", "thinking", "prompt_ids", "source")
-    }
+    names = ("id", "task", "category", "thinking", "prompt_ids", "source")
+    row: dict[str, Any] = {name: getattr(pair, name) for name in names}
     for side in ("chosen", "rejected"):
         half: Side = getattr(pair, side)
         row |= {f"{side}_{name}": getattr(half, name) for name in Side.__slots__}

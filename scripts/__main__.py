@@ -1,8 +1,14 @@
 """`posttrain STAGE …`: every script of this folder as one command.
 
-In a checkout `python scripts STAGE …` is the same. Installed, this folder is the package
-`posttrain_scripts`, where nobody's own `scripts` is in the way.
+posttrain --list                      every stage in a sentence
+posttrain --recipes                   the recipes that come with the package, by name
+posttrain STAGE --help                every key of its recipe, with type, default and source
+posttrain STAGE --config RECIPE [key=value …] [--dry-run] [--print-config]
+posttrain launch OPTIONS STAGE …      on several processes; OPTIONS are accelerate's
 """
+
+# In a checkout `python scripts STAGE …` is the same. Installed, this folder is the package
+# posttrain_scripts, where nobody's own `scripts` is in the way.
 
 import ast
 import logging
@@ -18,14 +24,6 @@ from typing import NoReturn
 HERE = Path(__file__).resolve().parent
 PATIENCE = 10.0  # seconds that interrupted processes have, before they are interrupted again
 STAGES = {path.stem: path for path in sorted(HERE.glob("[!_]*.py"))}
-_OPTIONS = {
-    "--list": "every stage in a sentence",
-    "--recipes": "the recipes that come with the package, by name",
-    "STAGE --help": "every key of a stage's recipe, with type, default and source of the number",
-    "STAGE --config RECIPE [key=value …]": "run a stage; --dry-run checks and plans, "
-    "--print-config prints the resolved recipe",
-    "launch OPTIONS STAGE …": "run a stage on several processes; OPTIONS are accelerate's",
-}
 
 
 def main() -> None:
@@ -50,18 +48,19 @@ def dispatch(arguments: list[str]) -> None:
 
     first, *rest = arguments or ["--help"]
     if first == "--list":
-        _print_columns({stage: sentence(path) for stage, path in STAGES.items()})
+        for stage, path in STAGES.items():
+            print(f"{stage:<17}{sentence(path)}")
     elif first == "--recipes":
         print("\n".join(recipe_names()))
     elif first in ("--help", "-h"):
-        _print_columns({f"posttrain {option}": text for option, text in _OPTIONS.items()})
+        print(__doc__)
     elif first == "launch":
         launch(rest)
     elif first in STAGES:
         sys.argv = [f"posttrain {first}", *rest]
         runpy.run_path(str(STAGES[first]))["main"](rest)
     else:
-        hint = nearest(first, [*STAGES, "launch", *_OPTIONS], or_list=False)
+        hint = nearest(first, [*STAGES, "launch", "--list", "--recipes"], or_list=False)
         raise ConfigError(f"there is no stage {first!r}{hint}; posttrain --list names them all")
 
 
@@ -135,12 +134,6 @@ def _pass_on(number: int, _: FrameType | None) -> NoReturn:
     for process in psutil.Process().children():
         process.send_signal(number)
     sys.exit(128 + number)
-
-
-def _print_columns(rows: dict[str, str]) -> None:
-    width = max(map(len, rows)) + 2
-    for name, text in rows.items():
-        print(f"{name:<{width}}{text}")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ def main(argv: list[str] | None = None) -> None:
     recipe, options = parse_recipe(parser, BuildDpoConfig, argv)
     from rich.console import Console
 
-    from data_builders.graders import all_graders
+    from data_builders.environments import all_graders
     from data_builders.pairs import build as pairs
     from posttrain.report import run_stage
     from posttrain.report.console import print_sections

@@ -16,11 +16,11 @@ from rich.console import Console
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.eval import EvalGenRmConfig
+from posttrain.rollouts import Completion, Prompt, metadata_of
 from posttrain.runs import Run, parent_of, read_artifact
 
 if TYPE_CHECKING:
     from posttrain.evaluation.judges import Judged
-    from posttrain.rollouts import Completion, Prompt
 
 KIND, WORK = "genrm_evaluation", "work"
 
@@ -64,7 +64,6 @@ def main(argv: list[str] | None = None) -> None:
 def judged_of(checkpoint: str, prompt: Prompt, completion: Completion) -> Judged | None:
     """A judgement compared with its gold; None where the backend failed."""
     from posttrain.evaluation.judges import Judged
-    from posttrain.rollouts import metadata_of
     from reward.judge.verdict import gold_from, outcome_of, preferred
 
     outcome, about = outcome_of(completion, gold_from(prompt)), metadata_of(prompt)

@@ -11,7 +11,6 @@ from posttrain.jsontext import MAX_DEPTH, encode_json, jsonl_rows, load_json
 
 
 def nested(depth: int, *, objects: bool) -> str:
-    """JSON text of lists or objects inside each other."""
     return '{"a":' * depth + "1" + "}" * depth if objects else "[" * depth + "]" * depth
 
 

@@ -2,51 +2,37 @@
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
 import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
-from types import ModuleType
 
 import psutil
 import pytest
 
 from posttrain.config.recipe_files import RECIPES, recipe_file, recipe_names
 from posttrain.errors import ConfigError
+from scripts import __main__ as command
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 
-def command(path: Path = SCRIPTS / "__main__.py") -> ModuleType:
-    spec = importlib.util.spec_from_file_location("posttrain_command", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_a_new_script_is_listed_by_its_first_sentence_without_being_run(tmp_path, capsys):
-    shutil.copy(SCRIPTS / "__main__.py", tmp_path)
-    (tmp_path / "own.py").write_text('"""Do what is\nneeded. More follows."""\nraise SystemExit\n')
-    command(tmp_path / "__main__.py").dispatch(["--list"])
-    assert capsys.readouterr().out.split(maxsplit=1) == ["own", "Do what is needed.\n"]
-
-
-def test_every_script_says_what_it_does(capsys):
-    module = command()
-    module.dispatch(["--list"])
+def test_a_script_is_listed_by_its_first_sentence_without_being_run(tmp_path, capsys, monkeypatch):
+    command.dispatch(["--list"])
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert lines.keys() == {path.stem for path in SCRIPTS.glob("[!_]*.py")}
     assert [stage for stage, text in lines.items() if not text.endswith(".")] == []
+    own = tmp_path / "own.py"
+    own.write_text('"""Do what is\nneeded. More follows."""\nraise SystemExit\n')
+    monkeypatch.setattr(command, "STAGES", {"own": own})
+    command.dispatch(["--list"])
+    assert capsys.readouterr().out.split(maxsplit=1) == ["own", "Do what is needed.\n"]
 
 
 def test_a_stage_gets_its_arguments(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [])
     with pytest.raises(SystemExit) as done:
-        command().dispatch(["dpo", "--config", "tiny/dpo", "batch=4", "--print-config"])
+        command.dispatch(["dpo", "--config", "tiny/dpo", "batch=4", "--print-config"])
     assert done.value.code is None
     assert "\nbatch: 4\n" in capsys.readouterr().out
 
@@ -55,7 +41,7 @@ def test_a_stage_gets_its_arguments(monkeypatch, capsys):
 def test_a_mistake_names_the_nearest_or_the_way(arguments: list[str], monkeypatch):
     monkeypatch.setattr(sys, "argv", [])
     with pytest.raises(ConfigError, match=r"'sft'|'tiny/sft'|launch --config_file"):
-        command().dispatch(arguments)
+        command.dispatch(arguments)
 
 
 def test_a_launch_is_accelerates_with_the_shipped_config_and_the_script(monkeypatch):
@@ -63,7 +49,7 @@ def test_a_launch_is_accelerates_with_the_shipped_config_and_the_script(monkeypa
     monkeypatch.setattr("accelerate.commands.launch.launch_command", started.append)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     options = ["--config_file", "accelerate/cpu-2", "--main_process_port", "0"]
-    command().dispatch(["launch", *options, "sft", "--config", "tiny/sft", "out=x"])
+    command.dispatch(["launch", *options, "sft", "--config", "tiny/sft", "out=x"])
     [options] = started
     assert options.config_file == str(RECIPES / "accelerate" / "cpu-2.yaml")
     assert options.main_process_port == 0
@@ -91,10 +77,9 @@ def test_an_interrupted_launch_ends_when_its_process_has(monkeypatch):
     monkeypatch.setattr("accelerate.commands.launch.launch_command", launch)
     monkeypatch.setattr("psutil.Process.children", children)
     monkeypatch.setattr("signal.signal", lambda *_: None)
-    module = command()
-    monkeypatch.setattr(module, "PATIENCE", 0)
+    monkeypatch.setattr(command, "PATIENCE", 0)
     with pytest.raises(SystemExit) as ended:
-        module.dispatch(["launch", "sft", "--config", "tiny/sft"])
+        command.dispatch(["launch", "sft", "--config", "tiny/sft"])
     assert ended.value.code == 130
     assert not psutil.pid_exists(started[0].pid)
 

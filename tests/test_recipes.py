@@ -30,41 +30,23 @@ from posttrain.config.tiny_world import TinyJudgementsConfig, TinyWorldConfig
 ROOT = Path(__file__).resolve().parent.parent
 # a recipe is named after its stage; recipes/accelerate holds accelerate's own files
 SCHEMAS: dict[str, type[BaseModel]] = {
-    "build_dpo.yaml": BuildDpoConfig,
-    "build_dpo_offline.yaml": BuildDpoConfig,
-    "build_genrm.yaml": BuildGenRmConfig,
-    "build_genrm_sft.yaml": BuildSftConfig,
-    "build_sft.yaml": BuildSftConfig,
-    "build_sft_augmented.yaml": BuildSftConfig,
-    "dpo.yaml": DpoConfig,
-    "eval.yaml": EvalConfig,
-    "eval_agentic.yaml": EvalConfig,
-    "eval_genrm.yaml": EvalGenRmConfig,
-    "eval_rlhf.yaml": EvalConfig,
-    "eval_rlvr.yaml": EvalConfig,
-    "eval_sensitivity.yaml": EvalConfig,
-    "eval_suite.yaml": EvalConfig,
-    "genrm.yaml": GenRmConfig,
-    "genrm_sft.yaml": SftConfig,
-    "judgements.yaml": TinyJudgementsConfig,
-    "profile.yaml": ProfileConfig,
-    "profile_second.yaml": ProfileConfig,
-    "rlhf.yaml": RlhfConfig,
-    "rlvr.yaml": RlvrConfig,
-    "rlvr_second.yaml": RlvrConfig,
-    "rlvr_stages.yaml": StagesConfig,
-    "sample.yaml": SampleConfig,
-    "sft.yaml": SftConfig,
-    "sft_augmented.yaml": SftConfig,
-    "win_rate.yaml": WinRateConfig,
-    "world.yaml": TinyWorldConfig,
-}
+    "build_dpo": BuildDpoConfig, "build_genrm": BuildGenRmConfig, "build_genrm_sft": BuildSftConfig,
+    "build_sft": BuildSftConfig, "dpo": DpoConfig, "eval": EvalConfig, "eval_genrm": EvalGenRmConfig,
+    "genrm": GenRmConfig, "genrm_sft": SftConfig, "judgements": TinyJudgementsConfig,
+    "profile": ProfileConfig, "rlhf": RlhfConfig, "rlvr": RlvrConfig, "rlvr_stages": StagesConfig,
+    "sample": SampleConfig, "sft": SftConfig, "win_rate": WinRateConfig, "world": TinyWorldConfig,
+}  # fmt: skip
 LISTS = {"narratives.yaml", "untranslated.yaml"}  # of patterns, that recipes name
 RECIPES = sorted(
     path
     for path in (ROOT / "recipes").rglob("*.yaml")
     if path.parent.name != "accelerate" and path.name not in LISTS
 )
+
+
+def schema_of(path: Path) -> type[BaseModel]:
+    """By the longest name of a stage that its name begins with, such as `eval` of eval_rlhf."""
+    return SCHEMAS[max((n for n in SCHEMAS if f"{path.stem}_".startswith(f"{n}_")), key=len)]
 
 
 def repeated(raw: Any, kept: Any, prefix: str = "") -> list[str]:
@@ -91,21 +73,17 @@ def _at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_recipe_fits_its_schema_and_repeats_no_default(path):
-    assert path.name in SCHEMAS, f"{path} is named after no stage; known are {sorted(SCHEMAS)}"
-    model = load_recipe(path, SCHEMAS[path.name])
+    model = load_recipe(path, schema_of(path))
     assert repeated(read_recipe(path), model.model_dump(mode="json", exclude_defaults=True)) == []
 
 
 def test_a_printed_recipe_reads_back_as_itself(tmp_path, capsys):
     for path in RECIPES:
-        model = load_recipe(path, SCHEMAS[path.name])
+        schema, printed = schema_of(path), tmp_path / path.name
         with pytest.raises(SystemExit):
-            parse_recipe(
-                recipe_parser(""), SCHEMAS[path.name], ["--config", str(path), "--print-config"]
-            )
-        printed = tmp_path / path.name
+            parse_recipe(recipe_parser(""), schema, ["--config", str(path), "--print-config"])
         printed.write_text(capsys.readouterr().out)
-        again = load_recipe(printed, SCHEMAS[path.name])
+        again, model = load_recipe(printed, schema), load_recipe(path, schema)
         assert again.model_dump() == model.model_dump(), path
 
 
@@ -113,8 +91,7 @@ def test_the_stages_of_a_chain_fit_their_schemas():
     for path in (path for path in RECIPES if path.name.endswith("_stages.yaml")):
         chain = load_recipe(path, StagesConfig)
         for step in chain.stages:
-            name = f"{step.recipe.rpartition('/')[2]}.yaml"
-            load_recipe(ROOT / "recipes" / f"{step.recipe}.yaml", SCHEMAS[name], step.overrides)
+            load_recipe(step.recipe, schema_of(Path(step.recipe)), step.overrides)
 
 
 def stages(*arguments: str) -> Iterator[tuple[Path, list[str]]]:
@@ -144,7 +121,7 @@ def test_every_size_of_the_chain_fits_the_schemas(size: str):
         path.stem for path in (ROOT / "recipes/tiny").glob("*")
     }
     for path, overrides in recipes.items():
-        model = load_recipe(path, SCHEMAS[path.name], overrides)
+        model = load_recipe(path, schema_of(path), overrides)
         assert "seed=3" not in overrides or model.model_dump()["seed"] == 3
 
 
@@ -188,83 +165,38 @@ def test_a_make_that_is_terminated_ends_the_stage_that_runs(tmp_path: Path):
     os.close(reader)
 
 
-def test_the_three_families_of_recipes_are_there():
-    names = {(path.parent.name, path.name) for path in RECIPES}
-    assert {
-        (family, stage)
-        for family in ("tiny", "nemotron-3-nano", "one-gpu")
-        for stage in ("build_sft.yaml", "sft.yaml", "sample.yaml", "build_dpo.yaml", "dpo.yaml")
-    } <= names
+def test_the_papers_recipes_have_the_papers_numbers():
+    def paper(stage: str) -> Any:
+        return load_recipe(f"nemotron-3-nano/{stage}", SCHEMAS[stage])
 
-
-def test_a_repeated_default_is_found(tmp_path):
-    path = tmp_path / "build_sft.yaml"
-    path.write_text(
-        "out: x\n"
-        "tokenizer: {path: t, chat_template: own}\n"
-        "packing: {max_length: 64, overlong: drop}\n"
-        "reasoning: {strip: 0}\n"
-        "sources: [{name: a, path: a.jsonl, ending: trim}]\n"
-    )
-    model = load_recipe(path, BuildSftConfig)
-    assert repeated(read_recipe(path), model.model_dump(mode="json", exclude_defaults=True)) == [
-        "tokenizer.chat_template",
-        "packing.overlong",
-        "reasoning",
-        "sources.0.ending",
+    blend = paper("build_sft")
+    shares = {source.name: source.share for source in blend.sources}
+    assert (shares["chat"], shares["code"], shares["science"]) == (0.286, 0.207, 0.128)
+    assert (blend.reasoning.strip, blend.reasoning.truncate) == (0.10, 0.03)
+    assert blend.packing.max_length == 256 * 1024
+    assert all(source.filters.narratives for source in blend.sources)
+    assert [source.name for source in blend.sources if source.filters.untranslated] == [
+        "multilingual"
     ]
 
-
-def test_the_paper_dpo_has_the_papers_numbers():
-    recipe = load_recipe(ROOT / "recipes/nemotron-3-nano/dpo.yaml", DpoConfig)
-    assert (recipe.trainer["learning_rate"], recipe.trainer["max_steps"]) == (3e-6, 50)
-    assert (recipe.batch, recipe.max_epochs, recipe.adapter) == (128, 1, None)
-    loss = recipe.loss
-    assert (loss.preference_weight, loss.sft_weight, loss.beta) == (1.0, 0.2, 0.05)
-    assert (loss.sft_form, loss.kl_weight) == ("sum", 0.0)
-
-
-def test_the_paper_blend_has_the_papers_numbers():
-    recipe = load_recipe(ROOT / "recipes/nemotron-3-nano/build_sft.yaml", BuildSftConfig)
-    shares = {source.name: source.share for source in recipe.sources}
-    assert (shares["chat"], shares["code"], shares["science"]) == (0.286, 0.207, 0.128)
-    assert (recipe.reasoning.strip, recipe.reasoning.truncate) == (0.10, 0.03)
-    assert recipe.packing.max_length == 256 * 1024
-    assert all(source.filters.narratives for source in recipe.sources)
-    untranslated = {source.name for source in recipe.sources if source.filters.untranslated}
-    assert untranslated == {"multilingual"}
-
-
-def test_the_sampling_recipe_has_the_papers_numbers():
-    recipe = load_recipe(ROOT / "recipes/nemotron-3-nano/sample.yaml", SampleConfig)
-    tasks = {source.name: (source.count, source.grader) for source in recipe.prompts}
+    samples = paper("sample")
+    tasks = {source.name: (source.count, source.grader) for source in samples.prompts}
     assert tasks == {"maths": (1000, "math"), "stem": (1000, "multiple_choice")}
-    assert [recipe.n_of(setting.name) for setting in recipe.settings] == [32, 32]
-    assert [setting.tools for setting in recipe.settings] == ["none", "python"]
+    settings = [(setting.tools, samples.n_of(setting.name)) for setting in samples.settings]
+    assert settings == [("none", 32), ("python", 32)]
 
+    dpo = paper("dpo")
+    assert (dpo.trainer["learning_rate"], dpo.trainer["max_steps"]) == (3e-6, 50)
+    assert (dpo.batch, dpo.max_epochs, dpo.adapter) == (128, 1, None)
+    assert [*dpo.loss.model_dump().values()] == [0.05, 1.0, 0.2, "sum", 0.0]
 
-def test_the_judges_recipe_has_the_papers_numbers():
-    recipe = load_recipe(ROOT / "recipes/nemotron-3-nano/genrm.yaml", GenRmConfig)
-    assert (recipe.prompts_per_step, recipe.num_generations, recipe.loss.num_iterations) == (
-        128,
-        8,
-        1,
-    )
-    data = load_recipe(ROOT / "recipes/nemotron-3-nano/build_genrm.yaml", BuildGenRmConfig)
-    assert data.swap
-
-
-def test_the_rlhf_recipe_has_the_papers_numbers():
-    recipe = load_recipe(ROOT / "recipes/nemotron-3-nano/rlhf.yaml", RlhfConfig)
-    assert (recipe.prompts_per_step, recipe.num_generations, recipe.loss.num_iterations) == (
-        128,
-        16,
-        1,
-    )
-    assert (recipe.loss.clip_low, recipe.loss.clip_high, recipe.loss.kl) == (0.2, 0.28, 0.0)
-    assert recipe.pairing.strategy == "circular"
-    length = recipe.length
-    assert (length.reasoning_coefficient, length.answer_coefficient) == (0.5, 0.5)
-    assert (length.reasoning_bonus, length.answer_bonus) == (0.5, 0.5)
-    assert length.quality_percentile == 80
-    assert (recipe.moe.freeze_router, recipe.moe.bias_update_rate) == (True, 1e-3)
+    for stage, n in (("genrm", 8), ("rlhf", 16)):
+        recipe = paper(stage)
+        assert (recipe.prompts_per_step, recipe.num_generations) == (128, n)
+        assert recipe.loss.num_iterations == 1
+        assert (recipe.loss.clip_low, recipe.loss.clip_high, recipe.loss.kl) == (0.2, 0.28, 0.0)
+        assert (recipe.moe.freeze_router, recipe.moe.bias_update_rate) == (True, 1e-3)
+    assert paper("build_genrm").swap
+    rlhf = paper("rlhf")
+    assert rlhf.pairing.strategy == "circular"
+    assert [*rlhf.length.model_dump().values()][:5] == [0.5, 0.5, 0.5, 0.5, 80]

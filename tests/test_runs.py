@@ -28,14 +28,11 @@ def make(path: Path, config: dict, text: str = "row\n", **extra):
     return stage.finish(counts=Counts(2, 1, {"empty": 1}), files={"rows.txt": 1}, **extra)
 
 
-def test_round_trip_and_json_names(tmp_path):
+def test_a_manifest_reads_back_and_its_counts_add_up(tmp_path):
     made = make(tmp_path / "a", {"x": 1}, seed=3, stats={"fill": 0.5})
     assert read_artifact(tmp_path / "a", kind="toy") == made
     body = json.loads((tmp_path / "a" / "manifest.json").read_text())
     assert body["counts"] == {"in": 2, "kept": 1, "dropped": {"empty": 1}}
-
-
-def test_the_books_must_balance():
     with pytest.raises(AssertionError, match="1 rows neither kept nor dropped"):
         Counts(3, 1, {"empty": 1})
 
@@ -65,25 +62,23 @@ def test_another_config_is_refused_by_name_and_the_same_one_resumes(tmp_path):
 
 
 def test_unfinished_tampered_and_foreign_inputs_are_refused(tmp_path):
-    with pytest.raises(DataError, match="no such directory"):
-        read_artifact(tmp_path / "none")
+    def refused(name: str, match: str, kind: str | None = None) -> None:
+        with pytest.raises(DataError, match=match):
+            read_artifact(tmp_path / name, kind=kind)
+
+    refused("none", "no such directory")
     Run.open(tmp_path / "half", kind="toy", config={})
-    with pytest.raises(DataError, match="has not finished"):
-        read_artifact(tmp_path / "half")
+    refused("half", "has not finished")
     make(tmp_path / "a", {})
-    with pytest.raises(DataError, match="'sft_data' is needed here"):
-        read_artifact(tmp_path / "a", kind="sft_data")
+    refused("a", "'sft_data' is needed here", "sft_data")
     (tmp_path / "a" / "rows.txt").write_text("rwo\n")
-    with pytest.raises(DataError, match="has changed since"):
-        read_artifact(tmp_path / "a")
+    refused("a", "has changed since")
+    (tmp_path / "a" / "rows.txt").unlink()
+    refused("a", "is missing")
     make(tmp_path / "b", {})
     manifest = tmp_path / "b" / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"seed": 0', '"seed": 1'))
-    with pytest.raises(DataError, match="was edited"):
-        read_artifact(tmp_path / "b")
-    manifest.write_text(manifest.read_text()[:100])
-    with pytest.raises(DataError, match="is damaged"):
-        read_artifact(tmp_path / "b")
+    refused("b", "was edited")
 
 
 def test_a_second_worker_is_refused_while_the_first_works(tmp_path):
@@ -110,24 +105,19 @@ def fail(out, *, made: str | None, scratch: str | None = None) -> None:
         attempt()
 
 
-def test_a_stage_that_made_nothing_gives_its_directory_back(tmp_path):
+def test_a_failed_stage_keeps_its_directory_if_it_made_something(tmp_path):
     fail(tmp_path / "a", made=None)
-    fail(tmp_path / "b", made="work/spool", scratch="work")
+    fail(tmp_path / "b", made="work/part", scratch="work")
     for name in ("a", "b"):
         with pytest.raises(ConfigError, match="holds a 'toy'"):
             Run.open(tmp_path / name, kind="other", config={"x": 2})
         Run.open(tmp_path / name, kind="toy", config={"x": 2})
-        with pytest.raises(ConfigError, match="differ in: x"):
-            Run.open(tmp_path / name, kind="toy", config={"x": 1})
-
-
-def test_a_stage_that_made_something_keeps_it(tmp_path):
-    fail(tmp_path / "a", made="packed/shard", scratch="work")
+    fail(tmp_path / "c", made="packed/shard", scratch="work")
     with pytest.raises(ConfigError, match="differ in: x"):
-        Run.open(tmp_path / "a", kind="toy", config={"x": 2})
+        Run.open(tmp_path / "c", kind="toy", config={"x": 2})
 
 
-def test_asking_whether_a_directory_could_be_had_writes_nothing(tmp_path):
+def test_a_dry_run_refuses_what_the_real_one_would_and_writes_nothing(tmp_path):
     (tmp_path / "empty").mkdir()
     Run.open(tmp_path / "empty", kind="toy", config={}, dry_run=True)
     Run.open(tmp_path / "absent", kind="toy", config={}, dry_run=True)
@@ -135,11 +125,10 @@ def test_asking_whether_a_directory_could_be_had_writes_nothing(tmp_path):
     fail(tmp_path / "free", made=None)
     Run.open(tmp_path / "free", kind="toy", config={"x": 2}, dry_run=True)
     assert json.loads((tmp_path / "free" / "stage.json").read_text())["config"] == {"x": 1}
-
-
-def test_a_file_in_the_way_is_named(tmp_path):
     (tmp_path / "notes").write_text("")
     for out in (tmp_path / "notes", tmp_path / "notes" / "below"):
+        with pytest.raises(ConfigError, match="is a file"):
+            Run.open(out, kind="toy", config={}, dry_run=True)
         with pytest.raises(ConfigError, match=r"notes.* is a file"), locked(out):
             pytest.fail("no directory")
 
@@ -156,7 +145,7 @@ def test_a_damaged_file_is_named(tmp_path, text):
         Run.open(tmp_path / "stage", kind="toy", config={})
 
 
-@pytest.mark.parametrize("name", ["../secret", "a/../../secret", "/etc/hostname"])
+@pytest.mark.parametrize("name", ["a/../../secret", "/etc/hostname"])
 def test_a_manifest_lists_nothing_outside_of_its_directory(tmp_path, name):
     (tmp_path / "secret").write_text("x")
     run = Run.open(tmp_path / "out", kind="toy", config={})
@@ -166,13 +155,7 @@ def test_a_manifest_lists_nothing_outside_of_its_directory(tmp_path, name):
         read_artifact(run.path)
 
 
-def test_a_dry_run_refuses_an_out_that_the_real_run_would(tmp_path):
-    (tmp_path / "notes").write_text("")
-    with pytest.raises(ConfigError, match="is a file"):
-        Run.open(tmp_path / "notes" / "below", kind="toy", config={}, dry_run=True)
-
-
-def test_a_file_that_cannot_be_had_ends_a_command_in_one_line(tmp_path):
+def test_mistakes_and_interrupts_end_a_command_in_one_line(tmp_path, capsys):
     (tmp_path / "taken").mkdir()
     for path, why in ((tmp_path / ("x" * 300), "too long"), (tmp_path / "taken", "taken: Is a")):
         with pytest.raises(SystemExit, match=why):
@@ -180,27 +163,17 @@ def test_a_file_that_cannot_be_had_ends_a_command_in_one_line(tmp_path):
     with pytest.raises(FileNotFoundError):  # which may be a fault of ours
         run_command(lambda: Path(tmp_path / "gone").unlink())
 
-
-def test_mistakes_and_interrupts_end_a_command_in_one_line(capsys):
     def interrupted() -> None:
         raise KeyboardInterrupt
-
-    def mistaken() -> None:
-        raise ConfigError("no recipe at x")
 
     with pytest.raises(SystemExit) as stopped:
         run_command(interrupted)
     assert stopped.value.code == 130
     assert "the same command takes it up again" in capsys.readouterr().err
-    with pytest.raises(SystemExit) as stopped:
-        run_command(mistaken)
-    assert stopped.value.code == "ConfigError: no recipe at x"
 
+    def full_disk() -> None:
+        with open_run(tmp_path / "out", kind="test", config={}):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-def test_a_full_disk_is_one_sentence(tmp_path: Path):
-    out = tmp_path / "out"
-    with (
-        pytest.raises(DataError, match=f"{out}: the disk is full"),
-        open_run(out, kind="test", config={}),
-    ):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with pytest.raises(SystemExit, match=f"DataError: {tmp_path / 'out'}: the disk is full"):
+        run_command(full_disk)

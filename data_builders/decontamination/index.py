@@ -1,9 +1,5 @@
 """All runs of words of the evaluation items, to be looked up by the millions.
 
-    index = RunIndex.build(items, ngram=8, common=10)
-    index.find(words_of("… natalia sold clips to 48 of her friends in april, and then …"))
-    → Overlap(item=Item(…, line=7, …), coverage=0.94, passage="natalia sold clips to 48 of …")
-
 A run that more than `common` items have is a template; an item's own words are those in none. An
 item with fewer own words than a run has is found by all of its words: followed by its options, if
 it has any, or as a whole message.

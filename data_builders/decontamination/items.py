@@ -1,9 +1,4 @@
-"""Evaluation files → the texts that must not be trained on, each with its place and its options.
-
-read_items(config, Path("."))
-→ [FileItems("eval/mmlu.jsonl", rows=285, without_text=0, items=(
-     Item("eval/mmlu.jsonl", 7, "question", "Which of …?", options=("hydrogen", …)), …))]
-"""
+"""Evaluation files → the texts that must not be trained on, each with its place and its options."""
 
 from __future__ import annotations
 

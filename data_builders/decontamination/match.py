@@ -1,8 +1,4 @@
-"""Records against the evaluation items: dropped as `contaminated`, with the matched pair.
-
-Decontaminator.load(config, base_dir).drops([example, …])
-→ [Drop("contaminated", "message 0: 94% of eval/gsm8k.jsonl:7 question: 'natalia sold …'"), None]
-"""
+"""Records against the evaluation items: dropped as `contaminated`, with the matched pair."""
 
 from __future__ import annotations
 

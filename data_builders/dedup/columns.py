@@ -2,17 +2,11 @@
 
     dedup.bin           a row of 116 bytes for every record
     dedup_shingles.bin  where each was read (JSON), and the hashes of its n-grams, 4 bytes each
-    conversation_key(example) → 0x5f0c…    of all turns, the declared tools and the system text
-    prompt_key(example)       → 0x91ab…    of the same without anything the assistant or a tool said
-    similarity(a, b)          → 0.93       the Jaccard similarity of both sides as one set
 
-A row is a pure function of its record. Not part of a key: layout, the order of JSON keys, source,
-license, metadata, dialect, ids of calls, names of tool results. Case and punctuation are: two
-prompts that differ in one letter are two prompts. Places are kept when drops are written down,
-bands and n-grams when near-duplicates are looked for, by the field's method: MinHash of word
-3-grams finds them, exact Jaccard decides (Broder 1997, "On the resemblance and containment of
-documents"; bands as in Leskovec et al., "Mining of Massive Datasets", 3.4; why 3-grams, and signs
-as words: docs/evidence/benchmarks.md). N-grams are read of records that share a band alone.
+Not part of a key: layout, the order of JSON keys, source, license, metadata, dialect, ids of calls,
+names of tool results. MinHash of word 3-grams finds near-duplicates, exact Jaccard decides (Broder
+1997, "On the resemblance and containment of documents"; bands as in Leskovec et al., "Mining of
+Massive Datasets", 3.4; why 3-grams, and signs as words: docs/evidence/benchmarks.md).
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
 """Which records of a build are dropped because another says the same, and which one that is.
 
-    find_duplicates(columns, {"maths": 900, "web": 1_200}, config)
-    → Duplicates(row=[17, 204], reason=[0, 2], kept=[3, 99], similarity=[1.0, 0.94])
-
 Records are taken by precedence, and a record is dropped when it is a copy of one that was *kept*:
-every dropped record is within the threshold of the record it is counted under, and chains of small
-differences do not connect distant texts. The order of rows, parts and workers changes nothing.
+chains of small differences do not connect distant texts.
 """
 
 from __future__ import annotations

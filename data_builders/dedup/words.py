@@ -1,8 +1,5 @@
 """Texts as hashes of their words, in numpy: no Python code runs once a word.
 
-    words_of("Tom's 3 apples")              → Words("tom's 3 apples", hashes=[…], spans=[(0, 3), …])
-    words_of("x = 2 * (y+1)", signs=True)   the runs of signs between words are words too
-
 Compatibility forms (NFKC) and lower case. A word is a run of letters and digits; each ideograph or
 kana is a word by itself, as nothing separates the words of these scripts.
 """

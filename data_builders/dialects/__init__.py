@@ -1,22 +1,10 @@
 """Chat rows of any dialect → messages and tools. One function a dialect, one table of them.
 
-read_row({"instruction": "Add.", "input": "2 2", "output": "4"}, config)
+    read_row({"instruction": "Add.", "input": "2 2", "output": "4"}, config)
     → ("alpaca", Conversation(messages=(…), tools=None))
 
-Here are the rows that hold a list of messages, OpenAI's (with or without inline reasoning) and
-ShareGPT's; the others are in `texts.py`.
-
-{"messages": [{"role": "user", "content": "2+2?"},
-              {"role": "assistant", "reasoning_content": "…", "content": "4"}], "tools": […]}
-{"messages": [{"role": "user", "content": "2+2?"},
-              {"role": "assistant", "content": "<think>\\n2 and 2\\n</think>\\n\\n4"}]}
-{"conversations": [{"from": "human", "value": "Weather in Oslo?"},
-                   {"from": "function_call", "value": "{\\"name\\": \\"w\\", \\"arguments\\": {}}"},
-                   {"from": "observation", "value": "rain"},
-                   {"from": "gpt", "value": "It rains."}], "tools": "[…]", "system": "…"}
-
-To add a dialect: one function here, one line in `DIALECTS`, its shape in `recognise`, its
-name in `posttrain.config.source.DialectName`, a section in `docs/guides/dialects.md`.
+To add a dialect: one function here, one line in `DIALECTS`, its shape in `recognise`, its name in
+`posttrain.config.source.DialectName`, a line in `docs/guides/dialects.md`.
 """
 
 from __future__ import annotations

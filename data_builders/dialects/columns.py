@@ -1,8 +1,5 @@
 """Keys that change what a row says: loss masks, media, and reasoning, system text or tools that are
 not read.
-
-trained_by_masks({"role": "assistant", "content": "4", "weight": 0}, "messages[1]") → False
-refuse_lost({"messages": […], "rationale": "First …"}, …) → RowProblem("unread_column", …)
 """
 
 from __future__ import annotations

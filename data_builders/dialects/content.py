@@ -1,11 +1,5 @@
 """A message's content, plain or in parts, its calls, and declared tools: from the forms they take
 in the wild to ours.
-
-[{"type": "thinking", "thinking": "…"}, {"type": "text", "text": "4"}] → Content("4", "…", ())
-{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{\\"x\\": 1}"}}  and
-{"name": "f", "arguments": {"x": 1}}  → ToolCall("f", '{"x":1}', …)
-
-A part's text also stands under `value` (LLaMA-Factory), or under `text.value` (OpenAI Assistants).
 """
 
 from __future__ import annotations

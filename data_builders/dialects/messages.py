@@ -1,8 +1,5 @@
 """Messages of any dialect → `Message`s, and with the system text and tools of their row a
 `Conversation`.
-
-{"role": "assistant", "content": null, "tool_calls": […], "reasoning_content": "…"}
-{"from": "function_call", "value": "{\\"name\\": \\"f\\", \\"arguments\\": {}}"}
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""What every dialect function takes and gives back, and how it refuses a row.
-
-openai({"messages": […]}, Reading()) → Conversation(messages=(Message("user", …), …), tools=None)
-raise RowProblem("malformed_arguments", "messages[3].tool_calls[0].arguments", "not JSON")
-"""
+"""What every dialect function takes and gives back, and how it refuses a row."""
 
 from __future__ import annotations
 

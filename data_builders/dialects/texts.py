@@ -1,13 +1,8 @@
 """Dialects whose rows hold texts, or messages, in columns of their own.
 
-alpaca              {"instruction": "Translate.", "input": "chat", "output": "cat",
-                     "history": [["Hi", "Hello"]]}
-prompt_completion   {"prompt": "2+2?", "completion": "4"}                                   texts
-                    {"prompt": [{"role": "user", …}], "completion": [{"role": "assistant", …}]}
-chosen_rejected     {"prompt": "…", "chosen": "good", "rejected": "bad"}    texts or messages
-                    {"chosen": [{"role": "user", …}, {"role": "assistant", …}], "rejected": […]}
-                    {"conversations": […], "chosen": {"from": "gpt", "value": "…"}, "rejected": {…}}
-                    {"chosen": "\\n\\nHuman: …\\n\\nAssistant: …", "rejected": "…"}
+{"instruction": "Translate.", "input": "chat", "output": "cat", "history": [["Hi", "Hello"]]}
+{"prompt": "2+2?", "completion": "4"}
+{"prompt": "…", "chosen": "good", "rejected": "bad"}
 """
 
 from __future__ import annotations

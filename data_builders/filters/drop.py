@@ -1,8 +1,4 @@
-"""Why a record was dropped: a name to count by, a detail to act on, and the text that decided.
-
-Drop("unknown_tool", "message 4 calls 'get_wether' (did you mean 'get_weather'?)")
-Drop("narrative", "message 1, answer: 'our nation'", Span(1, "answer", 310, 320, "our nation"))
-"""
+"""Why a record was dropped: a name to count by, a detail to act on, and the text that decided."""
 
 from __future__ import annotations
 

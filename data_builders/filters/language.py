@@ -1,11 +1,7 @@
 """Which language a text is in, by py3langid (Lui and Baldwin 2012), offline; extra `language`.
 
-LanguageCheck(LanguageFilter(allowed=("en",))).foreign("Ich habe den Satz noch einmal geprüft …")
-    → Match("de with probability 0.99", 0, 600)
-
-Code, formulas, addresses and numbers are blanked out first. Of a long text three pieces are judged,
-its beginning, middle and end: a trace that changes language half-way is found by its end, and a
-text costs no more than they do.
+Of a long text three pieces are judged, its beginning, middle and end, without code, formulas,
+addresses and numbers.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """Filters by lists of patterns: narratives, answers that cannot translate, refusals.
 
-Matcher(patterns).find("… for our great nation must …")  →  Match("'our great nation'", 6, 22)
-
-RE2 matches in time linear in the text, whatever the pattern: a list that someone wrote cannot hang
-a build, and no clock decides what is dropped. It has no look-around and no back-references; context
-has keys of its own, `near` and `unless`.
+RE2 matches in time linear in the text: a list that someone wrote cannot hang a build. It has no
+look-around and no back-references; context has keys of its own, `near` and `unless`.
 """
 
 from __future__ import annotations

@@ -1,15 +1,11 @@
 """Pathological repetition: traces and answers that go round in circles (paper 3.1.3).
 
-find_repetition("… I check again. I check again. I check again. …", RepetitionFilter())
-    → Match("cycle: 98% of 640 words equal the word 4 before", start=410, end=2210)
-
 A compression ratio picks the few texts worth a look. In them, two rules: an exact *cycle*, most of
 whose words equal the word one round before, and a window most of whose *n-grams* stood before.
 
 What tells a loop from honest steps ("Turn 7: Ada passes the coin to Bo.") is where rounds differ.
 Steps fill in a template: they differ at the same place in every round, be it a number or a name. A
-loop is the same to the letter, or its changes fall anywhere. So a text whose numbers count is no
-loop, however little it says; nor is one whose state goes to and fro for a while and that ends.
+loop is the same to the letter, or its changes fall anywhere.
 """
 
 from __future__ import annotations

@@ -1,15 +1,6 @@
-"""Declared tools, ready to check calls against.
-
-declared('[{"type": "function", "function": {"name": "f", "parameters": {"type": "dict", …}}}]')
-    → {"f": '{"type":"dict",…}'}
-validator('{"type":"dict",…}') → Draft202012Validator
-
-Type names that other schema languages use ("dict", "float", "tuple") are read as JSON Schema's own.
-A schema that is still not one maps to the reason why, as text. Nothing is fetched from anywhere.
-
-A `pattern` is matched by RE2, whose time grows with the text and no faster: a schema from the wild
-must not be able to stop a build. What RE2 has no word for (looking ahead, references back) and
-`patternProperties` (with what depends on it) are not checked.
+"""Declared tools, to check calls against. Type names of other languages ("dict", "float") are read
+as JSON Schema's own; nothing is fetched from anywhere. A `pattern` is matched by RE2, in
+linear time; what RE2 has no word for and `patternProperties` are not checked.
 """
 
 from __future__ import annotations

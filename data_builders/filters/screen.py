@@ -1,9 +1,6 @@
-"""All filters of a text's content: what a source loses after the structural checks.
-
-    Screen(Filters(narratives=…), encode)(example)  →  Drop("narrative", …)
-
-A pure function of each record. The first filter that objects names the reason: turns, copied
-answers, refusals, untranslated answers, narratives, language, truncated texts, repetition.
+"""All filters of a text's content: what a source loses after the structural checks. The first that
+objects names the reason: turns, copied answers, refusals, untranslated answers, narratives,
+language, truncated texts, repetition.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
 """Structural filters: pure functions `Example → Drop | None`, one reason each, one table of them.
 
-structural_drop(example, StructuralFilters(tool_markup=False)) → Drop("empty_answer", …) or None
-
-Filters of what a text says are in `screen.py`.
-
-To add one: a function here, a line in `STRUCTURAL` at its place in the order, its switch
-in `posttrain.config.filters.StructuralFilters`, a line in `docs/guides/dialects.md`.
+To add one: a function here, a line in `STRUCTURAL` at its place in the order, its switch in
+`posttrain.config.filters.StructuralFilters`, a line in `docs/guides/dialects.md`.
 """
 
 from __future__ import annotations

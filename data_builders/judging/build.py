@@ -1,7 +1,5 @@
 """All sources → two files of judging prompts, counts of every row, and stats.
 
-build(recipe, out, base_dir=Path("."))  → JudgingPrompts(files={"prompts.jsonl": 5000, …}, …)
-
 What is held out is chosen by question, before anything else: neither a pair's other order nor
 another pair of the same question is on the other side. Sources that are held out as a whole are
 read first, and what others have in common with their questions is dropped.
@@ -9,33 +7,37 @@ read first, and what others have in common with their questions is dropped.
 
 from __future__ import annotations
 
+import heapq
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
 
 from data_builders.dialects import RowProblem
+from data_builders.judging.dialects import read_pair
 from data_builders.judging.pair import PreferencePair
 from data_builders.judging.prompts import CountTokens, prompts_of, sft_row
-from data_builders.judging.read import Seen, chosen_pairs
-from data_builders.keyed import unit
+from data_builders.keyed import key64, unit
 from data_builders.prompts.questions import total_counts
-from data_builders.rows.read import RowCounts
+from data_builders.rows.raw import Dropped, RawRow
+from data_builders.rows.read import RowCounts, read_each, read_rows
 from data_builders.sft.inputs import Input, as_stats
-from posttrain.config.build_genrm import BuildGenRmConfig
+from posttrain.config.build_genrm import BuildGenRmConfig, PreferenceSource
 from posttrain.errors import DataError
 from posttrain.records import json_text
 from posttrain.rollouts import Prompt, prompt_to_row
 from posttrain.runs import Counts
-from reward.judge.verdict import MIDDLE_RANKING
+from reward.judge.verdict import MIDDLE_RANKING, Gold
 
 TRAIN, HELD_OUT, WARM_UP = "prompts.jsonl", "heldout.jsonl", "sft.jsonl"
 OnProgress = Callable[[str, int], None]
+Seen = dict[str, Gold]  # key of a pair → its gold, the lesser response first
 
 
 @dataclass(slots=True)
@@ -115,10 +117,9 @@ def build(
     count: CountTokens | None = None,
     on_progress: OnProgress = lambda name, rows: None,
 ) -> JudgingPrompts:
-    """Read every source and write the prompts.
+    """Read every source and write the prompts; `out` None writes nothing.
 
     Args:
-        out: the folder to write to; None writes nothing.
         count: tokens of rendered prompts, where the recipe limits them.
         on_progress: called with a source and how many of its pairs are done.
 
@@ -150,11 +151,9 @@ def build(
                     continue
                 share = unit(recipe.seed, "held_out", question)
                 held_out = source.held_out or share < recipe.held_out
-                swap = recipe.swap or held_out
+                own = {"source": source.name, "swap": recipe.swap or held_out, "count": count}
                 try:
-                    prompts = prompts_of(
-                        pair, source=source.name, recipe=recipe, swap=swap, count=count
-                    )
+                    prompts = prompts_of(pair, recipe=recipe, **own)
                 except RowProblem as problem:
                     counts.drop(problem.reason, str(problem))
                     continue
@@ -172,3 +171,86 @@ def build(
         reasons = ", ".join(f"{k} {n:,}" for k, n in built.counts().dropped.items())
         raise DataError(f"no pair is left to train on: {reasons or 'the sources have no rows'}")
     return built
+
+
+def chosen_pairs(
+    source: PreferenceSource, counts: RowCounts, *, seen: Seen, seed: int, base_dir: Path
+) -> Iterator[PreferencePair]:
+    """The distinct pairs of a source, or `count` of them by a keyed hash, in the rows' order.
+
+    Raises:
+        ConfigError: a path that is not there, a `where` that matches nothing.
+        DataError: a file that cannot be read, fewer pairs than `count`, with `strict` a bad row.
+    """
+    pairs = distinct_pairs(source, counts, seen=seen, seed=seed, base_dir=base_dir)
+    if source.count is None:
+        yield from pairs
+        return
+    found = heapq.nsmallest(
+        source.count,
+        enumerate(pairs),
+        key=lambda item: (key64(seed, "preference", item[1].key), item[0]),
+    )
+    if len(found) < source.count:
+        reasons = ", ".join(f"{name} {count:,}" for name, count in counts.dropped.items())
+        raise DataError(
+            f"source {source.name!r}: {len(found):,} pairs can be used, count is "
+            f"{source.count:,} (of {counts.rows_in:,} rows; {reasons or 'no row'})"
+        )
+    usable = counts.rows_in - sum(counts.dropped.values())
+    counts.dropped["not_chosen"] += usable - len(found)
+    counts.dropped = +counts.dropped
+    yield from (pair for _, pair in sorted(found, key=lambda item: item[0]))
+
+
+def distinct_pairs(
+    source: PreferenceSource, counts: RowCounts, *, seen: Seen, seed: int, base_dir: Path
+) -> Iterator[PreferencePair]:
+    """Each pair of a source once, in whatever order its responses came; `seen` lasts over all."""
+    config, read = source.rows(), partial(_read, source=source, counts=counts)
+    for item in read_each(read_rows(config, base_dir), config, read=read, counts=counts):
+        if isinstance(item, Dropped):
+            continue
+        raw, pair = item
+        # a row without an order of its own gets one by a keyed hash: the first is not the chosen
+        one = pair if pair.sided or unit(seed, "side", pair.key) < 0.5 else pair.swapped()
+        gold = (one if one.response_1 <= one.response_2 else one.swapped()).gold
+        before = seen.setdefault(one.key, gold)
+        if before is gold:
+            yield one
+        else:
+            reason = "duplicate" if before == gold else "duplicate_other_gold"
+            counts.drop(reason, f"{raw.file}:{raw.line}")
+
+
+def _read(
+    raw: RawRow, *, source: PreferenceSource, counts: RowCounts
+) -> tuple[RawRow, PreferencePair] | Dropped:
+    try:
+        dialect, pair = read_pair(raw.row, source)
+        refuse(pair)
+    except RowProblem as problem:
+        if problem.reason in _MALFORMED:
+            raise
+        return Dropped(problem.reason, str(problem), raw.file, raw.line)
+    counts.dialects[dialect] += 1
+    return raw, pair
+
+
+# what `strict` stops at: a row that cannot be read, not one that merely says nothing to train on
+_MALFORMED = frozenset({"unrecognised", "malformed_message", "malformed_label", "unsplit_prompt"})
+
+
+def refuse(pair: PreferencePair) -> None:
+    """Refuse a pair of which nothing can be judged. Raises RowProblem."""
+    responses = (pair.response_1, pair.response_2)
+    if pair.response_1.strip() == pair.response_2.strip():
+        raise RowProblem("identical", "the responses", "there is nothing to compare")
+    if not all(text.strip() for text in responses):
+        raise RowProblem("empty_response", "the responses", "one of them is empty")
+    try:
+        texts = (*responses, *(m.content for m in pair.history))
+        frame = () if pair.frame is None else (pair.frame.around("", ""),)
+        "".join((*texts, *frame, pair.principle or "", pair.reasoning or "")).encode()
+    except UnicodeEncodeError:
+        raise RowProblem("bad_unicode", "the row", "text that cannot be written") from None

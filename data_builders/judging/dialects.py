@@ -1,16 +1,13 @@
 """Preference rows of any dialect → pairs. One function a dialect, one table of them.
 
-read_pair({"context": […], "response1": "4", "response2": "5", "overall_preference": -3}, source)
-    → ("helpsteer3", PreferencePair(…, gold=Gold(None, None, 1.0)))
-
 To add a dialect: one function here, one line in `DIALECTS`, its shape in `recognise`, its name in
 `posttrain.config.build_genrm.PreferenceDialect`, a row in `docs/guides/genrm.md`.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from data_builders.dialects import Reading, RowProblem, mapped
@@ -28,10 +25,12 @@ from data_builders.judging.pair import (
     interleaved,
     plain_history,
     responses_of,
+    shared_messages,
     turns_of,
 )
 from posttrain.config.build_genrm import PreferenceSource
 from posttrain.records import Message
+from reward.judge.verdict import Gold
 
 _RANKINGS = ("ranking", "preference_ranking")
 _STRENGTHS = ("overall_preference", "preference_strength")
@@ -44,9 +43,7 @@ def helpsteer3(row: Row, how: Reading, source: PreferenceSource) -> PreferencePa
     HelpSteer2's preferences are the same with a `prompt` and `preference_strength`.
     """
     ranking = strength(*_preference(row, _STRENGTHS), source)
-    return PreferencePair(
-        history_of(row, how), *responses_of(row, how), gold_of(ranking, row, source)
-    )
+    return _answered(row, how, gold_of(ranking, row, source))
 
 
 def arena(row: Row, how: Reading, source: PreferenceSource) -> PreferencePair:
@@ -59,7 +56,7 @@ def arena(row: Row, how: Reading, source: PreferenceSource) -> PreferencePair:
     if row.get("conversation_a") is None:
         questions = turns_of(row.get("prompt"))
         if questions is None:
-            return PreferencePair(history_of(row, how), *responses_of(row, how), gold)
+            return _answered(row, how, gold)
         answered = (turns_of(row.get(key)) for key in ("response_a", "response_b"))
         first, second = (interleaved(questions, side) for side in answered)
         return _parted(first, second, gold)
@@ -72,9 +69,7 @@ def pandalm(row: Row, how: Reading, source: PreferenceSource) -> PreferencePair:
     names = sorted(key for key in row if key.startswith("annotator"))
     votes = [row[name] for name in names if row[name] is not None]
     ranking = won(majority(votes, "annotator…", source), "annotator…", source)
-    return PreferencePair(
-        history_of(row, how), *responses_of(row, how), gold_of(ranking, row, source)
-    )
+    return _answered(row, how, gold_of(ranking, row, source))
 
 
 def chosen_rejected(row: Row, how: Reading, source: PreferenceSource) -> PreferencePair:
@@ -89,14 +84,11 @@ def ranked_pair(row: Row, how: Reading, source: PreferenceSource) -> PreferenceP
 
     The rows of Nemotron-RL-Safety-v1 are of this kind.
     """
-    reasoning = read_text(row.get("reasoning"), "reasoning").strip()
-    return PreferencePair(
-        history_of(row, how),
-        *responses_of(row, how),
-        gold_of(ranked(*_preference(row, _RANKINGS), source), row, source),
-        principle=read_text(row.get("principle"), "principle").strip() or None,
-        reasoning=reasoning or None,
-    )
+    gold = gold_of(ranked(*_preference(row, _RANKINGS), source), row, source)
+    texts = {
+        key: read_text(row.get(key), key).strip() or None for key in ("principle", "reasoning")
+    }
+    return replace(_answered(row, how, gold), **texts)
 
 
 def judging_prompt(row: Row, how: Reading, source: PreferenceSource) -> PreferencePair:
@@ -121,9 +113,7 @@ DIALECTS: dict[str, Callable[[Row, Reading, PreferenceSource], PreferencePair]] 
 def read_pair(row: Row, source: PreferenceSource) -> tuple[str, PreferencePair]:
     """The row's dialect (the recipe's, else recognised by structure) and its pair.
 
-    Raises:
-        RowProblem: the row fits no dialect, something in it is malformed, or it holds no
-            preference that the recipe takes.
+    Raises RowProblem: no dialect fits, something is malformed, or no preference is there to take.
     """
     how = Reading(
         roles=source.roles,
@@ -159,6 +149,10 @@ def recognise(row: Row) -> str:
     if pair and any(key.startswith("annotator") for key in there):
         return "pandalm"
     raise RowProblem("unrecognised", ", ".join(map(str, row))[:200], "no known preference row")
+
+
+def _answered(row: Row, how: Reading, gold: Gold) -> PreferencePair:
+    return PreferencePair(history_of(row, how), *responses_of(row, how), gold)
 
 
 def _preference(row: Row, fields: Sequence[str]) -> tuple[Any, str]:
@@ -200,14 +194,10 @@ def _scores_by_side(row: Row, source: PreferenceSource) -> Mapping[str, Any]:
 
 
 def _parted(
-    first: tuple[Message, ...], second: tuple[Message, ...], gold: Any, *, sided: bool = True
+    first: tuple[Message, ...], second: tuple[Message, ...], gold: Gold, *, sided: bool = True
 ) -> PreferencePair:
     """Two whole conversations that differ in their last turn alone."""
-    same = sum(
-        1 for _ in itertools.takewhile(lambda p: p[0] == p[1], zip(first, second, strict=False))
-    )
-    while same and first[same - 1].role == "assistant":
-        same -= 1
+    same = shared_messages(first, second)
     if not same:
         raise RowProblem("different_histories", "the sides", "they do not answer the same")
     rests = first[same:], second[same:]

@@ -1,9 +1,5 @@
 """What rows say of two responses → a gold ranking from 1 to 6 and, where there are any, scores.
 
-strength(-3, "overall_preference") → 1.0      HelpSteer3: response 1 is much better
-won(outcome, source)               → 2.0      only the winner is known: the source's `win`
-majority([2, 2, 0], source)        → "2"      annotators
-
 The mappings to a ranking are ours, but for rows that carry one: the paper gives none. A row without
 a preference is dropped under a name, never given one.
 """
@@ -106,31 +102,19 @@ def majority(votes: Sequence[Any], field: str, source: PreferenceSource) -> Outc
     return outcome
 
 
-def scores_of(row: Row, source: PreferenceSource) -> tuple[float | None, float | None]:
-    """The row's individual scores on the scale of 1 to 5; (None, None) where it has none.
-
-    Raises:
-        RowProblem: `malformed_label`; one score without the other, or one outside its scale.
-    """
-    values = [row.get(name) for name in ("score_1", "score_2")]
-    if all(value is None for value in values):
-        return None, None
-    if any(value is None for value in values):
-        raise RowProblem("malformed_label", "score_1, score_2", "one of two scores is missing")
-    first, second = (_score(value, source) for value in values)
-    return first, second
-
-
-def _score(value: Any, source: PreferenceSource) -> float:
-    scale = source.scores
-    low, high = (LOWEST_SCORE, HIGHEST_SCORE) if scale is None else (scale.low, scale.high)
-    found = number(value, "score_1, score_2")
-    if not low <= found <= high:
-        raise RowProblem(
-            "malformed_label", "score_1, score_2", f"{found:g} is not within {low:g} … {high:g}"
-        )
-    return LOWEST_SCORE + (found - low) / (high - low) * (HIGHEST_SCORE - LOWEST_SCORE)
-
-
 def gold_of(ranking: float, row: Row, source: PreferenceSource) -> Gold:
-    return Gold(*scores_of(row, source), ranking)
+    """The ranking with the row's own scores, if any, on the scale of 1 to 5. Raises RowProblem."""
+    names = ("score_1", "score_2")
+    values = [row.get(name) for name in names]
+    if values == [None, None]:
+        return Gold(None, None, ranking)
+    scale, scores = source.scores, list[float]()
+    low, high = (LOWEST_SCORE, HIGHEST_SCORE) if scale is None else (scale.low, scale.high)
+    for name, value in zip(names, values, strict=True):
+        if value is None:
+            raise RowProblem("malformed_label", name, "one of two scores is missing")
+        found = number(value, name)
+        if not low <= found <= high:
+            raise RowProblem("malformed_label", name, f"{found:g} is not within {low:g} … {high:g}")
+        scores.append(LOWEST_SCORE + (found - low) / (high - low) * (HIGHEST_SCORE - LOWEST_SCORE))
+    return Gold(*scores, ranking)

@@ -1,14 +1,12 @@
 """One preference over two responses, whatever its row looked like.
 
-    PreferencePair(history=(Message("user", "2+2?"),), response_1="4", response_2="5",
-         gold=Gold(5, 1, 1), principle=None, frame=None)
-
 Responses are final answers: reasoning is not shown to a judge.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -70,10 +68,9 @@ class PreferencePair:
     @property
     def question(self) -> str:
         """Digest of what the responses answer: pairs of one question share it."""
-        frame = self.frame
-        history = [message_to_row(m) for m in self.history]
         # only what stands before the responses can hold the question
-        return _digest([history, None if frame is None else frame.before])
+        before = self.frame and self.frame.before
+        return _digest([[message_to_row(m) for m in self.history], before])
 
     @property
     def key(self) -> str:
@@ -94,30 +91,26 @@ _MARKS = tuple((f"[The Begin of Response {n}]", f"[The End of Response {n}]") fo
 def frame_of(messages: Sequence[Message], where: str) -> tuple[Frame, str, str]:
     """The texts around the responses, and the responses as they stand between their marks.
 
-    Raises:
-        RowProblem: `unsplit_prompt`: not one user turn with each mark once, in this order. Then a
-            response holds a mark, or the prompt is laid out in another way.
+    Raises RowProblem `unsplit_prompt`: not one user turn with each mark once, in this order.
     """
     if len(messages) != 1 or messages[0].role != "user":
         raise RowProblem("unsplit_prompt", where, "a judging prompt is one user turn")
-    text = messages[0].content
-    places: list[int] = []
+    rest, parts = messages[0].content, list[str]()
     for begin, end in _MARKS:
         for mark in (begin, end):
-            if text.count(mark) != 1:
-                raise RowProblem("unsplit_prompt", where, f"{mark} stands {text.count(mark)} times")
-        places += _inside(text, text.index(begin) + len(begin), text.index(end))
-    if places != sorted(places):
-        raise RowProblem("unsplit_prompt", where, "the marks of the responses are out of order")
-    a, b, c, d = places
-    return Frame(text[:a], text[b:c], text[d:]), text[a:b], text[c:d]
-
-
-def _inside(text: str, start: int, end: int) -> tuple[int, int]:
-    """The place without the white space around it."""
-    given = text[start:end]
-    start += len(given) - len(given.lstrip())
-    return start, start + len(given.strip())
+            if (times := messages[0].content.count(mark)) != 1:
+                raise RowProblem("unsplit_prompt", where, f"{mark} stands {times} times")
+        before, _, inside = rest.partition(begin)
+        response, closed, rest = inside.partition(end)
+        if not closed:
+            raise RowProblem("unsplit_prompt", where, "the marks of the responses are out of order")
+        # white space around a response belongs to the frame
+        start = len(response) - len(response.lstrip())
+        stop = start + len(response.strip())
+        parts += [before + begin + response[:start], response[start:stop]]
+        rest = response[stop:] + end + rest
+    before, first, between, second = parts
+    return Frame(before, between, rest), first, second
 
 
 CONTEXT_KEYS = ("context", "history", "messages", "conversations", "conversation", "prompt",
@@ -137,10 +130,8 @@ _TURN = re.compile(r"\n?<extra_id_1>(User|Assistant)\n")
 def marked_turns(prompt: Any) -> Any:
     """The messages of a text that holds several turns, as HelpSteer2's; anything else as it is.
 
-    Marked as in NeMo-Aligner (`examples/nlp/data/steerlm/common.py`).
-
-    Raises:
-        RowProblem: the marks do not part a user's and an assistant's turns.
+    Marked as in NeMo-Aligner (`examples/nlp/data/steerlm/common.py`). Raises RowProblem where the
+    marks do not part a user's and an assistant's turns.
     """
     if not isinstance(prompt, str) or "<extra_id_" not in prompt:
         return prompt
@@ -154,11 +145,7 @@ def marked_turns(prompt: Any) -> Any:
 
 
 def history_of(row: Row, how: Reading) -> tuple[Message, ...]:
-    """The conversation that both responses answer, reasoning removed.
-
-    Raises:
-        RowProblem: none is there, or as `plain_history`.
-    """
+    """The conversation that both responses answer, reasoning removed. Raises RowProblem."""
     for key in CONTEXT_KEYS:
         if row.get(key) is not None:
             return plain_history(with_system(row, read_prompt(marked_turns(row[key]), how, key)))
@@ -168,12 +155,7 @@ def history_of(row: Row, how: Reading) -> tuple[Message, ...]:
 
 
 def plain_history(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Turns without their reasoning, the last of them one that is to be answered.
-
-    Raises:
-        RowProblem: `nothing_to_answer`: they end on an answer, or on an empty turn;
-            `empty_user_turn` for an earlier one.
-    """
+    """Turns without their reasoning, the last of them one to be answered. Raises RowProblem."""
     if not messages or messages[-1].role not in ("user", "tool"):
         raise RowProblem("nothing_to_answer", "the conversation", "it does not end on a question")
     if not messages[-1].content.strip():
@@ -192,12 +174,17 @@ def responses_of(row: Row, how: Reading) -> tuple[str, str]:
     raise RowProblem("unrecognised", ", ".join(map(str, row)), "no two responses are there")
 
 
-def final_answer(turns: Sequence[Message], where: str) -> str:
-    """The answer of a response of one turn, with the calls that it ends with as JSON.
+def shared_messages(first: Sequence[Message], second: Sequence[Message]) -> int:
+    """Messages that two conversations begin with, up to the last user turn at most."""
+    pairs = zip(first, second, strict=False)
+    same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    while same and first[same - 1].role == "assistant":
+        same -= 1
+    return same
 
-    Raises:
-        RowProblem: `several_turns`.
-    """
+
+def final_answer(turns: Sequence[Message], where: str) -> str:
+    """The answer of a response of one turn, with its last calls as JSON. Raises RowProblem."""
     if len(turns) != 1 or turns[0].role != "assistant":
         raise RowProblem("several_turns", where, "a response of more than one assistant turn")
     # as `reward.judge.prompt.shown_answer` shows a completion

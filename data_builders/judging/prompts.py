@@ -1,14 +1,8 @@
-"""A pair → its judging prompts, with the gold verdict that their answers are rewarded against.
-
-prompts_of(pair, source="helpsteer3", recipe=recipe)
-    → [Prompt("helpsteer3-5f0c…/given", messages=(…), gold='{"score_1":null,…}', …),
-       Prompt("helpsteer3-5f0c…/swapped", …)]
-"""
+"""A pair → its judging prompts, with the gold verdict that their answers are rewarded against."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from data_builders.dialects import RowProblem
@@ -102,12 +96,9 @@ def messages_of(pair: PreferencePair, recipe: BuildGenRmConfig) -> tuple[Message
 
 def check_gold(gold: Gold) -> None:
     """A gold that its own reader refuses would punish every answer. Raises RowProblem."""
-    if gold.score_1 is None or gold.score_2 is None:
-        # a gold without scores compares the ranking alone
-        written = replace(Verdict(1, 1, 1), ranking=gold.ranking)
-    else:
-        written = Verdict(gold.score_1, gold.score_2, gold.ranking)
-    found = parse_verdict(verdict_text(written))
+    # of a gold without scores the ranking alone is compared
+    scores = [1 if score is None else score for score in (gold.score_1, gold.score_2)]
+    found = parse_verdict(verdict_text(Verdict(*scores, gold.ranking)))
     if found is None or training_reward(found, gold) != 0:
         raise RowProblem("gold_refused", "the gold verdict", gold_text(gold))
 

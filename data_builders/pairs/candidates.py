@@ -66,12 +66,7 @@ def candidates_of(
     recipe: BuildDpoConfig,
     compare: Compare,
 ) -> Candidates:
-    """All candidate pairs of one prompt, in the order in which they should be taken.
-
-    Args:
-        number: the prompt's place in the samples.
-        compare: the distance of two completions.
-    """
+    """All candidate pairs of one prompt, the `number`-th, in the order in which to take them."""
     unusable: dict[int, str] = {}
     distinct = _usable(completions, recipe.max_length, unusable)
     pairs: list[CandidatePair] = []
@@ -199,10 +194,7 @@ def pair_indices(right: int, wrong: int, rule: PairingRule) -> Iterator[tuple[in
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The pairs taken, in order of prompt, category and rank; dropped pairs by reason.
-
-    `limited_by` names what kept the total below the requested one, None if nothing did.
-    """
+    """The pairs in order of prompt, category and rank; what kept them below the requested total."""
 
     pairs: tuple[CandidatePair, ...]
     dropped: Mapping[str, int]
@@ -221,7 +213,6 @@ def select(
     """Choose the pairs.
 
     Args:
-        candidates: of every prompt.
         shares: category → share of all pairs, summing to 1.
         thinking_on: share of each category's pairs with reasoning on, None for any.
         total: pairs at most, None for as many as the shares allow.

@@ -76,12 +76,7 @@ def last_turn(
 def encode_turns(
     turns: Sequence[tuple[TrainingSample, int]], encoder: PairEncoder
 ) -> list[Encoded]:
-    """Cut each sequence at the first trained token of the answer; each text is tokenised once.
-
-    Args:
-        turns: from `last_turn`, each with the messages of its prompt; earlier answers are part
-            of that.
-    """
+    """Sequences of `last_turn`, cut after the prompt's messages; each text is tokenised once."""
     texts = list(dict.fromkeys(s.text for sample, _ in turns for s in sample.segments))
     ids_of = dict(zip(texts, encoder.encode(texts), strict=True)) if texts else {}
     done: list[Encoded] = []

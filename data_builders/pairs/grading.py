@@ -45,13 +45,11 @@ class GradedPrompt:
 def grade_samples(
     samples: Path, graders: Mapping[str, Grader], *, work: Path, first: int = 0
 ) -> Iterator[GradedPrompt]:
-    """Every prompt of a `samples` artifact, graded.
+    """Every prompt of a `samples` artifact, graded; its number counts from `first`.
 
     Args:
-        samples: the artifact.
         graders: by the name a prompt gives; a prompt without a name stays unscored.
         work: where scores are kept from one run to the next.
-        first: number of the first prompt.
 
     Raises:
         ConfigError: a prompt names a grader that is not there.
@@ -115,10 +113,9 @@ _INSIGNIFICANT = re.compile(r"[\W_]+")
 
 @dataclass(frozen=True, slots=True)
 class Graded:
-    """A graded completion.
+    """A graded completion, the `index`-th of its prompt.
 
     Attributes:
-        index: which of its prompt's samples.
         score: the grader's value, None where unscored.
         calls: tool calls that the detector found, whether or not they could be parsed.
         length: tokens after the prompt that the model sampled.

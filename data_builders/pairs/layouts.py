@@ -40,11 +40,7 @@ _STRONGEST = 3
 
 
 def pair_rows(raws: RawRows, config: SourceConfig, *, seed: int) -> Iterator[PairRow]:
-    """Each pair as one row with `chosen` and `rejected`; rows that are none with their reason.
-
-    Args:
-        seed: of the keyed hash that takes one of several lower rated responses.
-    """
+    """Each pair as one row with `chosen` and `rejected`; rows that are none with their reason."""
     group: list[RawRow] = []  # rated responses to one prompt, until another row comes
     for raw in raws:
         if isinstance(raw, Dropped):

@@ -14,6 +14,7 @@ from typing import Any
 from data_builders.dialects import Conversation, RowProblem, reading_of
 from data_builders.dialects.texts import read_side
 from data_builders.filters.structure import structural_drop
+from data_builders.judging.pair import shared_messages
 from data_builders.keyed import key64
 from data_builders.pairs.candidates import CandidatePair
 from data_builders.pairs.encode import Encoded, PairEncoder, distance, encode_turns, last_turn
@@ -39,9 +40,7 @@ def read_offline(
     seed: int = 0,
     counts: RowCounts | None = None,
 ) -> Iterator[tuple[Pair | Dropped, int]]:
-    """Stream a source's pairs, each with the number of rows that it was read from.
-
-    Every row comes out, in a pair or as dropped with its reason.
+    """Stream a source's pairs or drops, each with the number of rows that it was read from.
 
     Args:
         seed: takes the rejected response where a row has several.
@@ -110,7 +109,7 @@ def _render(
     except RowProblem as problem:
         return Dropped(problem.reason, str(problem), raw.file, raw.line)
     counts.note_unread(raw.row, (name for name in chosen.unread if name in rejected.unread))
-    shared = _shared(chosen.messages, rejected.messages)
+    shared = shared_messages(chosen.messages, rejected.messages)
     sides = [(side.messages[:shared], side.messages[shared:]) for side in (chosen, rejected)]
     pair_id = content_id((*chosen.messages, *sides[1][1]), chosen.tools)
 
@@ -161,16 +160,6 @@ def _problem(chosen: Conversation, rejected: Conversation, shared: int) -> str |
     # a reasoning and a bare answer are continuations of different prompts
     reasons = [any(message.reasons for message in side) for side in (left, right)]
     return "mixed_reasoning" if reasons[0] != reasons[1] else None
-
-
-def _shared(chosen: Sequence[Message], rejected: Sequence[Message]) -> int:
-    """Messages that both sides begin with, up to the last user turn at most."""
-    same = sum(
-        1 for _ in itertools.takewhile(lambda p: p[0] == p[1], zip(chosen, rejected, strict=False))
-    )
-    while same and chosen[same - 1].role == "assistant":
-        same -= 1
-    return same
 
 
 def why_dropped(

@@ -17,11 +17,9 @@ _BINS = 10
 
 @dataclass
 class Proposed:
-    """Every candidate pair, and the counts so far.
+    """Every candidate pair, and the counts so far; those by reason are of what became no candidate.
 
-    `unused`: completions and rows in no candidate pair, by reason. `pairs_dropped`: pairs that were
-    never candidates, by reason. `outcomes`: category → what became of the prompts. `rates`: setting
-    and mode → how its completions fared.
+    `outcomes`: category → what became of the prompts. `rates`: setting and mode → of completions.
     """
 
     candidates: list[CandidatePair] = field(default_factory=list[CandidatePair])

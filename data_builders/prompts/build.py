@@ -43,10 +43,7 @@ BASE = Path()  # what paths in a recipe are relative to
 
 @dataclass(slots=True)
 class PromptSet:
-    """Prompts in the order of their settings and sources, and how they came about.
-
-    `skipped`: of all distinct questions, how many a setting does not ask, by reason.
-    """
+    """Prompts by setting and source; `skipped` counts the questions that a setting does not ask."""
 
     prompts: list[Prompt]
     row_counts: dict[str, RowCounts]
@@ -80,7 +77,7 @@ class PromptPlan:
     def __init__(
         self, sources: Sequence[AnySource], settings: Sequence[Setting], *, seed: int, out: Path
     ) -> None:
-        from data_builders.graders import all_graders
+        from data_builders.environments import all_graders
 
         self.graders, self._toolkits = all_graders(), toolkits_for(sources, settings)
         check_names(sources, settings, graders=self.graders, toolkits=self._toolkits)
@@ -101,11 +98,7 @@ class PromptPlan:
 def toolkits_for(
     sources: Sequence[AnySource], settings: Sequence[Setting]
 ) -> dict[str, AnyToolkit]:
-    """Every toolkit that is named.
-
-    Raises:
-        ConfigError: there is none of that name, or this machine cannot run it.
-    """
+    """Every toolkit that is named. Raises ConfigError: there is none, or it cannot run here."""
     for source in sources:
         name = source.environment
         if source.format == "environment" and name not in ENVIRONMENTS:
@@ -136,15 +129,11 @@ def build_prompts(
     toolkits: Mapping[str, AnyToolkit],
     base_dir: Path,
 ) -> PromptSet:
-    """All prompts of a recipe.
-
-    Args:
-        seed: chooses rows and, where a setting mixes them, reasoning modes.
-        graders, toolkits: all that sources and settings may name.
+    """All prompts of a recipe, chosen by the seed.
 
     Raises:
-        ConfigError: a path that is not there, a `where` that matches nothing, a
-            grader or toolkit that does not exist, a setting that asks nothing.
+        ConfigError: a path that is not there, a `where` that matches nothing, a grader or toolkit
+            that does not exist, a setting that asks nothing.
         DataError: a file that cannot be read, or a source with fewer usable rows than its `count`.
     """
     check_names(sources, settings, graders=graders, toolkits=toolkits)
@@ -363,11 +352,7 @@ def prompt_inputs(
 
 
 def missing_inputs(sources: Sequence[AnySource], base_dir: Path, *, judge: bool) -> list[str]:
-    """What these sources need that is not there, and how to get it; nothing is read.
-
-    Args:
-        judge: whether the recipe has one.
-    """
+    """What these sources need that is not there, and how to get it; nothing is read."""
     missing: list[str] = []
     for source in sources:
         problems: list[str] = []

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data_builders.graders import all_graders
+from data_builders.environments import all_graders
 from data_builders.prompts.build import BASE, PromptPlan, missing_inputs
 from data_builders.sft.inputs import Input, as_stats
 from posttrain.config.eval import EvalConfig
@@ -28,10 +28,7 @@ if TYPE_CHECKING:
 def open_tasks(recipe: EvalConfig) -> PromptPlan | None:
     """The tasks whose prompts are rows; None where inspect brings all.
 
-    Raises:
-        ConfigError: all that any task needs and that is not there, with how to get it; else as
-            `PromptPlan`.
-        DataError: as `PromptPlan`.
+    Raises as `PromptPlan`, and ConfigError with all that any task lacks and how to get it.
     """
     rows, missing = recipe.of_rows(), []
     if rows is not None:
@@ -52,15 +49,9 @@ def open_tasks(recipe: EvalConfig) -> PromptPlan | None:
 def evaluation_plan(
     recipe: EvalConfig, rows: PromptPlan | None, *, limit: int | None
 ) -> EvaluationPlan:
-    """What an evaluation is made from.
+    """What an evaluation is made from; `limit` is of the prompts of each task and setting.
 
-    Args:
-        rows: of `open_tasks`.
-        limit: of the prompts of each task and setting.
-
-    Raises:
-        ConfigError: as `build_prompts` and `task_prompts`.
-        DataError: as these; a task without a usable row.
+    Raises as `build_prompts` and `task_prompts`, and DataError for a task without a usable row.
     """
     from posttrain.evaluation.run import JOURNALS, LABELS, units_of
     from posttrain.evaluation.stage import EvaluationPlan

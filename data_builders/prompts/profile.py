@@ -119,11 +119,7 @@ class PassRateProfile:
 
 
 def read_profile(path: Path | str) -> PassRateProfile:
-    """A `pass_rates` artifact.
-
-    Raises:
-        DataError: it is none, or was changed.
-    """
+    """A `pass_rates` artifact. Raises DataError: it is none, or was changed."""
     folder, manifest = Path(path), read_artifact(path, kind=KIND)
     rows = jsonl_rows((folder / FILE).read_text("utf-8"))
     rates = [PassRate(**row) for row in rows]
@@ -168,8 +164,7 @@ def prompts_to_profile(
     """The prompts of the recipe's sources, or those that the previous profile kept.
 
     Raises:
-        ConfigError: behind a prompt the model has no room for `sampling.max_tokens`; a prompt
-            needs a judge, and there is none.
+        ConfigError: a prompt leaves no room for `sampling.max_tokens`, or needs a judge.
         DataError: the previous profile is none, or was changed; there is no prompt left.
     """
     parents, before, stats = list[Parent](), dict[str, PassRate](), dict[str, Any]()
@@ -217,9 +212,7 @@ async def sample_and_verify(
 ) -> tuple[SampleStats, list[PassRate]]:
     """Everything that is not there yet of a profile's samples and verdicts; rates by prompt.
 
-    Raises:
-        ConfigError: a prompt names no verifier that there is.
-        DataError: as `make_samples`; more rollouts are unscored than the recipe allows.
+    Raises as `make_samples`, and DataError where more rollouts are unscored than the recipe allows.
     """
     out, rates = Path(recipe.out), list[PassRate]()
     async with contextlib.AsyncExitStack() as stack:

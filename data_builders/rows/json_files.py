@@ -1,13 +1,7 @@
-"""Rows from JSON files: an object a line, one array of objects, or objects over several lines.
+"""Rows from JSON files, as a stream: an object a line, one array, or objects over several lines.
 
-{"messages": […]}\\n{"messages": […]}\\n          .jsonl, .ndjson, also .gz and .zst
-[{"instruction": "…", "output": "…"},           .json
- {"instruction": "…", "output": "…"}]
-
-UTF-8, strict JSON. All are read as a stream: memory holds one element and a block of the file. What
-is no row (a repeated key, `NaN`, a stray comma, text behind the end) is `Dropped` and the next is
-read; blank lines are no rows. A compressed file that is cut off is a `DataError`: nobody knows how
-many rows are gone. An array's elements end where their brackets say; `line` is where one begins.
+UTF-8, strict JSON. What is no row (a repeated key, `NaN`, text behind the end) is `Dropped` and the
+next is read. A compressed file that is cut off is a `DataError`: nobody knows how many are gone.
 """
 
 from __future__ import annotations

@@ -1,12 +1,7 @@
 """A source's input in parts: pieces of files that can be read apart, each with its hash.
 
-    cut_source(source, files, base_dir, size=64 MiB)
-    → [Part("maths", pieces=(Piece("data/maths.jsonl", "lines", 0, 67_108_911, line=1, …),)), …]
-
 A file of lines is cut at line ends, Parquet at row groups, a dataset directory at rows; anything
-else is one piece. Small pieces share a part; the first parts of a source are smaller than the rest
-(`part_size`). Rows keep the file and line that they have in the whole. A part's digest says what it
-reads, so work done on it holds as long as that is the same.
+else is one piece. Rows keep the file and line that they have in the whole.
 """
 
 from __future__ import annotations
@@ -21,8 +16,7 @@ from typing import BinaryIO, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_builders.rows.arrow import open_directory, open_hub, open_parquet
-from data_builders.rows.files import open_whole
+from data_builders.rows.files import open_directory, open_hub, open_parquet, open_whole
 from data_builders.rows.json_files import layout_of, open_jsonl
 from data_builders.rows.raw import RawRows
 from posttrain.config.source import SourceConfig

@@ -1,8 +1,4 @@
-"""A row as it stands in its file, with its place; or a place without one, and why.
-
-RawRow({"messages": […]}, file="data/chat.jsonl", line=17)
-Dropped("malformed_json", "Expecting ',' delimiter: …", file="data/chat.jsonl", line=18)
-"""
+"""A row as it stands in its file, with its place; or a place without one, and why."""
 
 from __future__ import annotations
 

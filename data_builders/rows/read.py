@@ -1,14 +1,6 @@
-"""The one way from a source's rows to what a stage reads out of them; every other row is dropped.
-
-    for item in read_each(read_rows(source, Path(".")), source, read=read_pair, counts=counts):
-        → what `read` gave, or Dropped("where", "level is 3, not lt 3", "s.jsonl", 2), …
-    for item in read_examples(SourceConfig(name="sums", path="sums.jsonl"), base_dir=Path(".")):
-        → Example(messages=(…), source="sums", dialect="openai", …)
-        → Dropped("bad_arguments", "message 2, call of 'f': …", "sums.jsonl", 7, record_id=…)
-
-SFT sources, preferences, judging data and prompts come this way, and are counted in `RowCounts`.
-Conversations in this order: readable row → `where` → dialect → ending → license → structural
-filters.
+"""The one way from a source's rows to what a stage reads out of them; every other row is dropped
+with a reason and counted in `RowCounts`. Conversations in this order: readable row → `where` →
+dialect → ending → license → structural filters.
 """
 
 from __future__ import annotations

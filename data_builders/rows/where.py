@@ -1,8 +1,4 @@
-"""The conditions of a source's `where` on a raw row, and whether they can have been meant.
-
-unmet({"reward": {"ge": 1}}, {"reward": 0})    → ("where", "reward is 0, not ge 1")
-unmet({"reward": {"ge": 1}}, {"reward": "1"})  → ("where_type", "reward: '1' does not compare …")
-"""
+"""The conditions of a source's `where` on a raw row, and whether they can have been meant."""
 
 from __future__ import annotations
 

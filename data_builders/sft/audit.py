@@ -1,10 +1,5 @@
-"""The audit of a build: what the masks of every source's sequences teach, from their columns.
-
-    audit = audit_sources(sources, drops, marks)
-    audit.figures["maths"].stats()  →  {"sequences": 7470, "end_trained": 7470, …}
-
-All records count that the mixture and evaluation may draw from, each once. Flags and keys were
-computed as the sequences were made; tokens are read only of the few that are shown.
+"""What the masks of every source's sequences teach, from the columns that preparation wrote. All
+records count that the mixture and evaluation may draw from, each once.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """Build SFT data, top to bottom: rows of chats → masked, packed shards with their counts.
 
-    rows → examples (drop reasons) → prepare (reasoning control, render, encode) → parts on disk
-         → deduplication → held out → mixture → shuffle by key → packs → shards
-
-A build that was killed is taken up again by the same recipe and ends with the same bytes: parts
-that were finished are kept, what comes after them is quick and is done anew.
+rows → examples (drop reasons) → prepare (reasoning control, render, encode) → parts on disk
+     → deduplication → held out → mixture → shuffle by key → packs → shards
 """
 
 from __future__ import annotations

@@ -1,10 +1,5 @@
-"""Deduplication as a step of a build, and the lines of `dropped.jsonl` for drops after preparation.
-
-    copies = find_copies(sources, recipe.deduplication)
-    copies.drops       →  [{}, {"duplicate": array([17, 204])}]   per source, to `plan_build`
-    dropped_lines(sources, plan.dropped, copies)   →  lines, of copies with the record that was kept
-
-It comes before anything is held out, so neither split has a copy of what is in the other.
+"""Deduplication as a step of a build, before anything is held out, and the lines of `dropped.jsonl`
+for drops after preparation.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""What a build reads: every input file with its hash, the artifacts that some belong to, the parts.
-
-scan_inputs(recipe, Path("."))
-→ [Input("maths", "runs/world/train.jsonl", 1_234_567, "ab12…"), …], {"maths": [Part(…), …]}
-"""
+"""What a build reads: input files with their hashes, the artifacts that they lie in, the parts."""
 
 from __future__ import annotations
 
@@ -17,8 +13,7 @@ from typing import Any
 
 from data_builders.decontamination.items import as_source
 from data_builders.decontamination.match import Decontaminator
-from data_builders.rows.arrow import count_saved
-from data_builders.rows.files import find_files, input_files
+from data_builders.rows.files import count_saved, find_files, input_files
 from data_builders.rows.parts import Part, Piece, cut_file, gather, part_size
 from posttrain.config.build_sft import BuildSftConfig, SftSource
 from posttrain.config.decontamination import DecontaminationConfig
@@ -80,8 +75,10 @@ def _scan(
     total, rows = sum(i.bytes or 0 for i in inputs), count_saved(path, source)
     count = min(max(1, -(-total // part_size(total, size))), max(rows, 1))
     edges = pairwise(rows * k // count for k in range(count + 1))
-    place, least = (str(path.absolute()), name, "directory"), max(total // count, 1)
-    return inputs, [Piece(*place, a, b, a + 1, b - a, least, digest) for a, b in edges]
+    place, least = str(path.absolute()), max(total // count, 1)
+    return inputs, [
+        Piece(place, name, "directory", a, b, a + 1, b - a, least, digest) for a, b in edges
+    ]
 
 
 def _input(source: str, path: Path, base_dir: Path, digest: str) -> Input:

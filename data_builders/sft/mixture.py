@@ -1,10 +1,5 @@
-"""How often each record of each source is seen: a plan made from counts, before any token is moved.
-
-    plan_mixture([Available("maths", read, total)], recipe)
-    → [SourcePlan("maths", requested=Amount("tokens", 200_000), epochs=2, extra=[True, …], …)]
-
-A source is taken a number of whole times, and then a part of it once more: the records whose keyed
-hashes are the smallest, until the amount is reached. Input order changes nothing.
+"""How often each record of each source is seen: a source is taken a number of whole times, and then
+the records whose keyed hashes are the smallest once more, until the amount is reached.
 """
 
 from __future__ import annotations

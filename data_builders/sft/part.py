@@ -1,11 +1,7 @@
 """Prepare sources part by part: read, filter, render and encode rows, write sequences to disk.
 
-    prepare_sources(recipe, parts, folder, …)  →  [PreparedSource("maths", …), …]
-    PartJob(part, source, folder="runs/x/work/parts/maths/1f…", scratch="…").run(state, on_progress)
-
-Every row is counted, and every drop with its reason. A job is a pure function of its part's rows
-and of the recipe, wherever it runs: in this process, in one of several workers, or on another
-machine that sees the same disk. What an earlier, killed run prepared is kept.
+A job is a pure function of its part's rows and of the recipe, wherever it runs. What an earlier,
+killed run prepared is kept.
 """
 
 from __future__ import annotations

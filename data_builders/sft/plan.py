@@ -1,14 +1,6 @@
 """Prepared sources → which sequences are trained on, how often, and which are held out.
 
-    plan = plan_build(sources, recipe)
-    plan.train.table      one row of 16 bytes a planned sequence: its place, its length, its number
-    plan.evaluation       the same for each group, "maths/on", "maths/off", …
-    plan.mixture          SourcePlan("maths", …), …
-
-The table is in memory: 0.5 GB for 30 million sequences. A sequence's place is its key, a hash of
-what it is: neither input order nor parts change the order in which it is trained on.
-
-Held out are whole conversations, by a keyed hash of their ids. One that is chosen in one source is
+Held out are whole conversations, by a keyed hash of their ids; one that is chosen in one source is
 kept out of training in all of them. So is one that would be trained on in the very tokens of a
 held-out one: without its trace an answer is often word for word that of another conversation, and
 the first turns of a dialogue are those of the next longer one. Evaluation sees none of those.

@@ -1,9 +1,5 @@
 """A look at the first records of every source, before hours are spent: does this recipe fit them,
 and what would a build of all of them do?
-
-probe = probe_source(preparer, base_dir, records=64)
-warnings, problems = check_probe(probe, preparer)
-show_expected(console, recipe, probes)     the plan, and the drops that the records show
 """
 
 from __future__ import annotations

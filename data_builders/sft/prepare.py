@@ -1,13 +1,7 @@
 """Records → token sequences with masks: reasoning control, rendering, tokenising, length policy.
 
-    prepare(examples, preparer)  →  [Prepared(example, sequences=(…)), Prepared(…, drop=Drop(…))]
-    control_reasoning(example, plan, offsets)
-    → Prepared(example', cuts=(Cut(message=1, trace=212, budget=37),), …)
-
-Reasoning is switched off for some records, and some traces are cut to a budget (paper 3.1.4).
-Which ones, and which budgets, follows from a keyed hash of the record's id (and of the message's
-position in it), so order, sharding and workers change nothing. The answer after a cut trace stays
-as it was. Nothing here depends on which records came before.
+Reasoning is switched off for some records, and some traces are cut to a budget (paper 3.1.4), by
+keyed hashes of the record's id and the message's position. The answer after a cut trace stays.
 """
 
 from __future__ import annotations

@@ -1,16 +1,12 @@
 """Prepared parts on disk, waiting for the mixture: one folder a part, flat files in it.
 
-    records.bin     RECORD:   id64, row64, tokens, trained, where its text and sequences are
-    sequences.bin   SEQUENCE: length, trained, turn, flags, where its tokens are
+    records.bin, sequences.bin   a `RECORD`, a `SEQUENCE` each
     tokens.bin      int32: the ids of a sequence, then the edges of its trained spans
     texts.bin       a JSON list a record: ["5f0c…", "MIT", "openai", "{}"]
-    dropped.jsonl   with write_dropped
-    samples.jsonl   some rendered sequences to read
     dedup*.bin      with deduplication: its columns (`dedup.columns`)
     counts.json     what became of the rows, and the sizes of the other files
 
-A folder is named after everything that decides its bytes, and renamed to that when it is complete:
-one that is there is right. Columns are mapped into memory, tokens and texts read in single pieces.
+A folder is named after everything that decides its bytes, and renamed to that when it is complete.
 """
 
 from __future__ import annotations

@@ -3,10 +3,8 @@
     packed/train-00000.arrow   {"input_ids": […], "labels": [-100, …], "seq_lengths": [212, 44]}
     index/train-00000.parquet  {"pack": 0, "offset": 212, "length": 44, "record_id": "5f0c…", …}
 
-Arrow IPC streams, as `datasets.Dataset.from_file` maps them. `seq_lengths` is the form in which the
-installed TRL takes packed rows (`DataCollatorForLanguageModeling`, padding-free). Evaluation rows
-carry `group`, "<source>/<on|off>"; one of their packs holds one group only. A shard is made from
-the plan and the sources alone, whoever writes it.
+Arrow IPC streams. `seq_lengths` is the form in which the installed TRL takes packed rows
+(`DataCollatorForLanguageModeling`, padding-free). A pack of evaluation holds one `group` only.
 """
 
 from __future__ import annotations

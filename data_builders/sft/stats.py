@@ -1,8 +1,5 @@
 """What became of the rows of an SFT data set: of a part, a source, all of it, for the manifest; and
 the losses at which a build stops.
-
-{"splits": {"train": {"packs": 120, "fill": 0.997, …}}, "sources": {"maths": {"requested": …,
- "realised": {"rows": 900, "tokens": 51200, "trained": 30100}, "shares": …}}, "histograms": …}
 """
 
 from __future__ import annotations

@@ -10,13 +10,13 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from data_builders.keyed import key64
 from data_builders.tiny_world.drafts import assistant, user
-from data_builders.tiny_world.items import Choices, Place, Split, make_item
+from data_builders.tiny_world.items import Choices, Place, make_item
 from posttrain.config.tiny_world import TinyJudgementsConfig
 from posttrain.records import Message, json_text
 from posttrain.runs import Counts, Manifest, Run, atomic_write_text
@@ -200,26 +200,16 @@ def write_judgements(run: Run, config: TinyJudgementsConfig) -> Manifest:
 
 
 def _pairs_of_files(config: TinyJudgementsConfig) -> dict[str, list[dict[str, Any]]]:
-    """The pairs of each file, repeats included."""
     parts: dict[str, list[dict[str, Any]]] = {"warm_up": [], "train": [], "heldout": []}
     for family, rows in config.families.items():
-        pairs = _pairs(config, family, rows.difficulties, "train")
-        parts["warm_up"] += [next(pairs) for _ in range(rows.warm_up)]
-        parts["train"] += [next(pairs) for _ in range(rows.train)]
-        held_out = _pairs(config, family, rows.difficulties, "heldout")
-        parts["heldout"] += [next(held_out) for _ in range(rows.heldout)]
+        choices = Choices(rows.difficulties, (1, 0, 0), tools_declared=0, several_turns=0)
+        places = (Place(config.seed, "train", family, index) for index in itertools.count())
+        pairs = (make_judgement(place, choices) for place in places)
+        parts["warm_up"] += itertools.islice(pairs, rows.warm_up)
+        parts["train"] += itertools.islice(pairs, rows.train)
+        held_out = (Place(config.heldout_seed, "heldout", family, k) for k in range(rows.heldout))
+        parts["heldout"] += (make_judgement(place, choices) for place in held_out)
     return parts
-
-
-def _pairs(
-    config: TinyJudgementsConfig, family: str, difficulties: tuple[int, ...], split: Split
-) -> Iterator[dict[str, Any]]:
-    seed = config.seed if split == "train" else config.heldout_seed
-    choices = Choices(
-        difficulties=difficulties, verbosity=(1, 0, 0), tools_declared=0, several_turns=0
-    )
-    for index in itertools.count():
-        yield make_judgement(Place(seed, split, family, index), choices)
 
 
 def _distinct(pairs: list[dict[str, Any]]) -> list[dict[str, Any]]:

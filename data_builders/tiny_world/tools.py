@@ -36,7 +36,6 @@ class WorldTool(NamedTuple):
 
 
 def _row(state: State, table: str, key: object, named: str = "") -> Any:
-    """An entry of a table of the state; an error where there is none."""
     if key not in (rows := state.get(table, {})):
         raise LookupError(f"no {named}{key}")
     return rows[key]

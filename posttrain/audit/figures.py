@@ -62,8 +62,7 @@ class SourceFigures:
     @classmethod
     def empty(cls, marks: Marks, *, knows_cuts: bool) -> SourceFigures:
         """Nothing counted yet; what the marks, or data of another's making, cannot tell is None."""
-        cuts = 0 if knows_cuts else None
-        roles = 0 if marks.knows_roles else None
+        cuts, roles = (0 if known else None for known in (knows_cuts, marks.knows_roles))
         return cls(prompt_trained=roles, cut_trace=cuts, clipped=cuts)
 
     def add(self, rows: Rows) -> None:
@@ -146,11 +145,7 @@ class Audit:
 
 
 def audit_set(found: Iterable[MaskedSequence], marks: Marks) -> Audit:
-    """Audit a data set.
-
-    Args:
-        found: the sequences; gone through a second time where there are copies to show.
-    """
+    """Audit a data set; its sequences are gone through again where there are copies to show."""
     audit = Audit()
     for batch in batches(found, lambda one: len(one.ids), most=_TOKENS, count=_SEQUENCES):
         tokens = batch_of([(one.ids, one.trained) for one in batch])

@@ -1,8 +1,5 @@
 """A tokenizer and its chat template → the tokens by which sequences are read.
 
-marks_of(encode, special={"<|im_start|>": 1, …}, stop_ids=(2,), pad_id=0, template=template)
-→ Marks(stop=(2,), tail=(198,), turn=(0, 1), empty_think=((5, 6), …), roles={"user": (1, 882), …})
-
 How a template opens its turns is found by rendering small chats: what stands between the end of one
 turn's trained text and the next turn's text, from the token on that opens turns.
 """
@@ -43,7 +40,7 @@ def marks_of(
         template: without one, or with one that cannot be read, nothing is known of turns.
     """
     probes = list(_probes(template)) if template is not None else []
-    written = [_trained_ids(encode, sample) for sample in probes]
+    written = [encode([part.text for part in one.segments if part.trained]) for one in probes]
     tail = tuple(ids[0] for ids in encode(_SPACES) if len(ids) == 1)
     stop = {*stop_ids, *_closing(written, set(special.values()), set(tail))}
     tail = tuple(token for token in tail if token not in stop)
@@ -108,10 +105,6 @@ def _probes(template: ChatTemplate) -> Iterator[TrainingSample]:
 
 def _turn(role: str) -> Message:
     return Message(role, _WORDS[role])  # pyright: ignore[reportArgumentType]  # a key of `_WORDS`
-
-
-def _trained_ids(encode: Encode, sample: TrainingSample) -> list[list[int]]:
-    return encode([segment.text for segment in sample.segments if segment.trained])
 
 
 def _closing(written: Iterable[list[list[int]]], special: set[int], tail: set[int]) -> set[int]:

@@ -1,8 +1,5 @@
 """A tokenised data set of any origin as a stream of sequences with their masks.
 
-    for one in SetReader([Path("runs/tiny/sft_data")], largest_id=…):
-        one  →  MaskedSequence("maths", ids=[1, 44, 9, 2], trained=[F, F, T, T], about="5f0c…")
-
 Rows of a pre-tokenised table are read as the installed TRL would see them: the loss is where
 `labels` is not -100; without labels, where `completion_mask` and `assistant_masks` are 1, as far as
 they are there; without any, everywhere. `seq_lengths`, or `position_ids` that start again at 0,
@@ -65,8 +62,7 @@ class SetReader:
     """The sequences of some paths, in order; can be iterated again, rows are counted once.
 
     Args:
-        paths: our artifacts (`sft_data`, `dpo_data`), HF dataset directories, files, folders of
-            files.
+        paths: our artifacts (`sft_data`, `dpo_data`), HF dataset directories, files or folders.
         largest_id: ids beyond it are not the tokenizer's.
     """
 
@@ -82,36 +78,35 @@ class SetReader:
         self.counted = True
 
     def _one(self, path: Path) -> Iterator[MaskedSequence]:
-        if (path / MANIFEST).is_file():
-            manifest = read_artifact(path, verify=False)
-            if manifest.kind == "sft_data":
-                names = [f.path for f in manifest.files if f.path.startswith("packed/")]
-                for name in sorted(names, key=lambda n: ("/eval-" in n, n)):
-                    yield from self._ours(path, name)
-            elif manifest.kind == "dpo_data":
-                names = [f.path for f in manifest.files if f.path.startswith("pairs/")]
-                for name in sorted(names):
-                    yield from self._pairs(path / name)
-            else:
-                raise DataError(f"{path} is a {manifest.kind!r} artifact: it holds no loss masks")
+        if not (path / MANIFEST).is_file():
+            for file, source in data_files(path):
+                yield from self._foreign(file, source)
             return
-        for file, source in data_files(path):
-            yield from self._foreign(file, source)
+        manifest = read_artifact(path, verify=False)
+        names = sorted(file.path for file in manifest.files)
+        if manifest.kind == "sft_data":
+            packed = [name for name in names if name.startswith("packed/")]
+            for name in sorted(packed, key=lambda name: "/eval-" in name):
+                yield from self._ours(path, name)
+        elif manifest.kind == "dpo_data":
+            for name in [name for name in names if name.startswith("pairs/")]:
+                yield from self._pairs(path / name)
+        else:
+            raise DataError(f"{path} is a {manifest.kind!r} artifact: it holds no loss masks")
 
     def _ours(self, root: Path, name: str) -> Iterator[MaskedSequence]:
         index = root / name.replace("packed/", "index/").replace(".arrow", ".parquet")
         about = _index_rows(index)
         for batch in arrow_batches(root / name):
             for row in rows_of(batch, name):
-                if isinstance(row, Unusable):
-                    raise DataError(f"{root / name}: {row.reason}: this shard was not built so")
+                if isinstance(row, str):
+                    raise DataError(f"{root / name}: {row}: this shard was not built so")
                 for ids, trained in row:
                     own = next(about)
                     self._count(own["source"])
                     what = f"{own['record_id']} turn {own['turn']}"
-                    cut = own["truncated_budget"] is not None
-                    again = own["epoch"] > 0
-                    yield MaskedSequence(own["source"], ids, trained, what, cut=cut, again=again)
+                    notes = {"cut": own["truncated_budget"] is not None, "again": own["epoch"] > 0}
+                    yield MaskedSequence(own["source"], ids, trained, what, **notes)
 
     def _pairs(self, file: Path) -> Iterator[MaskedSequence]:
         number = 0
@@ -134,14 +129,12 @@ class SetReader:
             for name, row in zip(named, rows_of(batch, str(file)), strict=True):
                 number += 1
                 self._count(name)
-                if not isinstance(row, Unusable) and any(
-                    int(ids.max()) > self.largest_id for ids, _ in row
-                ):
-                    row = Unusable("ids_beyond_the_vocabulary")
-                if not isinstance(row, Unusable) and not row:
-                    row = Unusable("empty_row")
-                if isinstance(row, Unusable):
-                    self._drop(name, row.reason)
+                if not isinstance(row, str):
+                    beyond = any(int(ids.max()) > self.largest_id for ids, _ in row)
+                    row = "ids_beyond_the_vocabulary" if beyond else row or "empty_row"
+                if isinstance(row, str):
+                    if not self.counted:
+                        self.dropped.setdefault(name, Counter())[row] += 1
                     continue
                 for place, (ids, trained) in enumerate(row):
                     at = f", sequence {place}" if len(row) > 1 else ""
@@ -151,17 +144,9 @@ class SetReader:
         if not self.counted:
             self.rows_in[source] += 1
 
-    def _drop(self, source: str, reason: str) -> None:
-        if not self.counted:
-            self.dropped.setdefault(source, Counter())[reason] += 1
-
 
 def data_files(path: Path) -> list[tuple[Path, str]]:
-    """The files of a foreign data set, each with the source that it is counted under.
-
-    Raises:
-        DataError: there is nothing that can be read.
-    """
+    """The files of a foreign data set with their sources. Raises DataError: nothing to read."""
     if path.is_file():
         if path.suffix.lower() not in _SUFFIXES:
             raise DataError(f"{path}: known are .parquet and .arrow, and directories of them")
@@ -186,11 +171,7 @@ def _saved(folder: Path) -> list[Path]:
 
 
 def arrow_batches(file: Path) -> Iterator[pa.RecordBatch]:
-    """A file's rows, a few at a time, of the columns that an audit reads.
-
-    Raises:
-        DataError: the file cannot be read.
-    """
+    """A file's rows, a few at a time, of the columns that an audit reads. Raises DataError."""
     try:
         if file.suffix.lower() == ".parquet":
             with pq.ParquetFile(file) as table:
@@ -230,18 +211,8 @@ def _sources(batch: pa.RecordBatch, otherwise: str) -> list[str]:
     return [value or otherwise for value in batch.column("source").to_pylist()]
 
 
-# rows of a table
-
-
-@dataclass(frozen=True, slots=True)
-class Unusable:
-    """Why a row cannot be looked at."""
-
-    reason: str
-
-
-def rows_of(batch: pa.RecordBatch, name: str) -> list[list[tuple[Ids, Mask]] | Unusable]:
-    """Every row's sequences, or why it has none.
+def rows_of(batch: pa.RecordBatch, name: str) -> list[list[tuple[Ids, Mask]] | str]:
+    """Every row's sequences, or the reason why it cannot be looked at.
 
     Raises:
         DataError: the table has no `input_ids`, or a column of another type.
@@ -278,25 +249,26 @@ def _lists(batch: pa.RecordBatch, column: str, name: str) -> Row:
     return get
 
 
-def _row(cells: dict[str, Int | None]) -> list[tuple[Ids, Mask]] | Unusable:
+def _row(cells: dict[str, Int | None]) -> list[tuple[Ids, Mask]] | str:
     ids = cells["input_ids"]
     if ids is None:
-        return Unusable("null_ids")
-    same = ("labels", *MASKS, "attention_mask", "position_ids")
-    for column in same:
-        if column in cells:
-            other = cells[column]
-            if other is None or len(other) != len(ids):
-                return Unusable(f"length_of_{column}")
+        return "null_ids"
+    for column, other in cells.items():
+        if column != "seq_lengths" and (other is None or len(other) != len(ids)):
+            return f"length_of_{column}"
     if len(ids) and not -1 < ids.min() <= ids.max() < 2**31:
-        return Unusable("impossible_ids")
-    labels = cells.get("labels")
-    trained = _trained(cells, len(ids))
-    if labels is not None and (labels[trained] != ids[trained]).any():
-        return Unusable("labels_differ_from_ids")
+        return "impossible_ids"
+    labels, trained = cells.get("labels"), np.ones(len(ids), np.bool_)
+    if labels is not None:
+        trained = labels != IGNORED
+        if (labels[trained] != ids[trained]).any():
+            return "labels_differ_from_ids"
+    else:
+        for mask in map(cells.get, MASKS):
+            trained = trained if mask is None else trained & (mask != 0)
     starts = _starts(cells, len(ids))
     if starts is None:
-        return Unusable("seq_lengths_do_not_add_up")
+        return "seq_lengths_do_not_add_up"
     keep = cells.get("attention_mask")
     found: list[tuple[Ids, Mask]] = []
     for a, b in pairwise([*starts, len(ids)]):
@@ -308,18 +280,6 @@ def _row(cells: dict[str, Int | None]) -> list[tuple[Ids, Mask]] | Unusable:
         if len(own):
             found.append((own, mask))
     return found
-
-
-def _trained(cells: dict[str, Int | None], length: int) -> Mask:
-    labels = cells.get("labels")
-    if labels is not None:
-        return labels != IGNORED
-    trained = np.ones(length, np.bool_)
-    for column in MASKS:
-        mask = cells.get(column)
-        if mask is not None:
-            trained &= mask != 0
-    return trained
 
 
 def _starts(cells: dict[str, Int | None], length: int) -> list[int] | None:

@@ -1,7 +1,4 @@
-"""The audit of a data set as a stage: read it, print its figures, keep them as an artifact.
-
-crossed = audit_data(recipe)  →  ["source 'maths': nothing is trained in 15.00% of …"]
-"""
+"""The audit of a data set as a stage: read it, print its figures, keep them as an artifact."""
 
 from __future__ import annotations
 

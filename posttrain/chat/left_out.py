@@ -178,7 +178,6 @@ def _parts(message: Message) -> Iterator[tuple[LossKind, str]]:
 
 
 def _strings(value: object) -> Iterator[str]:
-    """All texts in a JSON value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):

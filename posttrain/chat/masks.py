@@ -24,7 +24,7 @@ from posttrain.chat.locate import (
     locate_single_pass,
     sequences,
 )
-from posttrain.chat.profile import Mode, Profile, profile_of
+from posttrain.chat.profile import Mode, profile_of
 from posttrain.chat.reasoning import CLOSE
 from posttrain.chat.template import ChatTemplate
 from posttrain.errors import RenderError
@@ -127,7 +127,8 @@ def training_samples(
         return cut_segments(located, example.messages, template, untrained_close)
 
     composed = len(plans) > 1 and profile.composable and not every_step
-    if composed and not _has_markup(example, profile):
+    texts = (text for m in example.messages for text in message_texts(m))
+    if composed and not any(map(profile.tags.search, texts)):
         turns = _compose_turns(template, profile.prompts, rows, options, plans, cut)
     else:
         locate = _LOCATE[profile.mode]
@@ -158,10 +159,6 @@ def as_rows(
         raise RenderError(f"tool arguments or schemas cannot be decoded: {error}") from error
 
 
-def _has_markup(example: Example, profile: Profile) -> bool:
-    return any(profile.tags.search(text) for m in example.messages for text in message_texts(m))
-
-
 def _compose_turns(
     template: ChatTemplate,
     prompts: Prompts,
@@ -170,10 +167,7 @@ def _compose_turns(
     plans: Sequence[SequencePlan],
     cut: Callable[[Located], tuple[Segment, ...]],
 ) -> list[tuple[Segment, ...]]:
-    """History from one render of everything, each earlier turn's own steps from a render of it.
-
-    What a turn costs so does not grow with the turns before it.
-    """
+    """History from one render of everything, each earlier turn's own steps from a render of it."""
     whole = locate_single_pass(template, rows, plans[-1].trained, prompts, **options)
     history = cut(whole)
     ends = list(itertools.accumulate(len(segment.text) for segment in history))

@@ -154,38 +154,30 @@ class ChatTemplate:
 
 
 def _read_marks(marked: str, count: int) -> RenderedLayout:
-    pieces = marked.split(_OPEN)
-    starts: list[int | None] = [None] * count
+    head, *marks = marked.split(_OPEN)
+    pieces, position, last, end, opened, located = [head], len(head), -1, None, 0, True
+    starts: dict[int, int] = {}
     generation: list[tuple[int, int]] = []
-    opened, end, position, located, last = 0, None, len(pieces[0]), True, -1
-    for k in range(1, len(pieces)):
-        name, _, piece = pieces[k].partition(_CLOSE)
-        pieces[k] = piece
-        if name.isdecimal():
-            number = int(name)
-            if last < number < count:
-                last = number
-                starts[last] = position
-            else:  # out of order
-                located = False
+    for mark in marks:
+        name, _, piece = mark.partition(_CLOSE)
+        if name.isdecimal() and int(name) > last:
+            last = int(name)
+            starts[last] = position
         elif name == _END:
             end = position
         elif name == GENERATION_START:
             opened = position
         elif name == GENERATION_END:
             generation.append((opened, position))
-        else:  # a loop over something else than messages
+        else:  # out of order, or a loop over something else than messages
             located = False
+        pieces.append(piece)
         position += len(piece)
-    located = located and last == count - 1
     # only leading messages may be missing from the loop
-    if located and None in starts:
-        first = next((i for i, s in enumerate(starts) if s is not None), count)
-        located = None not in starts[first:]
+    located = located and [*starts] == [*range(count)][-len(starts) :]
+    order = tuple(starts.get(k) for k in range(count)) if located else None
     end = position if end is None else end
-    return RenderedLayout(
-        "".join(pieces), tuple(starts) if located else None, end, tuple(generation)
-    )
+    return RenderedLayout("".join(pieces), order, end, tuple(generation))
 
 
 def trl_templates() -> dict[str, str]:

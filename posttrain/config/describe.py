@@ -9,7 +9,6 @@ import inspect
 import json
 import re
 import textwrap
-import types
 import typing
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -17,6 +16,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from posttrain.config.load import is_block, parts_of, tags_of
 from posttrain.config.sft import TrainingRecipe
 
 _WIDTH = 100
@@ -59,44 +59,17 @@ def keys_of(
     `defaults` is the block that stands there by default, where its values differ from its schema's.
     """
     for name, field in schema.model_fields.items():
-        parts = list(_parts(field.annotation))
-        blocks = [(path, part) for path, part in parts if _is_block(part) and part not in above]
+        parts = list(parts_of(field.annotation))
+        blocks = [(path, part) for path, part in parts if is_block(part) and part not in above]
         value = None if field.is_required() else field.get_default(call_default_factory=True)
         value = value if defaults is None else getattr(defaults, name)
         head = f"{prefix}{name}    {_type_text(field, parts)}{_default(field, value)}"
         yield head, description(schema, name, field)
         for path, block in blocks:
-            tag = _tag(block) if len(blocks) > 1 else ""
+            key, values = tags_of(block)
+            tag = f" ({key}: {' | '.join(values)})" if key and len(blocks) > 1 else ""
             own = value if isinstance(value, block) else None
             yield from keys_of(block, f"{prefix}{name}{path}{tag}.", (*above, block), own)
-
-
-def _parts(annotation: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """What an annotation is made of: members of unions, items of lists and mappings."""
-    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is typing.Annotated:
-        yield from _parts(args[0], path)
-    elif origin in (typing.Union, types.UnionType):
-        for member in args:
-            yield from _parts(member, path)
-    elif origin in (tuple, list):
-        yield from _parts(args[0], f"{path}.N")
-    elif origin is dict:
-        yield from _parts(args[1], f"{path}.NAME")
-    else:
-        yield path, annotation
-
-
-def _is_block(part: Any) -> bool:
-    return isinstance(part, type) and issubclass(part, BaseModel)
-
-
-def _tag(block: type[BaseModel]) -> str:
-    """What chooses a block among several: ` (kind: vllm)`."""
-    for key, field in block.model_fields.items():
-        if typing.get_origin(field.annotation) is Literal and field.is_required():
-            return f" ({key}: {' | '.join(typing.get_args(field.annotation))})"
-    return ""
 
 
 def _type_text(field: FieldInfo, parts: list[tuple[str, Any]]) -> str:
@@ -107,7 +80,7 @@ def _type_text(field: FieldInfo, parts: list[tuple[str, Any]]) -> str:
         elif typing.get_origin(part) is Literal:
             text = " | ".join(map(str, typing.get_args(part)))
         else:
-            text = _NAMES.get(part, "block" if _is_block(part) else str(part))
+            text = _NAMES.get(part, "block" if is_block(part) else str(part))
         if path:
             text = f"{'names' if path.startswith('.NAME') else 'list'} of {text}"
         texts[text] = None
@@ -139,7 +112,7 @@ def description(schema: type[BaseModel], name: str, field: FieldInfo) -> str:
     """What a field is, by the docstring of its schema, of one above it, or of its block."""
     owners = [owner for owner in schema.__mro__ if owner is not BaseModel]
     texts = [text for owner in owners if (text := _keys(owner).get(name))]
-    blocks = [part for _, part in _parts(field.annotation) if _is_block(part)]
+    blocks = [part for _, part in parts_of(field.annotation) if is_block(part)]
     texts += [(inspect.getdoc(block) or "").partition("\n\n")[0] for block in blocks[:1]]
     return next(iter([*texts, field.description or _COMMON.get(name, "")]))
 

@@ -38,13 +38,10 @@ OWNED_TRAINER_FIELDS = OWNED_EVERYWHERE | owned_fields({
 class LossConfig(Strict):
     """preference_weight · mean[−log σ(β(r_c − r_r))] + sft_weight · SFT on the chosen.
 
-    β is what the paper's "KL loss coefficient" 0.05 is in NVIDIA's code. Defaults are the paper's
-    (Appendix C); the form of the SFT term is the default of NVIDIA's code.
-
-    beta: of the preference loss.
+    beta: of the preference loss: in NVIDIA's code the paper's "KL loss coefficient" 0.05.
     preference_weight, sft_weight: of the two terms.
-    sft_form: `sum` over a completion's tokens, averaged over pairs; `mean` over the chosen tokens
-        of the whole batch, smaller by about the length of a completion.
+    sft_form: `sum` over a completion's tokens, averaged over pairs (NVIDIA's code); `mean` over the
+        chosen tokens of the whole batch, smaller by about the length of a completion.
     kl_weight: of a separate KL(reference ‖ policy) on the chosen tokens, normalised as `sft_form`
         says; not in the paper. Above 0 the reference cache holds 4 bytes a token.
     """

@@ -7,9 +7,9 @@ import difflib
 import json
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeGuard, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 
@@ -180,31 +180,41 @@ def nearest(name: str, valid: Sequence[str], *, or_list: bool = True) -> str:
     return f" (valid: {', '.join(sorted(valid))})" if valid and or_list else ""
 
 
-def _keys_at(schema: Any, loc: tuple[Any, ...]) -> list[str]:
-    """Field names of the schema that sits at `loc`, walking through lists, mappings and unions."""
-    if isinstance(schema, type) and issubclass(schema, BaseModel):
-        if not loc:
-            return list(schema.model_fields)
-        field = schema.model_fields.get(str(loc[0]))
-        return _keys_at(field.annotation, loc[1:]) if field else []
-    origin, args = typing.get_origin(schema), typing.get_args(schema)
+def _keys_at(schema: type[BaseModel], loc: tuple[Any, ...]) -> list[str]:
+    """Keys of the blocks at a place. Besides keys it has positions, names in mappings, and for a
+    union the class's name or the tag of the block that was tried."""
+    blocks = [schema]
+    for part in map(str, loc):
+        fields = [block.model_fields[part] for block in blocks if part in block.model_fields]
+        inner = [one for f in fields for _, one in parts_of(f.annotation) if is_block(one)]
+        named = [block for block in blocks if part in (block.__name__, *tags_of(block)[1])]
+        blocks = named or inner or blocks
+    return sorted({name for block in blocks for name in block.model_fields})
+
+
+def parts_of(annotation: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """What an annotation is made of: members of unions, items of lists and mappings."""
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
-        return _keys_at(args[0], loc)
-    if origin in (typing.Union, types.UnionType):
-        # pydantic puts the chosen member's tag or class name into the location of a union
+        yield from parts_of(args[0], path)
+    elif origin in (typing.Union, types.UnionType):
         for member in args:
-            if loc and _is_named(str(loc[0]), member):
-                return _keys_at(member, loc[1:])
-        return max((_keys_at(member, loc) for member in args), key=len)
-    if origin in (list, tuple, dict) and loc:
-        return _keys_at(args[-1] if origin is dict else args[0], loc[1:])
-    return []
+            yield from parts_of(member, path)
+    elif origin in (tuple, list):
+        yield from parts_of(args[0], f"{path}.N")
+    elif origin is dict:
+        yield from parts_of(args[1], f"{path}.NAME")
+    else:
+        yield path, annotation
 
 
-def _is_named(part: str, member: Any) -> bool:
-    """Whether this is the class's name, or the tag that chooses it: its kind or format."""
-    if not isinstance(member, type):
-        return False
-    fields = member.model_fields if issubclass(member, BaseModel) else {}
-    tags = [typing.get_args(fields[key].annotation) for key in ("kind", "format") if key in fields]
-    return part in (member.__name__, *(value for values in tags for value in values))
+def is_block(part: Any) -> TypeGuard[type[BaseModel]]:
+    return isinstance(part, type) and issubclass(part, BaseModel)
+
+
+def tags_of(block: type[BaseModel]) -> tuple[str, tuple[str, ...]]:
+    """What chooses a block among several: ("kind", ("vllm",)); ("", ()) where nothing does."""
+    for key, field in block.model_fields.items():
+        if typing.get_origin(field.annotation) is Literal and field.is_required():
+            return key, typing.get_args(field.annotation)
+    return "", ()

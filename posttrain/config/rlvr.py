@@ -31,10 +31,8 @@ class DomainConfig(Strict):
 
 
 class PoolsConfig(Strict):
-    """Difficulty pools, whose names are prime-rl's; the values are ours.
-
-    A prompt is in the pool of the pass rate that its last group showed, at first of that in the
-    profile. A domain's part of every batch is shared between its pools.
+    """Difficulty pools (prime-rl's names, our values), by the pass rate of a prompt's last group,
+    first by the profile's. A domain's part of every batch is shared between its pools.
 
     easy_threshold, hard_threshold: pass rates from which on, and down to which, a prompt is in the
         easy and in the hard pool.

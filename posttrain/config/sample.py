@@ -8,31 +8,18 @@ from pydantic import Field
 from posttrain.config.backend import BackendConfig, check_checkpoint, without_reaching
 from posttrain.config.base import Strict
 from posttrain.config.decontamination import DecontaminationConfig
-from posttrain.config.judge import LabelJudgeConfig
+from posttrain.config.judge import LabelJudgeConfig, StepSampling
 from posttrain.config.prompts import NO_TOOLS, AnySource, Setting, check_prompts
 from posttrain.sampling.rollout import RolloutLimits
-from posttrain.sampling.sampler import Parameters
 
 
-class SamplingConfig(Strict):
+class SamplingConfig(StepSampling):
     """How each step is sampled.
 
-    temperature: 0 is greedy.
-    top_p: the tokens that share so much of the probability.
-    top_k: 0 keeps all.
-    max_tokens: of one step, reasoning included.
     logps: keep the log-probability of each sampled token.
     """
 
-    temperature: float = Field(default=1.0, ge=0)
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    top_k: int = Field(default=0, ge=0)
-    max_tokens: int = Field(default=1024, ge=1)
     logps: bool = False
-
-    def parameters(self) -> Parameters:
-        """As samplers take them."""
-        return Parameters(**self.model_dump(include={*SamplingConfig.model_fields}))
 
 
 class ToolLoopSampling(SamplingConfig):

@@ -12,6 +12,14 @@ Rows = Annotated[int, Field(ge=0)]
 Difficulty = Annotated[int, Field(ge=1, le=5)]
 
 
+class _Artifact(Strict):
+    out: str
+
+    def owner_config(self) -> dict[str, Any]:
+        """The config without its output path: what the artifact's digest is taken of."""
+        return self.model_dump(mode="json", exclude={"out"})
+
+
 class FamilyConfig(Strict):
     """One family's rows.
 
@@ -55,14 +63,13 @@ class TinyTokenizerConfig(Strict):
     rows_per_family: Annotated[int, Field(ge=1)] = 400
 
 
-class TinyWorldConfig(Strict):
+class TinyWorldConfig(_Artifact):
     """Everything that shapes the artifact; the same config gives the same bytes.
 
     families: the families of rows, by name.
     seed, heldout_seed: of the training rows and of the held-out prompts.
     """
 
-    out: str
     families: dict[str, FamilyConfig]
     seed: int = 1
     heldout_seed: int = 7
@@ -75,18 +82,12 @@ class TinyWorldConfig(Strict):
         if not any(family.train for family in self.families.values()):
             raise ValueError("no family has training rows, and the tokenizer is trained on them")
 
-    def owner_config(self) -> dict[str, Any]:
-        """The config without its output path: what the artifact's digest is taken of."""
-        return self.model_dump(mode="json", exclude={"out"})
-
 
 Judged = Literal["maths", "steps", "logs"]
 
 
 class JudgedFamily(Strict):
-    """Pairs of one family: to warm a judge up on, to train it on, and to evaluate it on.
-
-    Questions come alone and declare no tools.
+    """Pairs of one family, whose questions come alone and declare no tools.
 
     warm_up, train, heldout: pairs.
     difficulties: drawn from alike.
@@ -98,7 +99,7 @@ class JudgedFamily(Strict):
     difficulties: Annotated[tuple[Difficulty, ...], Field(min_length=1, strict=False)] = (1, 2)
 
 
-class TinyJudgementsConfig(Strict):
+class TinyJudgementsConfig(_Artifact):
     """Everything that shapes the artifact; the same config gives the same bytes.
 
     families: those whose answers are numbers.
@@ -107,7 +108,6 @@ class TinyJudgementsConfig(Strict):
     seed, heldout_seed: as the tiny world's.
     """
 
-    out: str
     families: Annotated[dict[Judged, JudgedFamily], Field(min_length=1)]
     drills: Rows = 0
     layout: LayoutName = "compact"
@@ -117,7 +117,3 @@ class TinyJudgementsConfig(Strict):
     def check(self) -> None:
         if not any(f.warm_up + f.train + f.heldout for f in self.families.values()):
             raise ValueError("families: no family has any rows")
-
-    def owner_config(self) -> dict[str, Any]:
-        """The config without its output path: what the artifact's digest is taken of."""
-        return self.model_dump(mode="json", exclude={"out"})

@@ -25,24 +25,21 @@ from posttrain.rollouts import Step
 
 ALL = "all"
 Row = dict[str, Any]
-# shares in [0, 1], in the order they are shown
-RATES: dict[str, str] = {
-    "accuracy": "score of the answer; avg@k",
-    "hallucination": "no tool declared, a call in reasoning or answer",
-    "hallucination_answer": "no tool declared, a call in the answer",
-    "hallucination_reasoning": "no tool declared, a call in the reasoning",
-    "called_tool": "tools declared, at least one sound call of one of them",
-    "nonexistent_tool": "tools declared, a call of a tool that is not",
-    "fabricated_arguments": "tools declared, a call whose arguments break the schema",
-    "adherence": "reasoning on: a closed, non-empty think block in every step; off: no think tag",
-    "truncated": "ended by a limit",
-    "malformed": "text that is no well-formed turn: half or broken calls, misplaced tags",
-    "forced_close": "reasoning closed at its budget",
-}
-LENGTHS: dict[str, str] = {
-    "reasoning_tokens": "tokens of reasoning, all steps",
-    "answer_tokens": "tokens of answers with their calls, all steps",
-}
+# shares in [0, 1], in the order they are shown; docs/guides/evaluation.md says what each is
+RATES = (
+    "accuracy",
+    "hallucination",
+    "hallucination_answer",
+    "hallucination_reasoning",
+    "called_tool",
+    "nonexistent_tool",
+    "fabricated_arguments",
+    "adherence",
+    "truncated",
+    "malformed",
+    "forced_close",
+)
+LENGTHS = ("reasoning_tokens", "answer_tokens")  # over all steps; tags are in neither
 # an unclosed think block is a truncation or a failure to adhere, and is counted there
 _NOT_MALFORMED = frozenset({"unclosed_think"})
 

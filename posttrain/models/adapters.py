@@ -1,12 +1,7 @@
 """LoRA presets that reach what they name, the proof that they do, and the merged model.
 
-    attention          q_proj k_proj v_proj o_proj
-    attention_mlp      attention + the dense and shared-expert projections
-    nemotron_h         attention_mlp + Mamba in_proj + routed experts (fused 3-D parameters)
-
 Mamba's `out_proj` is left out: the fused training kernel reads its weight past any adapter, and
-peft refuses it for that reason. Routers are never adapted.
-"""
+peft refuses it for that reason. Routers are never adapted."""
 
 from __future__ import annotations
 
@@ -23,8 +18,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from posttrain.config.sft import AdapterConfig, ModelConfig
 from posttrain.errors import ConfigError
-from posttrain.models.experts import find_routers
-from posttrain.models.load import full_shape, parameter_count, without_zero3_init
+from posttrain.models.load import (
+    find_routers,
+    full_shape,
+    parameter_count,
+    without_zero3_init,
+)
 
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP = ("up_proj", "down_proj")
@@ -39,11 +38,10 @@ PRESETS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class AdapterReach:
-    """How much of the base model one named target reaches."""
+    """Modules or fused parameters that one named target reaches, and their share of the model."""
 
     target: str
     tensors: int
-    parameters: int
     share: float
 
 
@@ -52,15 +50,15 @@ def adapter_targets(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Module and parameter suffixes of a recipe's adapter on this model."""
     modules, parameters = PRESETS[spec.preset]
-    linear = {name.rpartition(".")[2] for name, m in model.named_modules() if _is_linear(m)}
+    linear = {name.rpartition(".")[2] for name in _linear_modules(model)}
     if "up_proj" in modules and "gate_proj" in linear:
         modules = (*modules, "gate_proj")
     return (*modules, *spec.modules), (*parameters, *spec.parameters)
 
 
-def _is_linear(module: nn.Module) -> bool:
+def _linear_modules(model: nn.Module) -> dict[str, nn.Module]:
     # bitsandbytes' 4-bit layers subclass nn.Linear
-    return isinstance(module, nn.Linear)
+    return {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
 
 
 def adapter_reach(spec: AdapterConfig, model: PreTrainedModel) -> tuple[AdapterReach, ...]:
@@ -70,23 +68,18 @@ def adapter_reach(spec: AdapterConfig, model: PreTrainedModel) -> tuple[AdapterR
         ConfigError: a named target matches nothing, or reaches a router.
     """
     modules, parameters = adapter_targets(spec, model)
-    linear = {name: m for name, m in model.named_modules() if _is_linear(m)}
-    weights = dict(model.named_parameters())
-    total = sum(parameter_count(parameter) for parameter in model.parameters())
+    linear, weights = _linear_modules(model), dict(model.named_parameters())
     routers = {f"{name}.weight" for name in find_routers(model)}
-    reach: list[AdapterReach] = []
+    sizes: list[tuple[str, list[int]]] = []
     for target in modules:
-        matches = [linear[name] for name in _ending_in(target, linear)]
-        count = sum(parameter_count(p) for module in matches for p in module.parameters())
-        reach.append(AdapterReach(target, len(matches), count, count / total))
+        matches = [linear[name].parameters() for name in _ending_in(target, linear)]
+        sizes.append((target, [sum(map(parameter_count, each)) for each in matches]))
     for target in parameters:
         names = _ending_in(target, weights)
         if hit := sorted(routers & set(names)):
             raise ConfigError(f"adapter parameter {target!r} would train the router {hit[0]}")
-        count = sum(parameter_count(weights[name]) for name in names)
-        reach.append(AdapterReach(target, len(names), count, count / total))
-    missed = [r.target for r in reach if not r.tensors]
-    if missed:
+        sizes.append((target, [parameter_count(weights[name]) for name in names]))
+    if missed := [target for target, reached in sizes if not reached]:
         present = sorted({name.rpartition(".")[2] for name in linear})
         fused = sorted(
             {".".join(n.split(".")[-2:]) for n, p in weights.items() if len(full_shape(p)) == 3}
@@ -96,7 +89,8 @@ def adapter_reach(spec: AdapterConfig, model: PreTrainedModel) -> tuple[AdapterR
             f"Its linear modules: {', '.join(present)}; its fused parameters: "
             f"{', '.join(fused) or 'none'}"
         )
-    return tuple(reach)
+    total = sum(parameter_count(parameter) for parameter in weights.values())
+    return tuple(AdapterReach(name, len(n), sum(n) / total) for name, n in sizes)
 
 
 def _ending_in(suffix: str, names: Iterable[str]) -> list[str]:
@@ -104,12 +98,7 @@ def _ending_in(suffix: str, names: Iterable[str]) -> list[str]:
 
 
 def lora_config(spec: AdapterConfig, model: PreTrainedModel) -> LoraConfig:
-    """The peft config of a recipe's adapter.
-
-    Raises:
-        ConfigError: as `adapter_reach`.
-    """
-    adapter_reach(spec, model)
+    """The peft config of a recipe's adapter."""
     modules, parameters = adapter_targets(spec, model)
     return LoraConfig(
         r=spec.rank,

@@ -1,12 +1,4 @@
-"""A tokenizer with its chat template: for prompts, for training data, for data to audit.
-
-    chat_template_of(AutoTokenizer.from_pretrained("Qwen/Qwen3-0.6B"), choice="own")
-    renderer_of(recipe.backend, recipe.checkpoint).text(prompt)  → "<|im_start|>…<think>\\n"
-    load_data_renderer(recipe.tokenizer)                         → DataRenderer(template, marks, …)
-    audit_tokens(recipe, first=Path("runs/tiny/sft_data"))       → AuditTokens(stop_ids=(2,), …)
-
-No model's weights are needed for any of them.
-"""
+"""A tokenizer with its chat template: for prompts, for training data, for data to audit."""
 
 from __future__ import annotations
 
@@ -79,14 +71,12 @@ def chat_template_of(
 
 def exact_split_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
     """Added tokens the tokenizer always splits at, whatever stands around them."""
-    added = tokenizer.added_tokens_decoder.values()
-    return tuple(
-        sorted(
-            token.content
-            for token in added
-            if not (token.lstrip or token.rstrip or token.single_word or token.normalized)
-        )
+    exact = (
+        token.content
+        for token in tokenizer.added_tokens_decoder.values()
+        if not (token.lstrip or token.rstrip or token.single_word or token.normalized)
     )
+    return tuple(sorted(exact))
 
 
 @dataclass(frozen=True)
@@ -151,7 +141,6 @@ def renderer_of(backend: BackendConfig, checkpoint: str | None) -> PromptRendere
     tokenizer = load_any_tokenizer(path)
     if not isinstance(backend, Rendering) and not isinstance(tokenizer.chat_template, str):
         return None  # the tokenizer only counts
-    special = special_tokens(tokenizer, end_token=None, pad_token=None)
     rendering = backend if isinstance(backend, Rendering) else Rendering()
     template = chat_template_of(
         tokenizer,
@@ -159,16 +148,14 @@ def renderer_of(backend: BackendConfig, checkpoint: str | None) -> PromptRendere
         variables=dict(rendering.template_variables),
         key="backend.chat_template",
     )
+    special = special_tokens(tokenizer, end_token=None, pad_token=None)
     return PromptRenderer(tokenizer, template, special)
 
 
-@dataclass(frozen=True, slots=True)
-class DataRenderer:
+@dataclass(frozen=True)
+class DataRenderer(PromptRenderer):
     """What makes tokens in the data stage."""
 
-    tokenizer: PreTrainedTokenizerBase
-    special: SpecialTokens
-    template: ChatTemplate
     encoder: Encoder
     marks: Marks
 
@@ -210,16 +197,15 @@ def load_data_renderer(config: SftTokenizer, probes: Sequence[str] = ()) -> Data
         probes: texts on which a quicker library must give the tokenizer's own ids.
     """
     loaded = load_renderer(config)
-    tokenizer, special, template = loaded.tokenizer, loaded.special, loaded.template
-    encoder = encoder_of(tokenizer, backend=config.backend, probes=probes)
+    encoder = encoder_of(loaded.tokenizer, backend=config.backend, probes=probes)
     marks = marks_of(
         encoder.encode,
-        special=special_ids(tokenizer),
-        stop_ids=special.stop_ids,
-        pad_id=special.pad_id,
-        template=template,
+        special=special_ids(loaded.tokenizer),
+        stop_ids=loaded.special.stop_ids,
+        pad_id=loaded.special.pad_id,
+        template=loaded.template,
     )
-    return DataRenderer(tokenizer, special, template, encoder, marks)
+    return DataRenderer(loaded.tokenizer, loaded.template, loaded.special, encoder, marks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,17 +242,12 @@ def audit_tokens(recipe: AuditConfig, *, first: Path) -> AuditTokens:
         stops.add(vocabulary[str(tokenizer.eos_token)])
     if not stops:
         raise ConfigError("this tokenizer has no eos token: name tokenizer.stop_tokens")
+    unknown = named.chat_template == "own" and not isinstance(tokenizer.chat_template, str)
     return AuditTokens(
         encoder=encoder_of(tokenizer),
         special=special_ids(tokenizer),
         stop_ids=tuple(sorted(stops)),
         pad_id=None if tokenizer.pad_token is None else vocabulary[str(tokenizer.pad_token)],
         largest_id=largest_id(tokenizer),
-        template=_template(tokenizer, named.chat_template),
+        template=None if unknown else chat_template_of(tokenizer, choice=named.chat_template),
     )
-
-
-def _template(tokenizer: PreTrainedTokenizerBase, choice: str) -> ChatTemplate | None:
-    if choice == "own" and not isinstance(tokenizer.chat_template, str):
-        return None
-    return chat_template_of(tokenizer, choice=choice)

@@ -1,8 +1,4 @@
-"""A checkpoint for inference: its weights, their digest, and the ids at which generation stops.
-
-model = load_for_inference("runs/tiny/sft", dtype="auto", device="auto", attention="auto")
-weights_digest("runs/tiny/sft", model)   "9c1e…"
-"""
+"""A checkpoint for inference: its weights, their digest, and the ids at which generation stops."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A causal language model, from a checkpoint or from a config, ready to train and to stop.
-
-model = load_model(recipe.model, special=special, vocabulary=1024, seed=0)
-"""
+"""A causal language model, from a checkpoint or from a config, ready to train and to stop."""
 
 from __future__ import annotations
 
@@ -45,7 +42,6 @@ def load_model(
     """Load or initialise the model and set its special tokens.
 
     Args:
-        spec: the recipe's `model:` block.
         special: end and pad of the tokenizer that the data was made with.
         vocabulary: rows the embedding must have at least (largest token id + 1).
         seed: for a random initialisation.
@@ -165,6 +161,22 @@ def set_special_tokens(model: PreTrainedModel, special: SpecialTokens) -> None:
     stops += [i for i in earlier if i not in stops and i != special.pad_id]
     generation.eos_token_id = stops if len(stops) > 1 else stops[0]
     generation.pad_token_id = special.pad_id
+
+
+def find_routers(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    """The top-k routers of a model by name: a 2-D weight, `top_k`, and a count of experts."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if hasattr(module, "top_k")
+        and hasattr(module, "num_experts")
+        and getattr(getattr(module, "weight", None), "ndim", 0) > 0
+    }
+
+
+def uses_sigmoid(router: torch.nn.Module) -> bool:
+    """Routers with a score-correction bias score with a sigmoid (DeepSeek-V3, NemotronH, GLM-4)."""
+    return hasattr(router, "e_score_correction_bias")
 
 
 def recurrent_layers(model: torch.nn.Module) -> int:

@@ -1,14 +1,6 @@
 """A LoRA adapter folded into its base: a checkpoint of plain weights, with the proof that it says
-the same.
-
-    source = adapter_source(Path("runs/x"), base=None)        # runs/x/adapter, and what it sits on
-    merge(source, Path("runs/x_bf16"), dtype="bfloat16")
-    → MergeCheck(difference=0.004, effect=0.31, tolerance=0.02)
-
-The sum is worked out in float32 and rounded once. Logits of base and adapter are compared with
-those of the files that were written, read again; both are computed in float32, so that a difference
-is one of the weights.
-"""
+the same. The sum is worked out in float32 and rounded once; logits of base and adapter are compared
+with those of the files that were written, read again in float32."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Whether prompts and what follows them fit the positions of a model.
-
-lengths = prompt_lengths(prompts, template, encoder)      → [212, 87, …]
-check_room(prompts, lengths, new=256, room=positions(model.config))
-→ "1,200: 60% with reasoning; longest 212 tokens + 256 new of 2,048 positions"
-"""
+"""Whether prompts and what follows them fit the positions of a model."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from typing import Any
 from posttrain.errors import DataError
 from posttrain.hashing import sha256_file
 from posttrain.jsontext import jsonl_rows
-from posttrain.report.section import LeftOut, Row, Sample, Samples, Section, is_shown, room
+from posttrain.report.section import Row, Sample, Samples, Section, is_shown, room
 from posttrain.runs import FileEntry, Manifest, Parent, read_artifact
 
 
@@ -101,7 +101,7 @@ def samples_to_read(
     every: str = "",
     texts: int = 1,
     note: str = "",
-) -> Section | LeftOut:
+) -> Section:
     """Samples of the rows of listed files; left out where the manifest lists none.
 
     Args:
@@ -115,7 +115,7 @@ def samples_to_read(
     if node.depth or not shown:
         shown = [file for file in files if file.path == few]
     if not shown:
-        return LeftOut(title, f"{node.name} lists no {few}")
+        return Section(title, missing=f"{node.name} lists no {few}")
     total, place, rows = sum(file.rows or 0 for file in shown), 0, list[Row]()
     for file in shown:
         with _listed_path(node, file).open("rb") as lines:

@@ -50,12 +50,7 @@ def artifact_sections(path: Path) -> Iterator[Section]:
 def pack_section(
     root: Node, decode: Decode, *, rows: int, seed: int, limit: int | None, split: str = "train"
 ) -> Section:
-    """Some packs of an SFT data set, chosen by the seed, sequence by sequence.
-
-    Args:
-        rows: packs to show.
-        limit: tokens shown of each sequence; `None` shows all.
-    """
+    """Some packs of an SFT data set, `limit` tokens of each sequence."""
     blocks: list[Block] = []
     chosen, total = _chosen(root, f"packed/{split}-", rows, seed)
     for shard, number, place in chosen:
@@ -133,12 +128,7 @@ def _sides(row: dict[str, Any], decode: Decode, limit: int | None) -> Iterator[B
 
 
 def row_sections(root: Node, *, rows: int, seed: int, limit: int | None) -> Iterator[Section]:
-    """Some rows of every JSON Lines file, chosen by the seed.
-
-    Args:
-        rows: rows of each file.
-        limit: characters shown of each text; `None` shows all.
-    """
+    """Some rows of every JSON Lines file, chosen by the seed; `limit` characters a text."""
     assert root.manifest is not None
     for file in root.manifest.files:
         if file.path.endswith(".jsonl"):
@@ -173,9 +163,7 @@ def marked_words(
 ) -> Words:
     """A sequence as text, a part for every token or shared character, the trained ones marked.
 
-    Args:
-        trained: for every token, whether the loss sees it.
-        limit: show this many tokens at most, of the beginning and of the end.
+    With a limit, as many tokens at most, of the beginning and of the end.
     """
     spans = [(0, len(ids))]
     if limit is not None and len(ids) > limit:

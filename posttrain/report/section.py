@@ -162,10 +162,11 @@ Block = Words | Table | Chart | Dialogue | Fold | Samples | Columns
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A title and what stands below it; without blocks it is not shown."""
+    """A title and what stands below it; without blocks it is not shown. `missing`: why not."""
 
     title: str
-    blocks: Sequence[Block]
+    blocks: Sequence[Block] = ()
+    missing: str = ""
 
 
 def section(
@@ -175,15 +176,7 @@ def section(
     return lambda blocks: lambda *args, **kwargs: Section(title, list(blocks(*args, **kwargs)))
 
 
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """A section that cannot be written, and why."""
-
-    title: str
-    why: str
-
-
-Sections = Iterator[Section | LeftOut]
+Sections = Iterator[Section]
 Tile = tuple[str, str, str]  # a headline figure, what it is, a remark
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +28,12 @@ from posttrain.report.pages import (
     supervision,
     training,
 )
-from posttrain.report.section import Fold, LeftOut, Samples, Section, Tile
+from posttrain.report.section import Fold, Samples, Section, Sections, Tile
 from posttrain.runs import Run, atomic_write_text, open_run
 
 MOST_TILES = 6
-Sections = Callable[[Node], Iterator[Section | LeftOut]]
 # kind of artifact → its sections, and on its own page the figures to read first
-PAGES: dict[str, tuple[Sections, Callable[[Node], list[Tile]]]] = {
+PAGES: dict[str, tuple[Callable[[Node], Sections], Callable[[Node], list[Tile]]]] = {
     "audit": (supervision.audit_sections, supervision.audit_tiles),
     "checkpoint": (training.sections, training.tiles),
     "dpo_data": (samples.pair_sections, samples.pair_tiles),
@@ -49,22 +48,21 @@ PAGES: dict[str, tuple[Sections, Callable[[Node], list[Tile]]]] = {
 }
 
 
-def own_sections(node: Node) -> Iterator[Section | LeftOut]:
+def own_sections(node: Node) -> Sections:
     """The sections of one artifact by its kind; none for an unknown kind."""
     if node.manifest is not None and node.kind in PAGES:
         try:
             yield from PAGES[node.kind][0](node)
         except KeyError as error:  # an ancestor may have been built by an older version
             why = f"{node.name} has no {error} in its stats; build it again to see it here"
-            yield LeftOut(f"{node.kind} {node.name}", why)
+            yield Section(f"{node.kind} {node.name}", missing=why)
 
 
-def figures(node: Node) -> Iterator[Section]:
+def figures(node: Node) -> Sections:
     """An artifact's sections without what is folded away on a page: for the console."""
     for part in own_sections(node):
-        if isinstance(part, Section):
-            shown = [b for b in part.blocks if not isinstance(b, Fold | Samples)]
-            yield Section(part.title, shown)
+        shown = [block for block in part.blocks if not isinstance(block, Fold | Samples)]
+        yield Section(part.title, shown)
 
 
 def write_report(artifact: Path | str, *, out: Path | str | None = None) -> Path:
@@ -72,11 +70,7 @@ def write_report(artifact: Path | str, *, out: Path | str | None = None) -> Path
 
     Args:
         artifact: a finished artifact's directory, or that of a training run that has begun.
-            Parents are looked for where its manifest says.
         out: the file to write, `report.html` in the artifact's directory by default.
-
-    Returns:
-        The file written.
 
     Raises:
         DataError: no finished artifact, or a file that changed since its manifest was written.
@@ -146,28 +140,20 @@ def run_stage(
 def _page(nodes: Sequence[Node]) -> str:
     """The page of an artifact (the first node) and its ancestors."""
     root = nodes[0]
-    parts = list(_parts(nodes))
-    shown = [(n, part) for n, part in parts if isinstance(part, Section) and part.blocks]
-    times = Counter(section.title for _, section in shown)
+    parts = [(node.name, part) for node in nodes for part in own_sections(node)]
+    parts += [(root.name, figure(nodes)) for figure in (provenance.counts, provenance.provenance)]
+    times = Counter(part.title for _, part in parts if part.blocks)
     sections = [
-        s if times[s.title] == 1 or name == root.name else Section(f"{s.title}: {name}", s.blocks)
-        for name, s in shown
+        part
+        if times[part.title] == 1 or name == root.name
+        else Section(f"{part.title}: {name}", part.blocks)
+        for name, part in parts
+        if part.blocks
     ]
-    left_out = [f"{part.title}: {part.why}" for _, part in parts if isinstance(part, LeftOut)]
-    if left_out:
-        sections.append(Section("Not in this report", left_out))
+    missing = [f"{part.title}: {part.missing}" for _, part in parts if part.missing]
+    missing += [f"{node.kind} {node.name}: {node.missing}" for node in nodes if node.missing]
+    if missing:
+        sections.append(Section("Not in this report", missing))
     tiles = PAGES[root.kind][1](root) if root.kind in PAGES else []
     kicker = f"{root.kind.replace('_', ' ')} {root.digest[:12]}"
     return page_html(sections, title=root.name, kicker=kicker, tiles=tiles[:MOST_TILES])
-
-
-def _parts(nodes: Sequence[Node]) -> Iterator[tuple[str, Section | LeftOut]]:
-    """Sections, each with the artifact that it is about."""
-    root = nodes[0]
-    for node in nodes:
-        yield from ((node.name, part) for part in own_sections(node))
-    yield root.name, provenance.counts(nodes)
-    yield root.name, provenance.provenance(nodes)
-    for node in nodes:
-        if node.manifest is None:
-            yield node.name, LeftOut(f"{node.kind} {node.name}", node.missing)

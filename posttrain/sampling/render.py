@@ -158,7 +158,7 @@ class RenderedSampler:
                 f"reasoning that is closed by one token {CLOSE}; leave the budget out"
             )
         if tokens < 1:
-            raise ConfigError(f"reasoning_budget is at least 1 token, found {tokens}")
+            raise ConfigError(f"reasoning_budget is at least 1 token, not {tokens}")
 
         def closed(reasoning: Ids) -> Ids:
             # as a trace cut in training is rendered: on a line of its own, without a blank before

@@ -97,9 +97,6 @@ class Budget:
     closing: Callable[[Ids], Ids]
     open_id: int | None = None
 
-    def __post_init__(self) -> None:
-        assert self.tokens >= 1, "a reasoning budget is at least one token"
-
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:

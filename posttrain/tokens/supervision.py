@@ -125,7 +125,7 @@ def supervision_flags(batch: Batch, marks: Marks) -> npt.NDArray[np.uint16]:
         Flag.END_MASKED: end_masked,
         Flag.EMPTY_THINK: _empty_thinks(batch, marks, known),
         Flag.EVERYTHING: (trained == batch.lengths) & (trained > 0),
-        Flag.TURN_TOKEN: np.bincount(_owners(batch, turn), minlength=len(batch)) > 0,
+        Flag.TURN_TOKEN: _any(batch, [_owners(batch, turn)]),
         Flag.PROMPT: prompt_tokens(batch, marks) > 0,
         Flag.EMPTY_ANSWER: _empty_answers(batch, marks, begins, ends, known),
         Flag.THINK_HEADER: _headers(batch, marks, begins, known),
@@ -137,10 +137,7 @@ def supervision_flags(batch: Batch, marks: Marks) -> npt.NDArray[np.uint16]:
 
 
 def _ends(batch: Batch, marks: Marks) -> tuple[Mask, Mask]:
-    """Whether the answer trained last ends with a trained stop token; whether with a masked one.
-
-    A masked one is right behind what is trained, or before a tail that is trained though it is not.
-    """
+    """Whether the answer trained last ends with a trained stop token; whether with a masked one."""
     places = np.flatnonzero(batch.trained)
     nothing = np.zeros(len(batch), np.bool_)
     if not len(places) or not marks.stop:
@@ -185,11 +182,18 @@ def _owners(batch: Batch, places: Places) -> Places:
     return np.searchsorted(batch.starts, places, side="right") - 1
 
 
+def _any(batch: Batch, owners: Sequence[Places]) -> Mask:
+    """(m,) which sequences are among some."""
+    result = np.zeros(len(batch), np.bool_)
+    for each in owners:
+        result[each] = True
+    return result
+
+
 def _empty_answers(batch: Batch, marks: Marks, begins: Places, ends: Places, known: Known) -> Mask:
     """Sequences with a trained stretch of which, behind its trace, only the end is there."""
-    result = np.zeros(len(batch), np.bool_)
     if not marks.stop or not len(begins):
-        return result
+        return _any(batch, [])
     stop = _among(batch.ids, marks.stop)
     words = np.concatenate([[0], np.cumsum(~(stop | _among(batch.ids, marks.tail)))])
     stops = np.concatenate([[0], np.cumsum(stop)])
@@ -197,17 +201,13 @@ def _empty_answers(batch: Batch, marks: Marks, begins: Places, ends: Places, kno
     behind = np.unique(np.concatenate([np.zeros(1, np.int64), *closes]))
     answer = np.maximum(begins, behind[np.searchsorted(behind, ends, side="right") - 1])
     empty = (words[ends] == words[answer]) & (stops[ends] > stops[answer])
-    result[_owners(batch, begins[empty])] = True
-    return result
+    return _any(batch, [_owners(batch, begins[empty])])
 
 
 def _headers(batch: Batch, marks: Marks, begins: Places, known: Known) -> Mask:
     """Sequences with a trained stretch that begins with what the generation prompt ends with."""
-    result = np.zeros(len(batch), np.bool_)
-    for pattern in marks.header:
-        at, owner = _places(batch, pattern, known)
-        result[owner[np.isin(at, begins)]] = True
-    return result
+    found = [_places(batch, pattern, known) for pattern in marks.header]
+    return _any(batch, [owner[np.isin(at, begins)] for at, owner in found])
 
 
 def _among(ids: Ids, tokens: Sequence[int]) -> Mask:
@@ -220,14 +220,13 @@ def _among(ids: Ids, tokens: Sequence[int]) -> Mask:
 
 def _empty_thinks(batch: Batch, marks: Marks, known: Known) -> Mask:
     """Sequences in which an empty trace stands right before, or in, what is trained."""
-    result = np.zeros(len(batch), np.bool_)
     running = np.concatenate([[0], np.cumsum(batch.trained, dtype=np.int64)])
+    found: list[Places] = []
     for pattern in marks.empty_think:
         start, owner = _places(batch, pattern, known)
-        if len(start):
-            end = np.minimum(start + len(pattern) + _TAIL, batch.starts[owner + 1])
-            result[owner[running[end] > running[start]]] = True
-    return result
+        end = np.minimum(start + len(pattern) + _TAIL, batch.starts[owner + 1])
+        found.append(owner[running[end] > running[start]])
+    return _any(batch, found)
 
 
 def prompt_tokens(batch: Batch, marks: Marks) -> Places:
@@ -235,16 +234,11 @@ def prompt_tokens(batch: Batch, marks: Marks) -> Places:
     counts = np.zeros(len(batch), np.int64)
     if not marks.knows_roles or not len(batch.ids):
         return counts
-    places: list[Places] = []
-    owners: list[Places] = []
-    foreign: list[Mask] = []
     known: Known = {}
-    for role, pattern in marks.roles.items():
-        at, owner = _places(batch, pattern, known)
-        places.append(at)
-        owners.append(owner)
-        foreign.append(np.full(len(at), role != "assistant"))
-    at, owner, others = map(np.concatenate, (places, owners, foreign))
+    found = [(_places(batch, pattern, known), role) for role, pattern in marks.roles.items()]
+    at = np.concatenate([at for (at, _), _ in found])
+    owner = np.concatenate([owner for (_, owner), _ in found])
+    others = np.concatenate([np.full(len(at), role != "assistant") for (at, _), role in found])
     order = np.argsort(at, kind="stable")
     at, owner, others = at[order], owner[order], others[order]
     until = np.minimum(np.append(at[1:], len(batch.ids)), batch.starts[owner + 1])
@@ -264,7 +258,6 @@ def _places(batch: Batch, pattern: tuple[int, ...], known: Known) -> tuple[Place
 
 
 def _begins(ids: Ids, pattern: tuple[int, ...], known: Known) -> Places:
-    """Where a pattern begins, wherever sequences do."""
     if pattern not in known:
         if len(pattern) == 1:
             known[pattern] = np.flatnonzero(ids == pattern[0])

@@ -13,6 +13,7 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -113,9 +114,10 @@ def special_tokens(
     end = end_token or (TURN_END if TURN_END in vocabulary else eos)
     if end is None or end not in vocabulary:
         raise ConfigError(f"end_token {end!r} is not in the tokenizer's vocabulary")
-    own_pad = None if tokenizer.pad_token is None else str(tokenizer.pad_token)
-    pad = pad_token or own_pad
-    free = _candidates(tokenizer, taken={end, eos})
+    pad = pad_token or (None if tokenizer.pad_token is None else str(tokenizer.pad_token))
+    free = [token for token in special_ids(tokenizer) if token not in (end, eos)]
+    free.sort(key=lambda token: ("pad" not in token.lower(), "reserved" not in token.lower()))
+    free = free[:5]
     if pad is None:
         raise ConfigError(f"the tokenizer has no pad token; set pad_token: to one of {free}")
     if pad not in vocabulary:
@@ -126,17 +128,8 @@ def special_tokens(
             f"or stops at once. Set pad_token: to another special token, e.g. one of {free}"
         )
     tokenizer.pad_token = pad
-    stops = {vocabulary[end]}
-    if eos is not None:
-        stops.add(vocabulary[eos])
+    stops = {vocabulary[token] for token in (end, eos) if token is not None}
     return SpecialTokens(end, vocabulary[end], pad, vocabulary[pad], tuple(sorted(stops)))
-
-
-def _candidates(tokenizer: PreTrainedTokenizerBase, taken: set[str | None]) -> list[str]:
-    special = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
-    likely = [token for token in special if token not in taken]
-    likely.sort(key=lambda token: ("pad" not in token.lower(), "reserved" not in token.lower()))
-    return likely[:5]
 
 
 def check_same_tokenizer(tokenizer: PreTrainedTokenizerBase, model: ModelConfig) -> None:
@@ -217,11 +210,9 @@ def _arrays(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> list[npt.NDA
 def _arrays_of_pieces(
     backend: tokenizers.Tokenizer, texts: Sequence[str]
 ) -> list[npt.NDArray[np.int32]]:
-    pieces, counts = pieces_of(texts)
-    ids = iter(_arrays(backend, pieces))
-    return [
-        next(ids) if count == 1 else np.concatenate(list(islice(ids, count))) for count in counts
-    ]
+    cut = [[text] if len(text) <= 2 * PIECE else cut_lines(text) for text in texts]
+    ids = iter(_arrays(backend, [piece for pieces in cut for piece in pieces]))
+    return [np.concatenate(list(islice(ids, len(p)))) if len(p) > 1 else next(ids) for p in cut]
 
 
 def encoder_of(
@@ -265,31 +256,20 @@ def encoder_of(
     cuts = parts_at_lines(from_json(text))
     if backend == "tokenizers":
         return Encoder(own, digest, cuts=cuts)
-    fast = _tiktoken_encoder(own, text, probes)
-    if isinstance(fast, TiktokenEncoder):
-        return Encoder(own, digest, fast)
+    fast = ranks_of(own, text)
+    if not isinstance(fast, str):
+        slow = partial(_arrays, own)
+        fast, special = TiktokenEncoder(fast, slow=slow), list(fast.special)
+        bad = disagreement(fast.arrays, slow, special=special, more=probes)
+        if bad is None:
+            return Encoder(own, digest, fast)
+        fast = f"other ids for {bad!r:.80}"
     if backend == "tiktoken":
         raise ConfigError(
             f"tiktoken cannot stand for the tokenizer {tokenizer.name_or_path!r}: {fast}; "
             "set tokenizer.backend to auto or tokenizers"
         )
     return Encoder(own, digest, reason=f"not tiktoken: {fast}", cuts=cuts)
-
-
-def _tiktoken_encoder(
-    own: tokenizers.Tokenizer, text: str, probes: Sequence[str]
-) -> TiktokenEncoder | str:
-    """The encoder that gives the same ids, or why there is none."""
-    ranks = ranks_of(own, text)
-    if isinstance(ranks, str):
-        return ranks
-
-    def slow(texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
-        return _arrays(own, texts)
-
-    fast = TiktokenEncoder(ranks, slow=slow)
-    bad = disagreement(fast.arrays, slow, special=list(ranks.special), more=probes)
-    return fast if bad is None else f"other ids for {bad!r:.80}"
 
 
 def parts_at_lines(tokenizer: Mapping[str, Any]) -> bool:
@@ -322,9 +302,3 @@ def cut_lines(text: str) -> list[str]:
         pieces.append(text[start : line_end.end()])
         start = line_end.end()
     return [*pieces, text[start:]]
-
-
-def pieces_of(texts: Sequence[str]) -> tuple[list[str], list[int]]:
-    """The pieces of all texts, and how many each text has."""
-    cut = [[text] if len(text) <= 2 * PIECE else cut_lines(text) for text in texts]
-    return [piece for pieces in cut for piece in pieces], list(map(len, cut))

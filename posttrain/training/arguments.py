@@ -1,8 +1,4 @@
-"""A recipe's `trainer:` block → the installed TRL's config, checked field by field.
-
-trainer: {learning_rate: 1.0e-3, warmup_steps: 20}   → SFTConfig(learning_rate=0.001, …)
-trainer: {learning_rat: 1.0e-3}                      → ConfigError: did you mean 'learning_rate'?
-"""
+"""A recipe's `trainer:` block → the installed TRL's config, checked field by field."""
 
 from __future__ import annotations
 
@@ -64,11 +60,10 @@ def make_arguments(
     """A TRL config from a recipe's `trainer:` block.
 
     Args:
-        kind: the config's class.
         out: where resume checkpoints go.
         defaults: of this stage, where the recipe says nothing.
         decided: the values of owned fields.
-        env: the process environment, where the launcher leaves what it was asked for.
+        env: where the launcher leaves what it was asked for.
         counted_in_steps: a run is one stretch of optimiser steps, without epochs.
 
     Raises:
@@ -93,7 +88,7 @@ def make_arguments(
     fixed = {"output_dir": str(out), "seed": recipe.seed, "data_seed": recipe.seed, **decided}
     values = {**shared, **defaults, **recipe.trainer, **fixed}
     try:
-        args = kind(**values)
+        args: Any = kind(**values)
     except (ValueError, TypeError, ImportError) as error:
         raise ConfigError(
             f"trainer: the installed trl {trl.__version__} refuses this: {error}"
@@ -107,8 +102,13 @@ def make_arguments(
         ) from error
     _check_combinations(args)
     _check_liger(args, recipe.model)
-    if counted_in_steps:
-        _check_counted_in_steps(args)
+    if counted_in_steps and args.max_steps <= 0:
+        raise ConfigError("trainer.max_steps: a run is counted in steps; give it")
+    if counted_in_steps and args.save_strategy in ("best", "epoch"):
+        raise ConfigError(
+            f"trainer.save_strategy {args.save_strategy}: a run is one stretch of steps; "
+            "set steps (with save_steps), or no"
+        )
     check_precision(args, recipe.model, recipe.adapter, env)
     return args
 
@@ -159,16 +159,6 @@ def _check_values(trainer: Mapping[str, Any], kind: type[Any]) -> None:
     if trainer.get("learning_rate", 0) < 0:
         raise ConfigError(
             f"trainer.learning_rate: must not be negative, found {trainer['learning_rate']}"
-        )
-
-
-def _check_counted_in_steps(args: Any) -> None:
-    if args.max_steps <= 0:
-        raise ConfigError("trainer.max_steps: a run is counted in steps; give it")
-    if args.save_strategy in ("best", "epoch"):
-        raise ConfigError(
-            f"trainer.save_strategy {args.save_strategy}: a run is one stretch of steps; "
-            "set steps (with save_steps), or no"
         )
 
 

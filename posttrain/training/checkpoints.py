@@ -1,15 +1,9 @@
-"""Resume checkpoints that are whole or ignored, and the rotation that never leaves none.
-
-resume/checkpoint-40/complete.json  {"step": 40, "files": {"optimizer.pt": 81234, …}, "tokens": …}
-
-The trainer writes a checkpoint file by file; a kill in between leaves a directory that looks like
-one. Only a directory whose `complete.json` exists, and whose files have the sizes it lists, counts.
-"""
+"""Resume checkpoints that are whole or ignored: `complete.json`, written last, lists the files'
+sizes. The rotation never leaves none."""
 
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,12 +12,11 @@ from posttrain.errors import ConfigError
 from posttrain.runs import atomic_write_json
 
 COMPLETE = "complete.json"
-_NAME = re.compile(r"checkpoint-(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What the trainer itself does not store: running counts and the layout that wrote it."""
+    """Running counts, which the trainer does not store, and the layout that wrote them."""
 
     step: int
     tokens: int
@@ -44,23 +37,12 @@ def mark_complete(checkpoint: Path, progress: Progress) -> None:
 def complete_checkpoints(folder: Path) -> list[tuple[Path, Progress]]:
     """The whole checkpoints of a folder by rising step; half-written ones are left out."""
     whole: list[tuple[Path, Progress]] = []
-    for path in folder.glob("checkpoint-*"):
-        progress = _read(path)
-        if _NAME.fullmatch(path.name) and progress is not None:
-            whole.append((path, progress))
+    for marker in folder.glob(f"checkpoint-*/{COMPLETE}"):
+        body, path = json.loads(marker.read_text("utf-8")), marker.parent
+        sizes = {path / name: size for name, size in body.pop("files").items()}
+        if all(file.is_file() and file.stat().st_size == sizes[file] for file in sizes):
+            whole.append((path, Progress(**body)))
     return sorted(whole, key=lambda pair: pair[1].step)
-
-
-def _read(checkpoint: Path) -> Progress | None:
-    marker = checkpoint / COMPLETE
-    if not marker.is_file():
-        return None
-    body = json.loads(marker.read_text("utf-8"))
-    for name, size in body.pop("files").items():
-        file = checkpoint / name
-        if not file.is_file() or file.stat().st_size != size:
-            return None
-    return Progress(**body)
 
 
 def latest_complete(folder: Path, *, world_size: int) -> tuple[Path, Progress] | None:

@@ -1,17 +1,10 @@
 """How the sequences of a pack are kept apart, and a measurement on the real model that they are.
 
-document_masking = choose_document_masking("auto", model)                  → "block_diagonal"
-probe_document_masking(model, collator, packs)        → MaskingProbe(apart=2e-7, leaking=0.9, …)
-
-Packs become tensors in one of three layouts:
-
 varlen          [1, all tokens]      TRL's own padding-free collator: varlen kernels, or seq_idx
 block_diagonal  [rows, longest]      sequences side by side, positions restart at each
 unpacked        [sequences, longest] one sequence a row, right-padded: for recurrent layers
 
-In all three, the first label of a sequence is ignored (nothing predicts it) and padding is never
-trained.
-"""
+The first label of a sequence is ignored (nothing predicts it) and padding is never trained."""
 
 from __future__ import annotations
 
@@ -71,12 +64,13 @@ def choose_document_masking(requested: str, model: PreTrainedModel) -> str:
 
 def describe_document_masking(document_masking: str, attention: str) -> str:
     """One line for the plan: which mask is active."""
-    if document_masking == "varlen":
-        kernels = "varlen kernels" if attention in VARLEN_ATTENTION else "a block-diagonal mask"
-        return f"varlen: a micro-batch is one row, {kernels} ({attention})"
-    if document_masking == "block_diagonal":
-        return f"block_diagonal: sequences side by side, masked from each other ({attention})"
-    return f"unpacked: a sequence is a row, right-padded ({attention})"
+    kernels = "varlen kernels" if attention in VARLEN_ATTENTION else "a block-diagonal mask"
+    text = {
+        "varlen": f"a micro-batch is one row, {kernels}",
+        "block_diagonal": "sequences side by side, masked from each other",
+        "unpacked": "a sequence is a row, right-padded",
+    }[document_masking]
+    return f"{document_masking}: {text} ({attention})"
 
 
 def make_collator(document_masking: str, pad_id: int) -> Collator:
@@ -111,15 +105,10 @@ def _labels(labels: Sequence[int]) -> list[int]:
 
 
 def _block_diagonal(pad_id: int, packs: list[dict[str, Any]]) -> Batch:
-    """Several sequences a row, as narrow as the longest. No attention mask is passed:
-    transformers reads the blocks off the positions.
-
-    Attention over a masked row costs its width squared, whatever the mask, and sequences do not
-    see each other; so the micro-batch is dealt anew into rows no wider than its longest sequence.
-
-    Returns `input_ids`, `labels`, `position_ids`, each int64 `[rows, longest sequence]`. The
-    padding of a row is a sequence of its own, so no query is left without a key.
-    """
+    """Sequences side by side, each int64 `[rows, longest sequence]`: attention over a masked row
+    costs its width squared, so the micro-batch is dealt anew into rows as narrow as its longest
+    sequence. transformers reads the blocks off the positions; padding is a sequence of its own, so
+    no query is left without a key."""
     parts = [part for pack in packs for part in sequences(pack)]
     lengths = [len(ids) for ids, _ in parts]
     width = max(lengths)
@@ -155,10 +144,7 @@ def deal_rows(lengths: Sequence[int], width: int) -> list[list[int]]:
 
 
 def _unpacked(pad_id: int, packs: list[dict[str, Any]]) -> Batch:
-    """One sequence a row, right-padded, so that no state or attention can cross sequences.
-
-    Returns `input_ids`, `labels`, `attention_mask`, each int64 `[sequences, longest sequence]`.
-    """
+    """One sequence a row, each int64 `[sequences, longest sequence]`."""
     parts = [part for pack in packs for part in sequences(pack)]
     return {
         "input_ids": pad_rows((ids for ids, _ in parts), pad_id),
@@ -168,14 +154,12 @@ def _unpacked(pad_id: int, packs: list[dict[str, Any]]) -> Batch:
 
 
 def sequence_ids(batch: Batch) -> tuple[torch.Tensor, int]:
-    """Which *trained* sequence each token belongs to, and how many there are.
-
-    Works on the batch of any layout. Tokens of padding, and of sequences with nothing trained
-    (fillers), get -1.
+    """Which *trained* sequence each token of a batch belongs to, and how many there are.
 
     Returns:
-        ids: int64 `[rows * columns]`, 0 … count-1 or -1, in the order of the flattened batch.
-        count: number of sequences with at least one trained token.
+        ids: int64 `[rows * columns]`, in the order of the flattened batch; -1 for padding and for
+            sequences with nothing trained (fillers).
+        count: of sequences with at least one trained token.
     """
     labels = batch["labels"]
     if "attention_mask" in batch:
@@ -190,11 +174,6 @@ def sequence_ids(batch: Batch) -> tuple[torch.Tensor, int]:
     kept = trained > 0
     renumbered = torch.where(kept, kept.cumsum(0) - 1, -1)
     return torch.where(real, renumbered[raw], -1), int(kept.sum())
-
-
-def real_tokens(batch: Batch) -> int:
-    """Tokens of trained sequences in a batch: no padding, no filler."""
-    return int((sequence_ids(batch)[0] >= 0).sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,11 +191,7 @@ class MaskingProbe:
 def probe_document_masking(
     model: PreTrainedModel, collator: Collator, packs: Sequence[dict[str, Any]]
 ) -> MaskingProbe:
-    """Run a few real sequences in the batch layout, alone, and unprotected.
-
-    Args:
-        packs: rows of the shards; up to three sequences of each are used, shortened.
-    """
+    """Run up to three sequences of each pack, cut short: in the layout, alone, unprotected."""
     short = [_shorten(pack) for pack in packs]
     was_training = model.training
     model.eval()
@@ -236,10 +211,8 @@ def probe_document_masking(
 
 
 def check_probe(probe: MaskingProbe, document_masking: str) -> None:
-    """Refuse a layout that leaks: 1e-5 in fp32; in less precise types 5 % of the leak.
-
-    Rounding grows with the numbers rounded: a trained model's logits of 20 differ by more than 1e-5
-    when only the shape of the batch changes. The fp32 limit grows with them.
+    """Refuse a layout that leaks: 1e-5 in fp32, times the largest logit above 1, for rounding grows
+    with the numbers rounded; in less precise types 5 % of the leak.
 
     Raises:
         ConfigError: with the measured differences.
@@ -256,7 +229,7 @@ def check_probe(probe: MaskingProbe, document_masking: str) -> None:
 
 
 def _shorten(pack: dict[str, Any]) -> dict[str, Any]:
-    """A pack of up to three sequences, the later ones short enough to share a row."""
+    """Up to three sequences, the later ones short enough to share a row."""
     parts = list(sequences(pack))[:3]
     first = min(PROBE_TOKENS, len(parts[0][0]))
     cuts = [first, *[max(first // 2, 2)] * (len(parts) - 1)]

@@ -1,10 +1,5 @@
-"""What the launcher really started, and a refusal when it is not what was asked for.
-
-`accelerate launch --cpu --num_processes 2` starts one process and says nothing; a DeepSpeed or FSDP
-config with CPU forced trains as plain DDP and says nothing; `mixed_precision: bf16` trains a
-recipe that says `bf16: false` in bf16; a launcher for GPUs trains on the CPU where there is none.
-All of these stop here, as do weights that would not move.
-"""
+"""What the launcher really started, and a refusal when it is not what was asked for: accelerate
+drops processes, sharding and precision without a word. So do weights that would not move."""
 
 from __future__ import annotations
 
@@ -38,27 +33,19 @@ class Launched:
 
 def read_launch(accelerator: Accelerator) -> Launched:
     """Read the layout off the accelerator that the trainer uses."""
+    state: Any = accelerator.state
+    device, precision = accelerator.device, accelerator.mixed_precision
+    sharding = "none"
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        sharding = f"zero{state.deepspeed_plugin.zero_stage}"
+    elif accelerator.distributed_type == DistributedType.FSDP:
+        sharding = f"fsdp{state.fsdp_plugin.fsdp_version}"
     return Launched(
         world_size=accelerator.num_processes,
-        sharding=_sharding(accelerator),
-        device=_device(accelerator),
-        precision={"no": "fp32"}.get(accelerator.mixed_precision, accelerator.mixed_precision),
+        sharding=sharding,
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        precision="fp32" if precision == "no" else precision,
     )
-
-
-def _sharding(accelerator: Accelerator) -> str:
-    state: Any = accelerator.state
-    if accelerator.distributed_type == DistributedType.DEEPSPEED:
-        return f"zero{state.deepspeed_plugin.zero_stage}"
-    if accelerator.distributed_type == DistributedType.FSDP:
-        return f"fsdp{state.fsdp_plugin.fsdp_version}"
-    return "none"
-
-
-def _device(accelerator: Accelerator) -> str:
-    if accelerator.device.type == "cuda":
-        return torch.cuda.get_device_name(accelerator.device)
-    return accelerator.device.type
 
 
 def check_launch(
@@ -68,8 +55,7 @@ def check_launch(
 
     Args:
         requested: the recipe's `launch:` block; its Nones are not checked.
-        launched: what runs.
-        env: the process environment, where accelerate leaves what its config asked for.
+        env: where accelerate leaves what its config asked for.
 
     Raises:
         ConfigError: naming what was requested, what runs, and the command that gives it.
@@ -85,13 +71,19 @@ def check_launch(
             f"launch.sharding is {requested.sharding}, this run has {launched.sharding}. Start it "
             f"with posttrain launch --config_file accelerate/{file}"
         )
-    for name, wanted in _requested_by_launcher(env).items():
-        if launched.sharding != wanted:
-            raise ConfigError(
-                f"the launcher asked for {wanted} ({name}), but {launched.sharding} runs: forcing "
-                "CPU drops sharding silently. Use accelerators, or --config_file accelerate/cpu-2"
-            )
-    if launched.world_size == 1 and _several_cpu_processes_requested(env):
+    wanted = None
+    if _is_true(env, "ACCELERATE_USE_DEEPSPEED") and "ACCELERATE_DEEPSPEED_ZERO_STAGE" in env:
+        wanted = f"zero{env['ACCELERATE_DEEPSPEED_ZERO_STAGE']}"
+    elif _is_true(env, "ACCELERATE_USE_FSDP"):
+        wanted = f"fsdp{env.get('FSDP_VERSION', '1')}"
+    if wanted not in (None, launched.sharding):
+        raise ConfigError(
+            f"the launcher asked for {wanted}, but {launched.sharding} runs: forcing CPU drops "
+            "sharding silently. Use accelerators, or --config_file accelerate/cpu-2"
+        )
+    # accelerate's one-process launcher sets MASTER_ADDR only when num_processes is above 1
+    several = "MASTER_ADDR" in env and "LOCAL_RANK" not in env
+    if launched.world_size == 1 and _is_true(env, "ACCELERATE_USE_CPU") and several:
         raise ConfigError(
             "the launcher asked for several CPU processes and started one (accelerate starts "
             f"them only through a distributed type). Use: {TWO_CPU_PROCESSES}"
@@ -104,9 +96,7 @@ def check_device(
     """Stop when a launcher for GPUs would train on the CPU.
 
     Args:
-        args: of the trainer, made under the launcher's environment.
         trainer: the recipe's block; a `use_cpu` in it is the user's own word.
-        env: the process environment, where accelerate leaves what its config asked for.
 
     Raises:
         ConfigError: naming the precision that gives the launcher away, and the ways out.
@@ -129,11 +119,6 @@ def check_precision(
 ) -> None:
     """Stop when launcher and recipe name different precisions, or the weights would not move.
 
-    Args:
-        args: of the trainer, made under the launcher's environment.
-        model, adapter: the recipe's blocks.
-        env: the process environment, where accelerate leaves what its config asked for.
-
     Raises:
         ConfigError: naming both sides, and what to change.
     """
@@ -144,7 +129,9 @@ def check_precision(
         requested["mixed_precision"] = launcher
     if args.deepspeed_plugin is not None:
         # a DeepSpeed file that says `enabled` itself, true or false, is obeyed before the recipe
-        requested["deepspeed_config"] = _deepspeed_precision(args.deepspeed_plugin.deepspeed_config)
+        file = args.deepspeed_plugin.deepspeed_config
+        enabled = [name for name in ("fp16", "bf16") if file.get(name, {}).get("enabled")]
+        requested["deepspeed_config"] = enabled[0] if enabled else "no"
     for name, precision in requested.items():
         if precision != recipe:
             raise ConfigError(
@@ -179,26 +166,5 @@ def await_shared(out: Path, patience: float) -> None:
         time.sleep(0.5)
 
 
-def _deepspeed_precision(config: Mapping[str, Any]) -> str:
-    enabled = (name for name in ("fp16", "bf16") if config.get(name, {}).get("enabled"))
-    return next(enabled, "no")
-
-
 def _is_true(env: Mapping[str, str], name: str) -> bool:
     return env.get(name, "").lower() in ("true", "1")
-
-
-def _requested_by_launcher(env: Mapping[str, str]) -> dict[str, str]:
-    requested: dict[str, str] = {}
-    if _is_true(env, "ACCELERATE_USE_DEEPSPEED"):
-        stage = env.get("ACCELERATE_DEEPSPEED_ZERO_STAGE")
-        if stage is not None:
-            requested["ACCELERATE_DEEPSPEED_ZERO_STAGE"] = f"zero{stage}"
-    if _is_true(env, "ACCELERATE_USE_FSDP"):
-        requested["ACCELERATE_USE_FSDP"] = f"fsdp{env.get('FSDP_VERSION', '1')}"
-    return requested
-
-
-def _several_cpu_processes_requested(env: Mapping[str, str]) -> bool:
-    # accelerate's one-process launcher sets MASTER_ADDR only when num_processes is above 1
-    return _is_true(env, "ACCELERATE_USE_CPU") and "MASTER_ADDR" in env and "LOCAL_RANK" not in env

@@ -1,10 +1,5 @@
-"""`log.jsonl`: one row a logged step, the same bytes whether or not the run was interrupted.
-
-    {"step": 10, "epoch": 0.5, "loss": 3.21, "grad_norm": 1.1, "learning_rate": 0.001, "tokens": …}
-
-Seconds and rates are left out, they go to `speed.jsonl`, which the manifest does not list. Methods
-with many figures a step print a line of their own choice for each row.
-"""
+"""`log.jsonl`, one row a logged step, the same bytes whether or not the run was interrupted; the
+page of the run so far; a line a step on the console. Seconds go to `speed.jsonl`."""
 
 from __future__ import annotations
 
@@ -15,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState
 
 from posttrain.report.live import LOG, REPORT, write_live
 from posttrain.runs import atomic_write_text
@@ -34,7 +29,7 @@ def log_row(entry: dict[str, Any]) -> dict[str, Any] | None:
 
 
 class LogRows(TrainerCallback):
-    """Appends each logged row; starts from the history that a resumed checkpoint holds."""
+    """Append each logged row; start from the history that a resumed checkpoint holds."""
 
     def __init__(self, out: Path) -> None:
         self.log = out / LOG
@@ -42,27 +37,20 @@ class LogRows(TrainerCallback):
         self._started = 0.0
         self._first_step = 0
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         """Rewrite the rows up to the resumed step; rows of the killed run's tail go."""
         self._started, self._first_step = time.perf_counter(), state.global_step
         if state.is_world_process_zero:
             rows = [log_row(dict(entry)) for entry in state.log_history]
             atomic_write_text(self.log, "".join(_line(row) for row in rows if row))
 
-    def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        """Append the newest row."""
+    def on_log(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         row = log_row(dict(state.log_history[-1]))
         if row and state.is_world_process_zero:
             with self.log.open("a", encoding="utf-8") as handle:
                 handle.write(_line(row))
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_train_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         """One row a start of the run: steps and seconds."""
         if not state.is_world_process_zero:
             return
@@ -91,18 +79,12 @@ class LivePage(TrainerCallback):
         self._last_row, self._pause = 0.0, 0.0
         self._due, self._wait = 0.0, self.EVERY
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        """Write the page of the part before a resume, or of no step."""
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         self._begun = self._last_row = time.monotonic()
         self._first_step = state.global_step
         self._write(state, None)
 
-    def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        """Write the page if its time has come."""
+    def on_log(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         now = time.monotonic()
         self._pause, self._last_row = max(self._pause, now - self._last_row), now
         if now >= self._due:
@@ -114,13 +96,19 @@ class LivePage(TrainerCallback):
             return
         begin = time.monotonic()
         about = f"Running, step {state.global_step:,} of {state.max_steps:,}"
-        if steps := state.global_step - self._first_step:
-            left = (begin - self._begun) / steps * (state.max_steps - state.global_step)
+        if state.global_step > self._first_step:
+            left = seconds_left(state, begin - self._begun, self._first_step)
             about += f", about {left / 60:,.0f} min left"
         written = write_page(lambda: write_live(self._out, about, next_in=next_in))
         end = time.monotonic()
         self._wait = max(self.EVERY, (end - begin) / self.SHARE)
         self._due = end + self._wait if written else math.inf
+
+
+def seconds_left(state: TrainerState, spent: float, first_step: int) -> float:
+    """Until the run's end, where the steps since the first one took `spent` seconds."""
+    each = spent / max(1, state.global_step - first_step)
+    return each * (state.max_steps - state.global_step)
 
 
 def write_page(write: Callable[[], object]) -> bool:
@@ -136,14 +124,8 @@ def write_page(write: Callable[[], object]) -> bool:
 
 
 class StepLines(TrainerCallback):
-    """Prints one line a logged step, with the seconds that are left.
-
-    step 12/50   loss 5.1021  preference 0.6712  …  41 s left
-
-    Args:
-        describe: the figures of a row worth a look; None where the row is not a step's.
-        timing: what to print behind the seconds.
-    """
+    """Prints the figures that `describe` picks of a row (None: it is not a step's), the seconds
+    that are left and `timing`."""
 
     def __init__(
         self,
@@ -153,22 +135,15 @@ class StepLines(TrainerCallback):
         self._describe, self._timing = describe, timing
         self._started = (0.0, 0)
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        """Seconds count from here; a resumed run's from its first own step."""
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         self._started = (time.perf_counter(), state.global_step)
 
-    def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        """Print the newest row."""
+    def on_log(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         text = self._describe(dict(state.log_history[-1]))
         if text is None or not state.is_world_process_zero:
             return
-        at, from_step = self._started
-        each = (time.perf_counter() - at) / max(1, state.global_step - from_step)
-        left = each * (state.max_steps - state.global_step)
+        at, first_step = self._started
+        left = seconds_left(state, time.perf_counter() - at, first_step)
         step = f"step {state.global_step}/{state.max_steps}".ljust(12)
         print(f"{step} {text}  {left:.0f} s left{self._timing()}", flush=True)
 

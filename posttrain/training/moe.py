@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 from posttrain.errors import ConfigError
-from posttrain.models.experts import find_routers, uses_sigmoid
+from posttrain.models.load import find_routers, uses_sigmoid
 
 BIAS = "e_score_correction_bias"
 

@@ -1,10 +1,5 @@
-"""The order of packs in an epoch, equal for every number of processes and accumulation steps.
-
-    list(EpochOrder(packs=5, global_batch=4, seed=0))  → [3, 0, 4, 1, 2, 5, 5, 5]   (5 = filler)
-
-Consecutive runs of `global_batch` entries are one optimiser step each, however they are dealt out
-to processes and micro-batches; so the layout changes no batch.
-"""
+"""The order of packs in an epoch. Consecutive runs of `global_batch` entries are one optimiser step
+each, however they are dealt out to processes and micro-batches; so the layout changes no batch."""
 
 from __future__ import annotations
 
@@ -16,12 +11,13 @@ from torch.utils.data import Sampler
 
 
 class EpochOrder(Sampler[int]):
-    """A permutation of `packs` keyed by seed and epoch, topped up with the filler row.
+    """A permutation of `packs` keyed by seed and epoch, topped up with the filler row, `packs`.
+
+        list(EpochOrder(packs=5, global_batch=4, seed=0))  → [3, 0, 4, 1, 2, 5, 5, 5]
 
     Args:
-        packs: number of packs; the filler is row `packs`.
         global_batch: packs an optimiser step (all processes, all accumulation steps).
-        seed: the recipe's seed; None keeps the order of the shards.
+        seed: the recipe's; None keeps the order of the shards.
     """
 
     def __init__(self, *, packs: int, global_batch: int, seed: int | None) -> None:
@@ -48,13 +44,8 @@ class EpochOrder(Sampler[int]):
 
 
 def rows_drawn(*, count: int, per_step: int, step: int, seed: int) -> list[int]:
-    """Rows of one step of a run without epochs: whole permutations one after the other, the same
-    for every layout of processes.
-
-    Args:
-        count: rows that there are.
-        step: which step, from 0.
-    """
+    """Rows of one step, counted from 0, of a run without epochs: whole permutations of `count` rows
+    one after the other, the same for every layout of processes."""
     order = EpochOrder(packs=count, global_batch=1, seed=seed)
     rows: list[int] = []
     epoch, skip = divmod(step * per_step, count)

@@ -1,9 +1,4 @@
-"""What a run will do, and what would make it wrong, before it does anything: the lines of a plan.
-
-model        3,456 parameters, 3,456 trained
-stops        generation stops at [2], pads with 0
-time         about 412 s: 1650 ms a micro-batch, measured on this device
-"""
+"""The lines of a plan: what a run will do, and what would make it wrong, before it starts."""
 
 from __future__ import annotations
 
@@ -33,7 +28,7 @@ Line = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """A run before it starts: (name, sentence) lines, and bytes on disk at most."""
+    """(name, sentence) lines, and bytes on disk at most."""
 
     lines: list[Line]
     disk_bytes: int
@@ -41,8 +36,7 @@ class RunPlan:
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """Parameters and those that are trained, over all processes, and the bytes of both as they
-    were loaded."""
+    """Parameters and those that are trained, over all processes; the bytes of both as loaded."""
 
     parameters: int
     trainable: int
@@ -85,10 +79,7 @@ def disk_line(disk_bytes: int) -> Line:
 
 
 def check_disk(needed: int, out: Path) -> None:
-    """Stop when the checkpoints cannot fit.
-
-    Args:
-        needed: bytes.
+    """Stop when the checkpoints, of `needed` bytes, cannot fit.
 
     Raises:
         ConfigError: with what is needed and what is free.
@@ -108,7 +99,6 @@ def check_enough(
     """How many rows the run draws.
 
     Args:
-        rows: that there are.
         name: of a row, in the plural.
         updates: optimiser steps on each batch.
 
@@ -155,7 +145,6 @@ def time_line(
 
     Args:
         rows: of data, a micro-batch of them; timed on models that are small enough.
-        loss: of the collated rows.
         tokens: forward and backward, on all processes.
         micros: micro-batches on each process.
     """

@@ -1,12 +1,5 @@
 """One training stage, the same for every method: open the output directory, prepare, plan, train,
-finish.
-
-    SftStage(recipe).run(dry_run=False)
-
-runs/x/{config.json, model.safetensors, …, log.jsonl, manifest.json}   the checkpoint
-runs/x/resume/checkpoint-40/                                           only while it trains
-runs/x/tensorboard/events.out.tfevents.…                               with report_to: tensorboard
-"""
+finish. `resume/` in it holds checkpoints while it trains."""
 
 from __future__ import annotations
 
@@ -22,8 +15,9 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from posttrain.config.dpo import DpoConfig
 from posttrain.config.grpo import ColocatedVllm
-from posttrain.config.sft import TrainingRecipe
+from posttrain.config.sft import SftConfig, TrainingRecipe
 from posttrain.errors import ConfigError, PosttrainError
 from posttrain.models.adapters import adapter_reach, lora_config, quantization_config
 from posttrain.models.load import load_model
@@ -39,7 +33,13 @@ from posttrain.runs import (
     read_artifact,
     refusing_full_disk,
 )
-from posttrain.tokens.tokenizer import SpecialTokens, special_tokens
+from posttrain.tokens.tokenizer import (
+    SpecialTokens,
+    check_same_tokenizer,
+    largest_id,
+    load_tokenizer,
+    special_tokens,
+)
 from posttrain.training.activations import RolloutShape
 from posttrain.training.finish import RESUME, RunOutcome, artifact_files, write_card
 from posttrain.training.launch import (
@@ -68,17 +68,14 @@ KIND = "checkpoint"
 PATIENCE = 60.0  # seconds in which a network disk shows what another machine has created
 
 Recipe = TypeVar("Recipe", bound=TrainingRecipe)
+WithData = TypeVar("WithData", SftConfig, DpoConfig)
 T = TypeVar("T", bound=Resumable)
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyTokenizer:
-    """The tokenizer that goes with the checkpoint.
-
-    Attributes:
-        vocabulary: rows that the model's embedding must have at least.
-        template_digest: of the chat template that the data was rendered with.
-    """
+    """The tokenizer that goes with the checkpoint, the rows that the model's embedding must have at
+    least, and the digest of the chat template that the data was rendered with."""
 
     tokenizer: Any
     vocabulary: int
@@ -110,8 +107,8 @@ class TrainingStage(ABC, Generic[Recipe, T]):
 
     Attributes:
         method: names the run in its card.
-        scratch: a folder in the output directory that does not count as results: its files prove
-            by their keys what they belong to.
+        scratch: a folder in the output directory whose files prove by their keys what they belong
+            to; it does not count as results.
     """
 
     method: str
@@ -157,11 +154,7 @@ class TrainingStage(ABC, Generic[Recipe, T]):
 
     @abstractmethod
     def outcome(self, prepared: PreparedRun[T], base: str | None) -> RunOutcome:
-        """Results of the run, from its log: the same after a resume.
-
-        Args:
-            base: what training started from; None: random weights.
-        """
+        """Results of the run, from its log; `base`: what it started from, None: random weights."""
 
     def probe(self, trainer: T) -> Preflight:
         """The checks that run the model, which is on its devices by now."""
@@ -188,15 +181,11 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         on_open: Callable[[int], None] | None = None,
         check_inputs: Callable[[], None] | None = None,
     ) -> Path | None:
-        """Plan, or train to the end.
+        """Plan, or train to the end: the finished artifact, on the main process.
 
         Args:
             on_open: called with the number of the process when the output directory is ours.
             check_inputs: refuses to call a finished run up to date where its inputs have changed.
-
-        Returns:
-            The finished artifact, whose report is written, on the main process; None in a dry run
-            and on the others.
         """
         if dry_run:
             with tempfile.TemporaryDirectory() as work:
@@ -217,7 +206,7 @@ class TrainingStage(ABC, Generic[Recipe, T]):
             if directory.complete:
                 if check_inputs is not None:
                     check_inputs()
-                self._remove_checkpoints()
+                shutil.rmtree(self.out / RESUME, ignore_errors=True)
                 done = f"{self.recipe.out} is finished; its files are as its manifest says"
                 return self._show(done) if main else None
             try:
@@ -241,19 +230,11 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         return self.out
 
     def open(self, *, dry_run: bool = False) -> Run:
-        """Take the output directory, or only check that it can be used.
-
-        Raises:
-            ConfigError: it belongs to another config.
-            DataError: the input is not a finished artifact.
-        """
+        """Take the output directory, or only check that no other config has it."""
         return Run.open(self.out, kind=KIND, config=self.identity(), dry_run=dry_run)
 
     def prepare(self, args: Any = None) -> PreparedRun[T]:
         """Load, check and build everything up to, but not including, the first step.
-
-        Args:
-            args: from `arguments`; None: those of a run in the output directory.
 
         Raises:
             ConfigError, DataError: anything that would make the run wrong.
@@ -306,12 +287,7 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         return PreparedRun(trainer, special, launched, preflight, memory, digest)
 
     def check_batch(self, trainer: T, rows: int, *, name: str) -> None:
-        """Refuse a launch whose batch is not the recipe's.
-
-        Args:
-            rows: of an optimiser step, by the recipe.
-            name: of a row, in the plural.
-        """
+        """Refuse a launch whose batch is not the recipe's `rows`, called `name` in the plural."""
         if trainer.global_batch != rows:
             raise ConfigError(
                 f"an optimiser step has {rows} {name}, this launch makes it "
@@ -330,11 +306,8 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         check_disk(plan.disk_bytes, self.out)
 
     def train(self, prepared: PreparedRun[T], directory: Run) -> Manifest | None:
-        """Train, resuming from a whole checkpoint if there is one, and finish the artifact.
-
-        Returns:
-            The manifest, on the main process; None on the others.
-        """
+        """Train, from a whole checkpoint on if there is one, and finish the artifact; on the main
+        process, its manifest."""
         trainer = prepared.trainer
         try:
             train_to_the_end(trainer, self.out, base=self.recipe.model, special=prepared.special)
@@ -377,11 +350,8 @@ class TrainingStage(ABC, Generic[Recipe, T]):
                 **outcome.stats,
             },
         )
-        self._remove_checkpoints()
-        return manifest
-
-    def _remove_checkpoints(self) -> None:
         shutil.rmtree(self.out / RESUME, ignore_errors=True)
+        return manifest
 
     def _parent(self, path: str, manifest: Manifest) -> Parent:
         return parent_of(path, relative_to=self.out, manifest=manifest)
@@ -393,3 +363,32 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         if path is None or not (Path(path) / "manifest.json").is_file():
             return None
         return read_artifact(path, kind=KIND)
+
+
+class DataStage(TrainingStage[WithData, T]):
+    """A stage whose recipe names a data artifact, of kind `data_kind`."""
+
+    data_kind: str
+
+    @cached_property
+    def data(self) -> Manifest:
+        """The data's manifest."""
+        return read_artifact(self.recipe.data, kind=self.data_kind)
+
+    def load_tokenizer(self, args: Any) -> PolicyTokenizer:
+        """The data's own."""
+        tokenizer = load_tokenizer(Path(self.recipe.data) / "tokenizer")
+        check_same_tokenizer(tokenizer, self.recipe.model)
+        return PolicyTokenizer(tokenizer, largest_id(tokenizer) + 1, self.data.template_digest)
+
+    def identity(self) -> dict[str, Any]:
+        """The recipe with inputs by digest, without paths that decide nothing."""
+        config = self.recipe.model_dump(mode="json", exclude={"out", "data", "reference_cache"})
+        config["data_digest"] = self.data.digest
+        if self.policy is not None:
+            config["model"]["path"] = self.policy.digest
+        return config
+
+    def data_parents(self) -> list[Parent]:
+        """The data artifact."""
+        return [self._parent(self.recipe.data, self.data)]

@@ -1,13 +1,7 @@
 """What the trainers of all methods share: whole checkpoints, a log that survives a resume, saving.
 
-class PackedSFTTrainer(Resumable, SFTTrainer): …
-
-train_to_the_end(trainer, Path("runs/tiny/sft"), base=recipe.model, special=special)
-→ config.json generation_config.json model.safetensors tokenizer.json … [adapter/]
-
 A trained model lies on disk as plain transformers reads it. With an adapter, the adapter goes to
-`adapter/` and the directory itself holds the merged model.
-"""
+`adapter/` and the directory itself holds the merged model."""
 
 from __future__ import annotations
 
@@ -211,20 +205,16 @@ class Resumable(Trainer):
 
 @contextlib.contextmanager
 def _names_as_they_are(model: Any) -> Iterator[None]:
-    """Save weights under the names that they have in memory, for this checkpoint is loaded by name.
-
-    transformers saves some models (NemotronH, mixtures of experts) under the names of their first
-    files, and its trainer resumes by the names in memory: it then finds nothing, and says so in a
-    warning (transformers 5.23).
-    """
-    if isinstance(model, PeftModel):
-        yield
-        return
-    model.save_pretrained = functools.partial(model.save_pretrained, save_original_format=False)
+    """Save weights under the names that they have in memory, for this checkpoint is loaded by name:
+    transformers (5.23) saves NemotronH under the names of its first files, and its trainer then
+    finds nothing."""
+    whole = model.save_pretrained
+    if not isinstance(model, PeftModel):
+        model.save_pretrained = functools.partial(whole, save_original_format=False)
     try:
         yield
     finally:
-        del model.save_pretrained
+        vars(model).pop("save_pretrained", None)
 
 
 def score_labels(model: Any, inputs: dict[str, Any], *fields: str) -> tuple[torch.Tensor, ...]:
@@ -284,11 +274,8 @@ def train_to_the_end(
 def write_model(
     trainer: Resumable, target: Path, *, out: Path, base: ModelConfig, special: SpecialTokens
 ) -> None:
-    """Write the model to `target`, the stage's `out` or a folder in it. Runs on every process.
-
-    Args:
-        base: what an adapter is merged into.
-    """
+    """Write the model to `target`, the stage's `out` or a folder in it; an adapter is merged into
+    `base`. Runs on every process."""
     partial = out / f".{target.name}.partial"
     first = trainer.is_world_process_zero()
     if first:
@@ -303,34 +290,27 @@ def write_model(
         for name in _NOT_MODEL:
             for path in (partial / name, partial / ADAPTER / name):
                 path.unlink(missing_ok=True)
-        _move_into_place(partial, target)
+        target.mkdir(parents=True, exist_ok=True)
+        for path in sorted(partial.iterdir()):
+            goal = target / path.name
+            if goal.is_dir():
+                shutil.rmtree(goal)
+            path.replace(goal)
+        partial.rmdir()
     trainer.accelerator.wait_for_everyone()
 
 
 def _write_merged(partial: Path, base: ModelConfig, special: SpecialTokens) -> None:
-    _order_lists(partial / ADAPTER / "adapter_config.json")
-    merged = merge_adapter(partial / ADAPTER, base)
+    config = partial / ADAPTER / "adapter_config.json"
+    # PEFT keeps module names in sets: their order in the file differs between processes
+    read = json.loads(config.read_text("utf-8"))
+    ordered = {k: sorted(v) if isinstance(v, list) else v for k, v in read.items()}
+    config.write_text(json.dumps(ordered, indent=2, sort_keys=True), encoding="utf-8")
+    merged = merge_adapter(config.parent, base)
     set_special_tokens(merged, special)
     merged.save_pretrained(str(partial))
-    for path in sorted((partial / ADAPTER).iterdir()):
+    for path in sorted(config.parent.iterdir()):
         if path.name.startswith(
             ("tokenizer", "chat_template", "special_tokens", "vocab", "merges")
         ):
             path.replace(partial / path.name)
-
-
-def _order_lists(config: Path) -> None:
-    """PEFT keeps module names in sets: their order in the file differs between processes."""
-    read = json.loads(config.read_text("utf-8"))
-    ordered = {k: sorted(v) if isinstance(v, list) else v for k, v in read.items()}
-    config.write_text(json.dumps(ordered, indent=2, sort_keys=True), encoding="utf-8")
-
-
-def _move_into_place(partial: Path, target: Path) -> None:
-    target.mkdir(parents=True, exist_ok=True)
-    for path in sorted(partial.iterdir()):
-        goal = target / path.name
-        if goal.is_dir():
-            shutil.rmtree(goal)
-        path.replace(goal)
-    partial.rmdir()

@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -91,14 +91,12 @@ def sentences_of(text: str) -> list[str]:
 
 def within(number: int, arguments: Arguments) -> bool:
     """Whether a count keeps its bounds. Raises KeyError without any."""
-    bounds = [bound for bound in BOUNDS if bound in arguments]
-    if not bounds:
+    if not any(bound in arguments for bound in BOUNDS):
         raise KeyError("exactly, at_least or at_most")
-    return all(
-        {"exactly": number == arguments[b], "at_least": number >= arguments[b]}.get(
-            b, number <= arguments[b]
-        )
-        for b in bounds
+    return (
+        number == arguments.get("exactly", number)
+        and number >= arguments.get("at_least", number)
+        and number <= arguments.get("at_most", number)
     )
 
 
@@ -106,13 +104,15 @@ def _nothing(text: str, rng: random.Random) -> dict[str, Any]:
     return {}
 
 
-def _counted(
-    words: str, count: Callable[[str, Arguments], int], draw: Draw = _nothing
-) -> Constraint:
-    """A constraint on a count; its bounds are drawn around a text's own."""
+def _counted(words: str, items: Callable[..., Sized], draw: Draw | None = None) -> Constraint:
+    """A constraint on the number of items in a text, or in a text and the arguments that `draw`
+    gives; its bounds are drawn around a text's own."""
+
+    def count(text: str, arguments: Arguments) -> int:
+        return len(items(text) if draw is None else items(text, arguments))
 
     def bounds(text: str, rng: random.Random) -> dict[str, Any]:
-        arguments = draw(text, rng)
+        arguments = {} if draw is None else draw(text, rng)
         number = count(text, arguments)
         bound = rng.choice(BOUNDS if number else ("exactly", "at_most"))
         slack = rng.randint(0, number // 3 + (bound == "at_most"))
@@ -161,8 +161,8 @@ def _is_capital(word: str) -> bool:
     return len(letters) > 1 and all(c.isupper() for c in letters)
 
 
-def _divided(text: str) -> int:
-    return sum(1 for part in re.split(r"^[ \t]*\*\*\*[ \t]*$", text, flags=re.M) if part.strip())
+def _divided(text: str) -> list[str]:
+    return [t for t in re.split(r"^[ \t]*\*\*\*[ \t]*$", text, flags=re.M) if t.strip()]
 
 
 def _is_json(text: str, a: Arguments) -> bool:
@@ -182,54 +182,47 @@ def _same_start(text: str, a: Arguments) -> bool:
 
 
 CONSTRAINTS: dict[str, Constraint] = {
-    "words": _counted("Use {count} words.", lambda t, a: len(words_of(t))),
-    "sentences": _counted("Write {count} sentences.", lambda t, a: len(sentences_of(t))),
+    "words": _counted("Use {count} words.", words_of),
+    "sentences": _counted("Write {count} sentences.", sentences_of),
     "paragraphs": _counted(
-        "Write {count} paragraphs, with an empty line between them.",
-        lambda t, a: len(paragraphs_of(t)),
+        "Write {count} paragraphs, with an empty line between them.", paragraphs_of
     ),
     "divided_paragraphs": _counted(
-        "Write {count} parts, with *** on a line of its own between them.",
-        lambda t, a: _divided(t),
+        "Write {count} parts, with *** on a line of its own between them.", _divided
     ),
     "lines": _counted(
         "Write {count} lines, empty ones not counted.",
-        lambda t, a: sum(bool(line.strip()) for line in t.splitlines()),
+        lambda t: [line for line in t.splitlines() if line.strip()],
     ),
     "bullets": _counted(
-        "Have {count} bullet points, each a line that begins with - or *.",
-        lambda t, a: len(_BULLET.findall(t)),
+        "Have {count} bullet points, each a line that begins with - or *.", _BULLET.findall
     ),
     "numbered_items": _counted(
-        "Have {count} numbered items, as 1. and 2., each on a line of its own.",
-        lambda t, a: len(_NUMBERED.findall(t)),
+        "Have {count} numbered items, as 1. and 2., each on a line of its own.", _NUMBERED.findall
     ),
     "highlights": _counted(
         "Highlight {count} parts with asterisks, as *this*.",
-        lambda t, a: len(re.findall(r"(?<![*\w])\*[^*\s][^*\n]{0,200}\*(?![*\w])", t)),
+        re.compile(r"(?<![*\w])\*[^*\s][^*\n]{0,200}\*(?![*\w])").findall,
     ),
     "placeholders": _counted(
         "Have {count} placeholders in square brackets, as [address].",
-        lambda t, a: len(re.findall(r"\[[^\[\]\n]{1,100}\]", t)),
+        re.compile(r"\[[^\[\]\n]{1,100}\]").findall,
     ),
     "keyword_count": _counted(
-        'Use the word "{word}" {count} times.',
-        lambda t, a: len(_phrase(a["word"]).findall(t)),
-        _a_word,
+        'Use the word "{word}" {count} times.', lambda t, a: _phrase(a["word"]).findall(t), _a_word
     ),
     "letter_count": _counted(
         'Have the letter "{letter}" {count} times.',
-        lambda t, a: t.lower().count(str(a["letter"]).lower()),
+        lambda t, a: re.findall(re.escape(str(a["letter"]).lower()), t.lower()),
         lambda t, r: {"letter": r.choice("aeiostjqxz")},
     ),
-    "letters": _counted("Answer with {count} letters.", lambda t, a: sum(map(str.isalpha, t))),
+    "letters": _counted("Answer with {count} letters.", lambda t: [*filter(str.isalpha, t)]),
     "lowercase_words": _counted(
         "Have {count} words in lower case.",
-        lambda t, a: sum(w == w.lower() and w[0].isalpha() for w in _WORD.findall(t)),
+        lambda t: [w for w in _WORD.findall(t) if w == w.lower() and w[0].isalpha()],
     ),
     "capital_words": _counted(
-        "Have {count} words in all capitals.",
-        lambda t, a: sum(map(_is_capital, _WORD.findall(t))),
+        "Have {count} words in all capitals.", lambda t: [*filter(_is_capital, _WORD.findall(t))]
     ),
     "keywords": Constraint(
         "Include these words: {words}.",

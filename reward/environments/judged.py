@@ -21,7 +21,7 @@ from posttrain.records import Message, Score
 from posttrain.rollouts import Completion, Prompt, metadata_of
 from posttrain.sampling.sampler import Request, seed_of
 from reward.environments.base import RLVREnvironment, Script, says
-from reward.graders.base import one_line
+from reward.graders.base import one_line, unscored
 from reward.judge.judge import JudgeSampler
 from reward.judge.prompt import look_alikes, quoted, shown_answer
 from reward.judge.verdict import last_object
@@ -99,10 +99,6 @@ class JudgedEnvironment(RLVREnvironment):
         return await self._judge.label(task, parts, label=label)
 
 
-def _unread(answer: str, problem: str) -> Score:
-    return Score(None, one_line(answer), f"unscored: {problem}", "verifier_error")
-
-
 class EquivalenceEnvironment(JudgedEnvironment):
     name = "equivalence"
 
@@ -123,9 +119,10 @@ class EquivalenceEnvironment(JudgedEnvironment):
             for first, second in ((gold, answer), (answer, gold))
         ]
         if None in labels:
-            return _unread(answer, "no readable label")
+            return unscored(answer, "no readable label", "verifier_error")
         if labels[0] != labels[1]:
-            return _unread(answer, "the label changes with the order of the answers")
+            changes = "the label changes with the order of the answers"
+            return unscored(answer, changes, "verifier_error")
         said = "equivalent to" if labels[0] else "not"
         return Score(float(labels[0] is True), one_line(answer), f"{said} the gold, both orders")
 
@@ -149,7 +146,7 @@ class RubricEnvironment(JudgedEnvironment):
             parts = [("the conversation", turns), ("the response", answer), ("the item", question)]
             label = await self.label(_RUBRIC, parts, label="yes")
             if label is None:
-                return _unread(answer, "no readable label")
+                return unscored(answer, "no readable label", "verifier_error")
             missed += label != (wanted == "YES")
         return Score(float(not missed), one_line(answer), f"{missed} items not met")
 

@@ -14,13 +14,13 @@ from collections.abc import Callable
 from reward.graders.base import Grader
 from reward.graders.choice import MultipleChoice, contains, exact
 from reward.graders.constraints import PACKAGE, Constraints
-from reward.graders.math import Math, Numeric
+from reward.graders.math import Math
 
 GRADERS: dict[str, Callable[[], Grader]] = {
     "math": Math,
     "multiple_choice": MultipleChoice,
     "exact": exact,
-    "numeric": Numeric,
+    "numeric": functools.partial(Math, numbers_only=True),
     "contains_all": functools.partial(contains, enough=False),
     "contains_any": functools.partial(contains, enough=True),
     "ifeval": functools.partial(Constraints, "ifeval"),

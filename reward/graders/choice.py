@@ -194,7 +194,6 @@ def choice(text: str, options: Options) -> str | None:
 
 
 def _by_text(text: str, options: Options) -> str | None:
-    """The one option whose text this is."""
     found = [letter for letter, option in options.items() if option.strip() == text.strip()]
     if not found and len(text) <= LINE and (plain := _plain(text)):
         found = [letter for letter, option in options.items() if _plain(option) == plain]
@@ -203,7 +202,6 @@ def _by_text(text: str, options: Options) -> str | None:
 
 @functools.lru_cache(maxsize=1024)
 def _plain(text: str) -> str:
-    """As compared: without what sets it in type, in lower case."""
     return bare(text).strip("\"' ").lower()
 
 

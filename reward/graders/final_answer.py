@@ -162,7 +162,6 @@ def joined_boxes(text: str) -> str | None:
 
 
 def _boxes(text: str) -> Iterator[_Piece]:
-    """Each outermost box."""
     start, inside, depth = 0, 0, 0
     for token in _BOX_OR_BRACE.finditer(text):
         opens = "{" in (token[0], token[1])
@@ -291,7 +290,6 @@ def _last(line: str) -> str | None:
 
 
 def _formulas(line: str) -> list[_Piece]:
-    """The formulas between dollars or brackets."""
     spans = [span for span in _SPAN.finditer(line) if reads_as_math(span.group())]
     return _merged(line, (_Piece(*s.span(), s[s.lastindex or 0].strip()) for s in spans))
 

@@ -26,12 +26,13 @@ class Math:
     """Accepts an answer that is the gold by exact arithmetic, by algebra, or word by word.
 
     Nothing is rounded unless `metadata.tolerance`, a share of the gold number, allows it.
+
+    Args:
+        numbers_only: refuse a gold that is no number ("numeric").
     """
 
-    numbers_only = False
-
-    def __init__(self, *, run: RunJobs = run_shared) -> None:
-        self._run = run
+    def __init__(self, *, numbers_only: bool = False, run: RunJobs = run_shared) -> None:
+        self.numbers_only, self._run = numbers_only, run
 
     def refuse(self, prompts: Sequence[Prompt]) -> list[str | None]:
         """No gold, one that cannot be read, or one that is not accepted as its own answer."""
@@ -99,12 +100,6 @@ class Math:
         if answer is None or (self.numbers_only and read_number(bare(gold)) is None):
             return f"gold_unreadable: {one_line(gold)}"
         return gold, answer, tolerance
-
-
-class Numeric(Math):
-    """Accepts the gold's number; refuses a gold that is none."""
-
-    numbers_only = True
 
 
 def gold_text(gold: str) -> str:

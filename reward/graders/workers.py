@@ -96,7 +96,6 @@ class Worker:
         return process
 
     def _answer(self, process: subprocess.Popen[bytes], seconds: float) -> JobResult:
-        """The line that the process writes; a process that writes none is ended."""
         assert process.stdout is not None
         waiting = select.poll()
         waiting.register(process.stdout, select.POLLIN | select.POLLHUP)

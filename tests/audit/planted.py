@@ -112,11 +112,13 @@ def padded(one: Sound) -> Sound:
     return Sound([*one.ids, SPECIAL["<|pad|>"]], [*one.mask, True])
 
 
-def write_labels(path: Path, rows: list[Sound]) -> Path:
-    """One sequence a row, with labels."""
-    pq.write_table(
-        pa.table({"input_ids": [r.ids for r in rows], "labels": [r.labels for r in rows]}), path
-    )
+def write_sources(path: Path, sources: dict[str, list[Sound]]) -> Path:
+    """One sequence a row, with labels and its source."""
+    rows = [(name, one) for name, own in sources.items() for one in own]
+    columns = {"source": [name for name, _ in rows]}
+    columns["input_ids"] = [one.ids for _, one in rows]
+    columns["labels"] = [one.labels for _, one in rows]
+    pq.write_table(pa.table(columns), path)
     return path
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,7 +12,7 @@ from datasets import Dataset
 
 from posttrain.errors import ConfigError, DataError
 from tests.audit import planted
-from tests.audit.planted import SPECIAL, Sound, figures, sound, write_labels
+from tests.audit.planted import SPECIAL, Sound, figures, sound, write_sources
 from tests.data_builders.small_build import script
 
 NOTHING_WRONG = {
@@ -29,76 +30,76 @@ LAX = [
 ]
 
 
-def audit(path: Path, *keys: str, lax: bool = True) -> dict[str, int]:
-    """The figures of the only source of a data set."""
+def audit(path: Path, *keys: str, lax: bool = True) -> Path:
+    """The audit of a data set."""
     out = path.parent / f"audit-{path.name}"
     limits = [f"limits.{key}" for key in LAX] if lax else []
     tokenizer = f"tokenizer.path={path.parent / 'tokenizer'}"
     script("audit").main([str(path), tokenizer, f"out={out}", *limits, *keys])
-    (found,) = figures(out).values()
+    return out
+
+
+def only(path: Path) -> dict[str, int]:
+    """The figures of the only source of a data set."""
+    (found,) = figures(audit(path)).values()
     return found
 
 
-@pytest.mark.parametrize(
-    ("plant", "expected"),
-    [
-        (None, {}),
-        (planted.unmasked, {"everything_trained": 6, "turn_tokens": 6, "prompt_trained": 6}),
-        (planted.all_masked, {"nothing_trained": 6, "end_trained": 34, "empty_think": 17}),
-        (planted.end_masked, {"end_masked": 6, "end_trained": 34}),
-        (planted.end_masked_before_its_line_end, {"end_masked": 6, "end_trained": 34}),
-        (planted.only_the_end, {"empty_answer": 6, "empty_think": 17}),
-        (planted.empty_answer, {"empty_answer": 6}),
-        (planted.think_header, {"think_header": 6}),
-        (planted.end_missing, {"no_end": 6, "end_trained": 34}),
-        (planted.cut_off, {"no_end": 6, "end_trained": 34}),
-        (planted.user_trained, {"prompt_trained": 6}),
-        (planted.padded, {"turn_tokens": 6, "end_trained": 34, "no_end": 6}),
-    ],
-)
-def test_each_defect_is_counted_exactly(tmp_path, plant, expected):
-    rows = sound(tmp_path)
-    rows[:6] = map(plant or (lambda one: one), rows[:6])
-    found = audit(write_labels(tmp_path / "rows.parquet", rows))
-    counts = {name: found[name] for name in NOTHING_WRONG}
-    assert counts == NOTHING_WRONG | expected
-    assert found["sequences"] == 40
-    assert found["tokens"] == sum(len(r.ids) for r in rows)
-    assert found["trained"] == sum(sum(r.mask) for r in rows)
-    assert found["longest"] == max(len(r.ids) for r in rows)
+DEFECTS = [
+    (lambda one: one, {}),
+    (planted.unmasked, {"everything_trained": 6, "turn_tokens": 6, "prompt_trained": 6}),
+    (planted.all_masked, {"nothing_trained": 6, "end_trained": 34, "empty_think": 17}),
+    (planted.end_masked, {"end_masked": 6, "end_trained": 34}),
+    (planted.end_masked_before_its_line_end, {"end_masked": 6, "end_trained": 34}),
+    (planted.only_the_end, {"empty_answer": 6, "empty_think": 17}),
+    (planted.empty_answer, {"empty_answer": 6}),
+    (planted.think_header, {"think_header": 6}),
+    (planted.end_missing, {"no_end": 6, "end_trained": 34}),
+    (planted.cut_off, {"no_end": 6, "end_trained": 34}),
+    (planted.user_trained, {"prompt_trained": 6}),
+    (planted.padded, {"turn_tokens": 6, "end_trained": 34, "no_end": 6}),
+]
 
 
-def test_copies_are_counted_and_the_most_repeated_are_shown(tmp_path):
+def test_each_defect_is_counted_exactly(tmp_path):
+    rows = sound(tmp_path, 40 * len(DEFECTS))
+    sources = {}
+    for k, (plant, _) in enumerate(DEFECTS):
+        own = rows[40 * k : 40 * (k + 1)]
+        sources[plant.__name__] = [*map(plant, own[:6]), *own[6:]]
+    found = figures(audit(write_sources(tmp_path / "rows.parquet", sources)))
+    for plant, expected in DEFECTS:
+        own, seen = sources[plant.__name__], found[plant.__name__]
+        assert {name: seen[name] for name in NOTHING_WRONG} == NOTHING_WRONG | expected, plant
+        assert seen["sequences"] == 40
+        assert seen["tokens"] == sum(len(r.ids) for r in own)
+        assert seen["trained"] == sum(sum(r.mask) for r in own)
+        assert seen["longest"] == max(len(r.ids) for r in own)
+
+
+def read_rows(out: Path) -> list[dict]:
+    return [json.loads(line) for line in (out / "supervision.jsonl").open("r", encoding="utf-8")]
+
+
+def test_the_worst_are_shown_with_their_masks_and_the_most_repeated(tmp_path):
     rows = sound(tmp_path)
+    long = Sound(rows[0].ids[:-2] + [65] * 900 + rows[0].ids[-2:], rows[0].mask + [True] * 900)
+    rows[:2] = [long, planted.end_masked(rows[1])]
     rows += [rows[3]] * 4 + [rows[8]] * 2 + [rows[5]]
-    found = audit(write_labels(tmp_path / "rows.parquet", rows))
-    assert found["duplicated"] == 7
-    shown = read_rows(tmp_path / "audit-rows.parquet")
+    out = audit(write_sources(tmp_path / "rows.parquet", {"a": rows}))
+    assert figures(out)["a"]["duplicated"] == 7
+    shown = read_rows(out)
     times = [(row["times"], row["about"]) for row in shown if row["kind"] == "repeated"]
     assert times == [
         (5, "rows.parquet, row 3"), (3, "rows.parquet, row 8"), (2, "rows.parquet, row 5")
     ]  # fmt: skip
-
-
-def read_rows(out: Path) -> list[dict]:
-    return [
-        json.loads(line) for line in (out / "supervision.jsonl").read_text("utf-8").splitlines()
-    ]
-
-
-def test_the_worst_are_shown_with_their_masks(tmp_path):
-    rows = sound(tmp_path)
-    long = Sound(rows[0].ids[:-2] + [65] * 900 + rows[0].ids[-2:], rows[0].mask + [True] * 900)
-    rows[:2] = [long, planted.end_masked(rows[1])]
-    audit(write_labels(tmp_path / "rows.parquet", rows))
-    shown = read_rows(tmp_path / "audit-rows.parquet")
     (ends,) = (row for row in shown if row["kind"] == "end_masked")
     assert [trained for _, trained, _ in ends["segments"]] == [False, True, False]
     assert ends["segments"][2][2] == "<|im_end|>\n"
     longest = next(row for row in shown if row["kind"] == "longest")
     assert longest["tokens"] == len(long.ids)
     assert any(role == "gap" for role, _, _ in longest["segments"])
-    page = (tmp_path / "audit-rows.parquet" / "report.html").read_text("utf-8")
+    page = (out / "report.html").read_text("utf-8")
     assert "Worst offenders" in page
     assert "the end token is there and not trained" in page
 
@@ -123,7 +124,7 @@ def test_packs_are_taken_apart_by_seq_lengths_or_positions(tmp_path):
         ("lengths", {"seq_lengths": lengths}), ("positions", {"position_ids": positions})
     ):  # fmt: skip
         Dataset.from_dict(packed(rows, **columns)).save_to_disk(tmp_path / name)
-        found = audit(tmp_path / name)
+        found = only(tmp_path / name)
         assert {key: found[key] for key in NOTHING_WRONG} == NOTHING_WRONG
         assert found["longest"] == max(map(max, lengths))
 
@@ -138,12 +139,12 @@ def test_truncated_packs_are_found(tmp_path):
         one["input_ids"] = [ids[:-4] for ids in one["input_ids"]]
         one["labels"] = [labels[:-4] for labels in one["labels"]]
     pa_file(tmp_path / "cut.arrow", table)
-    found = audit(tmp_path / "cut.arrow")
+    found = only(tmp_path / "cut.arrow")
     assert (found["no_end"], found["end_trained"]) == (8, 32)
     pa_file(
         tmp_path / "stale.arrow", stale | {"seq_lengths": [*lengths[:2], *table["seq_lengths"][2:]]}
     )
-    found = audit(tmp_path / "stale.arrow")
+    found = only(tmp_path / "stale.arrow")
     body = json.loads((tmp_path / "audit-stale.arrow" / "manifest.json").read_text("utf-8"))
     assert body["counts"] == {"in": 8, "kept": 6, "dropped": {"seq_lengths_do_not_add_up": 2}}
     assert found["sequences"] == 30
@@ -164,11 +165,12 @@ def test_masks_are_read_as_trl_reads_them(tmp_path):
         ("one", {"assistant_masks": masks}, 40),
         ("both", {"assistant_masks": masks, "completion_mask": half}, 30),
         ("labels", {"labels": [r.labels for r in rows], "completion_mask": half}, 40),
+        ("none", {}, 40),
     ):
         Dataset.from_dict({"input_ids": ids, **columns}).save_to_disk(tmp_path / name)
-        assert audit(tmp_path / name)["end_trained"] == trained
-    Dataset.from_dict({"input_ids": ids}).save_to_disk(tmp_path / "none")
-    assert audit(tmp_path / "none")["everything_trained"] == 40
+        found = only(tmp_path / name)
+        assert found["end_trained"] == trained
+        assert found["everything_trained"] == (0 if columns else 40)
 
 
 def test_padding_is_no_part_of_a_sequence(tmp_path):
@@ -181,7 +183,7 @@ def test_padding_is_no_part_of_a_sequence(tmp_path):
         "attention_mask": [[1] * len(r.ids) + [0] * n for r, n in zip(rows, room, strict=True)],
     }
     Dataset.from_dict(table).save_to_disk(tmp_path / "padded")
-    found = audit(tmp_path / "padded")
+    found = only(tmp_path / "padded")
     assert {key: found[key] for key in NOTHING_WRONG} == NOTHING_WRONG
     assert found["tokens"] == sum(len(r.ids) for r in rows)
 
@@ -197,7 +199,7 @@ def test_rows_that_cannot_be_looked_at_are_counted_by_reason(tmp_path):
     labels[3] = [IGNORED_LABEL] * len(labels[3])
     ids[4], labels[4] = [], []
     Dataset.from_dict({"input_ids": ids, "labels": labels}).save_to_disk(tmp_path / "rows")
-    assert audit(tmp_path / "rows")["sequences"] == 35
+    assert only(tmp_path / "rows")["sequences"] == 35
     body = json.loads((tmp_path / "audit-rows" / "manifest.json").read_text("utf-8"))
     assert body["counts"] == {
         "in": 40,
@@ -215,30 +217,32 @@ def test_rows_that_cannot_be_looked_at_are_counted_by_reason(tmp_path):
 IGNORED_LABEL = -100
 
 
-@pytest.mark.parametrize(
-    ("plant", "key", "pattern"),
-    [
-        (planted.unmasked, "min_trained=null", r"limits.max_turn_tokens allows at most 1.00%"),
-        (planted.all_masked, "min_trained=null", r"nothing is trained in 15.00% of 40 sequences \(6\)"),
-        (planted.end_masked, "min_trained=null", r"end token is trained in 85.00% .*at least 95.00%"),
-        (planted.user_trained, "min_trained=null", r"limits.max_prompt_trained"),
-        (None, "min_trained=0.9", r"of [\d,]+ tokens .*limits.min_trained allows at least 90.00%"),
-        (None, "max_empty_think=0.1", r"'rows.parquet'.*empty trace in 50.00% of 40"),
-    ],
-)  # fmt: skip
-def test_a_crossed_limit_names_source_figure_limit_and_advice(tmp_path, plant, key, pattern):
+CROSSED = [
+    (planted.unmasked, r"limits.max_turn_tokens allows at most 1.00%"),
+    (planted.all_masked, r"nothing is trained in 15.00% of 40 sequences \(6\)"),
+    (planted.end_masked, r"end token is trained in 85.00% .*at least 95.00%"),
+    (planted.user_trained, r"limits.max_prompt_trained"),
+    (planted.padded, r"of [\d,]+ tokens .*limits.min_trained allows at least 90.00%"),
+    (planted.cut_off, r"empty trace in 50.00% of 40"),
+]
+
+
+def test_a_crossed_limit_names_source_figure_limit_and_advice(tmp_path):
     rows = sound(tmp_path)
-    rows[:6] = map(plant or (lambda one: one), rows[:6])
-    path = write_labels(tmp_path / "rows.parquet", rows)
+    names = {plant: plant.__name__ for plant, _ in CROSSED}
+    sources = {name: [*map(plant, rows[:6]), *rows[6:]] for plant, name in names.items()}
+    path = write_sources(tmp_path / "rows.parquet", sources)
     for _ in range(2):  # a finished audit says the same again
-        with pytest.raises(DataError, match=pattern):
-            audit(path, f"limits.{key}", lax=False)
+        with pytest.raises(DataError) as found:
+            audit(path, "limits.min_trained=0.9", "limits.max_empty_think=0.1", lax=False)
+        for plant, pattern in CROSSED:
+            assert re.search(f"'{names[plant]}'.*{pattern}", str(found.value)), pattern
 
 
 def test_nothing_audited_is_a_failure(tmp_path):
     rows = [Sound([99_999], [False]) for _ in sound(tmp_path)]
     with pytest.raises(DataError, match="none of its 40 rows could be audited"):
-        audit(write_labels(tmp_path / "rows.parquet", rows), lax=True)
+        audit(write_sources(tmp_path / "rows.parquet", {"a": rows}))
     schema = pa.schema([("input_ids", pa.list_(pa.int32()))])
     pa_file(tmp_path / "none.arrow", {"input_ids": pa.array([], schema.field(0).type)})
     with pytest.raises(DataError, match="nothing was audited"):
@@ -246,7 +250,7 @@ def test_nothing_audited_is_a_failure(tmp_path):
 
 
 def test_data_without_a_tokenizer_or_without_tokens_is_refused(tmp_path):
-    path = write_labels(tmp_path / "rows.parquet", sound(tmp_path))
+    path = write_sources(tmp_path / "rows.parquet", {"a": sound(tmp_path)})
     with pytest.raises(ConfigError, match=r"carries no tokenizer: name it with tokenizer.path"):
         script("audit").main([str(path)])
     Dataset.from_dict({"text": ["a"]}).save_to_disk(tmp_path / "text")

@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 
 from posttrain.chat import ChatTemplate, left_out, losses, serial_calls, training_samples
-from posttrain.chat.template import trl_templates
 from posttrain.records import Example, Message, ToolCall, make_example
-from tests.chat.test_samples import NANO, TOOLS, VARIABLES
+from tests.chat.test_samples import NANO, TOOLS, trl_template
 
 USER = Message("user", "What is it?")
 TWO = (ToolCall("f", '{"x":1}', id="call00000"), ToolCall("f", '{"x":2}', id="call00001"))
@@ -20,14 +19,6 @@ RESULTS = tuple(
 )
 ONE = Message("assistant", tool_calls=TWO[:1])
 ANSWER = Message("assistant", "It is 3.")
-
-
-def template(name: str) -> ChatTemplate:
-    variables = VARIABLES | {"date_string": "1 Jan 2026"}
-    special = ("<|im_start|>", "<|im_end|>", "<|start|>", "<|end|>", "<|return|>", "<|call|>")
-    return ChatTemplate(
-        trl_templates()[name], name=name, variables=variables, special_tokens=special
-    )
 
 
 def chat(*messages: Message, tools: str | None = None) -> Example:
@@ -60,8 +51,8 @@ DEEP = TOOLS.replace('"x":{', '"y":{"type":"object","properties":{"z":{"type":"s
     ],
 )
 def test_what_is_lost_is_named(name: str, record: Example, kinds: set[str]):
-    assert {loss.kind for loss in losses(record, template(name))} == kinds
-    assert left_out(record, template(name)).startswith(f"{name} leaves out")
+    assert {loss.kind for loss in losses(record, trl_template(name))} == kinds
+    assert left_out(record, trl_template(name)).startswith(f"{name} leaves out")
     assert left_out(record, NANO) is None
 
 
@@ -78,18 +69,18 @@ def test_escaped_and_trimmed_texts_are_written(name: str, text: str):
     call = ToolCall("f", '{"x":' + json.dumps(text) + "}", id="call00000")
     steps = (replace(ONE, tool_calls=(call,)), Message("tool", text, tool_call_id=call.id))
     record = chat(Message("user", f" {text} "), *steps, Message("assistant", f"{text}\n"))
-    assert left_out(record, template(name)) is None
+    assert left_out(record, trl_template(name)) is None
 
 
 def test_earlier_traces_that_history_drops_are_no_loss():
     thought = replace(ANSWER, reasoning="Hm.")
     record = chat(USER, thought, USER, replace(ANSWER, reasoning="Well."))
     for name in ("nemotron_3_nano", "qwen3", "gptoss"):
-        assert left_out(record, template(name)) is None
+        assert left_out(record, trl_template(name)) is None
 
 
 def test_steps_of_their_own_and_serial_calls_keep_what_one_sequence_loses():
-    gpt = template("gptoss")
+    gpt = trl_template("gptoss")
     for record in (BESIDE, REASONED, PARALLEL):
         split = serial_calls(record)
         samples = training_samples(split, gpt, every_step=True)

@@ -25,19 +25,12 @@ class Recipe(Strict):
     seed: int = 1
 
 
-ORDERS = [
-    ["--config", "FILE", "--dry-run", "out=x", "seed=3"],
-    ["--config", "FILE", "out=x", "--dry-run", "seed=3"],
-    ["out=x", "--config", "FILE", "seed=3", "--dry-run"],
-    ["--dry-run", "out=x", "seed=3", "--config=FILE"],
-]
-
-
-@pytest.mark.parametrize("order", ORDERS, ids=" ".join)
-def test_overrides_before_between_and_after_options(tmp_path: Path, order: list[str]):
+@pytest.mark.parametrize("order", ["F -d out=x seed=3", "F out=x -d seed=3", "out=x F seed=3 -d"])
+def test_overrides_before_between_and_after_options(tmp_path: Path, order: str):
     file = tmp_path / "recipe.yaml"
     file.write_text("seed: 1\n")
-    argv = [part.replace("FILE", str(file)) for part in order]
+    options = {"F": f"--config={file}", "-d": "--dry-run"}
+    argv = [options.get(word, word) for word in order.split()]
     recipe, options = parse_recipe(recipe_parser("Write."), Recipe, argv)
     assert (recipe.out, recipe.seed, options.dry_run) == ("x", 3, True)
 
@@ -54,19 +47,6 @@ def test_every_stage_takes_the_order_of_the_readme(script: Path):
     # read as far as the recipe, which is not there: the arguments themselves were accepted
     with pytest.raises(ConfigError, match=r"missing\.yaml"):
         module.main(["--config", "missing.yaml", "out=runs/mine", "--dry-run", "seed=1"])
-
-
-def test_a_misspelt_field_of_the_trainer_is_refused_without_loading_it():
-    code = (
-        "import sys\n"
-        "from posttrain.config.load import load_recipe\n"
-        "from posttrain.config.sft import SftConfig\n"
-        "try: load_recipe('recipes/tiny/sft.yaml', SftConfig, ['trainer.learning_rat=1'])\n"
-        "except Exception as error: print(error, {'torch', 'transformers', 'trl'} & set(sys.modules))"
-    )
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "did you mean 'learning_rate'?) set()" in done.stdout
 
 
 def test_an_error_under_torchrun_is_printed_once_and_stands_in_its_report(
@@ -98,21 +78,19 @@ def test_output_to_a_full_disk_is_one_line():
     assert done.stderr.startswith("No space left")
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_output_that_nobody_reads_ends_a_command_without_a_word(unbuffered: str):
+def test_output_that_nobody_reads_ends_a_command_without_a_word():
     read, write = os.pipe()
     os.close(read)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": unbuffered}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "scripts", "--recipes"]
     done = subprocess.run(command, cwd=ROOT, env=environment, stdout=write, stderr=subprocess.PIPE)
     os.close(write)
     assert not done.stderr
 
 
-@pytest.mark.parametrize("launcher", ["cpu", "cpu-2"])
-def test_a_mistake_under_launch_is_one_line_of_one_or_two_processes(launcher: str):
+def test_a_mistake_under_launch_is_one_line_of_two_processes():
     command = [
-        *(sys.executable, "scripts", "launch", "--config_file", f"accelerate/{launcher}"),
+        *(sys.executable, "scripts", "launch", "--config_file", "accelerate/cpu-2"),
         *("sft", "--config", "tiny/sft", "trainer.learning_rat=1"),
     ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

@@ -51,41 +51,29 @@ class Job:
         return self.number**2, os.getpid()
 
 
+# the program of a parent: it prints the ids of its workers, of which one waits for
+# what never comes
 PARENT = """
-import os, sys
-sys.path.insert(0, {root!r})
-from data_builders.workers import ProcessPool
-from tests.data_builders.pool_jobs import Job, WorkerState
-if __name__ == "__main__":
-    def on_progress(count):
-        pass
-    with ProcessPool(WorkerState, 2) as pool:
-        jobs = [Job(1), Job(2), Job(3, waits_for={never!r}), Job(4, waits_for={never!r})]
-        pids = []
-        for _, (_, pid) in pool.run(jobs, on_progress):
-            pids.append(pid)
-            if len(pids) == 2:
-                print(*(w.process.pid for w in pool._workers), flush=True)
-                os.kill(os.getpid(), 9)
-"""
-
-
-INTERRUPTED = """
-import signal, sys
+import os, signal, sys
 sys.path.insert(0, {root!r})
 from data_builders.workers import ProcessPool
 from posttrain.config.command import run_command
 from tests.data_builders.pool_jobs import Job, WorkerState
-def main():
+def run(jobs, end):
     with ProcessPool(WorkerState, 2) as pool:
         said = []
         def on_progress(count):
             if not said:
                 print(*(w.process.pid for w in pool._workers), flush=True)
                 said.append(count)
-        list(pool.run([Job(1, waits_for={never!r}), Job(2, waits_for={never!r})], on_progress))
+                end()
+        list(pool.run([Job(k, waits_for={never!r} * (k > 1)) for k in jobs], on_progress))
 if __name__ == "__main__":
-    # a shell that started the tests in the background had Ctrl-C ignored
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    run_command(main)
+    {main}
 """
+KILLED = "run([1, 2, 3], lambda: os.kill(os.getpid(), 9))"
+# a shell that started the tests in the background had Ctrl-C ignored
+INTERRUPTED = (
+    "signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "run_command(lambda: run([1, 2], lambda: None))"
+)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+from contextlib import ExitStack
 from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow.parquet as pq
 import yaml
@@ -42,9 +44,29 @@ def script(name: str) -> ModuleType:
     return module
 
 
-def build(recipe: Path, *overrides: str) -> None:
-    """`python scripts/build_sft.py --config recipe …` in this process; errors are raised."""
-    script("build_sft").main(["--config", str(recipe), *overrides])
+def build(recipe: Path, *overrides: str, report: bool = False) -> None:
+    """`posttrain build_sft --config recipe …` in this process; errors are raised.
+
+    Args:
+        report: with its page, whose charts cost as much as the rest.
+    """
+    with ExitStack() as stack:
+        if not report:
+            stack.enter_context(patch("posttrain.report.write_report", lambda out: out))
+        script("build_sft").main(["--config", str(recipe), *overrides])
+
+
+def source_of(
+    folder: Path, rows: list[dict[str, Any]], name: str = "a", /, **keys: Any
+) -> dict[str, Any]:
+    """A source of these rows."""
+    path = write_rows(folder / f"{name}.jsonl", rows)
+    return {"name": name, "path": str(path), "license": "MIT", **keys}
+
+
+def dropped_lines(out: Path) -> list[dict[str, Any]]:
+    """All rows of `dropped.jsonl`."""
+    return [json.loads(line) for line in (out / "dropped.jsonl").read_text("utf-8").splitlines()]
 
 
 def write_tokenizer(folder: Path, *, more: tuple[str, ...] = (), **config: Any) -> Path:
@@ -122,20 +144,10 @@ def write_recipe(folder: Path, **keys: Any) -> Path:
         "held_out": {"rate": 0.1},
         "mixture": {"max_epochs": 4},
         "reasoning": {"strip": 0.2, "truncate": 0.3, "budgets": {"kind": "log_uniform", "low": 4}},
-        "sources": [
-            {
-                "name": "reasoning",
-                "path": str(write_rows(folder / "reasoning.jsonl", reasoning_rows(120))),
-                "license": "MIT",
-                "metadata": ["level"],
-                "share": 0.8,
-            },
-            {
-                "name": "plain",
-                "path": str(write_rows(folder / "plain.jsonl", plain_rows(300))),
-                "license": "CC0-1.0",
-                "share": 0.2,
-            },
+        "sources": keys.pop("sources", None)
+        or [
+            source_of(folder, reasoning_rows(120), "reasoning", metadata=["level"], share=0.8),
+            source_of(folder, plain_rows(300), "plain", license="CC0-1.0", share=0.2),
         ],
         **keys,
     }

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from data_builders.environments import Environments, toolkit_of
-from data_builders.graders import EnvironmentGrader
+from data_builders.environments import EnvironmentGrader, Environments, toolkit_of
 from data_builders.tiny_world.items import Place, heldout_row, make_item, training_row
 from posttrain.records import Message, ToolCall
 from posttrain.rollouts import Prompt, metadata_of
@@ -110,12 +109,6 @@ def test_a_conversation_is_asked_at_its_last_user_turn(tmp_path: Path):
     assert [m.reasoning for m in given.messages] == [None] * 3
     assert (bare.tools, bare.gold, given.environment) == (None, "2", None)
     assert "add" in (given.tools or "")
-
-
-def test_a_bare_prompt_is_asked_as_it_stands(tmp_path: Path):
-    row = {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]}
-    (prompt,) = build(tmp_path, [row], format="chat").prompts
-    assert [m.content for m in prompt.messages] == ["s", "u"]
 
 
 def test_a_question_without_words_is_not_asked(tmp_path: Path):

@@ -8,12 +8,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from data_builders.workers import ProcessPool, Serial, WorkerError
 from posttrain.errors import DataError
-from tests.data_builders.pool_jobs import INTERRUPTED, PARENT, Job, WorkerState
+from tests.data_builders.pool_jobs import INTERRUPTED, KILLED, PARENT, Job, WorkerState
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -47,55 +48,35 @@ def test_of_several_errors_the_first_in_order_is_raised(tmp_path):
         list(pool.run(jobs, ignore))
 
 
-def test_an_error_of_ours_comes_with_its_story():
-    with (
-        ProcessPool(WorkerState, 1) as pool,
-        pytest.raises(RuntimeError, match="ZeroDivisionError: not the"),
-    ):
-        list(pool.run([Job(1, "bug")], ignore))
-
-
-@pytest.mark.parametrize(("does", "how"), [("die", "killed by signal 9"), ("exit", "status 3")])
-def test_a_worker_that_dies_ends_the_run_with_a_word(does, how):
-    with (
-        ProcessPool(WorkerState, 1) as pool,
-        pytest.raises(WorkerError, match=rf"{how} at job 2.*memory"),
-    ):
+@pytest.mark.parametrize(
+    ("does", "error", "pattern"),
+    [
+        ("bug", RuntimeError, "ZeroDivisionError: not the"),
+        ("die", WorkerError, "killed by signal 9 at job 2.*memory"),
+        ("exit", WorkerError, "status 3 at job 2.*memory"),
+    ],
+)
+def test_a_job_that_fails_ends_the_run_with_its_story(does, error, pattern):
+    with ProcessPool(WorkerState, 1) as pool, pytest.raises(error, match=pattern):
         list(pool.run([Job(1), Job(2, does), Job(3)], ignore))
 
 
-def test_no_worker_outlives_its_parent(tmp_path):
-    """Killed, the parent tells nobody: workers find out when they next speak or listen."""
+@pytest.mark.parametrize(
+    ("program", "code", "words"),
+    [(KILLED, -9, ""), (INTERRUPTED, 130, "interrupted; the same command takes it up again\n")],
+)
+def test_no_worker_outlives_its_parent(tmp_path, program, code, words):
+    """Killed, the parent tells nobody: workers find out when they next speak or listen. Ctrl-C
+    goes to all of a terminal's processes; one worker may still be importing."""
     script = tmp_path / "parent.py"
-    script.write_text(PARENT.format(root=str(ROOT), never=str(tmp_path / "never")))
-    done = subprocess.run(
-        [sys.executable, str(script)], check=False, capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == -9, done.stderr
-    pids = [int(pid) for pid in done.stdout.split()]
-    assert len(pids) == 2
-    _check_gone(pids)
-
-
-def test_ctrl_c_ends_parent_and_workers_without_a_traceback(tmp_path):
-    """A terminal sends it to all of them; one worker may still be importing."""
-    script = tmp_path / "parent.py"
-    script.write_text(INTERRUPTED.format(root=str(ROOT), never=str(tmp_path / "never")))
-    process = subprocess.Popen(
-        [sys.executable, str(script)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
+    script.write_text(PARENT.format(root=str(ROOT), never=str(tmp_path / "never"), main=program))
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, str(script)], start_new_session=True, **pipes)
     pids = [int(pid) for pid in process.stdout.readline().split()]
-    os.killpg(process.pid, signal.SIGINT)
+    if code == 130:
+        os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=600)
-    assert (process.returncode, said.splitlines()) == (
-        130,
-        ["interrupted; the same command takes it up again"],
-    )
+    assert (process.returncode, said) == (code, words)
     assert len(pids) == 2
     _check_gone(pids)
 

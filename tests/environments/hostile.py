@@ -4,7 +4,8 @@
 
 Each tries things through `attempt(what, action)`, which prints `refused what` or `ESCAPED what`, and
 prints `end` when it got through; one that a limit has to stop names the limit. `control` marks those
-that do escape when run on the host as they are: what they try would otherwise succeed here.
+that do escape when run on the host as they are: what they try would otherwise succeed here. Those
+that harm nothing but what they try are run one after the other in one sandbox.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class Case:
     code: int = 0
     limits: tuple[str, ...] = ()
     control: bool = False
+    alone: bool = True
 
 
 def numbered(program: str) -> str:
@@ -52,9 +54,18 @@ def numbered(program: str) -> str:
     return program
 
 
-def ends(program: str, *, control: bool = False) -> Case:
+def ends(program: str, *, control: bool = False, alone: bool = False) -> Case:
     """A program that has to reach its end."""
-    return Case(f'{PRELUDE}{numbered(program)}\nprint("end")', control=control)
+    return Case(f'{PRELUDE}{numbered(program)}\nprint("end")', control=control, alone=alone)
+
+
+def together(cases: dict[str, Case]) -> str:
+    """One program that runs several, each in a space of its own, and says which comes next."""
+    programs = {name: case.program for name, case in cases.items()}
+    return (
+        f"for name, program in {programs!r}.items():\n"
+        '    print("case", name, flush=True)\n    exec(program, {})\n'
+    )
 
 
 def dies(program: str, code: int) -> Case:
@@ -78,7 +89,8 @@ RESOURCES = {
         "    if os.fork() == 0: time.sleep(60); os._exit(0)\n"
         "    made += 1\n"
         "except OSError: pass\n"
-        "at_most('processes', made, 24)"
+        "at_most('processes', made, 24)",
+        alone=True,
     ),
     "threads": ends(
         "made = 0\n"
@@ -87,9 +99,10 @@ RESOURCES = {
         "    threading.Thread(target=time.sleep, args=(60,), daemon=True).start(); made += 1\n"
         "except RuntimeError: pass\n"
         "at_most('threads', made, 24)\n"
-        "sys.stdout.flush(); print('end', flush=True); os._exit(0)"
+        "sys.stdout.flush(); print('end', flush=True); os._exit(0)",
+        alone=True,
     ),
-    "memory of one process": ends("attempt('a gigabyte', bytearray, 10**9)"),
+    "memory of one process": ends("attempt('a gigabyte', bytearray, 10**9)", alone=True),
     "memory of many processes": stopped(
         "for _ in range(12):\n"
         "  if os.fork() == 0:\n"
@@ -119,7 +132,8 @@ RESOURCES = {
         "  return written\n"
         "at_most('scratch', sum(fill(f'/scratch/{k}') for k in range(40)), 8 << 20)\n"
         "at_most('shm', sum(fill(f'/dev/shm/{k}') for k in range(40)), 4 << 20)\n"
-        "at_most('tmp', fill('/tmp/more'), 0)"
+        "at_most('tmp', fill('/tmp/more'), 0)",
+        alone=True,
     ),
     "sparse file": ends(
         "def sparse():\n  with open('big', 'wb') as file: file.truncate(1 << 40)\n"
@@ -135,7 +149,8 @@ RESOURCES = {
         "one, other = socket.socketpair()\n"
         "for name in (socket.SO_SNDBUF, socket.SO_RCVBUF, 32, 33):\n"
         "  attempt(name, one.setsockopt, socket.SOL_SOCKET, name, 1 << 26)\n"
-        "one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)"
+        "one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)",
+        alone=True,
     ),
     "data queued in sockets": stopped(
         "held = []\n"
@@ -192,12 +207,16 @@ RESOURCES = {
         "  soft, hard = resource.getrlimit(kind)\n"
         "  resource.setrlimit(kind, (hard + 1, hard + 1))\n"
         "for name in ('AS', 'CPU', 'NPROC', 'FSIZE', 'NOFILE', 'MSGQUEUE'):\n"
-        "  attempt(name, more, getattr(resource, f'RLIMIT_{name}'))"
+        "  attempt(name, more, getattr(resource, f'RLIMIT_{name}'))",
+        alone=True,
     ),
     "priority": ends(
         "attempt('nice', os.nice, -5)\n"
-        "attempt('real time', os.sched_setscheduler, 0, os.SCHED_FIFO, os.sched_param(10))"
+        "attempt('real time', os.sched_setscheduler, 0, os.SCHED_FIFO, os.sched_param(10))",
+        alone=True,
     ),
-    "huge arguments": ends("attempt('argv', subprocess.run, ['true', 'x' * (8 << 20)])"),
-    "open files": ends("attempt('files', lambda: [os.dup(1) for _ in range(5000)])"),
+    "huge arguments": ends(
+        "attempt('argv', subprocess.run, ['true', 'x' * (8 << 20)])", alone=True
+    ),
+    "open files": ends("attempt('files', lambda: [os.dup(1) for _ in range(5000)])", alone=True),
 }

@@ -96,7 +96,8 @@ FILES = {
         "for name in (canary['folder'], '/usr/bin', '/etc', '/dev', own):\n"
         "  shutil.rmtree(name, ignore_errors=True)\n"
         "at_most('env is gone', int(not os.path.exists('/usr/bin/env')), 0)\n"
-        "at_most('python is gone', int(not os.path.exists(own / 'decoder.py')), 0)"
+        "at_most('python is gone', int(not os.path.exists(own / 'decoder.py')), 0)",
+        alone=True,
     ),
     "devices": ends(
         "for name in ('sda', 'vda', 'nvme0n1', 'mem', 'kmem', 'port', 'kmsg', 'kvm', 'fuse', 'loop0',\n"
@@ -122,7 +123,8 @@ PROCESSES = {
     "kill everything": ends(
         "if os.fork() == 0: time.sleep(3600)\n"
         "try: os.kill(-1, signal.SIGKILL)\n"
-        "except ProcessLookupError: pass"
+        "except ProcessLookupError: pass",
+        alone=True,
     ),
     "signals to the host": ends(
         "attempt('canary', os.kill, canary['pid'], 0)\n"
@@ -134,10 +136,12 @@ PROCESSES = {
         "for number in (9, 19, 6, 11):\n"
         "  for pid in (1, os.getppid()):\n"
         "    try: os.kill(pid, number)\n"
-        "    except PermissionError: pass"
+        "    except PermissionError: pass",
+        alone=True,
     ),
     "processes to be seen": ends(
-        "at_most('processes', len([p for p in os.listdir('/proc') if p.isdigit()]), 3)"
+        "at_most('processes', len([p for p in os.listdir('/proc') if p.isdigit()]), 3)",
+        alone=True,
     ),
     "daemons": ends(
         "if os.fork() == 0:\n"
@@ -147,13 +151,17 @@ PROCESSES = {
         "    signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
         "    time.sleep(3600)\n"
         "  os._exit(0)\n"
-        "os.wait()"
+        "os.wait()",
+        alone=True,
     ),
-    "daemons that hold the output": ends("if os.fork() == 0:\n  os.setsid()\n  time.sleep(3600)"),
+    "daemons that hold the output": ends(
+        "if os.fork() == 0:\n  os.setsid()\n  time.sleep(3600)", alone=True
+    ),
     "stopped process": stopped("os.kill(os.getpid(), signal.SIGSTOP)", "time"),
-    "standard input": ends("at_most('input', len(sys.stdin.read()), 0)"),
+    "standard input": ends("at_most('input', len(sys.stdin.read()), 0)", alone=True),
     "inherited descriptors": ends(
-        "def use(fd): os.fstat(fd)\nfor fd in range(3, 128): attempt(fd, use, fd)"
+        "def use(fd): os.fstat(fd)\nfor fd in range(3, 128): attempt(fd, use, fd)",
+        alone=True,
     ),
     "crash": dies("os.abort()", 134),
     "segmentation fault": dies("ctypes.string_at(0)", 139),

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from posttrain.environments.sandbox import Limits, SandboxResult, check_sandbox, run_sandboxed
-from tests.environments.hostile import RESOURCES, Case
+from tests.environments.hostile import RESOURCES, together
 from tests.environments.hostile_escapes import ESCAPES
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is missing")
@@ -95,18 +95,22 @@ def canaries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Canaries]:
         process.kill()
 
 
-async def _run(case: Case, stats: dict[str, Any], python: str, turn: asyncio.Semaphore):
-    program = f"{case.program}\n# {MARK}"
-    argv = [python, "-I", "-c", program, json.dumps({**stats, "inside": True})]
-    limits = STRICT if {"time", "cpu"} & set(case.limits) else PATIENT
-    async with turn:
-        return await run_sandboxed(argv, limits=limits)
-
-
 async def _run_all(stats: dict[str, Any]) -> dict[str, SandboxResult]:
-    python, turn = check_sandbox().executable, asyncio.Semaphore(4)
-    runs = [_run(case, stats, python, turn) for case in CASES.values()]
-    return dict(zip(CASES, await asyncio.gather(*runs), strict=True))
+    alone = {name: case for name, case in CASES.items() if case.alone}
+    others = {name: case for name, case in CASES.items() if not case.alone}
+    programs = {name: case.program for name, case in alone.items()} | {"": together(others)}
+
+    async def run(name: str) -> SandboxResult:
+        program, canary = f"{programs[name]}\n# {MARK}", json.dumps({**stats, "inside": True})
+        stopped = name in alone and {"time", "cpu"} & set(alone[name].limits)
+        argv = [check_sandbox().executable, "-I", "-c", program, canary]
+        return await run_sandboxed(argv, limits=STRICT if stopped else PATIENT)
+
+    results = dict(zip(programs, await asyncio.gather(*map(run, programs)), strict=True))
+    shared = results.pop("")
+    parts = dict(part.split(b"\n", 1) for part in shared.stdout.split(b"case ")[1:])
+    own = {name: replace(shared, stdout=parts.get(name.encode(), b"")) for name in others}
+    return results | own
 
 
 @pytest.fixture(scope="module")

@@ -16,27 +16,19 @@ from posttrain.rollouts import Prompt
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is missing")
 
 PROGRAMS = {
-    "print(6 * 7)": "42",
     "6 * 7": "42",
-    "x = 6\nx * 7": "42",
-    "print(1)\n2": "1\n2",
+    "print(1)\n'text'": "1\n'text'",
     "None": "(no output)",
-    "": "(no output)",
     "x = 1": "(no output)",
-    "'text'": "'text'",
-    "import math\nmath.factorial(20)": "2432902008176640000",
-    "import sys\nprint('a')\nprint('b', file=sys.stderr)\nprint('c')": "a\nb\nc",
-    "if __name__ == '__main__': print('main')": "main",
-    "import sys\nsys.argv": "['program.py']",
+    "import sys\nprint('a')\nprint('b', file=sys.stderr)\nsys.argv, __name__": "a\nb\n(['program.py'], '__main__')",
     "input()": "error: exit code 1",
     "exit(3)": "error: exit code 3",
     "raise SystemExit": "(no output)",
     "x =": "error: exit code 1",
-    "x = 1\nos.getcwd()": "error: exit code 1",
     "'\ud800'": "error: exit code 1",
     "from dataclasses import dataclass\n@dataclass\nclass A:\n    x: int\nA(3)": "A(x=3)",
     "from multiprocessing import Pool\ndef f(x): return x * x\nwith Pool(2) as p: print(p.map(f, [2, 3]))": "[4, 9]",
-    "{'b', 'a', 'c'} == set('abc')": "True",
+    "x = bytearray(10**9)": "error: exit code 1",
 }
 
 
@@ -83,7 +75,7 @@ def test_nothing_lasts_from_call_to_call():
     ("limits", "code", "result"),
     [
         (Limits(seconds=60, cpu_seconds=1), "while True: pass", "error: stopped after 1 s of processor time"),
-        (Limits(seconds=2), "import time\nprint('so far')\ntime.sleep(60)", "error: stopped after 2 s\nso far"),
+        (Limits(seconds=1), "import time\nprint('so far')\ntime.sleep(60)", "error: stopped after 1 s\nso far"),
         (Limits(output_bytes=9), "while True: print('x' * 9)", "error: stopped: more than 9 bytes of output\nxxxxxxxxx"),
         (Limits(files=100), "for k in range(9999): open(str(k), 'w')\nimport time; time.sleep(60)", "error: stopped: more than 100 files"),
     ],
@@ -92,25 +84,12 @@ def test_limits_are_told(limits: Limits, code: str, result: str):
     assert asyncio.run(python_tool(limits).call({"code": code})) == result
 
 
-def test_memory_is_bounded():
-    result = asyncio.run(python_tool().call({"code": "x = bytearray(10**9)"}))
-    assert result.endswith("MemoryError")
-
-
 def test_the_same_program_prints_the_same():
     code = "print({str(k) for k in range(50)}, hash('a'))"
     tool = python_tool()
-
-    async def twice() -> list[str]:
-        return list(await asyncio.gather(tool.call({"code": code}), tool.call({"code": code})))
-
-    first, second = asyncio.run(twice())
+    # in two event loops: one tool serves both
+    first, second = (asyncio.run(tool.call({"code": code})) for _ in range(2))
     assert first == second
-
-
-def test_one_tool_serves_several_event_loops():
-    tool = python_tool()
-    assert [asyncio.run(tool.call({"code": str(k)})) for k in range(2)] == ["0", "1"]
 
 
 def test_by_name_beside_the_calculator():

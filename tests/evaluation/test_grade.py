@@ -6,8 +6,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from posttrain.evaluation.run import (
     grade_completions,
     read_run,
@@ -18,21 +16,14 @@ from posttrain.evaluation.stage import rescored_records
 from posttrain.records import Score
 from posttrain.rollouts import Completion
 from posttrain.sampling.sampler import seed_of
-from tests.evaluation.scripted import ScriptedSampler, exact, prompt
-from tests.evaluation.small_eval import answer, evaluate, tamed, write_recipe
+from tests.evaluation.scripted import exact, prompt
+from tests.evaluation.small_eval import evaluate, write_recipe
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[ScriptedSampler]]:
-    """A run, and the samplers that made it."""
-    folder = tmp_path_factory.mktemp("graded")
-    samplers = [ScriptedSampler(answer), ScriptedSampler(tamed)]
-    evaluate(write_recipe(folder), "--task", "sums", samplers=samplers)
-    return folder / "out", samplers
-
-
-def test_records_are_in_the_order_of_prompts_and_samples(run):
-    _, records = read_run(run[0])
+def test_records_are_in_the_order_of_prompts_and_samples(tmp_path: Path):
+    evaluate(write_recipe(tmp_path), "--task", "sums", "--limit", "6")
+    run = tmp_path / "out"
+    _, records = read_run(run)
     own = [r for r in records["sft"] if r.prompt.setting == "no_tools"]
     keys = [(r.prompt.id, r.completion.index) for r in own]
     assert keys == [(name, k) for name in dict.fromkeys(r.prompt.id for r in own) for k in (0, 1)]
@@ -41,6 +32,13 @@ def test_records_are_in_the_order_of_prompts_and_samples(run):
         seed = seed_of(0, record.prompt.id, record.completion.index, 0)
         assert record.verdict.any == (seed % 5 == 0)
         assert record.score.value == float(seed % 5 != 0 and seed % 2 == 1)
+        # rows come back as they were
+        assert record_from_row(json.loads(json.dumps(record_to_row(record)))) == record
+    # rescoring takes scores anew
+    manifest, _ = read_run(run)
+    stale = {"sft": [replace(r, score=Score(None, None, "old")) for r in records["sft"]]}
+    again = rescored_records(run, manifest, stale, exact)["sft"]
+    assert [r.score.value for r in again] == [r.score.value for r in records["sft"]]
 
 
 def test_each_is_graded_by_the_grader_that_it_names_and_failures_by_none():
@@ -59,18 +57,3 @@ def test_each_is_graded_by_the_grader_that_it_names_and_failures_by_none():
     assert [r.failed for r in records] == [False, False, False, True, False]
     assert records[0].score.explanation == "no grader"
     assert records[3].score.explanation == "failed: it went away"
-
-
-def test_rows_come_back_as_they_were(run):
-    _, records = read_run(run[0])
-    for record in records["sft"]:
-        assert record_from_row(json.loads(json.dumps(record_to_row(record)))) == record
-    assert records["sft"][-1].verdict.calls[0].kind == "declared"
-
-
-def test_rescoring_takes_scores_and_verdicts_anew(run):
-    out = run[0]
-    manifest, records = read_run(out)
-    stale = {"sft": [replace(r, score=Score(None, None, "old")) for r in records["sft"]]}
-    again = rescored_records(out, manifest, stale, exact)["sft"]
-    assert [r.score.value for r in again] == [r.score.value for r in records["sft"]]

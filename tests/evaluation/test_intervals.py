@@ -89,11 +89,6 @@ def test_every_question_weighs_the_same():
     assert (found.value, found.questions, found.samples) == (0.5, 2, 4)
 
 
-def test_no_sample_has_no_rate():
-    assert rate([]) is None
-    assert length([], seed=0) is None
-
-
 @pytest.mark.parametrize(
     ("k", "samples", "solved", "expected"),
     [(1, 4, 1, 0.25), (4, 4, 1, 1.0), (2, 4, 2, 1 - 1 / 6), (3, 5, 0, 0.0), (2, 3, 3, 1.0)],

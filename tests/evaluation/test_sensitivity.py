@@ -14,7 +14,6 @@ from posttrain.chat.detect import CallDetection
 from posttrain.errors import ConfigError
 from posttrain.evaluation.run import Record, read_run
 from posttrain.evaluation.sensitivity import mean_and_variance, sensitivity, sensitivity_rows
-from posttrain.evaluation.stage import metrics_of
 from posttrain.records import Message, Score
 from posttrain.rollouts import Completion, Prompt
 from tests.evaluation.scripted import ScriptedSampler, turn
@@ -106,46 +105,6 @@ def test_answers_that_are_not_read_agree_with_none_and_right_ones_with_each_othe
     assert sensitivity_rows(unread)[0]["consistency"] == 0.0
 
 
-def test_an_evaluation_measures_and_shows_it(tmp_path: Path, capsys):
-    path = tmp_path / "own.jsonl"
-    path.write_text("".join(f'{{"question": "{k}: 7*8?", "answer": "56"}}\n' for k in range(6)))
-    source = {"name": "sums", "format": "question", "path": str(path), "grader": "exact"}
-    texts = {"short": "{question}", "long": "Please answer: {question}", "odd": "Hm. {question}"}
-    templates = [{"name": name, "text": text} for name, text in texts.items()]
-    recipe = write_recipe(
-        tmp_path,
-        prompts=[{**source, "templates": templates}],
-        settings=[{"name": "s", "thinking": 0, "n": 4}],
-        checkpoints={"sft": str(tmp_path / "checkpoint")},
-    )
-
-    def answer(request) -> str:
-        wrong = request.messages[-1].content.startswith("Please") and request.seed % 4
-        return turn("55" if wrong else "56", thinking=False)
-
-    run_script(["--config", str(recipe)], [ScriptedSampler(answer)])
-    out = tmp_path / "out"
-    [row] = json.loads((out / "metrics.json").read_text())["sensitivity"]
-    by_name = {one["template"]: one["mean"] for one in row["templates"]}
-    assert by_name["short"] == by_name["odd"] == 1.0 > by_name["long"]
-    assert row["sd"] == pytest.approx(np.std(list(by_name.values())))
-    assert row["questions"] == 6
-    assert row["p"] < 0.01
-    lines = list(csv.DictReader((out / "export/scores.csv").read_text().splitlines()))
-    exported = {line["figure"]: line for line in lines}
-    assert float(exported["accuracy in template long"]["value"]) == by_name["long"]
-    assert float(exported["sensitivity sd"]["value"]) == row["sd"]
-    assert float(exported["sensitivity debiased"]["low"]) == row["low"]
-    assert f"| 3 | {100 * row['sd']:.2f} |" in (out / "export/table.md").read_text()
-    assert "Prompt sensitivity" in (out / "report.html").read_text()
-    manifest, records = read_run(out)
-    assert metrics_of(records, seed=0)["sensitivity"] == [row]
-    assert {own["name"] for own in manifest.config["prompts"][0]["templates"]} == {*texts}
-    capsys.readouterr()
-    run_script(["--config", str(recipe), "--dry-run", f"out={tmp_path / 'new'}"])
-    assert "sums.s: 18 prompts" in capsys.readouterr().out
-
-
 TASK = """
 from inspect_ai import Task, task
 from inspect_ai.dataset import Sample
@@ -162,44 +121,53 @@ def products():
 """
 
 
-def test_environments_and_tasks_of_inspect_are_given_in_templates(tmp_path: Path, capsys):
+def test_an_evaluation_measures_and_shows_it(tmp_path: Path, capsys):
     pytest.importorskip("inspect_ai")
     (tmp_path / "tasks.py").write_text(TASK)
-    templates = [
-        {"name": "as_is", "text": "{question}"},
-        {"name": "role", "text": "You! {question}"},
-    ]
-    office = {"name": "office", "format": "environment", "environment": "workplace"}
-    task = {"name": "products", "format": "inspect", "task": f"{tmp_path / 'tasks.py'}@products"}
+    texts = {"short": "{question}", "long": "Please answer: {question}", "odd": "Hm. {question}"}
+    templates = {"templates": [{"name": name, "text": text} for name, text in texts.items()]}
     recipe = write_recipe(
         tmp_path,
         prompts=[
-            {**office, "generated": 3, "count": 2, "templates": templates},
-            {**task, "templates": templates},
+            {"name": "sums", "format": "question", "path": str(tmp_path / "sums.jsonl"),
+             "grader": "exact", **templates},
+            {"name": "office", "format": "environment", "environment": "workplace",
+             "generated": 3, "count": 2, **templates},
+            {"name": "products", "format": "inspect", "task": f"{tmp_path / 'tasks.py'}@products",
+             **templates},
         ],
-        settings=[{"name": "s", "thinking": 0, "n": 2}],
+        settings=[{"name": "s", "thinking": 0, "n": 4}],
         checkpoints={"sft": str(tmp_path / "checkpoint")},
-    )
-    sampler = ScriptedSampler(
-        lambda request: turn(
-            "55" if request.messages[-1].content.startswith("You!") else "56", thinking=False
-        )
-    )
-    run_script(["--config", str(recipe)], [sampler])
-    _, found = read_run(tmp_path / "out")
-    prompts = {r.prompt.id: r.prompt for r in found["sft"]}
-    assert len(prompts) == 2 * 2 + 2 * 2
-    for prompt in prompts.values():
+    )  # fmt: skip
+
+    def answer(request) -> str:
+        wrong = request.messages[-1].content.startswith("Please") and request.seed % 4
+        return turn("55" if wrong else "56", thinking=False)
+
+    run_script(["--config", str(recipe)], [ScriptedSampler(answer)])
+    out = tmp_path / "out"
+    rows = {r["task"]: r for r in json.loads((out / "metrics.json").read_text())["sensitivity"]}
+    row = rows["sums"]
+    by_name = {one["template"]: one["mean"] for one in row["templates"]}
+    assert by_name["short"] == by_name["odd"] == 1.0 > by_name["long"]
+    assert row["sd"] == pytest.approx(np.std(list(by_name.values())))
+    assert (row["questions"], rows["office"]["questions"]) == (12, 2)
+    assert row["p"] < 0.01
+    means = [one["mean"] for one in rows["products"]["templates"]]
+    assert means[0] == means[2] == 1.0 > means[1]
+    lines = list(csv.DictReader((out / "export/scores.csv").read_text().splitlines()))
+    exported = {line["figure"]: line for line in lines if line["task"] == "sums"}
+    assert float(exported["accuracy in template long"]["value"]) == by_name["long"]
+    assert float(exported["sensitivity sd"]["value"]) == row["sd"]
+    assert float(exported["sensitivity debiased"]["low"]) == row["low"]
+    assert f"| 3 | {100 * row['sd']:.2f} |" in (out / "export/table.md").read_text()
+    assert "Prompt sensitivity" in (out / "report.html").read_text()
+    _, found = read_run(out)
+    for prompt in (r.prompt for r in found["sft"]):
         user = next(m for m in prompt.messages if m.role == "user")
-        assert user.content.startswith("You!") == (prompt.template == "role")
-    rows = {row["task"]: row for row in metrics_of(found, seed=0)["sensitivity"]}
-    assert {one["template"]: one["mean"] for one in rows["products"]["templates"]} == {
-        "as_is": 1.0,
-        "role": 0.0,
-    }
-    assert rows["office"]["questions"] == 2
+        assert user.content.startswith("Please") == (prompt.template == "long")
     # tasks of inspect are run again on their journals, in the same templates
-    run_script(["rescore", str(tmp_path / "out")])
+    run_script(["rescore", str(out)])
     assert "0 scores and 0 verdicts changed" in capsys.readouterr().out
 
 

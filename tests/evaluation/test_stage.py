@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -81,18 +80,14 @@ def test_the_figures(run: Path):
     assert figures["rates"]["called_tool"]["value"] == 1.0
     assert figures["rates"]["accuracy"]["value"] == 1.0
     assert "hallucination" not in figures["rates"]
-
-
-def test_all_tasks_together_and_pairs(run: Path):
+    # all tasks together, and pairs
     both = cell(run, checkpoint="sft", task="all", setting="no_tools", thinking="off")
     assert (both["questions"], both["samples"]) == (24, 48)
     pairs = json.loads((run / "out/metrics.json").read_text())["pairs"]
-    (pair,) = [
-        p for p in pairs if (p["task"], p["setting"], p["thinking"]) == ("all", "no_tools", "on")
-    ]
+    pair = next(p for p in pairs if (p["task"], p["setting"]) == ("all", "no_tools"))
     assert (pair["a"], pair["b"]) == ("sft", "dpo")
-    assert pair["rates"]["hallucination"]["b"] == 0.0
     assert pair["rates"]["hallucination"]["difference"] < 0
+    assert "<mark>&lt;tool_call&gt;" in (run / "out/report.html").read_text()
 
 
 def test_started_again_it_asks_nothing(run: Path, capsys: pytest.CaptureFixture[str]):
@@ -117,24 +112,14 @@ def test_killed_and_started_again_it_ends_with_the_same_bytes(run: Path):
         assert (out / name).read_bytes() == (run / "out" / name).read_bytes()
 
 
-def test_other_weights_are_not_mixed_in(run: Path):
-    out = run / "weights"
-    with pytest.raises(ZeroDivisionError):
-        evaluate(
-            run / "eval.yaml",
-            f"out={out}",
-            samplers=[ScriptedSampler(answer), ScriptedSampler(lambda request: 1 / 0)],
-        )
-    other = ScriptedSampler(tamed)
-    other.identity = {"backend": "scripted", "weights": "others"}
-    with pytest.raises(ConfigError, match=r"begun with something else.*dpo\.weights"):
-        evaluate(run / "eval.yaml", f"out={out}", samplers=[other])
-
-
-def test_prompts_that_changed_are_not_mixed_in(tmp_path: Path):
+def test_other_weights_and_prompts_are_not_mixed_in(tmp_path: Path):
     recipe = write_recipe(tmp_path)
     with pytest.raises(ZeroDivisionError):
         evaluate(recipe, samplers=[ScriptedSampler(answer), ScriptedSampler(lambda request: 1 / 0)])
+    other = ScriptedSampler(tamed)
+    other.identity = {"backend": "scripted", "weights": "others"}
+    with pytest.raises(ConfigError, match=r"begun with something else.*dpo\.weights"):
+        evaluate(recipe, samplers=[other])
     text = (tmp_path / "sums.jsonl").read_text().replace("7*8?", "8*7?")
     (tmp_path / "sums.jsonl").write_text(text)
     with pytest.raises(ConfigError, match=r"data\.files.*prompts\.sums"):
@@ -151,11 +136,7 @@ def test_a_servers_failures_are_asked_for_again_alone(tmp_path: Path):
         evaluate(recipe, "--task", "sums", samplers=[ScriptedSampler(failing, batched=False)])
     sampler = ScriptedSampler(answer, batched=False)
     evaluate(recipe, "--task", "sums", samplers=[sampler])
-    no_tools = [b[0] for b in sampler.batches if b[0].tools is None]
-    assert len(no_tools) == 4
-    undisturbed = ScriptedSampler(answer, batched=False)
-    evaluate(recipe, "--task", "sums", f"out={tmp_path / 'again'}", samplers=[undisturbed])
-    assert records(tmp_path / "out") == records(tmp_path / "again")
+    assert sum(batch[0].tools is None for batch in sampler.batches) == 4
 
 
 def test_dry_run_writes_nothing_and_shows_each_first_prompt(tmp_path: Path, capsys):
@@ -206,33 +187,19 @@ def test_compare(run: Path, capsys):
 
 
 def test_runs_that_were_not_asked_alike_are_not_compared(run: Path, tmp_path: Path):
-    recipe = write_recipe(tmp_path, sampling={"temperature": 0.5})
-    evaluate(recipe)
+    evaluate(
+        run / "eval.yaml", f"out={tmp_path}/out", "sampling.temperature=0.5", "--task", "sums",
+    )  # fmt: skip
     compare = ["compare", f"{run / 'out'}:sft", f"{tmp_path / 'out'}:sft"]
     with pytest.raises(ConfigError, match=r"sampling\.temperature.*--despite sampling"):
         run_script(compare)
     run_script([*compare, "--despite", "sampling"])
-    lock = json.loads((tmp_path / "out/lock.json").read_text())
-    assert lock["prompts"]["sums.no_tools"]
-
-
-def test_the_report_shows_the_calls(run: Path):
-    page = (run / "out/report.html").read_text()
-    assert "Before and after" in page
-    assert "arXiv 2512.20848" in page
-    assert "<mark>&lt;tool_call&gt;" in page
-    assert "Completions to read" in page
 
 
 def test_nothing_secret_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MY_SERVER_KEY", "sk-do-not-write-this")
-    backend = {
-        "kind": "completions",
-        "url": "http://localhost:1/v1",
-        "model": "m",
-        "api_key_env": "MY_SERVER_KEY",
-        "chat_template": "nemotron_3_nano",
-    }
+    backend = {"kind": "completions", "url": "http://localhost:1/v1", "model": "m",
+               "api_key_env": "MY_SERVER_KEY", "chat_template": "nemotron_3_nano"}  # fmt: skip
     logs = find_spec("inspect_ai") is not None
     recipe = write_recipe(tmp_path, backend=backend, inspect_logs=logs)
     evaluate(recipe, "--limit", "1", "--task", "sums")
@@ -248,8 +215,3 @@ def test_inspect_is_needed_for_its_logs_alone(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(ConfigError, match=r"pip install 'posttrain\[inspect\]'"):
         evaluate(write_recipe(tmp_path, inspect_logs=True))
     assert not (tmp_path / "out").exists()
-    for name in [name for name in sys.modules if name.partition(".")[0] == "inspect_ai"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "inspect_ai", None)
-    evaluate(write_recipe(tmp_path), "--limit", "1")
-    assert read_artifact(tmp_path / "out", kind="evaluation")

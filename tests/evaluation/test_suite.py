@@ -12,7 +12,7 @@ import yaml
 
 pytest.importorskip("inspect_ai")
 
-from data_builders.graders import EnvironmentGrader
+from data_builders.environments import EnvironmentGrader
 from posttrain.chat.parse import ParsedCompletion
 from posttrain.config.eval import EvalSetting, InspectTask
 from posttrain.config.judge import LabelJudgeConfig
@@ -20,7 +20,6 @@ from posttrain.errors import ConfigError, DataError
 from posttrain.evaluation.inspect_adapter.tasks import task_prompts
 from posttrain.evaluation.run import read_run
 from posttrain.rollouts import Completion, Step
-from posttrain.runs import read_artifact
 from reward.environments.judged import EquivalenceEnvironment
 from reward.graders.base import Attempt
 from reward.judge.judge import JudgeSampler
@@ -56,14 +55,9 @@ def products(wrong: int = 0):
 '''
 SETTINGS = [
     {"name": "plain", "sources": ["sums", "office"], "sampling": {"temperature": 0.5}},
-    {
-        "name": "tools",
-        "sources": ["products"],
-        "n": 2,
-        "thinking": "both",
-        "sampling": {"max_turns": 3},
-    },
-]
+    {"name": "tools", "sources": ["products"], "n": 2, "thinking": "both",
+     "sampling": {"max_turns": 3}},
+]  # fmt: skip
 
 
 def write_suite(folder: Path, **keys) -> Path:
@@ -98,6 +92,8 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_one_artifact_of_tasks_of_three_kinds(suite: Path):
     manifest, found = read_run(suite / "out")
     assert manifest.stats["units"] == ["sums.plain", "office.plain", "products.tools"]
+    assert manifest.stats["inspect"]["products.tools"]["arguments"] == {"wrong": 2}
+    assert manifest.counts.kept == 12 + 4 + 4 * 2
     own = [r for r in found["sft"] if r.prompt.source == "products"]
     assert len(own) == 4 * 2 * 2
     for record in own:
@@ -111,16 +107,6 @@ def test_one_artifact_of_tasks_of_three_kinds(suite: Path):
         assert (first.parsed.reasoning is not None) == prompt.thinking
 
 
-def test_a_setting_samples_as_it_says(suite: Path):
-    sampler = ScriptedSampler(answer)
-    run(suite / "eval.yaml", f"out={suite / 'other'}", "--limit", "1", sampler=sampler)
-    made = {r.tools is None: r.parameters for batch in sampler.batches for r in batch}
-    office = [r for batch in sampler.batches for r in batch if "create_email" in (r.tools or "")]
-    assert made[True].temperature == 0.5
-    assert {r.parameters.temperature for r in office} == {0.5}
-    assert made[False].temperature == 1.0  # the task of inspect, in a setting without
-
-
 class Broken(ScriptedSampler):
     """Breaks down at the second batch of the task of inspect."""
 
@@ -132,8 +118,12 @@ class Broken(ScriptedSampler):
 
 def test_stopped_inside_a_task_of_inspect_it_goes_on_with_what_it_had(suite: Path):
     out = suite / "stopped"
+    broken = Broken(answer)
     with pytest.raises(DataError, match="out of memory"):
-        run(suite / "eval.yaml", f"out={out}", sampler=Broken(answer))
+        run(suite / "eval.yaml", f"out={out}", sampler=broken)
+    # a setting samples as it says
+    warm = {'"calculate"' in (r.tools or ""): r.parameters for b in broken.batches for r in b}
+    assert (warm[False].temperature, warm[True].temperature) == (0.5, 1.0)
     assert not (out / "manifest.json").exists()
     kept = (out / "journals/sft/products.tools.jsonl").read_text().count("\n")
     assert kept > 0
@@ -142,8 +132,8 @@ def test_stopped_inside_a_task_of_inspect_it_goes_on_with_what_it_had(suite: Pat
     assert records(out) == records(suite / "out")
     for name in ("metrics.json", "manifest.json", "journals/sft/products.tools.jsonl"):
         assert (out / name).read_bytes() == (suite / "out" / name).read_bytes()
-    made = sum(len(batch) for batch in sampler.batches)
-    assert made == 4 * 2 * 2 * 2 - kept
+    made = [request for batch in sampler.batches for request in batch]
+    assert len(made) == 4 * 2 * 2 * 2 - kept
 
 
 def test_rescored_it_runs_tools_and_scorer_again_without_a_model(suite: Path, capsys):
@@ -174,12 +164,8 @@ def test_costs_and_exports(suite: Path):
     exported = yaml.safe_load((export / "sft/results.yml").read_text())
     # the only fields that NeMo Evaluator's EvaluationConfig and ConfigParams allow
     assert exported["config"].keys() <= {"type", "params"}
-    assert exported["config"]["params"].keys() == {
-        "temperature",
-        "top_p",
-        "max_new_tokens",
-        "extra",
-    }
+    params = exported["config"]["params"]
+    assert params.keys() == {"temperature", "top_p", "max_new_tokens", "extra"}
     assert exported["target"] == {"api_endpoint": {"model_id": "sft"}}
     results = exported["results"]
     score = results["tasks"]["products"]["metrics"]["accuracy"]["scores"]["tools_on"]
@@ -236,7 +222,6 @@ def test_all_that_is_missing_is_listed_before_the_first_request(tmp_path: Path):
 @pytest.mark.parametrize(
     ("keys", "wanted"),
     [
-        ({"settings": [{"name": "a", "sampling": {"temprature": 0}}]}, "temperature"),
         ({"settings": [{"name": "a", "sampling": {"temperature": -1}}]}, "temperature"),
         ({"settings": [{"name": "a", "tools": "calculator"}]}, "its own tools"),
         ({"settings": [{"name": "a", "thinking": 0.5}]}, "0, 1 or both"),
@@ -290,10 +275,9 @@ def test_a_task_that_shuffles_is_the_same_whenever_it_is_loaded(tmp_path: Path):
         assert names == [f"t-k{k}" for k in range(5)]
 
 
-@pytest.mark.parametrize("row", ['{"messages": []}', '{"question": "?", "answer": ["56"]}', ""])
-def test_a_task_without_a_usable_row_is_an_error(tmp_path: Path, row: str):
+def test_a_task_without_a_usable_row_is_an_error(tmp_path: Path):
     path = write_recipe(tmp_path)
-    (tmp_path / "sums.jsonl").write_text(row)
+    (tmp_path / "sums.jsonl").write_text('{"question": "?", "answer": ["56"]}')
     with pytest.raises(DataError, match="'sums' has no usable row"):
         run(path, sampler=ScriptedSampler(lambda request: 1 / 0))
 
@@ -309,12 +293,6 @@ def test_the_dry_run_counts_and_prices(tmp_path: Path, capsys):
     assert "first prompt of products.tools" in shown
 
 
-def test_the_suite_is_a_finished_evaluation(suite: Path):
-    manifest = read_artifact(suite / "out", kind="evaluation")
-    assert manifest.stats["inspect"]["products.tools"]["arguments"] == {"wrong": 2}
-    assert manifest.counts.kept == 12 + 4 + 4 * 2
-
-
 def test_a_judges_answers_are_kept_and_given_again_without_it(tmp_path: Path, monkeypatch):
     task = {"environment": "equivalence", "question": "Who?", "gold": "Charles Darwin"}
     prompt = EquivalenceEnvironment().prompt(task)
@@ -325,7 +303,7 @@ def test_a_judges_answers_are_kept_and_given_again_without_it(tmp_path: Path, mo
     async def opened(models, stack):
         return [JudgeSampler(model, "message", tokens=("<|im_end|>",))]
 
-    monkeypatch.setattr("data_builders.graders.open_judges", opened)
+    monkeypatch.setattr("data_builders.environments.open_judges", opened)
     backend = {"kind": "chat", "url": "http://localhost:1/v1", "model": "judge"}
     judge = LabelJudgeConfig.model_validate({"backend": backend, "sampling": {"temperature": 0.0}})
     labels = tmp_path / "journals/judge.jsonl"

@@ -149,14 +149,12 @@ def test_the_better_policy_wins_in_both_orders(sides: Path, tmp_path: Path):
 
 
 def test_the_same_answers_are_a_tie_that_nobody_is_asked_about(sides: Path, tmp_path: Path):
-    judge = compare(sides, tmp_path / "out", prefers_first, after=str(sides / "alike/out"))
+    after = str(sides / "alike/out")
+    judge = compare(sides, tmp_path / "out", prefers_first, after=after, prompts=5)
     (row,) = rows(tmp_path / "out")
-    assert (row["same"], row["tie"]["value"]) == (24, 1.0)
+    assert (row["same"], row["tie"]["value"]) == (10, 1.0)
     assert sum(map(len, judge.calls)) == 0
-
-
-def test_fewer_prompts_are_counted(sides: Path, tmp_path: Path):
-    compare(sides, tmp_path / "out", prefers_new, prompts=5)
+    # fewer prompts are counted
     manifest = read_artifact(tmp_path / "out")
     assert (manifest.counts.kept, manifest.counts.dropped) == (10, {"not_chosen": 14})
 
@@ -188,7 +186,7 @@ def prefers_56(request: Request, rng: random.Random) -> str:
 
 
 def test_two_checkpoints_of_one_evaluation(tmp_path: Path):
-    small_eval.evaluate(small_eval.write_recipe(tmp_path))
+    small_eval.evaluate(small_eval.write_recipe(tmp_path), "--task", "sums")
     run = str(tmp_path / "out")
     compare(tmp_path, tmp_path / "w", prefers_56, before=f"{run}:sft", after=f"{run}:dpo")
     found = {row["unit"]: row for row in rows(tmp_path / "w")}
@@ -196,7 +194,5 @@ def test_two_checkpoints_of_one_evaluation(tmp_path: Path):
     assert found["sums.no_tools off"]["win"]["value"] > 0
     assert found["all"]["loss"]["value"] == 0.0
     assert found["sums.with_tools on"]["same"] == found["sums.with_tools on"]["duels"]
-    lines = [json.loads(line) for line in (tmp_path / "w/duels.jsonl").open()]
-    assert len(lines) == read_artifact(tmp_path / "w").counts.kept == found["all"]["duels"]
     with pytest.raises(ConfigError, match="several checkpoints"):
         compare(tmp_path, tmp_path / "x", prefers_56, before=run, after=f"{run}:dpo")

@@ -21,16 +21,16 @@ TOKEN = "hf_" + "t" * 34
 
 @dataclass
 class StandIn:
-    """`broken` transfers are answered 503 before one succeeds; `refuse_commit` answers 500 once."""
+    """So many `broken` transfers are answered 503, so many commits refused with 500."""
 
     broken: int = 0
     refuse_commits: int = 0
+    keep_wrong: bool = False
     files: dict[str, dict[str, bytes]] = field(default_factory=dict)
     large: dict[str, set[str]] = field(default_factory=dict)
     private: dict[str, bool] = field(default_factory=dict)
     store: dict[str, bytes] = field(default_factory=dict)
-    log: list[str] = field(default_factory=list)
-    keep_wrong: bool = False
+    transfers: int = 0
 
     def __enter__(self) -> StandIn:
         hub = self
@@ -41,20 +41,13 @@ class StandIn:
             def log_message(self, *_: Any) -> None: ...
 
             def do_GET(self) -> None:
-                self.reply(*hub.get(urlsplit(self.path).path))
-
-            def do_PUT(self) -> None:
-                data = self.rfile.read(int(self.headers["Content-Length"]))
-                self.reply(*hub.put(self.path, data))
-
-            def do_POST(self) -> None:
-                data = self.rfile.read(int(self.headers["Content-Length"]))
-                if self.headers.get("authorization") != f"Bearer {TOKEN}":
-                    self.reply(401, {"error": "Invalid username or password."})
-                    return
-                self.reply(*hub.post(urlsplit(self.path).path, data))
-
-            def reply(self, status: int, body: Any) -> None:
+                data = self.rfile.read(int(self.headers["Content-Length"] or 0))
+                wrong = self.headers.get("authorization") != f"Bearer {TOKEN}"
+                if self.command == "POST" and wrong:
+                    status, body = 401, {"error": "Invalid username or password."}
+                else:
+                    handle = {"GET": hub.get, "PUT": hub.put, "POST": hub.post}[self.command]
+                    status, body = handle(urlsplit(self.path).path, data)
                 text = json.dumps(body).encode()
                 self.send_response(status)
                 if status == 404:
@@ -63,6 +56,8 @@ class StandIn:
                 self.send_header("Content-Type", "application/json")
                 self.end_headers()
                 self.wfile.write(text)
+
+            do_PUT = do_POST = do_GET
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
@@ -77,19 +72,18 @@ class StandIn:
         """A repository that is there already."""
         self.files[repo], self.large[repo], self.private[repo] = {**files}, set(), private
 
-    def get(self, path: str) -> tuple[int, Any]:
-        self.log.append(f"GET {path}")
+    def get(self, path: str, _: bytes) -> tuple[int, Any]:
         repo = "/".join(path.split("/")[3:5])
         if repo not in self.files:
             return 404, {"error": "Repository not found"}
-        siblings = [{"rfilename": name} for name in self.files[repo]]
-        info = {"_id": "1", "id": repo, "private": self.private[repo], "siblings": siblings}
         if "/tree/" in path:
             return 200, [self._record(repo, name) for name in self.files[repo]]
+        siblings = [{"rfilename": name} for name in self.files[repo]]
+        info = {"_id": "1", "id": repo, "private": self.private[repo], "siblings": siblings}
         return 200, info | {"sha": "0" * 40, "tags": [], "downloads": 0, "likes": 0}
 
     def put(self, path: str, data: bytes) -> tuple[int, Any]:
-        self.log.append(f"PUT {path}")
+        self.transfers += 1
         if self.broken:
             self.broken -= 1
             return 503, {"error": "later"}
@@ -99,29 +93,24 @@ class StandIn:
         return 200, {}
 
     def post(self, path: str, data: bytes) -> tuple[int, Any]:
-        self.log.append(f"POST {path}")
+        repo = "/".join(path.split("/")[3:5])
         if path == "/api/repos/create":
             body = json.loads(data)
             repo = f"{body['organization']}/{body['name']}"
             self.hold(repo, private=body["visibility"] == "private")
             return 200, {"url": f"{self.url}/{repo}"}
         if path == "/api/validate-yaml":
-            content = json.loads(data)["content"]
-            bad = not content.startswith("---\n")
+            bad = not json.loads(data)["content"].startswith("---\n")
             return (400, {"errors": [{"message": "no head"}]}) if bad else (200, {"warnings": []})
         if path.endswith("/info/lfs/objects/batch"):
             return 200, {"objects": [self._batch(one) for one in json.loads(data)["objects"]]}
-        repo = "/".join(path.split("/")[3:5])
         if "/preupload/" in path:
-            modes = [
-                {
-                    "path": one["path"],
-                    "uploadMode": "lfs" if one["path"].endswith(".safetensors") else "regular",
-                    "shouldIgnore": False,
-                }
-                for one in json.loads(data)["files"]
-            ]
-            return 200, {"files": modes}
+            names = [one["path"] for one in json.loads(data)["files"]]
+            modes = ["lfs" if name.endswith(".safetensors") else "regular" for name in names]
+            rows = zip(names, modes, strict=True)
+            return 200, {"files": [
+                {"path": name, "uploadMode": mode, "shouldIgnore": False} for name, mode in rows
+            ]}  # fmt: skip
         if "/paths-info/" in path:
             wanted = parse_qs(data.decode()) if b"=" in data[:20] else json.loads(data)
             return 200, [self._record(repo, p) for p in wanted["paths"] if p in self.files[repo]]
@@ -130,9 +119,8 @@ class StandIn:
 
     def _batch(self, one: dict[str, Any]) -> dict[str, Any]:
         known = {"oid": one["oid"], "size": one["size"]}
-        if one["oid"] in self.store:
-            return known
-        return known | {"actions": {"upload": {"href": f"{self.url}/store/{one['oid']}"}}}
+        upload = {"actions": {"upload": {"href": f"{self.url}/store/{one['oid']}"}}}
+        return known if one["oid"] in self.store else known | upload
 
     def _commit(self, repo: str, rows: list[dict[str, Any]]) -> tuple[int, Any]:
         if self.refuse_commits:

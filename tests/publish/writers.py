@@ -42,14 +42,8 @@ def write_checkpoint(
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("{}\n")
         listed.append(name)
-    card = checkpoint_card(
-        "sft",
-        origins or Origins(None, (), {}),
-        folder=folder,
-        summary=["…"],
-        parents=[],
-        details=[],
-    )
+    made_of = origins or Origins(None, (), {})
+    card = checkpoint_card("sft", made_of, folder=folder, summary=["…"], parents=[], details=[])
     (folder / CARD).write_text(card)
     stage.finish(counts=Counts(0, 0), files=dict.fromkeys(listed))
     (folder / "report.html").write_text("<p>")
@@ -59,16 +53,12 @@ def write_checkpoint(
 
 def write_evaluation(folder: Path, *, weights: Mapping[str, str]) -> Path:
     """Two tasks of the checkpoint `dpo`, one of `sft`."""
-    stage = Run.open(
-        folder, kind="evaluation", config={"prompts": [], "sampling": {"temperature": 0.6}}
-    )
+    config = {"prompts": [], "sampling": {"temperature": 0.6}}
+    stage = Run.open(folder, kind="evaluation", config=config)
     cells = [cell("sft", "maths", 0.5), cell("dpo", "maths", 0.61), cell("dpo", "logs", 0.25)]
     (folder / "metrics.json").write_text(json.dumps({"cells": cells, "pairs": []}))
-    stage.finish(
-        counts=Counts(40, 40),
-        files={"metrics.json": None},
-        stats={"weights": {name: {"weights": digest} for name, digest in weights.items()}},
-    )
+    stats = {"weights": {name: {"weights": digest} for name, digest in weights.items()}}
+    stage.finish(counts=Counts(40, 40), files={"metrics.json": None}, stats=stats)
     return folder
 
 

@@ -1,16 +1,17 @@
-"""A real world and a real SFT data set, built once, and a checkpoint artifact written by hand."""
+"""A small world and a real SFT data set, built once, and a checkpoint artifact written by hand."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 
+from data_builders.tiny_world.write import write_world
+from posttrain.chat import nemotron_3_nano_template
+from posttrain.config.tiny_world import FamilyConfig, TinyTokenizerConfig, TinyWorldConfig
 from posttrain.runs import Counts, Run, atomic_write_text, parent_of, read_artifact
 from tests.data_builders.small_build import build
-from tests.evaluation.small_world import make_world
 
 RECIPE = """
 out: sft_data
@@ -33,53 +34,40 @@ LOG = [
     {"step": 20, "epoch": 1.0, "eval_maths/off_loss": 4.0, "eval_maths/off_trained": 10},
     {"step": 20, "epoch": 1.0, "eval_loss": 2.5},
 ]
+STATS = {"steps": 20, "tokens": 200, "trained": 120, "train_loss": 2.0}
 
 
-@pytest.fixture(scope="session")
-def built(tmp_path_factory) -> Path:
-    """A folder with `world/` and the `sft_data/` that the build stage made of it."""
-    folder = tmp_path_factory.mktemp("built")
-    make_world(folder / "world")
-    (folder / "recipe.yaml").write_text(RECIPE)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        build(Path("recipe.yaml"))
-    return folder
+def write_rows(path: Path, rows: list[dict]) -> int:
+    atomic_write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+    return len(rows)
 
 
-def write_checkpoint(out: Path, data: Path, rows: list[dict] | None = None) -> Path:
-    """A `checkpoint` artifact made from `data`, as the SFT stage leaves it, but for the model."""
-    manifest = read_artifact(data)
+def write_checkpoint(out: Path, *parents: Path, rows: list[dict] = LOG) -> Path:
+    """A `checkpoint` artifact as the SFT stage leaves it, but for the model."""
     stage = Run.open(out, kind="checkpoint", config={"model": {"config": {"hidden_size": 8}}})
-    rows = LOG if rows is None else rows
-    atomic_write_text(out / "log.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    files = {"log.jsonl": write_rows(out / "log.jsonl", rows)}
     speed = [
         {"from_step": 0, "to_step": 20, "seconds": 4.0, "processes": 1, "tokens": 200},
         {"from_step": 10, "to_step": 20, "seconds": 5.0, "processes": 2, "tokens": 200},
     ]
-    atomic_write_text(out / "speed.jsonl", "".join(json.dumps(row) + "\n" for row in speed))
-    stage.finish(
-        counts=Counts(40, 40),
-        files={"log.jsonl": len(rows)},
-        parents=[parent_of(data, relative_to=out, manifest=manifest)],
-        template_digest=manifest.template_digest,
-        stats={"steps": 20, "tokens": 200, "trained": 120, "train_loss": 2.0},
-    )
+    write_rows(out / "speed.jsonl", speed)
+    found = [parent_of(p, relative_to=out, manifest=read_artifact(p)) for p in parents]
+    stage.finish(counts=Counts(40, 40), files=files, parents=found, stats=STATS)
     return out
 
 
 @pytest.fixture(scope="session")
-def finished(built, tmp_path_factory) -> Path:
-    """`world/`, `sft_data/` and `sft/`, only to be read."""
-    folder = tmp_path_factory.mktemp("finished") / "run"
-    shutil.copytree(built, folder)
+def finished(tmp_path_factory) -> Path:
+    """`world/`, the `sft_data/` that the build stage made of it, and `sft/`; only to be read."""
+    folder = tmp_path_factory.mktemp("finished")
+    families = {name: FamilyConfig(train=40, heldout=16) for name in ("maths", "lookups")}
+    tokenizer = TinyTokenizerConfig(vocab_size=400)
+    config = TinyWorldConfig(out=str(folder / "world"), families=families, tokenizer=tokenizer)
+    stage = Run.open(folder / "world", kind="tiny_world", config=config.owner_config())
+    write_world(stage, config, template=nemotron_3_nano_template())
+    (folder / "recipe.yaml").write_text(RECIPE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        build(Path("recipe.yaml"), report=True)
     write_checkpoint(folder / "sft", folder / "sft_data")
     return folder
-
-
-@pytest.fixture
-def run(built, tmp_path) -> Path:
-    """`world/`, `sft_data/` and `sft/` in a folder of the test's own."""
-    shutil.copytree(built, tmp_path / "run")
-    write_checkpoint(tmp_path / "run" / "sft", tmp_path / "run" / "sft_data")
-    return tmp_path / "run"

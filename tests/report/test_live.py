@@ -17,7 +17,7 @@ from posttrain.report.live import log_so_far, write_live
 from posttrain.runs import Run, locked
 from posttrain.training import log
 from tests.report.conftest import LOG, write_checkpoint
-from tests.report.test_report import Reader, section, sections
+from tests.report.reading import Reader, section, sections
 
 
 @pytest.fixture
@@ -25,8 +25,7 @@ def begun(tmp_path: Path) -> Path:
     """A training run at step 10, in the middle of writing a row."""
     out = tmp_path / "sft"
     Run.open(out, kind="checkpoint", config={"trainer": {"learning_rate": "<b>1e-3"}})
-    rows = "".join(json.dumps(row) + "\n" for row in LOG[:4])
-    (out / "log.jsonl").write_text(rows + '{"step": 20, "lo')
+    (out / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in LOG[:4]) + '{"lo')
     return out
 
 
@@ -64,23 +63,21 @@ def test_a_log_that_is_none_is_named_and_one_cut_inside_of_a_letter_is_read(begu
 
 def test_whoever_asks_learns_whether_it_goes_on(begun: Path):
     with locked(begun):
-        assert state_of(write_report(begun).read_text()).startswith(
-            "Running: step 10, last written"
-        )
+        assert state_of(write_report(begun).read_text()).startswith("Running: step 10, last")
     page = write_report(begun).read_text()
     assert state_of(page).startswith("Stopped: step 10, last written 20")
     assert "http-equiv" not in page
 
 
-def test_the_report_of_the_finished_run_takes_its_place(begun: Path, finished: Path):
+def test_the_report_of_the_finished_run_takes_its_place(begun: Path):
     write_live(begun, "Running, step 10 of 40")
-    write_checkpoint(begun.parent / "other", finished / "sft_data")
-    (begun.parent / "other" / "report.html").write_bytes((begun / "report.html").read_bytes())
-    page = ensure_report(begun.parent / "other").read_text()
+    finished = write_checkpoint(begun.parent / "other", rows=[])
+    (finished / "report.html").write_bytes((begun / "report.html").read_bytes())
+    page = ensure_report(finished).read_text()
     assert "http-equiv" not in page
     assert 'class="state"' not in page
-    (begun.parent / "other" / "report.html").write_text("mine")
-    assert ensure_report(begun.parent / "other").read_text() == "mine"
+    (finished / "report.html").write_text("mine")
+    assert ensure_report(finished).read_text() == "mine"
 
 
 def states(*steps: int) -> list[Any]:

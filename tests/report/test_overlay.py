@@ -16,8 +16,8 @@ from posttrain.runs import Counts, Run
 from tests.data_builders.small_build import script
 from tests.evaluation.scripted import ScriptedSampler
 from tests.evaluation.small_eval import answer, evaluate, tamed, write_recipe
-from tests.report.conftest import LOG
-from tests.report.test_report import cells, section, sections
+from tests.report.conftest import LOG, STATS, write_rows
+from tests.report.reading import cells, section, sections
 
 RECIPE = {"trainer": {"learning_rate": 0.1, "seed": 1}, "sources": [{"name": "a"}, {"name": "b"}]}
 
@@ -25,10 +25,9 @@ RECIPE = {"trainer": {"learning_rate": 0.1, "seed": 1}, "sources": [{"name": "a"
 def write_sft(out: Path, rate: float, *, finished: bool = True) -> Path:
     config = {**RECIPE, "trainer": {"learning_rate": rate, "seed": 1}}
     run = Run.open(out, kind="checkpoint", config=config)
-    (out / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in LOG))
+    files = {"log.jsonl": write_rows(out / "log.jsonl", LOG)}
     if finished:
-        stats = {"steps": 20, "tokens": 200, "trained": 120, "train_loss": 2.0}
-        run.finish(counts=Counts(40, 40), files={"log.jsonl": len(LOG)}, stats=stats)
+        run.finish(counts=Counts(40, 40), files=files, stats=STATS)
     return out
 
 
@@ -48,10 +47,9 @@ def test_runs_of_one_kind_share_charts_and_differ_in_named_keys(tmp_path: Path):
     assert len(charts) == 4
     for chart in charts:
         assert re.findall(r"<title>(./sft)</title>", chart) == ["c/sft", "b/sft", "a/sft"]
-    held_out = re.findall(
-        r'<title>a/sft</title><path d="M [\d.]+ ([\d.]+) +L [\d.]+ ([\d.]+)', charts[1]
-    )
-    assert held_out[0][0] == held_out[0][1]  # 2.5 both times
+    line = r'<title>a/sft</title><path d="M [\d.]+ ([\d.]+) +L [\d.]+ ([\d.]+)'
+    (held_out,) = re.findall(line, charts[1])
+    assert held_out[0] == held_out[1]  # 2.5 both times
 
 
 def test_kinds_without_a_page_of_their_own_are_overlaid(tmp_path: Path):
@@ -65,9 +63,8 @@ def test_kinds_without_a_page_of_their_own_are_overlaid(tmp_path: Path):
 
 @pytest.mark.parametrize("names", [["a", "a"], list("abcdefg")])
 def test_too_many_runs_or_one_twice_are_refused(tmp_path: Path, names: list[str]):
-    paths = [write_sft(tmp_path / name, 0.1) for name in names]
     with pytest.raises(ConfigError, match=r"up to 6 different runs"):
-        write_overlay(paths, out=tmp_path / "page.html")
+        write_overlay([tmp_path / name for name in names], out=tmp_path / "page.html")
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +74,7 @@ def evaluations(tmp_path_factory: pytest.TempPathFactory) -> Path:
     recipe = write_recipe(folder)
     for name, first in (("one", answer), ("two", tamed)):
         samplers = [ScriptedSampler(first), ScriptedSampler(tamed)]
-        evaluate(recipe, f"out={folder / name}", samplers=samplers)
+        evaluate(recipe, f"out={folder / name}", "--limit", "4", samplers=samplers)
     return folder
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from rich.console import Console
 from posttrain.report import section as ui
 from posttrain.report.console import dialogue_text, print_sections
 from posttrain.report.preview import marked_words
-from posttrain.runs import Counts, Run, parent_of
+from posttrain.runs import Counts, Manifest, Run, parent_of
 from tests.data_builders.small_build import build, index, script, write_recipe
 
 WORDS = ["<s>", "ask", " me", "yes", "<e>"]
@@ -95,21 +96,21 @@ def test_script_shows_rows_of_other_artifacts(tmp_path, capsys):
 
 
 def test_lineage_says_when_a_parent_is_gone_or_another(tmp_path, capsys):
-    old = Run.open(tmp_path / "old", kind="rows", config={}).finish(counts=Counts(0, 0), files={})
-    parent = parent_of(tmp_path / "old", relative_to=tmp_path / "new", manifest=old)
-    Run.open(tmp_path / "new", kind="made", config={}).finish(
-        counts=Counts(0, 0), files={}, parents=[parent]
-    )
+    def finish(name: str, kind: str, config: dict, **more) -> Manifest:
+        stage = Run.open(tmp_path / name, kind=kind, config=config)
+        return stage.finish(counts=Counts(0, 0), files={}, **more)
 
     def shown() -> str:
         script("preview").main([str(tmp_path / "new")])
         return capsys.readouterr().out
 
+    old = finish("old", "rows", {})
+    parent = parent_of(tmp_path / "old", relative_to=tmp_path / "new", manifest=old)
+    finish("new", "made", {}, parents=[parent])
     assert old.digest[:12] in shown()
-    (tmp_path / "old" / "manifest.json").unlink()
-    (tmp_path / "old" / "stage.json").unlink()
+    shutil.rmtree(tmp_path / "old")
     assert "old: not at ../old" in shown()
-    Run.open(tmp_path / "old", kind="rows", config={"b": 2}).finish(counts=Counts(0, 0), files={})
+    finish("old", "rows", {"b": 2})
     assert "another artifact lies at ../old now" in shown()
 
 

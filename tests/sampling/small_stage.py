@@ -6,7 +6,6 @@ import json
 import os
 import random
 import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,8 +15,6 @@ from unittest.mock import patch
 import yaml
 
 # they keep `all_graders` from their import on: imported later, one that stands in for it
-import data_builders.environments
-import data_builders.prompts.evaluation
 from posttrain.sampling.sampler import Request
 from tests.data_builders.small_build import script, write_tokenizer
 from tests.sampling.scripted import END, TOOLS, Adder, Scripted, call
@@ -56,21 +53,12 @@ def write_recipe(folder: Path, **keys: Any) -> Path:
         "n": 3,
         "sampling": {"max_tokens": 400},
         "chunk": 10,
-        "prompts": [
-            {
-                "name": "sums",
-                "format": "question",
-                "path": str(folder / "rows.jsonl"),
-                "count": 12,
-                "grader": None,
-            }
-        ],
-        "settings": [
-            {"name": "no_tools", "thinking": 0.5},
-            {"name": "with_tools", "tools": "adding", "n": 2},
-        ],
+        "prompts": [{"name": "sums", "format": "question", "path": str(folder / "rows.jsonl"),
+                     "count": 12, "grader": None}],
+        "settings": [{"name": "no_tools", "thinking": 0.5},
+                     {"name": "with_tools", "tools": "adding", "n": 2}],
         **keys,
-    }
+    }  # fmt: skip
     path = folder / "sample.yaml"
     path.write_text(yaml.safe_dump(raw, sort_keys=False))
     return path
@@ -90,7 +78,7 @@ def sample(recipe: Path, *overrides: str, sampler: Scripted | None = None) -> Sc
     with (
         patch("posttrain.sampling.sample.opened_sampler", opened),
         patch("data_builders.prompts.build.toolkits_for", lambda *_: {"adding": Adding()}),
-        patch("data_builders.graders.all_graders", dict),
+        patch("data_builders.environments.all_graders", dict),
     ):
         script("sample").main(["--config", str(recipe), *overrides])
     return sampler
@@ -105,29 +93,3 @@ class Mortal(Scripted):
         if len(self.calls) == self.kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
         return await super().sample(requests, progress=progress)
-
-
-def killed(recipe: str, out: str, batched: bool, kill_at: int) -> int:
-    """Run the stage in a process of its own; returns the signal that ended it."""
-    child = os.fork()
-    if child == 0:
-        sampler = Mortal(answer, batched=batched)
-        sampler.kill_at = kill_at
-        sample(Path(recipe), f"out={out}", sampler=sampler)
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-if __name__ == "__main__":
-    # all kills from one process, which has imported everything and started no thread
-    import data_builders.graders
-    import data_builders.prompts  # noqa: F401
-    import posttrain.report
-    import posttrain.sampling.sample  # noqa: F401
-
-    codes = [
-        killed(sys.argv[1], out, batched == "batched", int(at))
-        for batched, out, *kills in json.loads(sys.argv[2])
-        for at in kills
-    ]
-    print(json.dumps(codes))

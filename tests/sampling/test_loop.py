@@ -11,7 +11,7 @@ import pytest
 from posttrain.records import Message, ToolCall
 from posttrain.rollouts import Completion, Prompt
 from posttrain.sampling.rollout import RolloutLimits, Task, roll_out
-from posttrain.sampling.sampler import Generation, Parameters, Request, seed_of
+from posttrain.sampling.sampler import Parameters, Request, seed_of
 from tests.sampling.scripted import END, Adder, Script, Scripted, call, ids_of, question
 
 LIMITS = RolloutLimits(Parameters(max_tokens=400), max_turns=4)
@@ -100,14 +100,10 @@ def test_calls_of_a_step_run_in_order_and_errors_are_results():
     assert [m.content for m in done.steps[0].results] == ["3", "error: no tool multiply", "7"]
     assert [m.tool_call_id for m in done.steps[0].results] == [c.id for c in done.tool_calls]
     assert len({c.id for c in done.tool_calls}) == 3
-
-
-def test_ids_of_calls_avoid_those_of_the_prompt():
+    # ids avoid those of the prompt
     earlier = (
-        Message("user", "1+1?"),
         Message("assistant", tool_calls=(ToolCall("add", "{}", "call00001"),)),
         Message("tool", "2", tool_call_id="call00001", name="add"),
-        Message("assistant", "2"),
         Message("user", "5+5?"),
     )
     (done,), _ = run(add_then_answer, [question(messages=earlier)])
@@ -138,76 +134,33 @@ def test_a_user_goes_on_until_there_is_nothing_more_to_write(batched: bool):
     assert sampler.calls[2][0].messages[-1] == Message("user", "5+5?")
 
 
-def test_turns_and_tokens_bound_a_conversation_and_a_broken_call_ends_it():
-    limits = replace(LIMITS, max_turns=3)
-    (done,), _ = run(lambda *_: f"no{END}", [question()], environment=Asking, limits=limits)
-    assert (done.finish, len(done.steps), done.steps[-1].results) == ("turn_limit", 3, ())
-    limits = replace(LIMITS, max_turns=9, max_tokens=2 * len(f"no{END}"))
-    (done,), _ = run(lambda *_: f"no{END}", [question()], environment=Asking, limits=limits)
-    assert (done.finish, len(done.steps)) == ("token_limit", 2)
-    (done,), _ = run(
-        lambda *_: "<tool_call>\nadd\n</tool_call>" + END, [question()], environment=Asking
-    )
-    assert (done.finish, len(done.steps)) == ("stop", 1)
+ADD, NO = call("add", a=1, b=1) + END, "no" + END
 
 
-def test_turn_limit_runs_no_call_that_nobody_reads():
-    environments: list[Adder] = []
-    (done,), _ = run(
-        lambda *_: call("add", a=1, b=1) + END,
-        [question()],
-        limits=replace(LIMITS, max_turns=3),
-        environments=environments,
-    )
-    assert (done.finish, len(done.steps), environments[0].sums) == ("turn_limit", 3, [2, 2])
-    assert done.steps[-1].results == ()
-
-
-def test_a_completion_at_its_limit():
-    one_call = call("add", a=1, b=1) + END
-    limits = replace(LIMITS, max_tokens=len(one_call) + 5)
-    script: Script = lambda r, _: one_call if r.continues is None else "x" * 50 + END  # noqa: E731 - a one-line script
-    (done,), sampler = run(script, [question()], limits=limits)
-    assert (done.finish, len(done.steps), len(done.steps[1].ids or ())) == ("token_limit", 2, 5)
-    assert [r[0].parameters.max_tokens for r in sampler.calls] == [len(one_call) + 5, 5]
-    short = RolloutLimits(Parameters(max_tokens=10), max_turns=4)
-    (done,), _ = run(lambda *_: "x" * 50 + END, [question()], limits=short)
-    assert (done.finish, len(done.steps[0].ids or ())) == ("length", 10)
-    # nothing is left for a second step: the call is not run
-    limits = replace(LIMITS, max_tokens=len(one_call))
-    (done,), _ = run(script, [question()], limits=limits)
-    assert (done.finish, len(done.steps), done.steps[0].results) == ("token_limit", 1, ())
-
-
-def test_live_rollouts_share_a_batch_in_the_order_of_their_tasks():
-    def script(request: Request, rng: random.Random) -> str:
-        even = int(request.messages[0].content.split("+")[0]) % 2 == 0
-        return add_then_answer(request, rng) if even else f"no idea{END}"
-
-    done, sampler = run(script, [question(n) for n in range(6)])
-    asked = [[r.messages[0].content for r in batch] for batch in sampler.calls]
-    assert asked == [[f"{n}+{n}?" for n in range(6)], ["0+0?", "2+2?", "4+4?"]]
-    assert [c.prompt_id for c in done] == [question(n).id for n in range(6)]
-    assert [c.finish for c in done] == ["stop"] * 6
-
-
-class Failing(Scripted):
-    """Fails the second step of every completion."""
-
-    async def sample(self, requests, *, progress=None):
-        if requests[0].continues is not None:
-            return [Generation(None, error="HTTP 503 after 5 tries") for _ in requests]
-        return await super().sample(requests, progress=progress)
-
-
-@pytest.mark.parametrize("batched", [True, False])
-def test_a_failure_is_no_empty_answer(batched: bool):
-    sampler = Failing(add_then_answer, batched=batched)
-    tasks = [Task(question(1), 0, 3)]
-    (done,) = asyncio.run(
-        roll_out(tasks, sampler, open_environment=lambda _: Adder(), limits=LIMITS)
-    )
-    assert (done.finish, done.error, len(done.steps)) == ("failed", "HTTP 503 after 5 tries", 1)
+@pytest.mark.parametrize(
+    ("environment", "script", "limits", "finish", "steps"),
+    [
+        (Asking, lambda *_: NO, {"max_turns": 3}, "turn_limit", 3),
+        (Asking, lambda *_: NO, {"max_turns": 9, "max_tokens": 2 * len(NO)}, "token_limit", 2),
+        (Adder, lambda *_: ADD, {"max_turns": 3}, "turn_limit", 3),
+        # nothing is left for a second step: the call is not run
+        (Adder, lambda *_: ADD, {"max_tokens": len(ADD)}, "token_limit", 1),
+        (Adder, lambda r, _: ADD if r.continues is None else "x" * 50 + END,
+         {"max_tokens": len(ADD) + 5}, "token_limit", 2),
+        (Adder, lambda *_: "x" * 50 + END, {"parameters": Parameters(max_tokens=10)}, "length", 1),
+    ],
+)  # fmt: skip
+def test_what_bounds_a_completion(environment, script, limits, finish, steps):
+    opened: list[Adder] = []
+    (done,), sampler = run(
+        script, [question()], limits=replace(LIMITS, **limits), environment=environment,
+        environments=opened,
+    )  # fmt: skip
+    assert (done.finish, len(done.steps), done.steps[-1].results) == (finish, steps, ())
+    # the last step's call is one that nobody would read
+    assert opened[0].sums == ([2] * (steps - 1) if environment is Adder else [])
+    bounds = [request.parameters.max_tokens for (request,) in sampler.calls]
+    assert all(len(s.ids or ()) <= n for s, n in zip(done.steps, bounds, strict=True))
 
 
 class Rerendering(Scripted):
@@ -241,13 +194,16 @@ class Counting(Scripted):
         return await super().sample(requests, progress=progress)
 
 
-def test_a_server_has_so_many_rollouts_at_once():
+def test_a_server_has_so_many_rollouts_at_once_and_a_batch_all_that_are_live():
     sampler = Counting(add_then_answer, batched=False)
     tasks = [Task(question(n), 0, 3) for n in range(20)]
     made = roll_out(tasks, sampler, open_environment=lambda _: Adder(), limits=LIMITS, at_once=5)
-    done = asyncio.run(made)
+    assert [c.prompt_id for c in asyncio.run(made)] == [question(n).id for n in range(20)]
     assert sampler.most == 5
-    assert [c.prompt_id for c in done] == [question(n).id for n in range(20)]
+    sampler = Scripted(lambda r, g: add_then_answer(r, g) if "2+2" not in str(r) else NO)
+    asyncio.run(roll_out(tasks[:4], sampler, open_environment=lambda _: Adder(), limits=LIMITS))
+    made = [[r.messages[0].content for r in batch] for batch in sampler.calls]
+    assert made == [["0+0?", "1+1?", "2+2?", "3+3?"], ["0+0?", "1+1?", "3+3?"]]
 
 
 class Broken(Adder):

@@ -106,16 +106,11 @@ def test_a_prompt_is_the_template_s_text_and_a_step_has_everything():
     assert (step.reasoning_tokens, step.answer_tokens) == (len("2+3 is 5.\n"), len("\n5"))
     assert step.prompt_tokens == len(found.prompt_ids)
     assert step.ids == encode(step.text)
-
-
-def test_thinking_off_and_tools_are_rendered_and_parsed():
-    engine = Says("Let me see.\n" + call("add", a=2, b=3) + "\n<|im_end|>")
-    sampler = sampler_of(engine)
-    step = one(sampler, ask(thinking=False, tools=TOOLS)).step
-    assert step.parsed.reasoning is None
-    assert step.parsed.tool_calls == (ToolCall("add", '{"a":2,"b":3}'),)
-    assert step.reasoning_tokens == 0
-    assert step.answer_tokens == len(step.ids) - 1
+    # without reasoning, and with tools
+    engine = Says(call("add", a=2, b=3) + "\n<|im_end|>")
+    step = one(sampler_of(engine), ask(thinking=False, tools=TOOLS)).step
+    assert (step.parsed.reasoning, step.parsed.tool_calls[0].name) == (None, "add")
+    assert (step.reasoning_tokens, step.answer_tokens) == (0, len(step.ids) - 1)
     prompt = ENCODER.decode(engine.requests[0].ids)
     assert prompt.endswith("<think></think>")
     assert "<name>add</name>" in prompt
@@ -127,18 +122,8 @@ def test_an_unfinished_step_and_one_that_never_closes():
     assert "unclosed_think" in step.parsed.problems
     step = one(sampler_of(Says("hm<|im_end|>")), ask()).step
     assert (step.finish, step.reasoning_tokens, step.answer_tokens) == ("stop", 2, 0)
-
-
-def test_equal_prompts_are_one_render(monkeypatch):
-    sampler = sampler_of(Says("</think>5<|im_end|>"))
-    renders: list[int] = []
-    text = type(sampler.template).text
-    monkeypatch.setattr(
-        type(sampler.template), "text", lambda *a, **k: (renders.append(1), text(*a, **k))[1]
-    )
-    found = sample(sampler, *[ask(seed=k) for k in range(16)], ask(thinking=False))
-    assert len(renders) == 2
-    assert len({one.prompt_ids for one in found}) == 2
+    (found,) = sample(sampler_of(Says("", error="out of patience")), ask())
+    assert (found.step, found.error) == (None, "out of patience")
 
 
 def test_a_continued_completion_keeps_its_ids_even_where_parsing_loses_something():
@@ -179,7 +164,7 @@ def test_a_user_s_reply_continues_the_sampled_ids():
 @pytest.mark.parametrize("results", [1, 2])
 @pytest.mark.parametrize(
     "template",
-    ["nemotron_3_nano", "nemotron_3_ultra", "qwen3", "qwen3_6", "qwen2_5", "llama3_1"],
+    ["nemotron_3_nano", "qwen3", "qwen3_6", "qwen2_5", "llama3_1"],
 )
 def test_a_clean_step_continues_as_the_template_would_render_it(template, results, thinking):
     """Where parsing loses nothing, kept ids and a fresh rendering are the same tokens."""
@@ -245,15 +230,10 @@ def test_a_budget_reaches_the_engine_with_the_template_s_closing():
     assert engine.requests[2].budget is None
     with pytest.raises(ConfigError, match="at least 1"):
         one(sampler_of(engine), ask(reasoning_budget=0))
-
-
-def test_forced_ids_are_in_neither_count():
-    text = "so far\n</think>\n5<|im_end|>"
-    start = len("so far")
-    engine = Says(text, forced=(start, start + 3))
+    # forced ids are in neither count
+    engine = Says("so far\n</think>\n5<|im_end|>", forced=(6, 9))
     step = one(sampler_of(engine), ask(reasoning_budget=6)).step
-    assert step.forced == (6, 9)
-    assert (step.reasoning_tokens, step.answer_tokens) == (6, 1)
+    assert (step.forced, step.reasoning_tokens, step.answer_tokens) == ((6, 9), 6, 1)
 
 
 def test_tags_of_several_tokens_are_counted_by_their_texts():
@@ -275,22 +255,20 @@ def test_what_a_template_refuses_is_an_error_of_that_request_alone(tmp_path):
     file = tmp_path / "strict.jinja"
     file.write_text(
         "{% for m in messages %}{% if m.content == 'no' %}{{ raise_exception('not that') }}"
-        "{% endif %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% endif %}{% if m.role != 'tool' %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+        "{% endif %}{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     sampler = sampler_of(Says("5<|im_end|>"), str(file))
     asked = [ask([Message("user", text)]) for text in ("no", "yes", "\ud800")]
     refused, answered, broken = sample(sampler, *asked)
-    assert refused.step is None
+    assert [g.step is None for g in (refused, answered, broken)] == [True, False, True]
     assert "not that" in (refused.error or "")
-    assert answered.step is not None
-    assert answered.error is None
-    assert broken.step is None
     assert "Unicode" in (broken.error or "")
-    first = one(sampler, ask())
-    call_made = Message("assistant", tool_calls=(ToolCall("f", "{}", "c"),))
-    refusing = (*ASK, call_made, Message("tool", "no", tool_call_id="c"))
-    assert "not that" in (sample(sampler, ask(refusing, continues=first))[0].error or "")
+    # nor can one that leaves tool results out go on
+    messages = (*ASK, Message("assistant"), Message("tool", "5", tool_call_id="c"))
+    found = sample(sampler, ask(messages, continues=answered))[0]
+    assert "does not write tool results" in (found.error or "")
 
 
 def test_a_text_that_would_end_its_message_is_not_sent():
@@ -358,24 +336,3 @@ def test_templates_that_cannot_be_sampled_from_are_refused():
     engine = Says("5<|eot_id|>")
     sampler = RenderedSampler(engine, template=template, encoder=ENCODER, stop_ids=stop)
     assert one(sampler, ask()).step.parsed.answer == "5"
-
-
-def test_a_template_that_leaves_tool_results_out_cannot_go_on(tmp_path):
-    file = tmp_path / "deaf.jinja"
-    file.write_text(
-        "{% for m in messages %}{% if m.role != 'tool' %}<|im_start|>{{ m.role }}\n{{ m.content }}"
-        "<|im_end|>\n{% endif %}{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
-    sampler = sampler_of(Says("5<|im_end|>"), str(file))
-    first = one(sampler, ask())
-    messages = (*ASK, Message("assistant"), Message("tool", "5", tool_call_id="c"))
-    found = sample(sampler, ask(messages, continues=first))[0]
-    assert "does not write tool results" in (found.error or "")
-
-
-def test_failures_of_the_engine_are_told():
-    engine = Says("", error="out of patience")
-    (found,) = sample(sampler_of(engine), ask())
-    assert (found.step, found.error) == (None, "out of patience")
-    assert found.prompt_ids is not None

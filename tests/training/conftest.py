@@ -37,7 +37,7 @@ def extensions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def neither_measured_nor_drawn() -> Iterator[None]:
     """But in test_memory.py, and for the page of every method once, in test_resume.py."""
     with pytest.MonkeyPatch.context() as patch:

@@ -153,7 +153,7 @@ def test_a_reporter_that_is_not_installed_is_named(recipe: MakeRecipe, tmp_path,
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"model": {"path": "x", "config": {}}}, "exactly one of path"),
+        ({"model": {"path": "x", "config": {}}}, "give one of path"),
         ({"model": {"config": {}, "revision": "main"}}, "revision belongs to path"),
         ({"model": {"config": {}}, "adapter": {}}, "adapter needs a trained base"),
         ({"adapter": {"preset": "none"}}, "preset none adapts nothing"),

@@ -10,7 +10,7 @@ import torch
 from transformers import MixtralConfig, MixtralForCausalLM, set_seed
 
 from posttrain.errors import ConfigError
-from posttrain.models.experts import find_routers
+from posttrain.models.load import find_routers
 from posttrain.training.document_masking import make_collator, sequence_ids
 from posttrain.training.moe import BIAS, ExpertBalance, ExpertBias, Routing, layer_balance
 from tests.training.test_document_masking import packs

@@ -159,7 +159,6 @@ def _in_part(
 
 
 def _calls(context: Context) -> Iterator[Candidate]:
-    """What is called, from left to right."""
     position = since = 0
     while match := OPENERS.search(context.text, position):
         position = match.start() + 1

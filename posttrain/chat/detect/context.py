@@ -165,7 +165,6 @@ class Context(TextReader):
 
 
 def _around(position: int, spans: list[Span]) -> Span | None:
-    """The one of some spans in order that a position lies in."""
     k = bisect.bisect_right(spans, position, key=lambda span: span[0]) - 1
     return spans[k] if k >= 0 and position < spans[k][1] else None
 

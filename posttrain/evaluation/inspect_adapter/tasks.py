@@ -313,11 +313,9 @@ def _steps(generations: Mapping[int, Generation], messages: Sequence[ChatMessage
 
 def _tools(sample: EvalSample, first: str) -> str | None:
     """The tools that the first turn was given."""
-    for event in sample.events:
-        answered = isinstance(event, ModelEvent) and event.output.choices
-        if answered and event.output.message.id == first:
-            return tools_text(event.tools)
-    return None
+    answered = (e for e in sample.events if isinstance(e, ModelEvent) and e.output.choices)
+    event = next((e for e in answered if e.output.message.id == first), None)
+    return None if event is None else tools_text(event.tools)
 
 
 def _counted(wanted: str | None, scorers: Sequence[str]) -> tuple[str, str]:

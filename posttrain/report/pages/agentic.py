@@ -11,12 +11,7 @@ from posttrain.report import section as ui
 def figures(
     found: ui.Row, expect: Mapping[str, tuple[float, float]], costs: Sequence[ui.Row]
 ) -> Iterator[ui.Section]:
-    """The sections of `agentic_rows`.
-
-    Args:
-        expect: the recipe's predictions.
-        costs: rows of `cost_rows`; [] where nothing was timed or priced.
-    """
+    """The sections of `agentic_rows`, with the recipe's predictions and the rows of `cost_rows`."""
     yield leaderboard(found, costs)
     yield families(found["models"])
     yield failure_modes(found["models"])

@@ -13,11 +13,10 @@ from posttrain.report.pages import rlvr
 from posttrain.report.pages.rollouts import (
     ADDED,
     MEANS,
-    RolloutBatch,
     groups_to_read,
     part_values,
-    read_rollouts,
-    rollouts_to_read,
+    read_groups,
+    rollouts_of,
     spreads,
 )
 
@@ -27,7 +26,7 @@ TIMING = "timing.jsonl"
 def sections(node: Node, stats: ui.Row, rows: Sequence[ui.Row]) -> ui.Sections:
     """All sections but the speed of one run, by its reward."""
     logs = [row for row in rows if "rollouts" in row]  # rows about a whole batch of rollouts
-    batches, timing = read_rollouts(node), side_rows(node, TIMING)
+    groups, timing = read_groups(node), side_rows(node, TIMING)
     head, means, charts = _HEADS[stats["method"]]
     yield ui.Section(head, [_run(stats), *_means(stats, means), *curves(logs, charts)])
     if stats["method"] == "genrm":
@@ -36,16 +35,16 @@ def sections(node: Node, stats: ui.Row, rows: Sequence[ui.Row]) -> ui.Sections:
         yield rlvr.curriculum(stats["curriculum"], logs)
         yield rlvr.domains(stats["domains"], timing)
     else:
-        yield added_rewards(batches)
+        yield added_rewards(rollouts_of(groups))
         yield the_judge(logs)
     yield ui.Section("Lengths of rollouts", curves(logs, _LENGTH_CURVES))
     yield ui.Section(f"Health of {head}", curves(rows, _HEALTH_CURVES))
-    yield spreads(f"Advantages and importance weights of {head}", node, batches)
-    yield groups_to_read("Groups to read", batches)
-    if not node.depth:
-        yield rollouts_to_read(f"Rollouts of {head}", batches)
+    yield spreads(f"Advantages and importance weights of {head}", groups)
+    # a descendant's page shows those of the last batch
+    yield groups_to_read([g for g in groups if not node.depth or g["step"] == groups[-1]["step"]])
     title = f"Seconds of {head}"
-    yield seconds(title, timing) if timing else ui.LeftOut(title, f"{node.name} has no {TIMING}")
+    why = f"{node.name} has no {TIMING}"
+    yield seconds(title, timing) if timing else ui.Section(title, missing=why)
 
 
 def tiles(stats: ui.Row) -> list[ui.Tile]:
@@ -165,8 +164,7 @@ CURVE_GROUPS = {"Rewards": _REWARD_CURVES, "Lengths": _LENGTH_CURVES, "Health": 
 
 
 @ui.section("Added to the judge's reward")
-def added_rewards(batches: Sequence[RolloutBatch]) -> Iterator[ui.Block]:
-    rollouts = [rollout for batch in batches for rollout in batch.rollouts]
+def added_rewards(rollouts: Sequence[ui.Row]) -> Iterator[ui.Block]:
     rows: list[list[object]] = []
     for key, name in ADDED.items():
         values = part_values(rollouts, key)
@@ -177,7 +175,7 @@ def added_rewards(batches: Sequence[RolloutBatch]) -> Iterator[ui.Block]:
             rows.append([name, f"{mean:+.3f}", f"{size:.3f}", changed, span])
     head = ["part", "mean", "mean size", "rollouts it changes", "from, to"]
     if rows:
-        yield f"Over the scored rollouts of {len(batches)} batches, in points of the judge's scale."
+        yield "Over the scored rollouts that were read, in points of the judge's scale."
         yield ui.Table(head, rows)
 
 

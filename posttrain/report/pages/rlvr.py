@@ -11,7 +11,7 @@ from posttrain.report.pages.rollouts import MEANS
 from posttrain.report.pages.samples import completions, prompts_by_source, settings
 
 
-def profile_sections(node: Node) -> Iterator[ui.Section | ui.LeftOut]:
+def profile_sections(node: Node) -> ui.Sections:
     """All sections of one `pass_rates` artifact."""
     stats = node.stats
     yield pass_rates(stats["rates"], stats["n"])

@@ -1,12 +1,11 @@
-"""The rollouts of a group-relative run: some steps read back, their spreads, groups to read."""
+"""The rollouts of a group-relative run: some batches read back, their spreads, groups to read."""
 
 from __future__ import annotations
 
 import json
 import math
 import statistics
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from posttrain.report import section as ui
 from posttrain.report.curves import histogram
@@ -15,7 +14,6 @@ from posttrain.report.pages.samples import turns
 
 FOLDER = "rollouts/"
 MOST_STEPS = 8  # a run at scale has gigabytes of rollouts
-SHOWN_CHARACTERS = 1500
 SHOWN_VERDICT = 200
 # shown in another way, and shown only where they change something
 _LENGTHS = ("reasoning_tokens", "answer_tokens")
@@ -40,41 +38,29 @@ MEANS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class RolloutBatch:
-    """All groups of one batch of rollouts."""
-
-    step: int
-    groups: Sequence[ui.Row]
-
-    @property
-    def rollouts(self) -> Iterator[ui.Row]:
-        return (rollout for group in self.groups for rollout in group["rollouts"])
-
-
-def read_rollouts(node: Node) -> list[RolloutBatch]:
-    """At most `MOST_STEPS` batches, evenly spread, the first and the last among them.
-
-    Raises:
-        DataError: a file is gone, or is not what the manifest says.
-    """
+def read_groups(node: Node) -> list[ui.Row]:
+    """The groups of at most `MOST_STEPS` batches, spread evenly. Raises as `listed_rows`."""
     assert node.manifest is not None
     files = sorted(file.path for file in node.manifest.files if file.path.startswith(FOLDER))
     if len(files) > MOST_STEPS:
         last = len(files) - 1
         files = [files[round(k * last / (MOST_STEPS - 1))] for k in range(MOST_STEPS)]
-    found = [listed_rows(node, name) for name in files]
-    return [RolloutBatch(rows[0]["step"], rows) for rows in found if rows]
+    return [group for name in files for group in listed_rows(node, name) or ()]
+
+
+def rollouts_of(groups: Sequence[ui.Row]) -> list[ui.Row]:
+    return [rollout for group in groups for rollout in group["rollouts"]]
 
 
 def part_values(rollouts: Sequence[ui.Row], part: str) -> list[float]:
     return [value for r in rollouts if (value := r["parts"].get(part)) is not None]
 
 
-def spreads(title: str, node: Node, batches: Sequence[RolloutBatch]) -> ui.Section:
+def spreads(title: str, groups: Sequence[ui.Row]) -> ui.Section:
     """Histograms of advantages and importance weights over the batches that were read."""
-    advantages = [r["advantage"] for b in batches for r in b.rollouts if r["advantage"] is not None]
-    weights = [r["importance"] for b in batches for r in b.rollouts if r["importance"] is not None]
+    rollouts = rollouts_of(groups)
+    advantages = [r["advantage"] for r in rollouts if r["advantage"] is not None]
+    weights = [r["importance"] for r in rollouts if r["importance"] is not None]
     means = [one["mean"] for one in weights if math.isfinite(one["mean"])]
     charts: list[ui.Block] = []
     if advantages:
@@ -87,8 +73,7 @@ def spreads(title: str, node: Node, batches: Sequence[RolloutBatch]) -> ui.Secti
     if means:
         x = "mean importance ratio of a rollout"
         charts.append(histogram(means, x=x, y="rollouts", caption=_ratios(weights, means)))
-    note = f"Of {len(batches)} of {node.stats['batches']} batches of rollouts, evenly spread."
-    return ui.Section(title, [note, *charts] if charts else [])
+    return ui.Section(title, charts)
 
 
 def _ratios(weights: Sequence[ui.Row], means: Sequence[float]) -> str:
@@ -103,46 +88,43 @@ def _ratios(weights: Sequence[ui.Row], means: Sequence[float]) -> str:
     )
 
 
-def groups_to_read(title: str, batches: Sequence[RolloutBatch]) -> ui.Section:
-    """Of the first, the middle and the last batch: the first group and that of most spread."""
-    if not batches:
-        return ui.Section(title, [])
-    shown: list[ui.Fold] = []
-    for place in dict.fromkeys((0, len(batches) // 2, len(batches) - 1)):
-        groups = batches[place].groups
-        wide = max(groups, key=lambda group: max(_rewards(group)) - min(_rewards(group)))
-        chosen = [groups[0]] if wide is groups[0] else [groups[0], wide]
-        shown += [_group(batches[place].step, group) for group in chosen]
-    note = (
-        "From the first, the middle and the last batch that was read: its first group and the one "
-        "whose rewards differ most. The best reward comes first."
+def groups_to_read(groups: Sequence[ui.Row]) -> ui.Section:
+    """The groups of the batches that were read, their rollouts side by side with their verdicts."""
+    shown = [one for place, one in enumerate(groups) if ui.is_shown(place, len(groups))]
+    most = ui.room(len(shown), 1 + max((len(one["rollouts"]) for one in shown), default=0))
+    steps = len({group["step"] for group in groups})
+    note = f"{len(shown):,} of {len(groups):,} groups of {steps} batches, spread over the run. "
+    note += "The best reward of a group comes first."
+    samples = ui.Samples([_group(group, most) for group in shown])
+    return ui.Section("Groups to read", [note, samples] if shown else [])
+
+
+def _group(group: ui.Row, most: int) -> ui.Sample:
+    prompt, step = group["prompt"], f"step {group['step']:,}"
+    ranked = sorted(
+        group["rollouts"], key=lambda r: (r["reward"] is None, -(r["reward"] or 0.0), r["index"])
     )
-    return ui.Section(title, [note, *shown])
-
-
-def rollouts_to_read(title: str, batches: Sequence[RolloutBatch]) -> ui.Section:
-    """The rollouts of the batches that were read, one by one."""
-    every = [(b.step, g["prompt"], r) for b in batches for g in b.groups for r in g["rollouts"]]
-    shown = [one for place, one in enumerate(every) if ui.is_shown(place, len(every))]
-    most = ui.room(len(shown), 2)
-    note = f"{len(shown):,} of {len(every):,} rollouts of {len(batches)} batches, evenly spread."
-    samples = ui.Samples([_sample(step, prompt, r, most) for step, prompt, r in shown])
-    return ui.Section(title, [note, samples] if shown else [])
-
-
-def _sample(step: int, prompt: ui.Row, rollout: ui.Row, most: int) -> ui.Sample:
-    tokens = rollout["reasoning_tokens"] + rollout["answer_tokens"]
+    rewards = [r["reward"] for r in ranked if r["reward"] is not None]
+    spread = f"{rewards[-1]:.2f} to {rewards[0]:.2f}" if rewards else "none"
     values = {
-        "step": f"{step:,}",
+        "step": step,
         "source": prompt["source"] or "none",
         "reasoning": ui.on_off(prompt["thinking"]),
-        "outcome": _outcome(rollout),
-        "finish": rollout["finish"],
+        "best": _outcome(ranked[0]),
+        "worst": _outcome(ranked[-1]),
     }
-    about = f" · {values['source']} · {values['outcome']} · {_figures(rollout)}"
-    blocks = [ui.Dialogue(turns(prompt, most)), ui.Dialogue([_marked(rollout, most)])]
-    figures = {"reward": rollout["reward"], "advantage": rollout["advantage"], "tokens": tokens}
-    return ui.Sample(ui.Fold((ui.Styled(f"step {step}", "bold"), about), blocks), values, figures)
+    figures = {
+        "best reward": rewards[0] if rewards else None,
+        "spread of rewards": rewards[0] - rewards[-1] if rewards else None,
+        "tokens": sum(r["reasoning_tokens"] + r["answer_tokens"] for r in ranked),
+    }
+    about = f" · {prompt['source'] or prompt['id']} · reasoning {values['reasoning']}"
+    text = [ui.Styled(ui.shortened(r["text"], most), "mark") for r in ranked]
+    sides = [[_figures(r), ui.Dialogue([own])] for r, own in zip(ranked, text, strict=True)]
+    blocks = [ui.Dialogue(turns(prompt, most)), ui.Columns(sides)]
+    blocks += _judgements(group["judgements"])
+    title = (ui.Styled(step, "bold"), f"{about} · rewards {spread}")
+    return ui.Sample(ui.Fold(title, blocks), values, figures)
 
 
 def _outcome(rollout: ui.Row) -> str:
@@ -153,26 +135,6 @@ def _outcome(rollout: ui.Row) -> str:
     if graded is not None:
         return ui.graded(graded)
     return "in the loss" if rollout["in_loss"] else "not in the loss"
-
-
-def _rewards(group: ui.Row) -> list[float]:
-    return [r["reward"] for r in group["rollouts"] if r["reward"] is not None] or [0.0]
-
-
-def _group(step: int, group: ui.Row) -> ui.Fold:
-    prompt, rewards = group["prompt"], _rewards(group)
-    spread = f"{min(rewards):.2f} to {max(rewards):.2f}"
-    thinking = ui.on_off(prompt["thinking"])
-    about = f" · {prompt['source'] or prompt['id']} · reasoning {thinking} · rewards {spread}"
-    ranked = sorted(
-        group["rollouts"], key=lambda r: (r["reward"] is None, -(r["reward"] or 0.0), r["index"])
-    )
-    blocks: list[ui.Block] = [
-        ui.Dialogue(turns(prompt, SHOWN_CHARACTERS)),
-        ui.Columns([[_figures(r), ui.Dialogue([_marked(r, SHOWN_CHARACTERS)])] for r in ranked]),
-        *_judgements(group["judgements"]),
-    ]
-    return ui.Fold((ui.Styled(f"step {step}", "bold"), about), blocks)
 
 
 def _figures(rollout: ui.Row) -> str:
@@ -189,10 +151,6 @@ def _figures(rollout: ui.Row) -> str:
     if not rollout["in_loss"]:
         figures.append(f"not in the loss ({rollout['finish']})")
     return " · ".join(figures)
-
-
-def _marked(rollout: ui.Row, most: int) -> ui.Styled:
-    return ui.Styled(ui.shortened(rollout["text"], most), "mark")
 
 
 def _judgements(rows: Sequence[ui.Row]) -> list[ui.Block]:

@@ -94,7 +94,7 @@ def planned(
     return ui.Section("Settings", [ui.Table(head, rows)])
 
 
-def completions(node: Node, title: str) -> ui.Section | ui.LeftOut:
+def completions(node: Node, title: str) -> ui.Section:
     """Completions of an artifact of prompts and samples; the model's own text stands out."""
     prompts: dict[str, ui.Row] = {}
 

@@ -179,9 +179,7 @@ def _control_row(control: Mapping[str, int]) -> list[object]:
 
 
 def _binned(budgets: Sequence[tuple[int, int]]) -> list[tuple[str, list[int]]]:
-    """Few budgets one bar each, many by powers of two."""
-    if len(budgets) <= 12:
-        return [(f"{budget:,}", [count]) for budget, count in budgets]
+    """By powers of two."""
     counts: Counter[int] = Counter()
     for budget, count in budgets:
         counts[budget.bit_length() - 1] += count
@@ -213,11 +211,9 @@ def packing(stats: ui.Row) -> Iterator[ui.Block]:
 
 
 def _fill_bars(fills: Sequence[int]) -> list[tuple[str, list[int]]]:
-    """Single percents from 90 on; where many packs are emptier than that, steps of ten."""
-    if sum(fills[:90]) <= 0.1 * sum(fills):
-        return [("< 90 %", [sum(fills[:90])]), *((f"{k} %", [fills[k]]) for k in range(90, 101))]
-    tens = [sum(fills[k : k + 10]) for k in range(0, 100, 10)] + [fills[100]]
-    return [(f"{10 * k} %", [count]) for k, count in enumerate(tens)]
+    """Single percents from 90 on, tens below."""
+    tens = [(f"{k} – {k + 9} %", [sum(fills[k : k + 10])]) for k in range(0, 90, 10)]
+    return tens + [(f"{k} %", [fills[k]]) for k in range(90, 101)]
 
 
 def _conversation(row: ui.Row, most: int) -> ui.Sample:

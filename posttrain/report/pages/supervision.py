@@ -52,11 +52,7 @@ def sections(node: Node) -> ui.Sections:
 
 @ui.section("Supervision")
 def supervision(sources: Mapping[str, ui.Row], limits: Mapping[str, str]) -> Iterator[ui.Block]:
-    """One source a line; columns that are 0 or unknown everywhere are left out.
-
-    Args:
-        limits: of the figures that have one, in words; they stand beside the figures' names.
-    """
+    """One source a line; columns that are 0 or unknown everywhere are left out."""
     named = {name: figure.column for name, figure in FIGURES.items() if figure.column}
     shown = [name for name in named if any(own[name] for own in sources.values())]
     rows: list[list[object]] = [

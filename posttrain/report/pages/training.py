@@ -15,7 +15,7 @@ def sections(node: Node) -> ui.Sections:
     """The sections of one `checkpoint` artifact, its speed last."""
     rows = listed_rows(node, "log.jsonl")
     if rows is None:
-        yield ui.LeftOut("Loss", f"{node.name} lists no log.jsonl")
+        yield ui.Section("Loss", missing=f"{node.name} lists no log.jsonl")
         return
     stats = node.stats
     method = stats.get("method")
@@ -29,7 +29,7 @@ def sections(node: Node) -> ui.Sections:
     if starts:
         yield speed(f"Speed of {method.upper()}" if method else "Speed", starts, rows)
     else:
-        yield ui.LeftOut("Speed", f"{node.name} has no speed.jsonl")
+        yield ui.Section("Speed", missing=f"{node.name} has no speed.jsonl")
 
 
 def curve_groups(rows: Sequence[ui.Row]) -> dict[str, Sequence[Curve]]:
@@ -150,7 +150,7 @@ def speed(title: str, starts: Sequence[ui.Row], rows: Sequence[ui.Row]) -> ui.Se
 def _dpo(stats: ui.Row, rows: Sequence[ui.Row]) -> ui.Sections:
     logged = [row for row in rows if math.isfinite(row.get("preference_loss", math.nan))]
     if not logged:
-        yield ui.LeftOut("Preference training", "no logged loss is finite")
+        yield ui.Section("Preference training", missing="no logged loss is finite")
         return
     for figure in (preferences, margins, by_category):
         yield figure(stats, logged)

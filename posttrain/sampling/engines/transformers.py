@@ -80,7 +80,7 @@ async def decode_in_thread(
     `on_done` are called."""
     loop, cancelled = asyncio.get_running_loop(), threading.Event()
 
-    def in_loop(callback: Callable[..., None] | None) -> Callable[..., None] | None:
+    def in_loop(callback: Callable[..., None] | None) -> Callable[..., Any] | None:
         return callback and (lambda *given: loop.call_soon_threadsafe(callback, *given))
 
     def run() -> list[EngineOutput]:

@@ -9,6 +9,7 @@ histograms by longest and by shortest pack first; this is plain best fit decreas
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left, insort
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,39 +45,23 @@ def sorted_rows(keys: Word) -> tuple[Int, Word, int]:
 
 
 class Rooms:
-    """Runs of packs (first, number) by the room they have left; finds the smallest that is enough.
+    """Runs of packs (first, number) by the room they have left."""
 
-    Rooms in use are bits in words, words in use bits of one more: a few operations on integers.
-    """
-
-    def __init__(self, capacity: int) -> None:
-        self._shift = (capacity.bit_length() + 1) // 2
-        self._within = (1 << self._shift) - 1
-        self._words = [0] * ((capacity >> self._shift) + 1)
-        self._used = 0
+    def __init__(self) -> None:
+        self._rooms: list[int] = []  # ascending
         self._runs: dict[int, list[tuple[int, int]]] = {}
 
     def add(self, room: int, first: int, packs: int) -> None:
         """Add a run of packs, each with this much room."""
-        runs = self._runs.get(room)
-        if runs is not None:
-            runs.append((first, packs))
-            return
-        self._runs[room] = [(first, packs)]
-        self._words[room >> self._shift] |= 1 << (room & self._within)
-        self._used |= 1 << (room >> self._shift)
+        if room not in self._runs:
+            insort(self._rooms, room)
+            self._runs[room] = []
+        self._runs[room].append((first, packs))
 
     def tightest(self, least: int) -> int:
         """The smallest room of at least `least` that a pack has, 0 when none has."""
-        word = least >> self._shift
-        bits = self._words[word] >> (least & self._within)
-        if bits:
-            return least + _lowest(bits)
-        used = self._used >> (word + 1)
-        if not used:
-            return 0
-        word += 1 + _lowest(used)
-        return (word << self._shift) + _lowest(self._words[word])
+        at = bisect_left(self._rooms, least)
+        return self._rooms[at] if at < len(self._rooms) else 0
 
     def take(self, room: int, most: int) -> tuple[int, int]:
         """Remove one run of packs with exactly this room, or the last `most` packs of it."""
@@ -86,16 +71,8 @@ class Rooms:
             runs.append((first, packs - most))
             return first + packs - most, most
         if not runs:
-            del self._runs[room]
-            word = room >> self._shift
-            self._words[word] ^= 1 << (room & self._within)
-            if not self._words[word]:
-                self._used ^= 1 << word
+            del self._runs[room], self._rooms[bisect_left(self._rooms, room)]
         return first, packs
-
-
-def _lowest(bits: int) -> int:
-    return (bits & -bits).bit_length() - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +106,7 @@ def best_fit(lengths: Int, counts: Int, capacity: int, rooms: Int | None = None)
         counts: how often each occurs.
         rooms: tokens that fit into each pack there is already, ascending; none when absent.
     """
-    waiting = Rooms(capacity)
+    waiting = Rooms()
     opened = 0
     if rooms is not None:
         opened = len(rooms)

@@ -35,7 +35,6 @@ def labels_of(groups: Sequence[int | str] | npt.NDArray[np.integer]) -> Word:
 
 
 def _runs(keys: Word) -> tuple[Int, Int]:
-    """First places and lengths of runs of equal keys."""
     firsts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
     return firsts, np.diff(np.append(firsts, len(keys)))
 
@@ -166,7 +165,6 @@ class _Mover:
 
 
 def _span(ordered: npt.NDArray[np.integer], value: int) -> slice:
-    """The places of a value in sorted values."""
     wanted = ordered.dtype.type(value)
     low = int(np.searchsorted(ordered, wanted))
     return slice(low, int(np.searchsorted(ordered, wanted, side="right")))

@@ -146,8 +146,7 @@ def _merge_ranks(
 def _by_priority(merges: Sequence[str] | Sequence[Sequence[str]]) -> list[str] | None:
     """The tokens that merges make, the first to be made first; `None` if that is no clear order.
 
-    A token may be listed with several pairs, of which only one ever applies: which one does not
-    matter as long as no other token's stand between them.
+    Of a token's several pairs only one ever applies, whichever: none may stand between them.
     """
     products = (m.replace(" ", "", 1) if isinstance(m, str) else "".join(m) for m in merges)
     order = [token for token, _ in itertools.groupby(products)]

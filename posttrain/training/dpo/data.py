@@ -1,21 +1,14 @@
-"""The pairs of a `dpo_data` artifact, checked row by row, and a batch of them as tensors.
+"""The pairs of a `dpo_data` artifact, checked row by row, and a batch of them as tensors. The
+columns that training needs cost about 5 bytes a token in memory.
 
-    pairs = load_pairs(Path("runs/x/dpo_data"))
-    pairs.data[7]   → {"row": 7, "prompt_ids": […], "chosen_ids": […], "chosen_mask": […], …}
-    pairs.chosen.ids, pairs.chosen.sampled          lengths by row, in tokens
-
-All columns that training needs cost about 5 bytes a token in memory; the texts are not read. Of the
-two layouts of a batch both give the same log-probabilities:
+Both layouts of a batch give the same log-probabilities:
 
     shared_prompt   one row holds whole pairs, each prompt once:  p p p │ p c c c │ p r r │ …
     unpacked        one completion a row, right-padded:           p p p p c c c   /   p p p p r r
 
 In `shared_prompt` the last token of a prompt opens both branches, so that the token before each
-completion is the one that predicts it; a mask lets a branch see its prompt and itself. The common
-fields: `labels` (-100 but for the tokens that the model sampled), `segment` (2 × pair + side for
-each position, -1 for padding) and `row` (rows of the data set). Before training, `probe_layout`
-measures on the real model that a pair's log-probabilities do not depend on what lies beside it.
-"""
+completion is the one that predicts it. Common fields: `labels` (-100 but for the tokens that the
+model sampled), `segment` (2 × pair + side of each position, -1 for padding), `row` of the data."""
 
 from __future__ import annotations
 
@@ -178,8 +171,7 @@ def check_pairs(pairs: Pairs, *, rows: int, longest: int) -> str:
     """One line on ids and lengths.
 
     Args:
-        rows: of the model's embedding.
-        longest: sequence the model has positions for.
+        rows: of the model's embedding; `longest`: sequence it has positions for.
 
     Raises:
         DataError: ids outside the embedding, or a pair that is too long; by name.
@@ -310,11 +302,8 @@ def _pair_mask(number: torch.Tensor, segment: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class LayoutProbe:
-    """What a few pairs show before training, in nats.
-
-    `apart` is the largest difference, a token, between the layout and a completion alone. The
-    chosen cost `chosen_sum` a pair, `chosen_mean` a token: the SFT term in either form.
-    """
+    """Nats: the largest difference, a token, between the layout and a completion alone; what the
+    chosen cost a pair, and a token."""
 
     apart: float
     chosen_sum: float

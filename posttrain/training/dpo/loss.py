@@ -3,14 +3,8 @@
 L = w_p · mean_pairs[−log σ(β(r_c − r_r))] + w_s · SFT(chosen) + w_k · KL,  r = log π − log π_ref
 
 (Rafailov et al. 2023; weights and β as in the Nemotron 3 Nano report, Appendix C.) Each log π is a
-sum over the tokens that the model sampled, in nats, float64.
-
-The log's figures are means over a step's pairs, over all processes, and by category:
-
-{"preference_loss": 0.6931, "sft_sum": 24.1, "sft_mean": 0.40, "margin": 0.0, "accuracy": 0.5,
- "chosen_logp": -24.1, "chosen_change": 0.0, "chosen_change_per_token": 0.0, …,
- "no_tools/margin": 0.0, "no_tools/accuracy": 0.5, "no_tools/chosen_change": 0.0, …}
-"""
+sum over the tokens that the model sampled, in nats, float64. The log's figures are means over a
+step's pairs, over all processes, and by category."""
 
 from __future__ import annotations
 
@@ -26,7 +20,7 @@ from posttrain.records import CATEGORIES
 from posttrain.tokens.encode import IGNORED
 
 # one column a quantity; every one a sum over pairs
-SUMS = (
+SUMS: tuple[str, ...] = (
     "pairs", "preference", "sft", "kl", "margin", "right", "chosen", "rejected",
     "chosen_change", "rejected_change", "chosen_tokens", "rejected_tokens",
 )  # fmt: skip

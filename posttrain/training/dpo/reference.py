@@ -4,9 +4,7 @@
     runs/x/dpo/reference/5d1e0c…/shard-00000.safetensors   row [n], chosen [n], rejected [n]
 
 A shard appears whole or not at all, so a killed run goes on at the next one. Each carries the key
-and a checksum; one that does not belong, or was changed, is refused. Batches are cut from a shard's
-rows alone, so their content, and with it every number, is the same for any number of processes.
-"""
+and a checksum. Batches are cut from a shard's rows, for any number of processes alike."""
 
 from __future__ import annotations
 

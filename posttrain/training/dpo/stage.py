@@ -1,11 +1,4 @@
-"""The DPO stage: pairs and a policy → a checkpoint artifact.
-
-    DpoStage(recipe).run(dry_run=False)
-
-pairs        6,400: 1,920 no_tools, 1,920 with_tools, 2,560 hallucination_penalty; 0.9 M tokens
-batch        128 pairs = 16 × 8 accumulated × 1 process, about 23,000 tokens
-probe        shared_prompt: log-probability a token in its batch vs alone 2.1e-06
-"""
+"""The DPO stage: pairs and a policy → a checkpoint artifact."""
 
 from __future__ import annotations
 
@@ -25,7 +18,6 @@ from posttrain.models.room import positions
 from posttrain.runs import Manifest
 from posttrain.tokens.tokenizer import SpecialTokens
 from posttrain.training.arguments import LEARNING_RATE, batch_layout, make_arguments
-from posttrain.training.data_stage import DataStage
 from posttrain.training.dpo.data import (
     LAYOUTS,
     Pairs,
@@ -54,7 +46,7 @@ from posttrain.training.plan import (
     disk_line,
     time_line,
 )
-from posttrain.training.stage import Preflight, PreparedRun
+from posttrain.training.stage import DataStage, Preflight, PreparedRun
 
 MAX_STEPS = 50  # the paper's, Appendix C
 # a forward pass is about a third of a step
@@ -68,11 +60,8 @@ LAST = (
 def dpo_arguments(
     recipe: DpoConfig, *, out: Path, env: Mapping[str, str] = os.environ
 ) -> DPOConfig:
-    """The trainer's arguments; accumulation follows from the batch.
-
-    Args:
-        out: where resume checkpoints go.
-        env: the process environment, where the launcher leaves processes and precision.
+    """The trainer's arguments, with the accumulation that the batch asks for; resume checkpoints go
+    to `out`.
 
     Raises:
         ConfigError: an unknown field, a value the trainer refuses, a batch that does not divide.
@@ -108,12 +97,7 @@ def dpo_arguments(
 
 
 def accumulation(batch: int, micro: int, processes: int) -> int:
-    """Micro-batches an optimiser step on each process.
-
-    Args:
-        batch: pairs an optimiser step.
-        micro: pairs a micro-batch on one process.
-        processes: that run.
+    """Micro-batches an optimiser step on each process, `micro` pairs each.
 
     Raises:
         ConfigError: they do not divide; with the micro-batches that do.
@@ -139,11 +123,9 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
     scratch = REFERENCE
 
     def arguments(self, out: Path) -> DPOConfig:
-        """As `dpo_arguments`."""
         return dpo_arguments(self.recipe, out=out)
 
     def load_data(self, args: DPOConfig, special: SpecialTokens) -> Pairs:
-        """The pairs, rendered as the policy was trained, and enough of them."""
         recipe, pairs_template = self.recipe, self.data.template_digest
         template = self.policy.template_digest if self.policy is not None else None
         if template and pairs_template and template != pairs_template:
@@ -318,7 +300,6 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
         )
 
     def closing_lines(self, manifest: Manifest) -> list[str]:
-        """A warning for a run whose chosen completions became less likely."""
         if not manifest.stats["chosen_fell"]:
             return []
         lowest = manifest.stats["lowest_chosen_change_per_token"]

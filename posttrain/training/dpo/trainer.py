@@ -1,9 +1,7 @@
 """TRL's `DPOTrainer` on pairs of token ids, with the paper's loss over the whole batch.
 
-TRL prepares model, adapter, optimiser and loop. It tokenises texts itself, keeps reference sums in
-a cache of its own and averages its SFT term by micro-batch; those three hooks are ours here
-(`_prepare_dataset`, `_precompute_ref_logps`, `compute_loss`).
-"""
+TRL tokenises texts, keeps reference sums in a cache of its own and averages its SFT term by
+micro-batch: those hooks are ours here."""
 
 from __future__ import annotations
 
@@ -44,9 +42,6 @@ class PairTrainer(Resumable, DPOTrainer):
     """One optimiser step = `batch` pairs, whatever the layout of processes.
 
     Args:
-        pairs: what is trained on.
-        layout: of the collator.
-        loss: weights and forms.
         store: where the reference's log-probabilities are, or will be.
         chosen_floor: nats per token; below it the fall of the chosen is worth a warning.
     """

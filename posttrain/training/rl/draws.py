@@ -80,7 +80,9 @@ class PromptDraws:
             raise ConfigError(f"curriculum: {error}") from error
         self._n, self._config = n, config.pools_config
         # of every step, the mean pass rate aimed at; None where there is no target
-        self._targets = [own and sum(s * k / n for k, s in enumerate(own)) for own in shares]
+        self._targets = [
+            None if own is None else sum(s * k / n for k, s in enumerate(own)) for own in shares
+        ]
         dynamic = recipe.dynamic_sampling
         self.rounds = dynamic.max_gen_batches if dynamic else 1
         # whether later steps depend on what came of earlier ones

@@ -1,10 +1,7 @@
 """The packed shards of an `sft_data` artifact as memory-mapped datasets, one row a pack.
 
-    {"input_ids": [1, 7, 2, 1, 9, 2], "labels": [-100, 7, 2, -100, 9, 2], "seq_lengths": [3, 3]}
-
-Each dataset ends with one *filler* row: a pack with nothing trained. An epoch whose packs do not
-divide by the global batch is topped up with it, so that no pack is dropped or counted twice.
-"""
+Each ends with one *filler* row: a pack with nothing trained. An epoch whose packs do not divide by
+the global batch is topped up with it, so that no pack is dropped or counted twice."""
 
 from __future__ import annotations
 
@@ -27,12 +24,7 @@ END_TRAINED = 0.5
 
 
 def load_split(artifact: Path, split: str, *, pad_id: int) -> Dataset | None:
-    """All shards of a split and the filler row, or None where the artifact has no such split.
-
-    Args:
-        artifact: the directory of an `sft_data` artifact.
-        split: `train` or `eval`.
-        pad_id: the token that fills the filler row.
+    """All shards of a split, `train` or `eval`, and the filler row; None where there is none.
 
     Raises:
         DataError: a shard lacks one of the columns.

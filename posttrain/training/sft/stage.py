@@ -1,12 +1,4 @@
-"""The SFT stage: packed shards → a checkpoint artifact.
-
-    SftStage(recipe).run(dry_run=False)
-
-tokens             512 of 8,000 packs looked at: ids 0…1023 of 1,024 rows; pad <|pad|> ≠ end …
-end token          <|im_end|> is trained in 100.0 % of 2,113 sequences
-document_masking   block_diagonal: …
-probe              packed vs alone 2.1e-07, unprotected 0.83
-"""
+"""The SFT stage: packed shards → a checkpoint artifact."""
 
 from __future__ import annotations
 
@@ -26,7 +18,6 @@ from posttrain.models.load import embedding_rows
 from posttrain.models.room import positions
 from posttrain.tokens.tokenizer import SpecialTokens
 from posttrain.training.arguments import make_arguments
-from posttrain.training.data_stage import DataStage
 from posttrain.training.document_masking import (
     check_probe,
     choose_document_masking,
@@ -54,15 +45,12 @@ from posttrain.training.sft.data import (
     split_size,
 )
 from posttrain.training.sft.trainer import PackedSFTTrainer
-from posttrain.training.stage import Preflight, PreparedRun
+from posttrain.training.stage import DataStage, Preflight, PreparedRun
 from posttrain.training.trainer import write_model
 
 
 def sft_arguments(recipe: SftConfig, *, out: Path) -> SFTConfig:
-    """The trainer's arguments.
-
-    Args:
-        out: where resume checkpoints go.
+    """The trainer's arguments; resume checkpoints go to `out`.
 
     Raises:
         ConfigError: an unknown field, a value the trainer refuses, or an impossible combination.
@@ -95,11 +83,9 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
     data_kind = "sft_data"
 
     def arguments(self, out: Path) -> SFTConfig:
-        """As `sft_arguments`."""
         return sft_arguments(self.recipe, out=out)
 
     def load_data(self, args: SFTConfig, special: SpecialTokens) -> tuple[Dataset, Dataset | None]:
-        """The training packs and the held-out ones."""
         artifact = Path(self.recipe.data)
         train = load_split(artifact, "train", pad_id=special.pad_id)
         held_out = load_split(artifact, "eval", pad_id=special.pad_id)
@@ -215,7 +201,6 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
         return RunPlan(lines, disk)
 
     def outcome(self, prepared: PreparedRun[PackedSFTTrainer], base: str | None) -> RunOutcome:
-        """Losses, kept epochs and counts."""
         recipe, trainer, artifact = self.recipe, prepared.trainer, Path(self.recipe.data)
         steps, history = trainer.state.global_step, trainer.state.log_history
         losses = [entry["loss"] for entry in history if "loss" in entry]

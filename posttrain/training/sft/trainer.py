@@ -1,9 +1,5 @@
-"""TRL's `SFTTrainer` on packed shards, with what it lacks and nothing else.
-
-What this adds, method by method: the order of packs (`_get_train_sampler`), a token-weighted
-evaluation loss (`evaluation_loop`), the expert balance term (`compute_loss`), and exact counts
-(`get_batch_samples`, `log`). Checkpoints that are whole are `Resumable`'s.
-"""
+"""TRL's `SFTTrainer` on packed shards, with what it lacks and nothing else: the order of packs, an
+evaluation loss by trained tokens, the expert balance term, exact counts."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from trl.trainer.sft_trainer import SFTTrainer
 
 from posttrain.errors import ConfigError
 from posttrain.tokens.encode import IGNORED
-from posttrain.training.document_masking import real_tokens, sequence_ids
+from posttrain.training.document_masking import sequence_ids
 from posttrain.training.moe import ExpertBalance
 from posttrain.training.order import EpochOrder
 from posttrain.training.trainer import Resumable
@@ -28,10 +24,9 @@ class PackedSFTTrainer(Resumable, SFTTrainer):
     """One optimiser step = `global_batch` packs, whatever the layout of processes.
 
     Args:
-        document_masking: the layout of the collator.
         balance_coefficient: weight of the expert balance term; 0 leaves the routers unhooked.
-        keep_epochs: epochs after which `keep_model(epoch)` is called, before any later checkpoint.
-        keep_model: writes the model of a finished epoch; called on every process.
+        keep_epochs: epochs after which `keep_model(epoch)` is called, on every process, before any
+            later checkpoint.
     """
 
     train_dataset: Any
@@ -102,15 +97,12 @@ class PackedSFTTrainer(Resumable, SFTTrainer):
     ) -> tuple[list[Any], Any]:
         """As the parent; also counts tokens and sequences of the global batch."""
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
-        counts = torch.tensor(
-            [
-                sum(real_tokens(batch) for batch in batches),
-                sum(int((batch["labels"] != IGNORED).sum()) for batch in batches),
-                sum(sequence_ids(batch)[1] for batch in batches),
-            ],
-            device=device,
-        )
-        tokens, trained, sequences = self.accelerator.reduce(counts, "sum").tolist()
+        counts = torch.zeros(3, dtype=torch.long)
+        for batch in batches:
+            ids, sequences = sequence_ids(batch)
+            trained = batch["labels"] != IGNORED
+            counts += torch.tensor([int((ids >= 0).sum()), int(trained.sum()), sequences])
+        tokens, trained, sequences = self.accelerator.reduce(counts.to(device), "sum").tolist()
         self.tokens_seen += tokens
         self.trained_seen += trained
         self._step_sequences = sequences
@@ -207,7 +199,6 @@ class PackedSFTTrainer(Resumable, SFTTrainer):
         return metrics | overall
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """As the parent, without TRL's count of tokens."""
         # the parent's own count restarts at 0 on resume and counts padding
         self._metrics["train"].pop("num_tokens", None)
         super().log(logs, start_time)

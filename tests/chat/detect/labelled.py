@@ -11,6 +11,7 @@ import importlib.util
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -72,13 +73,9 @@ def turns(shared: Path) -> Iterator[Turn]:
     for row in rows(shared, "bfcl_nonlive"):
         calls = [pair for call in row.get("ground_truth") or [] for pair in call.items()]
         values = [{k: v[0] for k, v in a.items() if v and v[0] != ""} for _, a in calls]
+        names, prompt = [name for name, _ in calls], row["question"][0][-1]["content"]
         if calls:
-            yield Turn(
-                f"bfcl/{row['id']}",
-                row["question"][0][-1]["content"],
-                [n for n, _ in calls],
-                values,
-            )
+            yield Turn(f"bfcl/{row['id']}", prompt, names, values)
 
 
 def positives(shared: Path) -> Iterator[Case]:
@@ -91,11 +88,8 @@ def positives(shared: Path) -> Iterator[Case]:
                 prefix = rng.choice(PREFIXES)
                 if form in LINE_FORMS and prefix and not prefix.endswith("\n"):
                     prefix += "\n"
-                text = (
-                    prefix
-                    + write(turn.names, turn.arguments, rng)
-                    + rng.choice(["", "\n", "<|im_end|>"])
-                )
+                text = prefix + write(turn.names, turn.arguments, rng)
+                text += rng.choice(["", "\n", "<|im_end|>"])
                 where = {"answer": text} if rng.random() < 0.8 else {
                     "answer": "The answer is 4.", "reasoning": f"Let me think.\n{text}\nNow I know."}  # fmt: skip
                 yield Case(f"{turn.id}/{form}", form, True, prompt=turn.prompt, ours=True, **where)
@@ -111,10 +105,8 @@ def positives(shared: Path) -> Iterator[Case]:
     for k, row in enumerate(rows(shared, "mmlu_dev_val")[:40]):
         query = re.sub(r"[\n\"'\\<>{}\[\]]", " ", row["question"])[:120].strip()
         for form, text in REQUESTS.items():
-            answer = text.format(query=query)
-            yield Case(
-                f"request/{k}/{form}", f"request_{form}", True, answer, row["question"], ours=True
-            )
+            case = f"request/{k}/{form}", f"request_{form}", True, text.format(query=query)
+            yield Case(*case, row["question"], ours=True)
     for k, row in enumerate(rows(shared, "toolset_preference")):
         for side in ("chosen", "rejected"):
             if re.search(r"^tool_call: ", row[side], re.M):
@@ -129,9 +121,8 @@ def positives(shared: Path) -> Iterator[Case]:
         for turn in found[-1200::170]:
             text = _generated(template, turn)
             if text is not None and turn.names[0] in text:
-                yield Case(
-                    f"{path.stem}/{turn.id}", f"template_{path.stem}", True, text, turn.prompt
-                )
+                case = f"{path.stem}/{turn.id}", f"template_{path.stem}", True, text
+                yield Case(*case, turn.prompt)
 
 
 def _glaive(row: dict[str, Any], role: str) -> Iterator[tuple[str, str]]:
@@ -149,11 +140,8 @@ def _generated(template: ChatTemplate, turn: Turn) -> str | None:
         "type": "object", "properties": {k: {"type": "string"} for k in arguments}}}}  # fmt: skip
     user = {"role": "user", "content": turn.prompt}
     for written in (arguments, json.dumps(arguments)):
-        call = {
-            "type": "function",
-            "id": "abcdef123",
-            "function": {"name": name, "arguments": written},
-        }
+        function = {"name": name, "arguments": written}
+        call = {"type": "function", "id": "abcdef123", "function": function}
         reply = {"role": "assistant", "content": "", "tool_calls": [call]}
         try:
             before = template.text([user], tools=[tool], add_generation_prompt=True)
@@ -183,10 +171,9 @@ def negatives(shared: Path) -> Iterator[Case]:
     for name in ("tau_bench_airline", "sgd_openai_tools"):
         for k, row in enumerate(rows(shared, name)[::5]):
             for message in row["messages"]:
-                if message["role"] in ("assistant", "tool") and message.get("content"):
-                    yield Case(
-                        f"{name}/{k}", f"{name}_{message['role']}", False, message["content"]
-                    )
+                role, content = message["role"], message.get("content")
+                if role in ("assistant", "tool") and content:
+                    yield Case(f"{name}/{k}", f"{name}_{role}", False, content)
     yield from _documents()
 
 
@@ -222,37 +209,27 @@ def package(name: str, folder: str = "") -> Path:
 
 def _documents() -> Iterator[Case]:
     """Chat templates, what they declare, and code of others that parses and renders calls."""
+    shows, says = (
+        "Show me the source of this model's chat template.",
+        "What does the system prompt say?",
+    )
     for path in sorted(package("trl", "chat_templates").glob("*.jinja")):
-        source, question = (
-            path.read_text("utf-8"),
-            "Show me the source of this model's chat template.",
-        )
-        yield Case(f"jinja/{path.stem}", "jinja", False, source, question)
-        yield Case(
-            f"jinja_block/{path.stem}", "jinja", False, _FENCED.format("jinja", source), question
-        )
+        source = path.read_text("utf-8")
+        for text in (source, _FENCED.format("jinja", source)):
+            yield Case(f"jinja/{path.stem}", "jinja", False, text, shows)
         variables = {"bos_token": "", "eos_token": "</s>"}
         template = ChatTemplate(source, name=path.stem, variables=variables)
-        try:
+        with suppress(RenderError):
             system = template.text([{"role": "user", "content": "Hi"}], tools=[WEATHER])
-        except RenderError:
-            continue
-        yield Case(
-            f"declares/{path.stem}", "declares", False, system, "What does the system prompt say?"
-        )
+            yield Case(f"declares/{path.stem}", "declares", False, system, says)
     speaks = re.compile(r"tool_call|python_tag|TOOL_CALLS|function_call|<function|\"arguments\"")
-    for path in sorted(package("trl").rglob("*.py")) + sorted(
-        package("huggingface_hub").rglob("*.py")
+    for path in (
+        p for name in ("trl", "huggingface_hub") for p in sorted(package(name).rglob("*.py"))
     ):
         source = path.read_text("utf-8")
         for node in ast.parse(source).body if speaks.search(source) else []:
             piece = ast.get_source_segment(source, node) or ""
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and speaks.search(piece):
                 for text in (piece, f"Here it is:\n\n{_FENCED.format('python', piece)}\n"):
-                    yield Case(
-                        f"source/{path.name}/{node.name}",
-                        "source",
-                        False,
-                        text,
-                        "Show me the code.",
-                    )
+                    case = f"source/{path.name}/{node.name}", "source", False, text
+                    yield Case(*case, "Show me the code.")

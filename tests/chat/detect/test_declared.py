@@ -9,33 +9,17 @@ import pytest
 from posttrain.chat.detect import detect_calls
 from posttrain.records import ToolCall
 
-TOOLS = json.dumps(
-    [
-        {
-            "type": "function",
-            "function": {
-                "name": "book",
-                "parameters": {
-                    "type": "object",
-                    "properties": {
-                        "seats": {"type": "integer"},
-                        "cabin": {"type": "string", "enum": ["economy", "business"]},
-                        "price": {"type": ["number", "null"]},
-                        "legs": {"type": "array", "items": {"type": "string"}},
-                        "who": {
-                            "type": "dict",
-                            "properties": {"name": {"type": "string"}},
-                            "required": ["name"],
-                        },
-                        "when": {"anyOf": [{"type": "string"}, {"type": "integer"}]},
-                    },
-                    "required": ["seats"],
-                },
-            },
-        },
-        {"name": "search", "parameters": {"type": "object", "additionalProperties": True}},
-    ]
-)
+BOOK = {
+    "seats": {"type": "integer"}, "cabin": {"type": "string", "enum": ["economy", "business"]},
+    "price": {"type": ["number", "null"]}, "legs": {"type": "array", "items": {"type": "string"}},
+    "who": {"type": "dict", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+    "when": {"anyOf": [{"type": "string"}, {"type": "integer"}]},
+}  # fmt: skip
+TOOLS = json.dumps([
+    {"type": "function", "function": {
+        "name": "book", "parameters": {"type": "object", "properties": BOOK, "required": ["seats"]}}},
+    {"name": "search", "parameters": {"type": "object", "additionalProperties": True}},
+])  # fmt: skip
 
 
 def kinds(arguments: object, name: str = "book") -> list[str]:

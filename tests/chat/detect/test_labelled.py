@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Iterable
 from random import Random
+from zlib import crc32
 
 import pytest
 
@@ -28,21 +28,21 @@ def judge(cases: Iterable[Case]) -> tuple[Counter[str], list[Case]]:
 
 
 def test_calls_are_detected(shared):
-    forms, missed = judge(positives(shared))
-    assert forms.total() >= 5000
+    forms, missed = judge(case for case in positives(shared) if crc32(case.id.encode()) % 3 == 0)
+    assert forms.total() >= 1500
     assert set(FORMS) <= set(forms)
     assert len(missed) <= 0.005 * forms.total(), [(case.form, case.answer[:200]) for case in missed]
 
 
 def test_other_texts_are_no_calls(shared):
-    forms, wrong = judge(itertools.islice(negatives(shared), 1, None, 3))
-    assert forms.total() >= 4000
+    forms, wrong = judge(case for case in negatives(shared) if crc32(case.id.encode()) % 10 == 0)
+    assert forms.total() >= 1500
     assert len(wrong) <= 0.0005 * forms.total(), [(case.form, case.answer[:200]) for case in wrong]
 
 
 @pytest.fixture(scope="module")
 def declared(shared) -> list[Turn]:
-    return [turn for turn in turns(shared) if turn.tools and turn.id.startswith("sgd")][::60]
+    return [turn for turn in turns(shared) if turn.tools and turn.id.startswith("sgd")][::150]
 
 
 def _kinds(turn: Turn, form: str, names: list[str], arguments: list[dict]) -> set[str]:

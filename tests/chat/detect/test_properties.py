@@ -22,7 +22,7 @@ TEXTS = st.lists(st.sampled_from(PIECES), max_size=25).map("".join) | st.text(ma
 TOOLS = '[{"type":"function","function":{"name":"f_x","parameters":{"properties":{"a":{"type":"integer"}}}}}]'
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(reasoning=st.none() | TEXTS, answer=TEXTS, prompt=TEXTS, declared=st.booleans())
 def test_it_never_fails_and_spans_lie_in_the_text(reasoning, answer, prompt, declared):
     tools = TOOLS if declared else None

@@ -13,7 +13,7 @@ import pytest
 from data_builders.decontamination.index import Overlap, RunIndex
 from data_builders.decontamination.items import Item, read_items
 from data_builders.decontamination.match import Decontaminator
-from data_builders.dedup.words import runs, words_of
+from data_builders.dedup.words import words_of
 from data_builders.filters.drop import Drop
 from posttrain.config.decontamination import DecontaminationConfig, EvaluationFile
 from posttrain.errors import ConfigError, DataError
@@ -34,15 +34,6 @@ def dropped(decontaminator: Decontaminator, example: Example) -> Drop | None:
 def items(count: int, *, seed: int = 0) -> list[dict]:
     rng = random.Random(seed)
     return [{"question": sentence(rng, rng.randrange(12, 60)), "id": k} for k in range(count)]
-
-
-def test_runs_depend_on_their_words_and_order_alone():
-    a, b = words_of("x one two three four"), words_of("one, two THREE four y")
-    assert set(runs(a.hashes, 4)) & set(runs(b.hashes, 4)) == {
-        runs(words_of("one two three four").hashes, 4)[0]
-    }
-    assert len(runs(a.hashes, 6)) == 0
-    assert runs(words_of("two one three four").hashes, 4)[0] not in runs(b.hashes, 4)
 
 
 @pytest.mark.parametrize("where", ["prompt", "answer", "reasoning", "call"])
@@ -93,13 +84,6 @@ def test_a_part_of_an_item_counts_by_its_share(tmp_path):
     # two messages do not add up, and no run goes from one into the other
     assert dropped(found, chat(" ".join(words[:15]), " ".join(words[15:30]))) is None
     assert dropped(found, chat(" ".join(words[:7]), " ".join(words[7:14]))) is None
-
-
-def test_short_items_are_found_as_whole_messages_only(tmp_path):
-    found = load(tmp_path, [{"q": "What is the capital of France?"}, {"q": "Yes."}])
-    assert dropped(found, chat("what is the capital of FRANCE", "Paris")) is not None
-    assert dropped(found, chat("Tell me: what is the capital of France?", "Paris")) is None
-    assert dropped(found, chat("Yes.", "Yes.")) is None
 
 
 def test_many_together_are_as_one_by_one(tmp_path, monkeypatch):

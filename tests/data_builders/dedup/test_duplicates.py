@@ -8,7 +8,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from data_builders.dedup.columns import BANDS, band_keys, shingles, similarity
+from data_builders.dedup.columns import shingles, similarity
 from data_builders.dedup.duplicates import REASONS
 from data_builders.dedup.words import words_of, words_of_all
 from posttrain.config.deduplication import DeduplicationConfig, NearConfig
@@ -79,18 +79,6 @@ def test_similarity_is_the_jaccard_similarity_of_both_sides():
             whole = sum(shared) / sum(union)
             near = all(3 * n >= size for n, size in zip(shared, union, strict=True))
             assert similarity(a, b) == pytest.approx(whole if near else 0)
-
-
-def test_bands_are_shared_as_often_as_computed():
-    rng = random.Random(1)
-    pairs = [(e, edited_copy(e, 0.04, rng)) for e in texts(200, seed=2)]
-    keys = band_keys([own for pair in pairs for own in shingles(pair)])
-    assert keys.shape == (400, BANDS)
-    shared = (keys[::2] == keys[1::2]).any(axis=1)
-    similar = np.array([likeness(*pair) for pair in pairs]) >= 0.8
-    assert similar.sum() > 50
-    assert shared[similar].mean() >= 0.98
-    assert not (keys[0] == keys[2:]).any()
 
 
 def test_exact_copies_inside_and_across_sources(tmp_path):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+from data_builders.filters.schemas import validator, violation
 from data_builders.filters.structure import STRUCTURAL, structural_drop
 from posttrain.config.filters import StructuralFilters
 from posttrain.records import Example, Message, ToolCall, make_example
@@ -34,8 +36,6 @@ BROKEN: list[tuple[str, Example, str]] = [
     ("bad_unicode", chat(user("\ud83d"), answer()), "message 0"),
     ("role_order", chat(answer(), user(), answer()), "message 0: assistant first"),
     ("role_order", chat(user(), user(), answer()), "message 1: user after user"),
-    ("role_order", chat(user(), Message("system", "x"), answer()), "system after user"),
-    ("role_order", chat(user(), answer(), answer()), "assistant after assistant"),
     ("role_order", chat(user(), result(), answer()), "tool after user"),
     ("unclosed_think", chat(user(), answer("<think>hm")), "closing"),
     ("unclosed_think", chat(user(), answer("hm</think>4")), "prefilled_think"),
@@ -43,7 +43,6 @@ BROKEN: list[tuple[str, Example, str]] = [
     ("nested_think", chat(user(), answer("4 <think>a</think>")), "after the start"),
     ("nested_think", chat(user(), answer(reasoning="a</think>b")), "inside the trace"),
     ("empty_answer", chat(user(), answer(" \n")), "no text and no call"),
-    ("empty_answer", chat(user(), answer(""), user(), answer()), "message 1"),
     ("empty_answer", chat(user(), answer("", reasoning="hm")), "a trace without"),
     ("empty_user_turn", chat(user(""), answer()), "message 0"),
     ("empty_user_turn", chat(user(), answer(), user(" \n"), answer()), "message 2"),
@@ -59,14 +58,10 @@ BROKEN: list[tuple[str, Example, str]] = [
     ("unpaired_tool_result",
      chat(user(), calls("weather"), result("other"), answer(), tools=[WEATHER]), "message 2"),
     ("unpaired_tool_result",
-     chat(user(), calls("weather"), result(None, name="time"), answer(), tools=[WEATHER]),
-     "message 2"),
-    ("unpaired_tool_result",
      chat(user(), calls("weather", "weather"), result(), answer(), tools=[WEATHER]), "unanswered"),
     ("unpaired_tool_result", chat(user(), calls("weather"), user(), answer(), tools=[WEATHER]),
      "message 1: call of 'weather' unanswered"),
     ("foreign_think", chat(user(), answer("\n<|begin_of_thought|>\n4")), "rewrite such traces"),
-    ("foreign_think", chat(user(), answer("<thinking>hm</thinking>4")), "message 1: the text opens"),
     ("tool_markup", chat(user(), answer("<tool_call>\n<function=f>")), "message 1"),
     ("tool_markup",
      chat(user(), answer('<tool_call>\n{"name": "weather"}</tool_call>'), result(None), answer(),
@@ -81,12 +76,8 @@ def test_what_is_broken_is_named(reason: str, example: Example, detail: str) -> 
     assert drop is not None
     assert drop.reason == reason
     assert detail in drop.detail
-
-
-@pytest.mark.parametrize(("reason", "example", "_detail"), BROKEN)
-def test_each_has_its_switch(reason: str, example: Example, _detail: str) -> None:
-    drop = structural_drop(example, StructuralFilters(**{reason: False}))
-    assert drop is None or drop.reason != reason
+    without = structural_drop(example, StructuralFilters(**{reason: False}))
+    assert without is None or without.reason != reason
 
 
 def test_every_filter_has_a_switch_and_every_switch_a_filter() -> None:
@@ -165,3 +156,26 @@ def test_calls_without_ids_are_answered_in_order() -> None:
     )
     example = make_example(messages, source="s", dialect="sharegpt")
     assert STRUCTURAL["unpaired_tool_result"](example) is None
+
+
+def test_a_pattern_that_backtracks_for_ever_stops_nothing():
+    """`re` would take longer than the sun has; RE2 takes a moment."""
+    schema = {"type": "object", "properties": {"x": {"type": "string", "pattern": "(a+)+$"}}}
+    checker = validator(json.dumps(schema))
+    assert not isinstance(checker, str)
+    assert violation(checker, {"x": "a" * 200 + "b"}) == f"x: '{'a' * 79} does not match '(a+)+$'"
+    assert violation(checker, {"x": "b" + "a" * 200}) is None
+
+
+@pytest.mark.parametrize(
+    ("schema", "arguments"),
+    [
+        ({"properties": {"x": {"pattern": "^(?=.*[0-9]).{8}"}}}, {"x": "no digit"}),
+        ({"patternProperties": {"^(a+)+$": {"type": "integer"}}, "additionalProperties": False},
+         {"a" * 200 + "b": 1}),
+    ],
+)  # fmt: skip
+def test_what_re2_has_no_word_for_is_not_checked(schema, arguments):
+    checker = validator(json.dumps(schema))
+    assert not isinstance(checker, str)
+    assert violation(checker, arguments) is None

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from data_builders.dialects import RowProblem
+from data_builders.judging.build import refuse
 from data_builders.judging.dialects import read_pair
 from data_builders.judging.pair import PreferencePair
-from data_builders.judging.read import refuse
 from posttrain.config.build_genrm import PreferenceSource
 from posttrain.config.load import validate
 from reward.judge.verdict import HIGHEST_RANKING, LOWEST_RANKING

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data_builders.rows.raw import Dropped
-from data_builders.rows.read import RowCounts, end_on_assistant, read_examples, refuse_unreadable
+from data_builders.rows.read import RowCounts, read_examples, refuse_unreadable
 from posttrain.config.source import SourceConfig
 from posttrain.errors import ConfigError
-from posttrain.records import Example, Message
+from posttrain.records import Example
 from tests.data_builders.small_rows import WEATHER, read_all, write_lines
 
 GOOD: dict[str, Any] = {"prompt": "2+2?", "completion": "4", "reward": 1}
@@ -73,11 +73,6 @@ def test_the_ending_is_trimmed_or_the_row_dropped(tmp_path: Path) -> None:
     first = read_all(tmp_path, ending="drop")[0]
     assert isinstance(first, Dropped)
     assert first.reason == "ends_without_assistant"
-
-
-def test_trimming_keeps_a_last_call() -> None:
-    messages = (Message("user", "?"), Message("assistant", "a"), Message("tool", "b"))
-    assert end_on_assistant(messages, "trim") == (messages[:2], None)
 
 
 def test_licenses(tmp_path: Path) -> None:

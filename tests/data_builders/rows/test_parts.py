@@ -62,9 +62,9 @@ def test_every_row_is_in_one_part_and_small_parts_come_first(tmp_path, name, wri
 @pytest.mark.usefixtures("small")
 def test_rows_at_the_end_leave_the_parts_before_them(tmp_path):
     path = tmp_path / "a.jsonl"
-    _lines(path, 2000)
+    _lines(path, 1000)
     before = [part.content(placed=True) for part in _parts(path)]
-    _lines(path, 2700)
+    _lines(path, 1500)
     after = [part.content(placed=True) for part in _parts(path)]
     assert after[: len(before) - 1] == before[:-1]
     assert len(after) > len(before)

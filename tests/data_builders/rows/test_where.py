@@ -27,48 +27,35 @@ def reason(where: dict[str, Any]) -> str | None:
 
 
 @pytest.mark.parametrize(
-    "where",
+    ("where", "why"),
     [
-        {"reward": 1},
-        {"label": True, "reward": {"ge": 1, "le": 1}},
-        {"info.task": ["a", "b"]},
-        {"info.task": {"not_in": ["c"]}},
-        {"odd name": {"ge": 3, "lt": 3.5}},
-        {"from": {"ne": "y", "gt": "w"}},
-        {"nothing": {"exists": False}, "missing": {"exists": False}, "score": {"exists": True}},
-        {"a.b": 7},
-        {"score": "0.5"},
-        {"score": [0.5, "0.5"]},
-    ],
-)
-def test_meets(where: dict[str, Any]) -> None:
-    assert reason(where) is None
-
-
-@pytest.mark.parametrize(
-    "where",
-    [
-        {"reward": 0},
-        {"reward": 1, "label": False},
-        {"info.task": ["b"]},
-        {"info.task": {"ne": "a"}},
+        ({"reward": 1}, None),
+        ({"label": True, "reward": {"ge": 1, "le": 1}}, None),
+        ({"info.task": ["a", "b"]}, None),
+        ({"info.task": {"not_in": ["c"]}}, None),
+        ({"odd name": {"ge": 3, "lt": 3.5}}, None),
+        ({"from": {"ne": "y", "gt": "w"}}, None),
+        ({"nothing": {"exists": False}, "missing": {"exists": False}}, None),
+        ({"a.b": 7, "score": {"exists": True}}, None),
+        ({"score": [0.5, "0.5"]}, None),
+        ({"reward": 0}, "where"),
+        ({"reward": 1, "label": False}, "where"),
+        ({"info.task": {"ne": "a"}}, "where"),
         # what is missing or null meets nothing but exists: false
-        *({"missing": test} for test in (1, {"ne": 1}, {"not_in": [1]}, {"exists": True})),
-        {"nothing": {"lt": 1}},
-        {"info.x": 1},
-        {"score": {"exists": False}},
+        *(({"missing": test}, "where") for test in (1, {"ne": 1}, {"not_in": [1]}, {"exists": True})),
+        ({"nothing": {"lt": 1}}, "where"),
+        ({"info.x": 1}, "where"),
+        ({"score": {"exists": False}}, "where"),
+        # text, numbers and lists do not compare
+        ({"score": {"ge": 0.5}}, "where_type"),
+        ({"score": 0.5}, "where_type"),
+        ({"reward": "1"}, "where_type"),
+        ({"info.n": [1]}, "where_type"),
+        ({"info": {"ne": 1}}, "where_type"),
     ],
-)
-def test_does_not_meet(where: dict[str, Any]) -> None:
-    assert reason(where) == "where"
-
-
-@pytest.mark.parametrize(
-    "where",
-    [{"score": {"ge": 0.5}}, {"score": 0.5}, {"reward": "1"}, {"info.n": [1]}, {"info": {"ne": 1}}],
-)
-def test_text_numbers_and_lists_do_not_compare(where: dict[str, Any]) -> None:
-    assert reason(where) == "where_type"
+)  # fmt: skip
+def test_what_meets_a_condition_and_what_does_not(where: dict[str, Any], why: str | None) -> None:
+    assert reason(where) == why
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from tests.data_builders.small_build import (
     plain_rows,
     reasoning_rows,
     script,
+    source_of,
     write_recipe,
-    write_rows,
 )
 
 
@@ -26,8 +26,8 @@ def sources(folder: Path, copies: int = 0) -> list[dict[str, Any]]:
     """Two sources that are taken once; the second repeats its first rows."""
     plain = plain_rows(60)
     return [
-        {"name": "reasoning", "path": str(write_rows(folder / "r.jsonl", reasoning_rows(50)))},
-        {"name": "plain", "path": str(write_rows(folder / "p.jsonl", plain + plain[:copies]))},
+        source_of(folder, reasoning_rows(50), "reasoning"),
+        source_of(folder, plain + plain[:copies], "plain"),
     ]
 
 
@@ -40,7 +40,7 @@ def rows_of(out: Path) -> list[dict[str, Any]]:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A build of both sources, of which seven rows are copies."""
     folder = tmp_path_factory.mktemp("audited")
-    build(write_recipe(folder, sources=sources(folder, copies=7)))
+    build(write_recipe(folder, sources=sources(folder, copies=7)), report=True)
     return folder / "out"
 
 
@@ -105,24 +105,19 @@ def test_crossed_limits_stop_the_build_until_they_are_raised(tmp_path):
     ):
         assert re.search(pattern, str(error.value))
     assert not (tmp_path / "out" / "manifest.json").exists()
-    build(recipe)
 
 
 def test_clipped_answers_that_lost_their_end_stop_the_build(tmp_path):
-    keys = {"max_length": 400, "overlong": "truncate"}
-    reasoning = {"strip": 0.0, "truncate": 0.0}
     recipe = write_recipe(
-        tmp_path, sources=sources(tmp_path)[:1], packing=keys, reasoning=reasoning
+        tmp_path,
+        sources=sources(tmp_path)[:1],
+        packing={"max_length": 1200, "overlong": "truncate"},
+        reasoning={"strip": 0.0, "truncate": 0.0},
+        limits={"nothing_trained": 1.0},
     )
     with pytest.raises(DataError, match=r"end token is trained in .* limits.min_end_trained"):
-        build(recipe, "packing.max_length=1200", "limits.nothing_trained=1.0")
-    build(
-        recipe,
-        "packing.max_length=1200",
-        "limits.nothing_trained=1.0",
-        "limits.min_end_trained=0.0",
-    )
+        build(recipe)
+    build(recipe, "limits.min_end_trained=0.0")
     found = manifest(tmp_path / "out")["stats"]["supervision"]["reasoning"]
     assert found["clipped"] == found["no_end"] > 0
-    kinds = {row["kind"] for row in rows_of(tmp_path / "out")}
-    assert "no_end" in kinds
+    assert "no_end" in {row["kind"] for row in rows_of(tmp_path / "out")}

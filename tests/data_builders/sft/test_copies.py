@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter
 from pathlib import Path
@@ -15,9 +14,11 @@ from posttrain.errors import ConfigError
 from tests.data_builders.dedup.copies import sentence
 from tests.data_builders.small_build import (
     build,
+    dropped_lines,
     index,
     manifest,
     shard_bytes,
+    source_of,
     write_recipe,
     write_rows,
 )
@@ -43,12 +44,8 @@ def _recipe(folder: Path, rows: dict[str, list[dict[str, Any]]], **keys: Any) ->
         {"question": row["instruction"]} for row in rows["early"] if row in _rows()["early"][30:33]
     ]
     write_rows(folder / "eval.jsonl", sorted(asked, key=str))
-    sources = [
-        {"name": name, "path": str(write_rows(folder / f"{name}.jsonl", own)), "license": "MIT"}
-        for name, own in rows.items()
-    ]
     given: dict[str, Any] = {
-        "sources": sources,
+        "sources": [source_of(folder, own, name) for name, own in rows.items()],
         "write_dropped": True,
         "held_out": {"rate": 0.2},
         "decontamination": {"files": [{"path": str(folder / "eval.jsonl")}]},
@@ -62,12 +59,8 @@ def _recipe(folder: Path, rows: dict[str, list[dict[str, Any]]], **keys: Any) ->
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One build in this process, its parts kept beside it."""
     folder = tmp_path_factory.mktemp("world")
-    build(_recipe(folder, _rows()), f"parts_dir={folder / 'parts'}")
+    build(_recipe(folder, _rows()), f"parts_dir={folder / 'parts'}", report=True)
     return folder
-
-
-def _dropped(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (out / "dropped.jsonl").read_text().splitlines()]
 
 
 def test_every_row_is_kept_or_dropped_for_a_reason(world):
@@ -87,7 +80,7 @@ def test_every_row_is_kept_or_dropped_for_a_reason(world):
 
 
 def test_every_drop_names_what_was_kept(world):
-    lines = _dropped(world / "out")
+    lines = dropped_lines(world / "out")
     assert Counter(line["reason"] for line in lines) == manifest(world / "out")["counts"]["dropped"]
     gone = {(line["source"], line["line"]) for line in lines}
     copies = {line["line"]: line for line in lines if "kept" in line}
@@ -109,7 +102,9 @@ def test_every_drop_names_what_was_kept(world):
 
 
 def test_evaluation_has_no_copy_of_what_is_trained(world):
-    gone = {line["record_id"] for line in _dropped(world / "out") if line["reason"] != "duplicate"}
+    gone = {
+        line["record_id"] for line in dropped_lines(world / "out") if line["reason"] != "duplicate"
+    }
     train = {row["record_id"] for row in index(world / "out")}
     held_out = {row["record_id"] for row in index(world / "out", "eval")}
     assert len(held_out) > 2
@@ -118,16 +113,12 @@ def test_evaluation_has_no_copy_of_what_is_trained(world):
     assert len(train | held_out) == 61 - 24
 
 
-def test_parts_change_nothing(world, tmp_path):
+def test_parts_and_the_order_of_rows_change_nothing(world, tmp_path):
     build(world / "recipe.yaml", f"out={tmp_path / 'out'}", "part_bytes=3000")
     assert manifest(tmp_path / "out")["digest"] == manifest(world / "out")["digest"]
-    assert _dropped(tmp_path / "out") == _dropped(world / "out")
-
-
-def test_the_order_of_rows_changes_nothing(world, tmp_path):
-    rows = {name: own[::-1] for name, own in _rows().items()}
-    build(_recipe(tmp_path, rows), "part_bytes=5000")
-    assert shard_bytes(tmp_path / "out") == shard_bytes(world / "out")
+    assert dropped_lines(tmp_path / "out") == dropped_lines(world / "out")
+    build(_recipe(tmp_path / "b", {name: own[::-1] for name, own in _rows().items()}))
+    assert shard_bytes(tmp_path / "b" / "out") == shard_bytes(world / "out")
 
 
 def test_what_is_for_the_plan_prepares_no_row_again(world, tmp_path, monkeypatch):
@@ -156,12 +147,18 @@ def test_refused_before_any_row_is_prepared(tmp_path):
         build(recipe, f"decontamination.files.0.path={tmp_path / 'evals' / '*.jsonl'}")
 
 
-def test_a_finished_build_is_refused_when_evaluation_changed(world, tmp_path):
-    recipe = world / "recipe.yaml"
-    before = (world / "eval.jsonl").read_text()
-    try:
-        write_rows(world / "eval.jsonl", [{"question": "another text of more than five words"}])
-        with pytest.raises(ConfigError, match=r"before its input changed \(eval.jsonl\)"):
-            build(recipe)
-    finally:
-        (world / "eval.jsonl").write_text(before)
+def test_a_finished_build_is_refused_when_evaluation_changed(tmp_path):
+    """And what was not looked for is printed, and in the manifest and the report."""
+    recipe = _recipe(tmp_path, _rows())
+    questions = [{"question": row["instruction"]} for row in _rows()["early"][:3]]
+    write_rows(tmp_path / "eval.jsonl", [*questions, {"answer": "of another field"}])
+    build(recipe, "decontamination.files.0.fields=[question]", report=True)
+    stats = manifest(tmp_path / "out")["stats"]
+    (file,) = stats["decontamination"]
+    assert [file[k] for k in ("file", "rows", "without_text", "inside")] == ["eval.jsonl", 4, 1, 3]
+    warning = "decontamination: eval.jsonl: 1 of 4 rows lack text"
+    assert warning in stats["warnings"]
+    assert warning in (tmp_path / "out" / "report.html").read_text()
+    write_rows(tmp_path / "eval.jsonl", questions)
+    with pytest.raises(ConfigError, match=r"before its input changed \(eval.jsonl\)"):
+        build(recipe, "decontamination.files.0.fields=[question]")

@@ -14,15 +14,20 @@ from inspect_ai.log import list_eval_logs, read_eval_log
 
 from posttrain.evaluation.run import read_run
 from tests.evaluation.scripted import ScriptedSampler
-from tests.evaluation.small_eval import evaluate, write_recipe
+from tests.evaluation.small_eval import answer, evaluate, write_recipe
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of one task with logs, which were written after it was finished."""
     folder = tmp_path_factory.mktemp("logged")
-    recipe = write_recipe(folder)
-    evaluate(recipe, "--task", "sums")
+    recipe = write_recipe(folder, max_failure_rate=0.5)
+
+    def sometimes(request) -> str:
+        return "FAIL" if request.seed % 7 == 0 else answer(request)
+
+    samplers = [ScriptedSampler(sometimes), ScriptedSampler(answer)]
+    evaluate(recipe, "--task", "sums", samplers=samplers)
     assert not (folder / "out/inspect").exists()
     evaluate(recipe, "--task", "sums", "inspect_logs=true", samplers=[])
     return folder / "out"
@@ -41,6 +46,9 @@ def test_a_log_a_unit_with_the_figures_of_the_run(run: Path):
               == ("posttrain/sft", "sums.no_tools")]  # fmt: skip
     assert log.results is not None
     assert (log.results.total_samples, log.eval.config.epochs) == (48, 2)
+    failed = [s.scores["posttrain"].value for s in log.samples if s.metadata["finish"] == "failed"]
+    assert failed
+    assert all(math.isnan(value) for value in failed)
     for score, cell in zip(log.results.scores, cells[:2], strict=True):
         assert score.name == f"reasoning {cell['thinking']}"
         figures = {name: metric.value for name, metric in score.metrics.items()}
@@ -69,21 +77,3 @@ def test_a_sample_holds_messages_token_ids_and_its_score(run: Path):
     score = (sample.scores or {})["posttrain"]
     assert (score.value, score.answer) == (record.score.value, record.score.answer)
     assert score.metadata == {"calls": 1}
-
-
-def test_a_failed_sample_is_unscored(tmp_path: Path):
-    recipe = write_recipe(tmp_path, max_failure_rate=0.99, inspect_logs=True)
-
-    def sometimes(request) -> str:
-        return "FAIL" if request.seed % 2 else "56<|im_end|>"
-
-    samplers = [ScriptedSampler(sometimes, batched=False) for _ in range(2)]
-    evaluate(recipe, "--task", "sums", samplers=samplers)
-    scores = [
-        sample.scores["posttrain"].value
-        for info in list_eval_logs(str(tmp_path / "out/inspect"))
-        for sample in read_eval_log(info).samples or []
-        if sample.scores and sample.metadata["finish"] == "failed"
-    ]
-    assert scores
-    assert all(math.isnan(score) for score in scores)

@@ -170,14 +170,11 @@ _TRICKS = {
 def test_tricks_do_not_pass_a_broken_program_and_do_not_fail_a_right_one():
     [prompt] = prompts("fix_failing_test", [5])
     oracle = ENVIRONMENTS["fix_failing_test"]().gold(prompt) or ()
-    harmless = ("shadows_the_library", "site_files")
-    wrong = verified(prompt, *(script(*made) for made in _TRICKS.values()))
-    assert {name: s.value for name, (_, s) in zip(_TRICKS, wrong, strict=True)} == dict.fromkeys(
-        _TRICKS, 0.0
-    )
     # `app/importlib.py` is on nobody's way, and a right solution stays one
-    right = verified(prompt, *(script(*_TRICKS[name])[:-1] + oracle for name in harmless))
-    assert [score.value for _, score in right] == [1.0] * len(harmless)
+    right = script(*_TRICKS["shadows_the_library"], *_TRICKS["site_files"])[:-1] + oracle
+    ends = verified(prompt, *(script(*made) for made in _TRICKS.values()), right)
+    values = {name: s.value for name, (_, s) in zip([*_TRICKS, "right"], ends, strict=True)}
+    assert values == dict.fromkeys(_TRICKS, 0.0) | {"right": 1.0}
 
 
 @contained

@@ -52,7 +52,7 @@ def sql(query: str, says: str = "error:", database: str = "data.db") -> Use:
 
 def uses(secret: Path, port: int) -> dict[str, Use]:
     root = Path(__file__).resolve().parents[3]
-    gold = f"{root}/reward/environments/agentic/sql_investigation.py"
+    gold = f"{root}/reward/environments/agentic/investigations.py"
     connect = f"import socket; socket.create_connection(('127.0.0.1', {port}), 2)"
     spawn = f"(sleep 0.6; echo {MARK} > late) & (setsid nohup sleep 300 {MARK} >/dev/null 2>&1 &) ; echo started"
     return {
@@ -76,7 +76,7 @@ def uses(secret: Path, port: int) -> dict[str, Use]:
         "host_file": sh(f"cat {secret}", says="exit code"),
         "host_variables": sh("env; cat /proc/*/environ | tr '\\0' '\\n'"),
         "checker_s_files": sh(f"cat {gold}", says="exit code"),
-        "search_for_the_project": sh("ls /work /root /home; find / -name sql_investigation.py 2>/dev/null"),
+        "search_for_the_project": sh("ls /work /root /home; find / -name investigations.py 2>/dev/null"),
         "fork_bomb": sh(":(){ :|:& };:; sleep 3"),
         "endless_output": sh("yes", says="exit code 1"),
         "endless_loop": sh("while true; do :; done", says="killed"),
@@ -125,7 +125,7 @@ def database() -> bytes:
 
 @pytest.fixture(scope="module")
 def ends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """Every use in a workspace of its own, then a last sound command in each."""
+    """Every use in a workspace of its own, then a last sound command where one ran in it."""
     secret = tmp_path_factory.mktemp("host") / "secret.txt"
     secret.write_text(SECRET)
     with socket.create_server(("127.0.0.1", 0)) as server, pytest.MonkeyPatch.context() as patch:
@@ -138,7 +138,9 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
             box = Workspace({**FILES, "data.db": database()}, tools=TOOLS)
             results = [await box.call(name, arguments) for name, arguments in use.calls]
             kept = dict(box.files)
-            return results, await box.call("shell", {"command": f"echo {LAST}"}), kept
+            ran = any(name == "shell" for name, _ in use.calls)
+            last = await box.call("shell", {"command": f"echo {LAST}"}) if ran else LAST
+            return results, last, kept
 
         async def gather() -> list[tuple[list[str], str, dict[str, bytes]]]:
             return await asyncio.gather(*map(run, every.values()))

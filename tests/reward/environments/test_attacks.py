@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import shutil
 from typing import Any
@@ -15,11 +14,10 @@ from benchmarks.environment_tasks import rows
 from benchmarks.red_team import attacks_on
 from posttrain.records import Score
 from posttrain.rollouts import Prompt
-from reward.environments import ENVIRONMENTS, base
+from reward.environments import ENVIRONMENTS
 from reward.environments.base import RLVREnvironment, replay, same_value, says
 from reward.environments.code import find_program, same_output
 from reward.environments.instruction_following import CONSTRAINTS
-from reward.graders.workers import Workers
 
 
 def verify(environment: RLVREnvironment, *pairs: tuple[Prompt, Any]) -> list[Score]:
@@ -35,7 +33,7 @@ def verify(environment: RLVREnvironment, *pairs: tuple[Prompt, Any]) -> list[Sco
 @pytest.mark.parametrize("name", sorted(set(ATTACKS) - {"code"}))
 def test_wrong_answers_fail_and_right_ones_pass(name: str):
     environment = ENVIRONMENTS[name]()
-    prompts = [environment.prompt(row) for row in rows(name, seed=5, count=4)]
+    prompts = [environment.prompt(row) for row in rows(name, seed=5, count=3)]
     attacks = list(attacks_on(environment, prompts, 0))
     scores = verify(environment, *((prompt, a.script) for prompt, a in attacks))
     wrong = [
@@ -89,17 +87,6 @@ def test_a_reference_to_the_network_is_not_followed():
     prompt = environment.prompt(structured({"$ref": "http://127.0.0.1:9/schema.json"}))
     [score] = verify(environment, (prompt, says('{"town": "Bergen"}')))
     assert (score.value, score.failure) == (None, "verifier_error")
-
-
-def test_a_pattern_that_never_ends_is_a_timeout(monkeypatch: pytest.MonkeyPatch):
-    workers = Workers(size=1, cpu_seconds=1.0)
-    monkeypatch.setattr(base, "SHARED_WORKERS", workers)
-    environment = ENVIRONMENTS["structured_output"]()
-    pattern = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(a+)+$"}}}
-    prompt = environment.prompt(structured(pattern))
-    [score] = verify(environment, (prompt, says(json.dumps({"a": "a" * 60 + "b"}))))
-    workers.close()
-    assert (score.value, score.failure) == (None, "timeout")
 
 
 # -- instructions ----------------------------------------------------------------------------------
@@ -159,31 +146,37 @@ READ = (
 )
 
 
+WRONG = [
+    (CHECKED, "import sys\nsys.exit(0)"),
+    (CHECKED, "def f(x):\n    raise SystemExit"),
+    (CHECKED, ALWAYS),
+    (CALLED, ALWAYS),
+    (CHECKED, FORGE + "def f(x): return 0"),
+    (CHECKED, READ),
+    (CHECKED, "import os\nos.kill(os.getppid(), 9)"),
+    (CHECKED, "def f(x):\n    while True: pass"),
+    (CHECKED, "def f(x): return abs(x) * 3 if x > 0 else 0"),
+    (PRINTED, 'print(\'{"output": "9"}\')'),
+    (PRINTED, "print(9)\nimport sys\nsys.exit(1)"),
+    (CALLED, "class X:\n    def __repr__(self): return '1e999'\ndef f(x): return X()"),
+    (PRINTED, "while True: pass"),
+    (PRINTED, "open('program.py', 'w').write('print(9)')"),
+]
+
+
 @contained
-@pytest.mark.parametrize(
-    ("row", "program"),
-    [
-        (CHECKED, "import sys\nsys.exit(0)"),
-        (CHECKED, "def f(x):\n    raise SystemExit"),
-        (CHECKED, ALWAYS),
-        (CALLED, ALWAYS),
-        (CHECKED, FORGE + "def f(x): return 0"),
-        (CHECKED, READ),
-        (CHECKED, "import os\nos.kill(os.getppid(), 9)"),
-        (CHECKED, "def f(x):\n    while True: pass"),
-        (CHECKED, "def f(x): return abs(x) * 3 if x > 0 else 0"),
-        (PRINTED, 'print(\'{"output": "9"}\')'),
-        (PRINTED, "print(9)\nimport sys\nsys.exit(1)"),
-        (CALLED, "class X:\n    def __repr__(self): return '1e999'\ndef f(x): return X()"),
-        (PRINTED, "while True: pass"),
-        (PRINTED, "open('program.py', 'w').write('print(9)')"),
-    ],
-)
-def test_programs_that_do_not_solve_the_task_fail(row: dict[str, Any], program: str):
+def test_programs_that_do_not_solve_the_task_fail_and_solutions_pass():
     environment = ENVIRONMENTS["code"]()
-    prompt = environment.prompt(row)
-    [score] = verify(environment, (prompt, says(f"```python\n{program}\n```")))
-    assert score.value == 0.0
+    pairs = [(environment.prompt(row), says(f"```python\n{text}\n```")) for row, text in WRONG]
+    for row in (CALLED, CHECKED, PRINTED):
+        gold = row["gold"].replace("\n", "\n  ")
+        draft = (
+            f"```python\nprint(1)\n```\n- Better:\n  ~~~py\n  {gold}\n  ~~~\nFor 3:\n```\n9\n```"
+        )
+        pairs.append((environment.prompt(row), says(draft)))
+    values = [score.value for score in verify(environment, *pairs)]
+    assert values == [0.0] * len(WRONG) + [1.0] * 3
+    assert environment.refuse([environment.prompt(CHECKED)]) == [None]
 
 
 @pytest.mark.parametrize(
@@ -215,14 +208,3 @@ def test_the_kind_of_apostrophe_does_not_count():
 )
 def test_no_program_is_found_in_hostile_texts(text: str):
     assert not find_program(text, "f")
-
-
-@contained
-@pytest.mark.parametrize("row", [CALLED, CHECKED, PRINTED])
-def test_solutions_pass(row: dict[str, Any]):
-    environment = ENVIRONMENTS["code"]()
-    prompt = environment.prompt(row)
-    gold = row["gold"].replace("\n", "\n  ")
-    draft = f"```python\nprint(1)\n```\n- Better:\n  ~~~py\n  {gold}\n  ~~~\nFor 3:\n```\n9\n```"
-    assert [s.value for s in verify(environment, (prompt, says(draft)))] == [1.0]
-    assert environment.refuse([prompt]) == [None]

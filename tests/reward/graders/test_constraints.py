@@ -19,12 +19,12 @@ NO_COMMA, WORDS = "punctuation:no_comma", "length_constraints:number_words"
 AT_LEAST_5 = {"relation": "at least", "num_words": 5, "frequency": None}
 
 
-def attempt(answer: str, names: list[str], arguments: list[dict], **more) -> Attempt:
+def attempt(answer: str, names: list[str], arguments: list[dict]) -> Attempt:
     task = {"instruction_id_list": names, "kwargs": arguments}
     prompt = Prompt("p", "p", "s", (Message("user", "Write."),), metadata=json.dumps(task))
     parsed = ParsedCompletion(None, answer, (), (), True)
     step = Step(answer, parsed, "stop", 0, 3, 3)
-    return Attempt(prompt, Completion("p", 0, (step,), more.get("finish", "stop")))
+    return Attempt(prompt, Completion("p", 0, (step,), "stop"))
 
 
 @pytest.fixture(scope="module")
@@ -48,12 +48,6 @@ def test_strict_and_loose_of_prompt_and_constraints(grader, answer, value, figur
     assert score.value == value
     names = ("loose", "constraints", "constraints_loose")
     assert tuple(score.figures[name] for name in names) == figures
-
-
-def test_a_truncated_completion_is_wrong_and_a_failed_one_unscored(grader):
-    cut, failed = (attempt("one", [NO_COMMA], [{}], finish=f) for f in ("length", "failed"))
-    scores = grader.grade([cut, failed])
-    assert [score.value for score in scores] == [0.0, None]
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
+import itertools
+import os
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -16,7 +17,6 @@ from reward.judge.votes import Judgement, VerdictCache, Vote
 from tests.reward.judge.judging import babble, fair, judge_of, numbered
 from tests.sampling.scripted import Scripted
 
-ROOT = Path(__file__).parents[3]
 VOTE = Vote(Verdict(4, 2.5, 2), text="fünf\ud83d", calls=2, prompt_tokens=7, completion_tokens=3)
 KEPT = Vote(Verdict(4, 2.5, 2), text="fünf\ud83d", cached=True)
 LOST = Vote(None, reason="unreadable", text="hm", calls=4)
@@ -27,14 +27,12 @@ class Killed(BaseException):
 
 
 class Dying(Scripted):
-    """Dies in its n-th call."""
-
-    dies_in = 3
+    """Dies in its third call."""
 
     async def sample(
         self, requests: Sequence[Request], *, progress: Callable[[int], None] | None = None
     ) -> list[Generation]:
-        if len(self.calls) + 1 == self.dies_in:
+        if len(self.calls) == 2:
             raise Killed
         return await super().sample(requests, progress=progress)
 
@@ -104,34 +102,25 @@ def test_two_at_work_write_apart_and_later_read_both(tmp_path: Path):
         assert cache.get("a", seed=1) == cache.get("b", seed=1) == VOTE
 
 
-ENDLESS = """
-import itertools, sys
-from pathlib import Path
-from reward.judge.verdict import Verdict
-from reward.judge.votes import Vote
-from reward.judge.votes import VerdictCache
-
-cache = VerdictCache(Path(sys.argv[1]))
-for k in itertools.count():
-    cache.add(str(k), Vote(Verdict(4, 2, 2), text="x" * k), seed=1)
-    print(k, flush=True)
-"""
-
-
 def test_what_was_added_outlives_a_killed_process(tmp_path: Path):
-    command = [sys.executable, "-c", ENDLESS, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line == "300\n":
-                break
-        process.kill()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with VerdictCache(tmp_path) as cache:
+            for k in itertools.count():
+                cache.add(str(k), Vote(Verdict(4, 2, 2), text="x" * k), seed=1)
+                os.write(writer, b".")
+    added = 0
+    while added <= 300:
+        added += len(os.read(reader, 100))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    for end in (reader, writer):
+        os.close(end)
     with VerdictCache(tmp_path) as cache:
         assert [path.name for path in tmp_path.iterdir()] == ["votes-000.jsonl"]
         for k in range(301):
-            found = cache.get(str(k), seed=1)
-            assert found is not None
-            assert found.text == "x" * k
+            assert getattr(cache.get(str(k), seed=1), "text", None) == "x" * k
 
 
 def judged(

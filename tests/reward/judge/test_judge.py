@@ -31,7 +31,7 @@ from tests.reward.judge.judging import (
     said,
 )
 from tests.sampling.scripted import END, Scripted
-from tests.sampling.stub_server import Stub
+from tests.sampling.stub_server import Stub, Trouble, no_trouble
 
 LONG_PROMPT = "x" * 100_000
 
@@ -75,21 +75,6 @@ def test_what_cannot_be_read_is_asked_again_with_another_seed(batched: bool):
     assert (judge.ledger.calls, judge.ledger.retries) == (4, 2)
     [once] = judged(judge_of(fair), matches(("12", "1")))
     assert found[0].votes[0].prompt_tokens == 3 * once.votes[0].prompt_tokens
-
-
-@pytest.mark.parametrize("batched", [True, False])
-def test_what_the_backend_gave_up_is_not_asked_again(batched: bool):
-    class Refusing(Scripted):
-        async def sample(
-            self, requests: Sequence[Request], *, progress: Callable[[int], None] | None = None
-        ) -> list[Generation]:
-            self.calls.append(list(requests))
-            return [Generation(None, error="status 400: too long")] * len(requests)
-
-    sampler = Refusing(fair, batched=batched)
-    [found] = judged(judge_of(sampler), matches(("12", "1")))
-    assert (found.verdict, found.reason) == (None, "status 400: too long")
-    assert len(sampler.calls) == 1
 
 
 def test_reasoning_is_no_verdict_and_a_cut_judgement_is_none_either():
@@ -174,27 +159,35 @@ def test_votes_are_averaged_over_those_that_gave_a_verdict():
     assert averaged([Vote(None, reason="a"), Vote(None, reason="b")]).reason == "a"
 
 
-def test_a_server_gets_all_questions_at_once_with_the_judges_roles():
-    count = 24
-
+def through_a_server(trouble: Trouble = no_trouble) -> tuple[list[Judgement], Stub]:
     async def run() -> tuple[list[Judgement], Stub]:
-        async with Stub(gate=count) as stub:
-            reached = {"concurrency": count, "timeout": 5, "retries": 0}
+        async with Stub(trouble) as stub:
+            reached = {"concurrency": 8, "timeout": 5, "retries": 0}
             backend = ChatBackend(kind="chat", url=stub.url, model="judge", **reached)
             client = Client(backend)
-            sampler = ChatSampler(client, backend)
-            judge = GenRmJudge([JudgeSampler(sampler, "roles")], config(retries=0))
-            found = await judge.judge(numbered(count), seed=1)
-            await client.close()
-            return found, stub
+            judge = GenRmJudge(
+                [JudgeSampler(ChatSampler(client, backend), "roles")], config(retries=0)
+            )
+            try:
+                return await judge.judge(numbered(8), seed=1), stub
+            finally:
+                await client.close()
 
-    found, stub = asyncio.run(run())
-    assert stub.most == count
+    return asyncio.run(run())
+
+
+def test_a_server_gets_the_judges_roles():
+    found, stub = through_a_server()
     assert {tuple(m["role"] for m in body["messages"]) for body in stub.bodies} == {
         ("user", "response_1", "response_2")
     }
-    assert [judgement.votes[0].prompt_tokens for judgement in found] == [11] * count
+    assert [judgement.votes[0].prompt_tokens for judgement in found] == [11] * 8
     assert {judgement.reason for judgement in found} == {"no readable verdict in its answer"}
+
+
+def test_a_server_that_refuses_the_key_stops_the_run():
+    with pytest.raises(ConfigError, match="refuses the key"):
+        through_a_server(lambda body, again: 401)
 
 
 def test_no_more_is_written_than_can_be_sent():
@@ -215,24 +208,6 @@ def test_no_more_is_written_than_can_be_sent():
     seat = JudgeSampler(Counting(fair, batched=False), "compact", at_once=3)
     found = judged(GenRmJudge([seat], config()), numbered(20))
     assert verdicts(found) == verdicts(judged(judge_of(fair), numbered(20)))
-
-
-def test_a_server_that_refuses_the_key_stops_the_run():
-    async def run() -> None:
-        async with Stub(lambda body, again: 401) as stub:
-            reached = {"concurrency": 4, "timeout": 5, "retries": 0}
-            backend = ChatBackend(kind="chat", url=stub.url, model="judge", **reached)
-            client = Client(backend)
-            sampler = ChatSampler(client, backend)
-            try:
-                await GenRmJudge([JudgeSampler(sampler, "roles")], config()).judge(
-                    numbered(8), seed=1
-                )
-            finally:
-                await client.close()
-
-    with pytest.raises(ConfigError, match="refuses the key"):
-        asyncio.run(run())
 
 
 def test_too_many_failures_stop_with_counts_and_an_example():

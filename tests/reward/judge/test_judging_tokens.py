@@ -15,8 +15,7 @@ from reward.judge.judge import GenRmJudge, JudgeSampler, judge_sampler
 from reward.judge.prompt import LAYOUTS
 from reward.judge.verdict import Verdict
 from reward.judge.votes import Comparison, Judgement
-from tests.reward.judge.attacks import ATTACKS
-from tests.reward.judge.judging import HISTORY, config
+from tests.reward.judge.judging import ATTACKS, HISTORY, config
 from tests.sampling.small_models import CHAT_TOKENS, byte_tokenizer
 from tests.sampling.test_rendered import ENCODER, Says, sampler_of
 
@@ -58,7 +57,6 @@ def opened(template: str | None) -> tuple[RenderedSampler, Says]:
     [
         (None, "roles"),
         ("nemotron_3_nano", "message"),
-        ("nemotron_3_nano", "compact"),
         ("qwen3", "message"),
         ("llama3", "message"),
     ],

@@ -139,7 +139,7 @@ def placed(draw: st.DrawFn) -> list[str]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@settings(max_examples=500, deadline=None, derandomize=True, database=None)
+@settings(max_examples=250, deadline=None, derandomize=True, database=None)
 @given(texts=placed())
 def test_no_text_adds_a_delimiter(layout: str, texts: list[str]):
     written = prompt(layout, texts)
@@ -184,12 +184,13 @@ def test_what_begins_inside_a_delimiter_is_quoted_too(layout: str, attack: str):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("delimiter", ALL)
-def test_no_delimiter_is_taken_as_it_is(layout: str, delimiter: str):
-    assert counts(layout, prompt(layout, [delimiter] * PLACES)) == plain(layout)
-    # behind the quoting it would have been seen
-    seen = counts(layout, prompt(layout, ["x"] * PLACES) + delimiter)
-    assert (seen == plain(layout)) == (delimiter not in DELIMITERS[layout])
+def test_no_delimiter_is_taken_as_it_is(layout: str):
+    harmless = prompt(layout, ["x"] * PLACES)
+    for delimiter in ALL:
+        assert counts(layout, prompt(layout, [delimiter] * PLACES)) == plain(layout)
+        # behind the quoting it would have been seen
+        seen = counts(layout, harmless + delimiter)
+        assert (seen == plain(layout)) == (delimiter not in DELIMITERS[layout])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

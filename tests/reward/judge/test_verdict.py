@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-import itertools
+import asyncio
 import json
-import math
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward.judge.verdict import Gold, Verdict, parse_verdict, training_reward
+from posttrain.chat import parse_completion
+from posttrain.errors import DataError
+from posttrain.group_rewards import Group, GroupRewards
+from posttrain.records import Message
+from posttrain.rollouts import Completion, Finish, Prompt, Step
+from reward.judge.verdict import (
+    Gold,
+    Verdict,
+    VerdictReward,
+    gold_from,
+    outcome_of,
+    parse_verdict,
+    preferred,
+    training_reward,
+)
 
 GOOD = '{"score_1": 4, "score_2": 2.5, "ranking": 2}'
 VERDICT = Verdict(4.0, 2.5, 2.0)
@@ -23,14 +37,11 @@ HUGE = 100_000
     "text",
     [
         GOOD,
-        f"  {GOOD}\n",
         FENCED,
         FENCED.upper().replace("SCORE", "score").replace("RANKING", "ranking"),
         f"I prefer the first.\n\n{FENCED}\n\nThat is all.",
-        f"I prefer the first. {GOOD} That is all.",
-        f"Final verdict:{GOOD}",
+        f"Final verdict:{GOOD} That is all.",
         f"Response 1 claims {FORGED}. It lies.\n{GOOD}",
-        f"```json\n{FORGED}\n```\nOn second thoughts:\n{FENCED}",
         f"```json\n{FORGED}\n```\nOn second thoughts: {GOOD}",
         f"{FENCED.rstrip('`')}",  # the fence need not be closed; the object is
         f'In C one opens a block with {{ and a text with ".\n{FENCED}',
@@ -38,7 +49,6 @@ HUGE = 100_000
         GOOD.replace("4,", '4.0, "response_1_analysis": "it says {\\"score_1\\": 5} and }}}",'),
         GOOD.replace("{", '{"response_1_analysis": {"good": ["a", {}]}, '),
         GOOD.replace("{", '{"a": "\\"}", "b": "```json", '),
-        GOOD.replace(", ", ",\n\t"),
     ],
 )
 def test_the_last_top_level_object_is_the_verdict(text: str):
@@ -49,40 +59,31 @@ def test_the_last_top_level_object_is_the_verdict(text: str):
     "text",
     [
         "",
-        "4, 2.5, 2",
-        "{}",
+        "4, 2.5, 2 {}",
         GOOD[:-1],
-        GOOD[:-3],
         f"{GOOD}\n{GOOD[:-1]}",  # the last word was cut: the one before is not the last
         f"{FENCED}\n```json\n",
         f"{GOOD}}}",
         f"{GOOD} I wrote {{score_1}} above.",
         f"[{GOOD}]",
         f"[{FORGED}, {GOOD}]",
-        f'["x", {GOOD}, 2]',
         f'{{"verdict": {GOOD}}}',
         f'{{"verdict": {GOOD}',
-        f'{{"text": "{GOOD}',
         json.dumps(GOOD),
         GOOD.replace("4", "NaN"),
-        GOOD.replace("4", "Infinity"),
         GOOD.replace("4", "1e999"),
-        GOOD.replace("4", "-4"),
         GOOD.replace("4", "5.01"),
         GOOD.replace("4", "0.99"),
         GOOD.replace("4", "1" + "0" * 5000),
         GOOD.replace("4", '"4"'),
         GOOD.replace("4", "true"),
         GOOD.replace("4", "null"),
-        GOOD.replace("4", "[4]"),
         GOOD.replace('"ranking": 2', '"ranking": 0'),
         GOOD.replace('"ranking": 2', '"ranking": 6.5'),
-        GOOD.replace('"ranking": 2', '"ranking": true'),
         GOOD.replace(', "ranking": 2', ""),
         GOOD.replace('"score_2": 2.5, ', ""),
         GOOD.replace("}", ', "ranking": 5}'),
         GOOD.replace("}", ', "note": {"a": 1, "a": 2}}'),
-        GOOD.replace("}", ', "note": NaN}'),
         GOOD.replace("}", ",}"),
         GOOD.replace('"', "'"),
         GOOD.replace('"score_1"', '"a\nb": 1, "score_1"'),
@@ -119,28 +120,24 @@ def test_no_text_before_a_fenced_verdict_changes_it(text: str, one: float, two: 
     assert parse_verdict(said) == Verdict(one, two, rank)
 
 
-def test_the_reward_is_minus_the_distances():
-    assert training_reward(Verdict(4, 2, 2), Gold(5, 2, 1)) == -2
-    assert training_reward(Verdict(4, 2, 2), Verdict(4, 2, 2)) == 0
-    assert training_reward(Verdict(1, 5, 6), Gold(5, 1, 1)) == -13
-
-
-def test_null_scores_take_no_part():
-    assert training_reward(Verdict(1, 5, 2), Gold(None, None, 6)) == -4
-    assert training_reward(Verdict(1, 5, 2), Gold(3, None, 2)) == -2
-    assert training_reward(None, Gold(None, None, 6)) == -15
-    assert training_reward(None, Gold(None, 3, 3)) == -15
-
-
-def test_malformed_is_ten_worse_than_the_worst_verdict():
-    assert training_reward(None, Gold(5, 1, 1)) == -23
-    assert training_reward(None, Gold(3, 3, 3)) == -17
-    for gold in (Gold(2, 4, 5), Gold(None, 1, 4), Gold(None, None, 1)):
-        worst = min(
-            training_reward(Verdict(a, b, r), gold)
-            for a, b, r in itertools.product((1, 3, 5), (1, 3, 5), (1, 3, 6))
-        )
-        assert training_reward(None, gold) == worst - 10
+@pytest.mark.parametrize(
+    ("predicted", "gold", "reward"),
+    [
+        (Verdict(4, 2, 2), Gold(5, 2, 1), -2),
+        (Verdict(4, 2, 2), Verdict(4, 2, 2), 0),
+        (Verdict(1, 5, 6), Gold(5, 1, 1), -13),
+        # scores that are null take no part
+        (Verdict(1, 5, 2), Gold(None, None, 6), -4),
+        (Verdict(1, 5, 2), Gold(3, None, 2), -2),
+        # malformed: ten worse than the worst verdict
+        (None, Gold(5, 1, 1), -23),
+        (None, Gold(3, 3, 3), -17),
+        (None, Gold(None, 3, 3), -15),
+        (None, Gold(None, None, 6), -15),
+    ],
+)
+def test_the_reward_is_minus_the_distances(predicted: Verdict | None, gold: Gold, reward: float):
+    assert training_reward(predicted, gold) == reward
 
 
 def test_swapping_twice_is_nothing_and_keeps_the_reward():
@@ -149,4 +146,91 @@ def test_swapping_twice_is_nothing_and_keeps_the_reward():
     assert gold.swapped().swapped() == gold
     swapped = training_reward(Verdict(2, 4, 5.5), gold.swapped())
     assert swapped == training_reward(Verdict(4, 2, 1.5), gold)
-    assert math.isfinite(training_reward(None, gold))
+
+
+# -- judgements against their gold ---------------------------------------------------------------
+
+SAID = '{"score_1": 4, "score_2": 2, "ranking": 2}'
+
+
+def completion(text: str, *, finish: Finish = "stop", index: int = 0) -> Completion:
+    parsed = parse_completion(text, thinking=True)
+    kind = "length" if finish == "length" else "stop"
+    step = Step(text, parsed, kind, reasoning_tokens=1, answer_tokens=1, prompt_tokens=1)
+    return Completion("p", index, (() if finish == "failed" else (step,)), finish)
+
+
+def prompt(gold: str | None) -> Prompt:
+    return Prompt("p", "p", "judging", (Message("user", "judge"),), gold=gold)
+
+
+def rewarded(gold: str, *texts: Completion) -> GroupRewards:
+    group = Group(prompt(gold), texts)
+    (found,) = asyncio.run(VerdictReward().reward([group], seed=0))
+    return found
+
+
+def test_a_group_of_judgements():
+    gold = '{"score_1":5,"score_2":2,"ranking":1}'
+    found = rewarded(
+        gold,
+        completion(f"Good.</think>{SAID}<|im_end|>"),
+        completion('x</think>{"score_1": 2, "score_2": 5, "ranking": 6}<|im_end|>'),
+        completion("x</think>The first.<|im_end|>"),
+        completion(f"x</think>{SAID}", finish="length"),
+        completion("", finish="failed"),
+    )
+    # malformed: 10, and as far off as can be from 5 (4), 2 (3) and 1 (5)
+    assert found.rewards == (-2.0, -11.0, -22.0, -22.0, None)
+    assert found.parts == {
+        "format": (1.0, 1.0, 0.0, 0.0, None),
+        "right_order": (1.0, 0.0, 0.0, 0.0, None),
+        "score_error_1": (1.0, 3.0, None, None, None),
+        "score_error_2": (0.0, 3.0, None, None, None),
+        "ranking_error": (1.0, 5.0, None, None, None),
+    }
+    assert found.counts == {
+        "judgements": 4,
+        "malformed": 2,
+        "prefers_1": 1,
+        "prefers_2": 1,
+        "prefers_neither": 0,
+    }
+
+
+def test_a_verdict_in_the_reasoning_is_none():
+    gold = '{"score_1":4,"score_2":2,"ranking":2}'
+    inside = completion(f"{SAID}</think>See above.<|im_end|>")
+    never_closed = completion(f"{SAID}<|im_end|>")
+    assert rewarded(gold, inside, never_closed).parts["format"] == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "wanted"),
+    [((4, 2, 6), 1), ((3, 3, 3), 1), ((3, 3, 3.5), 0), ((None, None, 1), 1)],
+)
+def test_scores_decide_and_the_ranking_breaks_their_tie(verdict: tuple[Any, ...], wanted: int):
+    gold = Gold(*verdict)
+    assert (preferred(gold), preferred(gold.swapped())) == (wanted, {1: 2, 0: 0}[wanted])
+
+
+def test_no_side_is_half_right_and_a_tied_gold_has_no_right_side():
+    neither = completion('</think>{"score_1": 3, "score_2": 3, "ranking": 3.5}<|im_end|>')
+    found = outcome_of(neither, Gold(5, 1, 1))
+    assert found is not None
+    assert (found.parts["right_order"], found.figures["same_scores"]) == (0.5, 1.0)
+    assert (found.figures["prefers_first"], found.figures["prefers_neither"]) == (None, 1.0)
+    assert (found.figures["score_error"], found.figures["ranking_error"]) == (2.0, 2.5)
+    found = outcome_of(neither, Gold(None, None, 3.5))
+    assert found is not None
+    assert (found.parts["right_order"], found.reward) == (None, 0)
+    found = outcome_of(completion("</think>no"), Gold(None, None, 3.5))
+    assert found is not None
+    assert (found.parts["right_order"], found.figures["format"]) == (None, 0.0)
+    assert found.figures["pairwise_accuracy_readable"] is None
+
+
+@pytest.mark.parametrize("text", [None, "56", '{"score_1":1,"score_2":2,"ranking":null}', "[1]"])
+def test_a_prompt_without_a_gold_verdict_says_where_it_should_come_from(text: str | None):
+    with pytest.raises(DataError, match="made by build_genrm"):
+        gold_from(prompt(text))

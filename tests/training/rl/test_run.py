@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from posttrain.config.grpo import GroupTraining
 from posttrain.errors import ConfigError, JudgeError, TrainingError
 from posttrain.group_rewards import Group, GroupRewards
-from posttrain.models.experts import find_routers
+from posttrain.models.load import find_routers
 from posttrain.rollouts import Completion
 from posttrain.runs import read_artifact
 from posttrain.training.rl.batch import trained_rows

@@ -1,0 +1,94 @@
+"""Blocks that recipes share: backends, judges, checkpoints, tokenizers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posttrain.config.backend import TransformersBackend
+from posttrain.config.judge import JudgeConfig, LengthConfig, PairingConfig
+from posttrain.config.load import validate
+from posttrain.config.paths import refuse_missing_checkpoint, refuse_missing_template
+from posttrain.config.sample import SampleConfig
+from posttrain.errors import ConfigError
+from reward.judge.prompt import AUTO, LAYOUTS
+from reward.pairing import STRATEGIES
+
+CHAT = {"kind": "chat", "url": "http://localhost:8000/v1/", "model": "genrm"}
+OWN = {"backend": {"kind": "transformers"}, "checkpoint": "c"}
+
+
+def judge(*models: dict[str, Any], **fields: Any) -> JudgeConfig:
+    return JudgeConfig.model_validate({"models": models, **fields})
+
+
+def test_the_defaults_of_judging_are_those_of_the_paper_and_its_code():
+    found = judge(OWN)
+    parameters = found.sampling.parameters()
+    assert (parameters.temperature, parameters.top_p, parameters.max_tokens) == (0.6, 0.95, 16384)
+    assert (found.retries, PairingConfig().strategy) == (3, "circular")
+    assert [*LengthConfig().model_dump().values()] == [0.5, 0.5, 0.5, 0.5, 80, "tokens", 0, 0]
+
+
+def test_the_names_are_those_that_exist():
+    layouts = [judge({**OWN, "layout": layout}).models[0].layout for layout in (AUTO, *LAYOUTS)]
+    assert layouts == [AUTO, *LAYOUTS]
+    for strategy in STRATEGIES:
+        assert PairingConfig.model_validate({"strategy": strategy}).strategy == strategy
+
+
+def test_how_a_server_is_reached_and_when_to_stop_may_change():
+    model = {"backend": CHAT, "layout": "roles"}
+    moved = {**CHAT, "url": "http://elsewhere:1/v1", "concurrency": 7, "timeout": 3.0, "retries": 1}
+    bound = judge(model).owner_config()
+    other = judge({"backend": moved, "layout": "roles"}, max_failure_rate=0.5, cache="shared")
+    assert other.owner_config() == bound
+    for change in ({"principle": "p"}, {"sampling": {"top_p": 0.5}}, {"retries": 0}):
+        assert judge(model, **change).owner_config() != bound
+    assert judge(model, model).owner_config() != bound
+
+
+def test_a_chat_server_that_cannot_switch_thinking_is_refused_for_both_modes():
+    recipe: dict[str, Any] = {
+        "out": "runs/x",
+        "backend": CHAT,
+        "prompts": [{"name": "p", "format": "chat", "path": "p.jsonl"}],
+        "settings": [{"name": "s", "thinking": "both"}],
+        "n": 1,
+    }
+    with pytest.raises(ConfigError, match=r"backend\.thinking: fixed"):
+        validate(recipe, SampleConfig, where="r.yaml")
+    recipe["backend"] = CHAT | {"server": "vllm", "thinking": "enable_thinking"}
+    server = validate(recipe, SampleConfig, where="r.yaml").backend
+    assert getattr(server, "url", None) == "http://localhost:8000/v1"
+    recipe |= OWN
+    own = validate(recipe, SampleConfig, where="r.yaml").backend
+    assert own == TransformersBackend(kind="transformers")
+
+
+def test_a_checkpoint_is_a_directory_or_may_be_a_hub_id(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a finished quickstart has a runs/tiny/sft
+    for path in (None, str(tmp_path), "Qwen/Qwen3-0.6B", "gpt2"):
+        refuse_missing_checkpoint(path, key="checkpoint")
+    for path in ("runs/tiny/sft", "./sft", str(tmp_path / "sft")):
+        with pytest.raises(ConfigError, match=r"checkpoints\.sft\.path: there is no directory"):
+            refuse_missing_checkpoint(path, key="checkpoints.sft.path")
+
+
+def test_a_base_model_without_a_template_is_told_the_key(tmp_path: Path):
+    def refuse(choice: str = "own") -> None:
+        refuse_missing_template(str(tmp_path), choice, key="tokenizer.chat_template")
+
+    refuse()  # no tokenizer here: another error's to say
+    settings = tmp_path / "tokenizer_config.json"
+    settings.write_text('{"eos_token": "</s>"}')
+    with pytest.raises(ConfigError, match=r"set tokenizer\.chat_template to"):
+        refuse()
+    refuse("nemotron_3_nano")
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    refuse()
+    (tmp_path / "chat_template.jinja").unlink()
+    settings.write_text('{"chat_template": "{{ messages }}"}')
+    refuse()

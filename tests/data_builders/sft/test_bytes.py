@@ -1,0 +1,261 @@
+"""The same rows give the same bytes: however they are cut, ordered and stored, whoever prepares
+them, with whichever library, after kills and from parts that were kept."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import itertools
+import json
+import os
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from datasets import Dataset
+from rich.console import Console
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from data_builders.progress import Stages
+from data_builders.rows.parts import open_part
+from data_builders.sft import part, shards
+from data_builders.sft.inputs import scan_inputs
+from data_builders.sft.part import prepare_sources
+from data_builders.workers import Serial
+from posttrain.config.build_sft import BuildSftConfig
+from posttrain.config.load import load_recipe
+from posttrain.errors import ConfigError
+from posttrain.runs import read_artifact
+from posttrain.tokens.tiktoken.ranks import PATTERNS
+from tests.data_builders.light_state import light_state
+from tests.data_builders.small_build import (
+    SPECIAL,
+    build,
+    dropped_lines,
+    manifest,
+    plain_rows,
+    reasoning_rows,
+    shard_bytes,
+    source_of,
+    write_recipe,
+    write_rows,
+    write_tokenizer,
+)
+from tests.training.forks import forked
+
+PART = "part_bytes=8000"
+
+
+def check_same(out: Path, world: Path) -> None:
+    assert manifest(out)["digest"] == manifest(world / "out")["digest"]
+    assert shard_bytes(out) == shard_bytes(world / "out")
+    assert dropped_lines(out) == dropped_lines(world / "out")
+    assert not (out / "work").exists()
+
+
+@pytest.mark.parametrize("overrides", [(PART,), (PART, "workers=2")])
+def test_parts_and_workers_change_nothing(world, tmp_path, overrides):
+    build(world / "recipe.yaml", f"out={tmp_path / 'out'}", *overrides)
+    check_same(tmp_path / "out", world)
+
+
+def test_a_ray_pipeline_gives_the_same_bytes(world, tmp_path):
+    """On a Ray that is started here, with one actor, and ended with the build."""
+    ray = pytest.importorskip("ray", reason="the extra ray is not installed")
+    build(world / "recipe.yaml", f"out={tmp_path / 'out'}", PART, "executor=ray")
+    assert not ray.is_initialized()
+    check_same(tmp_path / "out", world)
+
+
+def test_shuffled_rows_give_the_same_shards(world, tmp_path):
+    raw = yaml.safe_load((world / "recipe.yaml").read_text())
+    for source in raw["sources"]:
+        lines = Path(source["path"]).read_text("utf-8").splitlines(keepends=True)
+        random.Random(3).shuffle(lines)
+        source["path"] = str(tmp_path / f"{source['name']}.jsonl")
+        Path(source["path"]).write_text("".join(lines), "utf-8")
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(raw))
+    build(tmp_path / "recipe.yaml", f"out={tmp_path / 'out'}", PART)
+    assert shard_bytes(tmp_path / "out") == shard_bytes(world / "out")
+
+
+def test_killed_twice_and_resumed_gives_the_same_bytes(world, tmp_path, monkeypatch):
+    recipe, out = world / "recipe.yaml", tmp_path / "killed"
+    prepared: list[int] = []
+    # in the third part of the first source; in the second shard
+    for module, name, number in ((part, "prepare", 3), (shards, "_batch", 2)):
+
+        def killed(module=module, name=name, number=number) -> None:
+            calls, original = itertools.count(1), getattr(module, name)
+            end = lambda *args: os._exit(9) if next(calls) == number else original(*args)  # noqa: E731
+            setattr(module, name, end)
+            build(recipe, f"out={out}", PART)
+
+        ended = forked(killed, check=False)
+        assert ended.codes == [9], ended.text[-2000:]
+        assert not (out / "manifest.json").exists()
+        prepared.append(len(list(out.glob("work/parts/*/*/counts.json"))))
+    assert prepared[0] == 2, "finished parts are kept"
+    assert prepared[1] > 6
+    # all parts were there before the second kill: no row is prepared again
+    monkeypatch.setattr(part, "prepare", None)
+    build(recipe, f"out={out}", PART)
+    check_same(out, world)
+
+
+def test_a_finished_build_is_left_alone_until_its_input_changes(tmp_path, capsys):
+    recipe = write_recipe(tmp_path, sources=[source_of(tmp_path, plain_rows(30))])
+    build(recipe)
+    # blocks that are not given leave no trace in a digest
+    assert not {"deduplication", "decontamination"} & manifest(tmp_path / "out")["config"].keys()
+    before = (tmp_path / "out" / "manifest.json").stat().st_mtime_ns
+    build(recipe)
+    assert "nothing to do" in capsys.readouterr().out
+    assert (tmp_path / "out" / "manifest.json").stat().st_mtime_ns == before
+    source_of(tmp_path, plain_rows(29))
+    with pytest.raises(ConfigError, match=r"before its input changed \(a.jsonl\)"):
+        build(recipe)
+
+
+def test_only_the_parts_that_changed_are_prepared_again(tmp_path, monkeypatch):
+    """Kept parts: more rows at the end of a file leave its earlier parts as they are."""
+    prepared: list[int] = []
+    original = part.prepare
+
+    def counting(examples: Any, preparer: Any) -> Any:
+        prepared.append(len(examples))
+        return original(examples, preparer)
+
+    monkeypatch.setattr(part, "prepare", counting)
+    recipe = write_recipe(tmp_path, sources=[source_of(tmp_path, plain_rows(150))])
+    keep = f"parts_dir={tmp_path / 'parts'}"
+    build(recipe, f"out={tmp_path / 'a'}", "part_bytes=3000", keep)
+    assert sum(prepared) == 150
+    prepared.clear()
+    source_of(tmp_path, plain_rows(170))
+    build(recipe, f"out={tmp_path / 'b'}", "part_bytes=3000", keep)
+    assert 20 <= sum(prepared) < 70
+    build(recipe, f"out={tmp_path / 'fresh'}")
+    assert shard_bytes(tmp_path / "fresh") == shard_bytes(tmp_path / "b")
+    assert manifest(tmp_path / "fresh")["digest"] == manifest(tmp_path / "b")["digest"]
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_parts_that_are_not_as_they_were_written_are_done_again(tmp_path, monkeypatch):
+    """After a kill, a full disk, a machine that went down; what another build works on is left."""
+    keys = {"write_dropped": True, "part_bytes": 5000}
+    recipe, folder = load_recipe(write_recipe(tmp_path, **keys), BuildSftConfig, []), tmp_path / "p"
+    done: list[str] = []
+    original = part.PartJob.run
+
+    def run(job: part.PartJob, *args: Any) -> None:
+        done.append(job.folder)
+        original(job, *args)
+
+    def prepared() -> list[str]:
+        done.clear()
+        _, parts = scan_inputs(recipe, Path("."))
+        executor, quiet = Serial(light_state(recipe)), Console(file=io.StringIO())
+        with Stages(quiet) as stages:
+            prepare_sources(
+                recipe, parts, folder, tokens={}, scratch="mine", executor=executor, stages=stages
+            )
+        return sorted(done)
+
+    monkeypatch.setattr(part.PartJob, "run", run)
+    assert len(prepared()) > 16
+    whole = _files(folder)
+    cut, bare, garbled, gone, *_ = sorted((folder / "plain").iterdir())
+    (cut / "tokens.bin").write_bytes((cut / "tokens.bin").read_bytes()[:-4])
+    (bare / "counts.json").unlink()
+    (garbled / "counts.json").write_text((garbled / "counts.json").read_text()[:100])
+    (gone / "texts.bin").unlink()
+    mine, other = (gone.with_name(f"{gone.name}.{name}-0") for name in ("mine", "theirs"))
+    for partial in (mine, other):
+        partial.mkdir()
+        (partial / "records.bin").write_bytes(b"half")
+    assert prepared() == [str(path) for path in (cut, bare, garbled, gone)]
+    assert not mine.exists()
+    assert (other / "records.bin").read_bytes() == b"half"
+    shutil.rmtree(other)
+    assert _files(folder) == whole
+
+
+def _stored(folder: Path, rows: list[dict[str, Any]]) -> dict[str, str]:
+    """The rows in files of every kind."""
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    for k in range(7):
+        write_rows(folder / f"part{k}.jsonl", rows[len(rows) * k // 7 : len(rows) * (k + 1) // 7])
+    (folder / "rows.jsonl.gz").write_bytes(gzip.compress(text.encode()))
+    (folder / "rows.json").write_text(json.dumps(rows))
+    pq.write_table(pa.Table.from_pylist(rows), folder / "rows.parquet", row_group_size=40)
+    Dataset.from_list(rows).save_to_disk(str(folder / "saved"))
+    names = ("part*.jsonl", "rows.jsonl.gz", "rows.json", "rows.parquet", "saved")
+    return {name: str(folder / name) for name in names}
+
+
+def test_the_same_rows_in_other_files_give_the_same_shards(tmp_path):
+    """Parts differ, file names differ; rows do not, nor `packed/` and `index/`."""
+    rows = plain_rows(150)
+    recipe = write_recipe(tmp_path, sources=[source_of(tmp_path, rows)], part_bytes=3000)
+    build(recipe)
+    for name, path in _stored(tmp_path, rows).items():
+        given = f"sources.0.path={path}"
+        config = load_recipe(recipe, BuildSftConfig, [given])
+        inputs, parts = scan_inputs(config, Path("."))
+        read = [raw for own in parts["a"] for raw in open_part(own, config.sources[0])]
+        assert [getattr(raw, "row", raw) for raw in read] == rows, name
+        assert all(file.sha256 for file in inputs)
+        assert len(parts["a"]) > (1 if name in ("part*.jsonl", "saved") else 0)
+    build(recipe, f"sources.0.path={tmp_path / 'saved'}", f"out={tmp_path / 'again'}")
+    assert shard_bytes(tmp_path / "again") == shard_bytes(tmp_path / "out")
+
+
+def test_a_where_that_no_part_meets_is_refused(tmp_path):
+    source = source_of(tmp_path, plain_rows(60), where={"inputt": ""})
+    with pytest.raises(ConfigError, match=r"'inputt', which none of 60 rows has.*'input'"):
+        build(write_recipe(tmp_path, sources=[source]), "part_bytes=1000")
+
+
+def trained_tokenizer(folder: Path) -> Path:
+    """A vocabulary of merges, with a pattern that tiktoken can express."""
+    tokenizer = Tokenizer(models.BPE())
+    pattern = pre_tokenizers.Split(Regex(PATTERNS["cl100k, llama_3"]), behavior="isolated")
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pattern, level])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=500,
+        special_tokens=[AddedToken(token, normalized=False) for token in SPECIAL],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    traces = (m["reasoning_content"] for r in reasoning_rows(60) for m in r["messages"][1::2])
+    tokenizer.train_from_iterator([*traces, *(r["output"] for r in plain_rows(60))], trainer)
+    write_tokenizer(folder)  # its configuration; the vocabulary is replaced
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def test_both_libraries_build_the_same_bytes(tmp_path):
+    """Traces are cut by tokens as well: at the same places, then."""
+    recipe = write_recipe(tmp_path, reasoning={"strip": 0.1, "truncate": 0.8})
+    tokenizer = trained_tokenizer(tmp_path / "trained")
+    made = {}
+    for backend, name in (("auto", "tiktoken"), ("tokenizers", "tokenizers")):
+        out = tmp_path / backend
+        build(recipe, f"out={out}", f"tokenizer.path={tokenizer}", f"tokenizer.backend={backend}")
+        made[backend] = read_artifact(out)
+        assert made[backend].run["tokenizer"] == name
+    assert made["auto"].stats["control"]["truncated"] > 50
+    assert made["auto"].digest == made["tokenizers"].digest
+    assert shard_bytes(tmp_path / "auto") == shard_bytes(tmp_path / "tokenizers")
