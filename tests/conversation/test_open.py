@@ -18,7 +18,7 @@ import pytest
 from posttrain.config.backend import TransformersBackend
 from posttrain.errors import ConfigError
 from posttrain.records import Message
-from posttrain.sampling.engines.chat_stream import StreamedMessage
+from posttrain.sampling.engines.chat import StreamedMessage
 from posttrain.sampling.engines.transformers import TextPieces
 from posttrain.sampling.open import opened_sampler
 from posttrain.sampling.sampler import Parameters, Request, seed_of
