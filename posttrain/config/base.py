@@ -33,7 +33,7 @@ class Strict(BaseModel):
         return self
 
     def check(self) -> None:
-        """Raises ValueError for keys that exclude each other; each class's own runs, bases first."""
+        """Raises ValueError for keys that exclude each other; every class's runs, bases first."""
 
 
 def _plain_name(name: str) -> str:
