@@ -1,9 +1,5 @@
 """The reward of RLHF: rollouts are judged in pairs, and what their length adds comes on top.
 
-    reward = JudgedReward(judge, config=recipe.judge, pairing=recipe.pairing, length=recipe.length)
-    await reward.reward([Group(prompt, completions)], seed=7)
-    → [GroupRewards(rewards=(4.2, None, …), parts={"base": (3.5, None, …), …}, …)]
-
 Only final answers are judged. A truncated rollout is judged with the answer that is there, or as
 one without; a rollout that its backend gave up is in no comparison, and unscored.
 """

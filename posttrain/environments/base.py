@@ -1,13 +1,7 @@
 """Tools, toolkits, and the environment that runs the calls of one completion.
 
-    toolkit = Toolbox([Tool("double", "Twice a number.", {"type": "object", …}, lambda x: …)])
-    toolkit.schemas(prompt)                                          '[{"type":"function",…}]'
-    environment = toolkit.open(prompt)
-    await environment.call("double", {"x": 7}) == "14"
-    await environment.call("search", {}) == "error: no tool search; there is double"
-
 What a model writes never raises: an unknown tool, wrong arguments and a tool's own failure are
-results, as text that begins with "error:", and the model reads them.
+results, as text that begins with "error:".
 """
 
 from __future__ import annotations

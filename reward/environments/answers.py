@@ -142,11 +142,8 @@ def _answers_behind(text: str, options: dict[str, str]) -> set[str]:
 
 
 def by_pattern(patterns: list[Any], answer: str, options: dict[str, str]) -> str | None:
-    """The letter of the last match of the first pattern that matches; None where none does.
-
-    A letter that begins a word is no match. One that is contradicted on its line, or by another
-    answer behind it, is one of several.
-    """
+    """The letter of the last match of the first pattern that matches; None where none does. One
+    that is contradicted on its line, or by another answer behind it, is one of several."""
     for pattern in patterns:
         for match in deque(re.finditer(pattern, answer, re.IGNORECASE), maxlen=1):
             group = next((k for k in range(1, len(match.groups()) + 1) if match[k]), 0)

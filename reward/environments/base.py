@@ -1,11 +1,7 @@
 """What every RLVR environment is: rows → prompts, the tools of one completion, and a verdict.
 
-    environment = MathEnvironment()
-    prompt = environment.prompt({"question": "7*8? Put it in \\\\boxed{}.", "gold": "56"})
+    prompt = MathEnvironment().prompt({"question": "7*8? Put it in \\\\boxed{}.", "gold": "56"})
     await environment.verify(prompt, completion) → Score(1.0, "56", "equal to the gold 56")
-
-One class serves training, profiling and evaluation: it is a toolkit (`schemas`, `open`) and a
-grader (`refuse`, `grade`) too.
 
 A row is an object with `environment`, `question` or `messages` (OpenAI's), and where there are any
 `id`, `tools`, `gold` (text, or JSON that becomes text) and `metadata` (the environment's fields).

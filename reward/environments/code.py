@@ -112,10 +112,7 @@ async def run_program(options: Sequence[str], order: bytes, limits: Limits) -> S
 
 def find_program(answer: str, function: str | None) -> str | None:
     """The last fenced block of Python that defines the function, else the last that says that it is
-    Python, else the last; None without one.
-
-    An answer without any fence that is Python as a whole is its own program.
-    """
+    Python, else the last; without any fence, an answer that is Python as a whole; or None."""
     if len(answer) > LONGEST:
         return None
     fences = list(_FENCE.finditer(answer))

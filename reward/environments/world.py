@@ -1,12 +1,7 @@
 """A small database and the actions on it: the state that one completion changes.
 
-    world = World({"tasks": {"task-1": {"status": "open"}}}, ACTIONS)
-    world.run("update_task", {"task": "task-1", "status": "done"}) == "ok"
-    same_state(initial, expected, world.tables) → True
-
-A refused action changes nothing, and its result begins with "error:". States are compared as a
-whole: rows that were there by their id, new rows by their content, text without regard to case and
-white space.
+A refused action changes nothing. States are compared as a whole: rows that were there by their id,
+new rows by their content, text without regard to case and white space.
 """
 
 from __future__ import annotations
@@ -34,13 +29,10 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A tool on the tables.
+    """A tool on the tables; its parameters are of type string or integer, perhaps with an `enum`.
 
-    Attributes:
-        parameters: name → JSON schema, of type string or integer and with an optional `enum`.
-        run: takes the tables and the arguments by name, returns text. Raises Refused before it
-            has changed anything.
-        required: names of parameters.
+    `run` takes the tables and the arguments by name, and raises Refused before it has changed
+    anything.
     """
 
     name: str

@@ -1,10 +1,5 @@
 """What every agentic family is: a fixture from a seed, tools on its files, a checked end state.
 
-    environment = MultiStepPlan()
-    prompt = environment.prompt(environment.rows(seed=0, count=1)[0])
-    await environment.verify(prompt, completion)  → Score(1.0, None, "every check holds")
-    environment.policies(prompt)["out_of_order"]  → Policy(script, fails="wrong_answer")
-
 A row carries the seed of its fixture and a digest, not the fixture: what a checker knows is never
 in a sandbox. Checks read the final files alone. Code of the model runs in a further sandbox without
 any other file of the run; its results leave that and are compared here.

@@ -1,10 +1,6 @@
 """Scripted policies as a model: they go through the same tool loop as any checkpoint.
 
-    sampler = PolicySampler(prompts, "oracle")
-    completions = await roll_out(tasks, sampler, open_environment=…, limits=LIMITS)
-
-What a policy of this name writes depends on the prompt alone. Nothing is rendered: a step is the
-script's next message, and a token is four characters.
+Nothing is rendered: a step is the script's next message, and a token is four characters.
 """
 
 from __future__ import annotations

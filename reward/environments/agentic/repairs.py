@@ -1,14 +1,7 @@
 """Two families about one broken line, and the small functions that they are made of.
 
-`fix_failing_test`: three modules and their tests. Passes: every function gives the right results
-for arguments that the tests do not have, and the tests are as they were.
-
-`minimal_fix`: a long file. Passes: the functions give the right results, at most `MOST_CHANGED`
-lines are added or removed in the one file, and no other file differs.
-
-    function = choose(random.Random(0), count=3)[0]
-    function.source(broken=True)  → "def share_cents(amounts, people):\\n …"
-    function.expected([100, 3])  → [34, 33, 33]
+`fix_failing_test` has three modules with tests; `minimal_fix` a long file, of which few lines may
+change.
 """
 
 from __future__ import annotations
