@@ -127,7 +127,6 @@ def principle_of(prompt: Prompt) -> str | None:
 
 
 def _row(first: int, second: int, judgement: Judgement) -> dict[str, Any]:
-    """A judgement as it is written beside the rollouts."""
     verdict = judgement.verdict
     row: dict[str, Any] = {
         "first": first,
@@ -152,7 +151,6 @@ def _fields(verdict: Verdict | None) -> dict[str, float | None]:
 
 
 def _counts(judgements: Sequence[Judgement]) -> dict[str, float]:
-    """Additive stats of a group's judgements."""
     costs = JudgeCosts()
     costs.add(judgements, seconds=0.0)
     verdicts = [judgement.verdict for judgement in judgements if judgement.verdict is not None]

@@ -32,11 +32,8 @@ class Verifier(Protocol):
 
     async def verify(self, prompt: Prompt, completion: Completion) -> Score:
         """A value in [0, 1], or none and the kind of failure."""
-        ...
 
-    def passes(self, score: Score) -> bool:
-        """Whether a score is a pass."""
-        ...
+    def passes(self, score: Score) -> bool: ...
 
 
 class GraderVerifier:
@@ -128,7 +125,6 @@ class RoutedReward:
         return {"reward": "rlvr", "domains": domains, "judge": self._judge}
 
     def begin(self, prompt: Prompt, completion: Completion) -> None:
-        """As `EarlyReward.begin`."""
         if not _present(completion) or id(completion) in self._begun:
             return
         if not self._begun:

@@ -26,15 +26,12 @@ class Environment(Protocol):
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Run one call. Never raises on what a model wrote."""
-        ...
 
     def snapshot(self) -> str:
         """JSON text of an object: the final state, for graders. "{}" where there is none."""
-        ...
 
     async def close(self) -> None:
         """Release what the completion held (a scratch directory, a process)."""
-        ...
 
 
 @runtime_checkable
@@ -43,7 +40,6 @@ class ScriptedUser(Protocol):
 
     async def respond(self, answer: str) -> str | None:
         """The user's next turn; None: the conversation is over."""
-        ...
 
 
 class Toolkit(Protocol):
@@ -51,11 +47,9 @@ class Toolkit(Protocol):
 
     def schemas(self, prompt: Prompt) -> str:
         """JSON text of the tools this prompt declares."""
-        ...
 
     def open(self, prompt: Prompt) -> Environment:
         """An environment for one completion."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +67,6 @@ class Tool:
     run: Callable[..., str | Awaitable[str]]
 
     def schema(self) -> dict[str, Any]:
-        """The tool as an OpenAI function schema."""
         function = {"name": self.name, "description": self.description}
         return {"type": "function", "function": function | {"parameters": dict(self.parameters)}}
 

@@ -136,7 +136,6 @@ def _contradicted(letter: str, behind: str, options: dict[str, str]) -> bool:
 
 
 def _answers_behind(text: str, options: dict[str, str]) -> set[str]:
-    """The options that a text names behind labels, in boxes and tags."""
     places = [place.text for place in answer_places(tidy(text)) if place.kind != "line"]
     return {letter for t in places if (letter := chosen(f"Answer: {t}", options))}
 

@@ -124,7 +124,6 @@ class RLVREnvironment:
         return score
 
     def passes(self, score: Score) -> bool:
-        """Whether a scored completion is a pass."""
         return score.value is not None and score.value >= self.passes_at
 
     def prompt(self, row: Row, *, source: str = "") -> Prompt:
@@ -324,7 +323,6 @@ async def replay(environment: RLVREnvironment, prompt: Prompt, script: Script) -
 
 
 def says(text: str) -> Script:
-    """A completion that is one answer."""
     return (Message("assistant", text),)
 
 

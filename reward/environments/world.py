@@ -50,7 +50,6 @@ class Action:
         return Tool(self.name, self.description, parameters, self.run).schema()
 
     def check(self, arguments: Mapping[str, Any]) -> None:
-        """Raise Refused where the arguments break the schema."""
         if not set(self.required) <= arguments.keys():
             raise Refused(f"{self.name} needs {', '.join(self.required)}")
         for name, value in arguments.items():
@@ -71,7 +70,6 @@ class World:
         self._actions = {action.name: action for action in actions}
 
     def run(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """The result of one call."""
         action = self._actions.get(name)
         try:
             if action is None:
@@ -110,7 +108,6 @@ def add_row(tables: Tables, table: str, row: Record) -> str:
 
 
 def gold_calls(metadata: Record) -> list[Call]:
-    """`calls` of a prompt's metadata."""
     return [(name, arguments) for name, arguments in metadata["calls"]]
 
 
@@ -127,7 +124,6 @@ def gold_tables(metadata: Record, actions: Sequence[Action]) -> Tables:
 
 
 def reaches_gold(metadata: Record, completion: Completion, actions: Sequence[Action]) -> bool:
-    """Whether a completion's final tables are the gold's."""
     tables = metadata["tables"]
     final = json.loads(completion.state)["tables"] if completion.state else tables
     return same_state(tables, gold_tables(metadata, actions), final)

@@ -126,7 +126,6 @@ class GenRmJudge:
         return judgements
 
     async def _votes(self, number: int, comparisons: Sequence[Comparison], seed: int) -> list[Vote]:
-        """One model's vote on each comparison."""
         model, config = self._models[number], self._config
         parameters = config.sampling.parameters()
         settings = RequestSettings(

@@ -53,7 +53,6 @@ class Vote:
 
     @property
     def retries(self) -> int:
-        """Calls after the first."""
         return max(0, self.calls - 1)
 
 
@@ -183,7 +182,6 @@ class VoteRequest:
         )
 
     def take(self, generation: Generation) -> None:
-        """Read the answer to the last call."""
         self._calls += 1
         step = generation.step
         if step is None or generation.error is not None:

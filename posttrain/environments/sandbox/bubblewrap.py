@@ -120,7 +120,6 @@ class Box:
 
     @property
     def environment(self) -> dict[str, str]:
-        """All that a sandboxed program finds in its environment."""
         moved = self.interpreter.source is not None
         return {
             "PATH": f"{MOUNT}/bin:/usr/local/bin:/usr/bin:/bin",
@@ -312,7 +311,6 @@ def _data(content: bytes, copies: contextlib.ExitStack) -> int:
 
 
 def _enter(box: Box, holder: int) -> list[str]:
-    """What starts bubblewrap where the holder's scratch directory is."""
     enter = [box.programs["nsenter"], f"--mount=/proc/{holder}/ns/mnt"]
     if box.user is None:
         enter += [f"--user=/proc/{holder}/ns/user", "--preserve-credentials"]

@@ -46,7 +46,6 @@ class SandboxResult:
 
     @property
     def ok(self) -> bool:
-        """Whether it ended by itself, with exit code 0."""
         return self.exit_code == 0 and self.limit is None
 
 
@@ -61,7 +60,6 @@ class _Tree:
     killed: bool = False
 
     def report(self, name: str) -> int | None:
-        """A number that bubblewrap has reported."""
         match = re.search(rb'"%s"\s*:\s*(\d+)' % name.encode(), bytes(self.status))
         return None if match is None else int(match[1])
 
@@ -85,7 +83,6 @@ class _Tree:
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def wait(self) -> None:
-        """Wait until a killed tree is gone: its first process ends last."""
         if self.pidfd is not None:
             select.select([self.pidfd], [], [])
             os.close(self.pidfd)

@@ -99,7 +99,6 @@ class Final:
                 raise Wrong(f"{path} was changed")
 
     def text(self, path: str) -> str:
-        """A file's text. Raises Wrong where there is none."""
         content = self.files.get(path)
         if content is None or len(content) > _LARGEST_ANSWER:
             raise Wrong(f"{path} is missing" if content is None else f"{path} is too large")
@@ -118,7 +117,6 @@ class Final:
                 raise Wrong(f"{path}: {name} is {str(given[name])[:80]!r}")
 
     def object(self, path: str) -> dict[str, Any]:
-        """The JSON object in a file."""
         try:
             given = load_json(self.text(path))
         except ValueError as error:
@@ -196,12 +194,10 @@ class Fixture:
 
     @property
     def digest(self) -> str:
-        """Of all that a run sees."""
         seen = [self.task, dict(self.files), self.tables, self.first_error, self.tools]
         return digest_of(seen)[:16]
 
     def initial(self) -> dict[str, bytes]:
-        """The first files, the database among them."""
         files = {path: text.encode() for path, text in self.files.items()}
         if self.tables:
             with sqlite3.connect(":memory:") as connection:
@@ -220,7 +216,6 @@ class Family(RLVREnvironment):
         return _built(type(self), metadata_of(prompt)["fixture"])
 
     def row(self, seed: int, number: int) -> dict[str, Any]:
-        """A task; two seeds share none."""
         key = f"{seed}/{number}"
         fixture = _built(type(self), key)
         return {
@@ -277,7 +272,6 @@ class Family(RLVREnvironment):
         return [says("Done.")]
 
     def policies(self, prompt: Prompt) -> dict[str, Policy]:
-        """Scripted runs: the oracle, one that does nothing, and wrong ones."""
         fixture = self.fixture(prompt)
         look = ("list_files", {"path": "."})
         path = next(iter(fixture.files))

@@ -132,7 +132,6 @@ def _functions(tree: ast.Module) -> list[ast.FunctionDef]:
 
 
 def _calls(tree: ast.Module, name: str) -> bool:
-    """Whether a function of the module calls one of this name."""
     called = [
         node.func
         for function in _functions(tree)

@@ -24,7 +24,6 @@ ENVIRONMENT_OF = {kind.name: kind for kind in FAMILIES}
 
 
 def policies_of(prompt: Prompt) -> dict[str, Policy]:
-    """All policies of a prompt's family."""
     return ENVIRONMENT_OF[str(prompt.environment)]().policies(prompt)
 
 
@@ -74,7 +73,6 @@ def _characters(message: Message) -> int:
 
 
 async def run_policy(prompts: Sequence[Prompt], name: str) -> list[Completion]:
-    """A policy's completion of each prompt."""
     return await roll_out(
         [Task(prompt, 0, 0) for prompt in prompts],
         PolicySampler(prompts, name),

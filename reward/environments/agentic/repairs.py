@@ -112,14 +112,12 @@ class Function:
     wrong_line: str
 
     def source(self, *, broken: bool = False) -> str:
-        """The function as text."""
         line = self.wrong_line if broken else self.right_line
         purpose = self.template.purpose.format(**self.constants)
         body = self.template.body.format(line=line, **self.constants)
         return f'def {self.name}({self.template.parameters}):\n    """{purpose}"""\n{body}\n'
 
     def expected(self, arguments: Arguments, *, broken: bool = False) -> Any:
-        """What the right source (or the broken one) gives."""
         space: dict[str, Any] = {}
         exec(self.source(broken=broken), space)  # noqa: S102 - our own text
         return space[self.name](*json.loads(json.dumps(arguments)))
@@ -141,7 +139,6 @@ class Function:
 
 
 def choose(rng: random.Random, count: int) -> list[Function]:
-    """So many different functions."""
     functions: list[Function] = []
     for template in rng.sample(_TEMPLATES, count):
         k = rng.randrange(200, 900, 50)

@@ -181,7 +181,6 @@ class Workspace:
             self.files = files
 
     async def _run(self, argv: list[str]) -> str:
-        """The output of a program, after which its files are ours."""
         try:
             words = [word.encode() for word in argv]
         except UnicodeEncodeError:
@@ -254,7 +253,6 @@ def changed_paths(before: Files, after: Files) -> list[str]:
 
 
 def final_files(initial: Files, state: Mapping[str, Any]) -> dict[str, bytes]:
-    """The files that a snapshot describes."""
     files = dict(initial)
     for path, content in state["changes"].items():
         if content is None:
