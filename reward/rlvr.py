@@ -32,6 +32,7 @@ class Verifier(Protocol):
 
     async def verify(self, prompt: Prompt, completion: Completion) -> Score:
         """A value in [0, 1], or none and the kind of failure."""
+        ...
 
     def passes(self, score: Score) -> bool: ...
 

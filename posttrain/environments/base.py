@@ -26,12 +26,15 @@ class Environment(Protocol):
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Run one call. Never raises on what a model wrote."""
+        ...
 
     def snapshot(self) -> str:
         """JSON text of an object: the final state, for graders. "{}" where there is none."""
+        ...
 
     async def close(self) -> None:
         """Release what the completion held (a scratch directory, a process)."""
+        ...
 
 
 @runtime_checkable
@@ -40,6 +43,7 @@ class ScriptedUser(Protocol):
 
     async def respond(self, answer: str) -> str | None:
         """The user's next turn; None: the conversation is over."""
+        ...
 
 
 class Toolkit(Protocol):
@@ -47,9 +51,11 @@ class Toolkit(Protocol):
 
     def schemas(self, prompt: Prompt) -> str:
         """JSON text of the tools this prompt declares."""
+        ...
 
     def open(self, prompt: Prompt) -> Environment:
         """An environment for one completion."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
