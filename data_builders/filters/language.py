@@ -11,7 +11,7 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from data_builders.filters.drop import Match
+from data_builders.rows.raw import Match
 from posttrain.config.filters import LanguageFilter
 from posttrain.errors import ConfigError
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import re2
 
-from data_builders.filters.drop import Match
+from data_builders.rows.raw import Match
 from posttrain.config.filters import Pattern
 from posttrain.errors import ConfigError
 
@@ -19,11 +19,7 @@ _MEMORY = 64 << 20  # bytes for one pattern's automata
 
 
 class Matcher:
-    """A list of patterns, compiled.
-
-    Args:
-        patterns: the list.
-        name: of the filter, for messages.
+    """A list of patterns, compiled; `name` is the filter's.
 
     Raises:
         ConfigError: a pattern does not compile; it names file and line, or the item's number.

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from data_builders.decontamination.match import Decontaminator
-from data_builders.filters.drop import Drop
 from data_builders.filters.screen import Screen
 from data_builders.keyed import unit
+from data_builders.rows.raw import Drop
 from data_builders.templates import augmented
 from posttrain.chat import (
     TrainingSample,

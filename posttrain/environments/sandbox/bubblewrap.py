@@ -1,6 +1,6 @@
 """The sandbox as a bubblewrap command: what a program sees, who it is, what it may use.
 
-    box = Box(Limits(), find_interpreter())
+    box = Box(Limits())
     with launch_run(box, ["python3", "-"], stdin=b"print(1)") as launch:
         supervise(launch, limits=box.limits, stop=stop)
 
@@ -118,7 +118,7 @@ class Box:
     ConfigError: a program that makes the sandbox is not installed; says which."""
 
     limits: Limits
-    interpreter: Interpreter
+    interpreter: Interpreter = field(default_factory=lambda: find_interpreter())
     programs: dict[str, str] = field(default_factory=_find_programs)
     user: int | None = field(default_factory=_throwaway_user)
 

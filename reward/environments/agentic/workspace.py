@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import marshal
 import posixpath
 from collections.abc import Iterable, Mapping
@@ -28,6 +29,7 @@ from posttrain.records import json_text
 from reward.environments.code import run_program
 from reward.environments.world import Refused
 
+Call = tuple[str, Mapping[str, Any]]
 Files = Mapping[str, bytes]  # path → content; a path that ends in "/" is an empty directory
 SECONDS = 10  # of one command
 MOST_FILES = 500
@@ -296,3 +298,22 @@ def _collected(data: bytes) -> tuple[int, bytes, int, dict[str, bytes] | None]:
         at = end + 1 + max(0, int(length))
         files[inside(name) + "/" * name.endswith("/")] = data[end + 1 : at]
     return code, output, left, files
+
+
+# -- calls of the tools --------------------------------------------------------------------------
+
+
+def read(path: str) -> Call:
+    return "read_file", {"path": path}
+
+
+def write(path: str, content: str) -> Call:
+    return "write_file", {"path": path, "content": content}
+
+
+def write_json(path: str, /, **fields: Any) -> Call:
+    return write(path, json.dumps(fields))
+
+
+def sh(command: str) -> Call:
+    return "shell", {"command": command}
