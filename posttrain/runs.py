@@ -67,10 +67,8 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The content of `manifest.json`. `digest` identifies the artifact's content and lineage.
-
-    `run` is how it was made where that decides nothing of it: no part of the digest.
-    """
+    """The content of `manifest.json`. `digest` identifies content and lineage; `run`, how it was
+    made, is no part of it."""
 
     kind: str
     config: Mapping[str, Any]
@@ -102,11 +100,11 @@ class Run:
     def open(
         cls, out: Path | str, *, kind: str, config: Mapping[str, Any], dry_run: bool = False
     ) -> Run:
-        """Create the directory, or take it up again if this very config made it.
+        """Create the directory, or take it up again if this very config made it; a dry run only
+        checks that it can be used.
 
         Args:
             config: the resolved recipe without its output path, JSON-able.
-            dry_run: only check that the directory can be used, and write nothing.
 
         Raises:
             ConfigError: the directory belongs to another config or stage, or holds foreign files.
@@ -202,11 +200,7 @@ class Run:
 
 
 def read_owner(out: Path) -> dict[str, Any]:
-    """Kind and config of the stage that a directory belongs to.
-
-    Raises:
-        DataError: nothing says so, or not in a way that can be read.
-    """
+    """Kind and config of the stage that a directory belongs to; DataError where none is named."""
     try:
         owner = json.loads((out / STAGE).read_text("utf-8"))
         return owner | {key: owner[key] for key in ("kind", "config", "config_digest")}
@@ -302,12 +296,7 @@ def parent_of(path: Path | str, *, relative_to: Path, manifest: Manifest) -> Par
 
 
 def read_artifact(path: Path | str, *, kind: str | None = None, verify: bool = True) -> Manifest:
-    """Read and check an artifact.
-
-    Args:
-        path: the artifact's directory.
-        kind: the kind the caller needs, `None` for any.
-        verify: hash every file again and compare.
+    """Read and check an artifact of some kind, `None` for any; `verify` hashes every file again.
 
     Raises:
         DataError: no manifest (the stage has not finished), another kind, or changed files.

@@ -64,10 +64,11 @@ class Draft:
     replies: tuple[str, ...] = ()
 
 
-def worded(draw: ItemDraw, wordings: Sequence[str], **words: object) -> tuple[int, str]:
-    """The number of a wording and the question in it."""
-    paraphrase = draw.rng.randrange(len(wordings))
-    return paraphrase, wordings[paraphrase].format(**words)
+def worded(draw: ItemDraw, wordings: str, **words: object) -> tuple[int, str]:
+    """The number of one of the wordings, which bars separate, and the question in it."""
+    choices = wordings.split("|")
+    paraphrase = draw.rng.randrange(len(choices))
+    return paraphrase, choices[paraphrase].format(**words)
 
 
 def reason(verbosity: Verbosity, steps: Sequence[str], *, opening: str, result: str) -> str:

@@ -170,18 +170,13 @@ def _writes(loop: nodes.For) -> bool:
 def _message_aliases(tree: nodes.Template) -> frozenset[str]:
     """`messages` and every variable assigned from an expression that is a plain slice or copy."""
     aliases = {"messages"}
-    grew = True
-    while grew:
-        grew = False
-        for assign in tree.find_all(nodes.Assign):
-            target, value = assign.target, assign.node
-            if not isinstance(target, nodes.Name) or target.name in aliases:
-                continue
-            base = value.node if isinstance(value, nodes.Getitem) else value
-            sliced = not isinstance(value, nodes.Getitem) or isinstance(value.arg, nodes.Slice)
-            if sliced and isinstance(base, nodes.Name) and base.name in aliases:
-                aliases.add(target.name)
-                grew = True
+    for assign in tree.find_all(nodes.Assign):
+        target, value = assign.target, assign.node
+        base = value.node if isinstance(value, nodes.Getitem) else value
+        sliced = not isinstance(value, nodes.Getitem) or isinstance(value.arg, nodes.Slice)
+        known = isinstance(base, nodes.Name) and base.name in aliases
+        if isinstance(target, nodes.Name) and sliced and known:
+            aliases.add(target.name)
     return frozenset(aliases)
 
 

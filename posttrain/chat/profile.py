@@ -90,13 +90,13 @@ def _history_differs(template: ChatTemplate) -> bool:
     """Whether an answer without reasoning is written differently once another turn follows."""
     turns = (Message("user", "q0"), Message("assistant", "a0")) * 2
     rows = [message_to_template(message) for message in turns]
-    options = {"prompts": Prompts((), ()), "enable_thinking": False}
+    none = Prompts((), ())
     try:
-        locate_prefix(template, rows[:2], (1,), **options)
+        locate_prefix(template, rows[:2], (1,), none, enable_thinking=False)
     except RenderError:
         return False  # prefixes tell nothing about this template
     try:
-        locate_prefix(template, rows, (1, 3), **options)
+        locate_prefix(template, rows, (1, 3), none, enable_thinking=False)
     except RenderError:
         return True
     return False
@@ -168,11 +168,12 @@ def _is_composable(template: ChatTemplate, every_turn: bool) -> bool:
     """Whether history and a turn of two renders are what rendering both together gives."""
     for probe in PROBES:
         rows, options = _as_rows(probe)
+        without_tools: dict[str, Any] = {**options, "tools": None}
         for sequence in sequences(probe, every_turn=every_turn)[:-1]:
             own = slice(sequence.first, sequence.stop)
             try:
                 whole = template.layout(rows, **options)
-                alone = template.layout(rows[own], **{**options, "tools": None})
+                alone = template.layout(rows[own], **without_tools)
                 truth = template.text(rows[: sequence.stop], **options)
             except RenderError:
                 break

@@ -153,10 +153,8 @@ ENGINE_REACHING = REACHING | {"group_port", "gpu_memory", "sleep"}
 
 
 class ImportanceConfig(Strict):
-    """Importance sampling between what sampled a token and what trains it.
-
-    The values are the reference code's; those of Nano are not published. A completion that is left
-    out still counts in the tokens that the loss is divided by (not so in the reference).
+    """Importance sampling between what sampled a token and what trains it, by default with the
+    reference code's values; a completion that is left out still counts in the loss's divisor.
 
     token_low, token_high: bounds of a token's ratio trainer / sampler, which scales its loss.
     outside: `mask` takes a token outside them out of the loss (NeMo RL's icepop, 0.5 to 5);

@@ -155,11 +155,8 @@ _SPELLINGS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": 
 
 
 def evaluate(expression: str) -> Number:
-    """The value of an expression.
-
-    Raises:
-        CalculationError: it is not arithmetic, has no value, or is too long, deep or large.
-    """
+    """The value of an expression. Raises CalculationError: it is not arithmetic, has no value, or
+    is too long, deep or large."""
     if len(expression) > MAX_CHARACTERS:
         raise CalculationError(f"the expression has more than {MAX_CHARACTERS} characters")
     text = " ".join(expression.translate(_SPELLINGS).replace("^", "**").split())

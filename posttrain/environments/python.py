@@ -59,16 +59,13 @@ _ENDED = {
 
 
 def python_tool(limits: Limits | None = None) -> Tool:
-    """The tool; `limits` are those of one call.
-
-    Raises:
-        ConfigError: programs cannot be contained on this machine.
-    """
-    interpreter = check_sandbox()
+    """The tool; `limits` are those of one call. Raises ConfigError: programs cannot be contained on
+    this machine."""
+    python = check_sandbox()
     bounds = limits or Limits()
 
     async def run(code: str) -> str:
-        argv = [interpreter.executable, "-P", "-s", "-c", _RUNNER, _PROGRAM]
+        argv = [python, "-P", "-s", "-c", _RUNNER, _PROGRAM]
         source = code.encode("utf-8", "surrogatepass")
         result = await run_sandboxed(argv, files={_PROGRAM: source}, limits=bounds)
         return _result_text(result, bounds)

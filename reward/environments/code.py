@@ -106,7 +106,7 @@ class CodeEnvironment(RLVREnvironment):
 
 async def run_program(options: Sequence[str], order: bytes, limits: Limits) -> SandboxResult:
     """Run a program of ours in a sandbox, by the interpreter with these options."""
-    argv = [check_sandbox().executable, *options]
+    argv = [check_sandbox(), *options]
     return await run_sandboxed(argv, stdin=order, limits=limits)
 
 

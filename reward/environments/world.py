@@ -123,11 +123,8 @@ def gold_calls(metadata: Record) -> list[Call]:
 
 
 def gold_tables(metadata: Record, actions: Sequence[Action]) -> Tables:
-    """`tables` of a prompt's metadata after its `calls`.
-
-    Raises:
-        ValueError: one of them is refused, or they change nothing at all.
-    """
+    """`tables` of a prompt's metadata after its `calls`. Raises ValueError: one of them is refused,
+    or they change nothing at all."""
     world = World(metadata["tables"], actions)
     for name, arguments in gold_calls(metadata):
         if (result := world.run(name, arguments)).startswith("error:"):

@@ -28,6 +28,7 @@ from posttrain.records import FailureKind
 
 Job = tuple[str, list[Any]]  # a name in worker_main.JOBS, and its arguments
 RunJobs = Callable[[Sequence[Job]], "list[JobResult]"]  # one result a job, in order
+WALL_SECONDS = 60.0  # of a job
 START_SECONDS = 120.0  # importing the algebra from a slow disk
 MEMORY = 4 << 30  # bytes of address space
 ROOT = str(Path(__file__).resolve().parents[2])
@@ -52,8 +53,8 @@ class JobResult:
 class Worker:
     """One process, started when first used and again after its death. Not thread-safe."""
 
-    def __init__(self, *, cpu_seconds: float, wall_seconds: float) -> None:
-        self.cpu_seconds, self.wall_seconds = cpu_seconds, wall_seconds
+    def __init__(self, *, cpu_seconds: float) -> None:
+        self.cpu_seconds = cpu_seconds
         self.process: subprocess.Popen[bytes] | None = None
 
     def run(self, job: Job) -> JobResult:
@@ -70,7 +71,7 @@ class Worker:
             with contextlib.suppress(BrokenPipeError):  # it is ending: its status is the answer
                 process.stdin.write(json.dumps(job).encode("ascii") + b"\n")
                 process.stdin.flush()
-            return self._answer(process, self.wall_seconds)
+            return self._answer(process, WALL_SECONDS)
         except BaseException:  # an answer not read would be taken for the next job's
             self.kill()
             raise
@@ -133,11 +134,8 @@ class Worker:
 class Workers:
     """A few worker processes, started as they are needed. Thread-safe."""
 
-    def __init__(self, *, size: int, cpu_seconds: float = 5.0, wall_seconds: float = 60.0) -> None:
-        assert size > 0
-        self._workers = [
-            Worker(cpu_seconds=cpu_seconds, wall_seconds=wall_seconds) for _ in range(size)
-        ]
+    def __init__(self, *, size: int, cpu_seconds: float = 5.0) -> None:
+        self._workers = [Worker(cpu_seconds=cpu_seconds) for _ in range(size)]
         self._reset()
         # a fork has our pipes but not our processes: its jobs must not mix with ours
         os.register_at_fork(after_in_child=self._forget)

@@ -118,11 +118,8 @@ class GenRmJudge:
             self._cache.keep_failures()
 
     async def judge(self, comparisons: Sequence[Comparison], *, seed: int) -> list[Judgement]:
-        """One judgement a comparison, in order; equal prompts share their votes.
-
-        Raises:
-            ConfigError: a model that cannot answer anything (wrong key, wrong address).
-        """
+        """One judgement a comparison, in order; equal prompts share their votes. Raises
+        ConfigError: a model that cannot answer anything (wrong key, wrong address)."""
         started = time.monotonic()
         columns: list[list[Vote]] = [[] for _ in self._models]
 
@@ -166,11 +163,7 @@ class GenRmJudge:
         return votes
 
     async def _from_server(
-        self,
-        model: JudgeSampler,
-        requests: Iterator[VoteRequest],
-        seed: int,
-        at_once: int,
+        self, model: JudgeSampler, requests: Iterator[VoteRequest], seed: int, at_once: int
     ) -> list[VoteRequest]:
         """The requests, answered; each is taken when there is room to send it."""
         answered: dict[int, VoteRequest] = {}
@@ -180,13 +173,8 @@ class GenRmJudge:
         async def work() -> None:
             for position, request in waiting:
                 answered[position] = distinct.setdefault(request.key, request)
-                # the first of equal ones waits for the answer
-                if answered[position] is request:
-                    self._recall(request, seed)
-                    while request.vote is None:
-                        [generation] = await model.sampler.sample([request.next_call(seed)])
-                        request.take(generation)
-                    self._keep(request, seed)
+                if answered[position] is request:  # the first of equal ones waits for the answer
+                    await self._answer(model, [request], seed)
                 self._on_progress(1)
 
         await gather_or_cancel(work() for _ in range(at_once))
@@ -198,21 +186,27 @@ class GenRmJudge:
         """The requests, answered in chunks that are cut before what is known is left out."""
         distinct = {request.key: request for request in requests}
         unique = list(distinct.values())
-        for request in unique:
-            self._recall(request, seed)
         for start in range(0, len(unique), self._config.chunk):
             chunk = unique[start : start + self._config.chunk]
-            live = missing = [request for request in chunk if request.vote is None]
-            while live:
-                generations = await model.sampler.sample([r.next_call(seed) for r in live])
-                for request, generation in zip(live, generations, strict=True):
-                    request.take(generation)
-                live = [request for request in live if request.vote is None]
-            for request in missing:
-                self._keep(request, seed)
+            await self._answer(model, chunk, seed)
             self._on_progress(len(chunk))
         self._on_progress(len(requests) - len(unique))
         return [distinct[request.key] for request in requests]
+
+    async def _answer(self, model: JudgeSampler, requests: Sequence[VoteRequest], seed: int):
+        """Take the votes that are kept, and call the model until the others have one."""
+        for request in requests:
+            if self._cache is not None and request.vote is None:
+                request.vote = self._cache.get(request.key, seed=seed)
+        live = missing = [request for request in requests if request.vote is None]
+        while live:
+            generations = await model.sampler.sample([r.next_call(seed) for r in live])
+            for request, generation in zip(live, generations, strict=True):
+                request.take(generation)
+            live = [request for request in live if request.vote is None]
+        for request in missing:
+            if self._cache is not None and request.keeps and request.vote is not None:
+                self._cache.add(request.key, request.vote, seed=seed)
 
     def _request(
         self, comparison: Comparison, model: JudgeSampler, settings: RequestSettings
@@ -226,14 +220,6 @@ class GenRmJudge:
             tokens=model.tokens,
         )
         return VoteRequest(messages, settings)
-
-    def _recall(self, request: VoteRequest, seed: int) -> None:
-        if self._cache is not None and request.vote is None:
-            request.vote = self._cache.get(request.key, seed=seed)
-
-    def _keep(self, request: VoteRequest, seed: int) -> None:
-        if self._cache is not None and request.keeps and request.vote is not None:
-            self._cache.add(request.key, request.vote, seed=seed)
 
 
 async def open_judges(

@@ -215,11 +215,8 @@ def outcome_of(completion: Completion, gold: Gold) -> VerdictScore | None:
 
 
 def gold_from(prompt: Prompt) -> Gold:
-    """The gold verdict of a judging prompt.
-
-    Raises:
-        DataError: the prompt carries none that can be read.
-    """
+    """The gold verdict of a judging prompt. Raises DataError: the prompt carries none that can be
+    read."""
     try:
         row: Any = load_json(prompt.gold or "")
         first, second = (None if row[n] is None else float(row[n]) for n in ("score_1", "score_2"))

@@ -84,6 +84,8 @@ _CALL = (
          "<tool_call>\nbook(2)\n</tool_call>", ("malformed_call",)),
         ('<tool_call>{"name": "f", "arguments": [1]}</tool_call>', False, None,
          '<tool_call>{"name": "f", "arguments": [1]}</tool_call>', ("malformed_call",)),
+        (twice := _CALL.format("2\n</parameter>\n<parameter=seats>\n3").rstrip(), False, None, twice,
+         ("malformed_call",)),
         (_CALL.format("2") + "and so", False, None, "\nand so", ("text_after_call",)),
     ],
 )  # fmt: skip

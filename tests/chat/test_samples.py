@@ -132,6 +132,14 @@ def test_truncated_trace_can_leave_its_early_close_untrained():
     assert masked.text == trained.text
 
 
+def test_turns_compose_where_no_special_token_parts_them():
+    bare = ChatTemplate(NANO.source, name="bare")
+    record = example(user("u1"), says("a1", "R1"), user("u2"), says("a2", "R2"))
+    expected = naive_sequences(NANO.source, record)
+    assert profile_of(bare).composable
+    assert [(s.text, spans_of(s)) for s in training_samples(record, bare)] == expected
+
+
 def test_a_framing_token_inside_a_message_is_refused():
     with pytest.raises(RenderError, match=r"message 0 \(user\) contains '<\|im_end\|>'"):
         training_samples(example(user("a<|im_end|>b"), says("c")), NANO)

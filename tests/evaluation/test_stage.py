@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.errors import ConfigError, DataError
+from posttrain.errors import ConfigError
 from posttrain.evaluation.run import read_run
 from posttrain.runs import read_artifact
 from tests.evaluation.scripted import ScriptedSampler
@@ -124,19 +124,6 @@ def test_other_weights_and_prompts_are_not_mixed_in(tmp_path: Path):
     (tmp_path / "sums.jsonl").write_text(text)
     with pytest.raises(ConfigError, match=r"data\.files.*prompts\.sums"):
         evaluate(recipe, samplers=[ScriptedSampler(tamed)])
-
-
-def test_a_servers_failures_are_asked_for_again_alone(tmp_path: Path):
-    recipe = write_recipe(tmp_path, checkpoints={"sft": str(tmp_path / "checkpoint")})
-
-    def failing(request) -> str:
-        return "FAIL" if "sums 3:" in request.messages[0].content else answer(request)
-
-    with pytest.raises(DataError, match=r"4 of 48 completions failed.*server went away"):
-        evaluate(recipe, "--task", "sums", samplers=[ScriptedSampler(failing, batched=False)])
-    sampler = ScriptedSampler(answer, batched=False)
-    evaluate(recipe, "--task", "sums", samplers=[sampler])
-    assert sum(batch[0].tools is None for batch in sampler.batches) == 4
 
 
 def test_dry_run_writes_nothing_and_shows_each_first_prompt(tmp_path: Path, capsys):

@@ -22,16 +22,14 @@ from data_builders.tiny_world.families.working import add_steps
 
 FACTS = ("price", "stock", "owner", "city")
 LOOKUPS_WORDINGS = {
-    "one": ("What is the {f} of the {a}?", "Tell me the {f} of the {a}.", "{f} of {a}?"),
+    "one": "What is the {f} of the {a}?|Tell me the {f} of the {a}.|{f} of {a}?",
     "compare": (
-        "Which has more {f}, the {a} or the {b}?",
-        "More {f}: {a} or {b}?",
-        "Is the {f} of the {a} or the {b} higher?",
+        "Which has more {f}, the {a} or the {b}?|More {f}: {a} or {b}?|"
+        "Is the {f} of the {a} or the {b} higher?"
     ),
     "total": (
-        "What is the {f} of the {a} and the {b} together?",
-        "Total {f} of {a} and {b}?",
-        "Add the {f} of the {a} and the {b}.",
+        "What is the {f} of the {a} and the {b} together?|Total {f} of {a} and {b}?|"
+        "Add the {f} of the {a} and the {b}."
     ),
 }
 LOOKUPS_TASKS = {1: "one", 2: "compare", 3: "total"}
@@ -95,15 +93,13 @@ def lookups(draw: ItemDraw) -> Draft:
 
 PLANS_WORDINGS = {
     "ordered": (
-        "Close {x}.{needs}",
-        "Please close tickets {x}.{needs}",
-        "Tickets {x} are done: close them.{needs}",
+        "Close {x}.{needs}|Please close tickets {x}.{needs}|"
+        "Tickets {x} are done: close them.{needs}"
     ),
-    "move": ("Give {x} to {name}.", "Move tickets {x} to {name}.", "{name} takes over {x}."),
+    "move": "Give {x} to {name}.|Move tickets {x} to {name}.|{name} takes over {x}.",
     "owner": (
-        "{name} goes to {city}: close all tickets of {name}.",
-        "Close every ticket of {name}, now in {city}.",
-        "{name} is in {city}. Close what {name} has.",
+        "{name} goes to {city}: close all tickets of {name}.|"
+        "Close every ticket of {name}, now in {city}.|{name} is in {city}. Close what {name} has."
     ),
 }
 CLOSED = {"status": "closed"}
@@ -176,9 +172,8 @@ def _carry_out_plans(script: Transcript, task: str, *, chosen: list[str], name: 
 # recover
 
 RECOVER_WORDINGS = (
-    "What is the price of the {a} for {who}? Check it.",
-    "Give {who} the checked price of the {a}.",
-    "Find and check the price of the {a} for {who}.",
+    "What is the price of the {a} for {who}? Check it.|Give {who} the checked price of the {a}.|"
+    "Find and check the price of the {a} for {who}."
 )
 
 

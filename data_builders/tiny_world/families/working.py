@@ -114,7 +114,7 @@ def arithmetic(draw: ItemDraw) -> Draft:
     a, b = _operands(draw, task)
     result = {"add": a + b, "subtract": a - b, "multiply": a * b}[task]
     sign, by_hand, wordings = MATHS[task]
-    question = worded(draw, wordings.split("|"), a=a, b=b)
+    question = worded(draw, wordings, a=a, b=b)
     expression = f"{a}{sign}{b}"
     tools = _declared(draw)
     script = Transcript(draw, None, tools=tools)
@@ -214,21 +214,19 @@ def lists(draw: ItemDraw) -> Draft:
     items, argument, gold, steps = make(draw.rng, pool, draw.difficulty + 2)
     text = " ".join(items)
     key, opening = f"{task} {argument} {text}", f"{task} {text}."
-    question = worded(draw, wordings.split("|"), n=argument, x=text)
+    question = worded(draw, wordings, n=argument, x=text)
     return worked_out(draw, steps, gold, opening=opening, key=key, task=task, question=question)
 
 
 # logs
 
 TABLE_WORDINGS = (
-    "{table}\nHow many for {requested}?",
-    "Sales:\n{table}\nWhat is the sum for {requested}?",
-    "{table}\nAdd up {requested}.",
+    "{table}\nHow many for {requested}?|Sales:\n{table}\nWhat is the sum for {requested}?|"
+    "{table}\nAdd up {requested}."
 )
 LOG_WORDINGS = (
-    "{table}\nHow many lines say {requested}?",
-    "Log:\n{table}\nCount {requested}.",
-    "{table}\nHow often is there {requested}?",
+    "{table}\nHow many lines say {requested}?|Log:\n{table}\nCount {requested}.|"
+    "{table}\nHow often is there {requested}?"
 )
 TWO_WORDS_FROM = 3
 
@@ -296,9 +294,8 @@ def logs(draw: ItemDraw) -> Draft:
 # steps
 
 STEPS_WORDINGS = (
-    "Start with {x}. {steps} What is the result?",
-    "Begin at {x}. {steps} Where do you end?",
-    "x is {x}. {steps} What is x now?",
+    "Start with {x}. {steps} What is the result?|Begin at {x}. {steps} Where do you end?|"
+    "x is {x}. {steps} What is x now?"
 )
 LARGEST_STEP = 20
 
@@ -332,9 +329,9 @@ def steps(draw: ItemDraw) -> Draft:
 # calendar
 
 CALENDAR_WORDINGS = (
-    "{who} gets the {thing} {n} days {way} {day}. Which day?",
-    "What day is {n} days {way} {day}, when {who} gets the {thing}?",
-    "{n} days {way} {day} {who} gets the {thing}. Name the day.",
+    "{who} gets the {thing} {n} days {way} {day}. Which day?|"
+    "What day is {n} days {way} {day}, when {who} gets the {thing}?|"
+    "{n} days {way} {day} {who} gets the {thing}. Name the day."
 )
 
 

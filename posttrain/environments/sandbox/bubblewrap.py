@@ -1,6 +1,6 @@
 """The sandbox as a bubblewrap command: what a program sees, who it is, what it may use.
 
-    box = Box(Limits(), find_interpreter())
+    box = Box(Limits())
     with launch_run(box, ["python3", "-"], stdin=b"print(1)") as launch:
         supervise(launch, limits=box.limits, stop=stop)
 
@@ -79,11 +79,8 @@ class Interpreter(NamedTuple):
 
 
 def find_interpreter() -> Interpreter:
-    """The interpreter under the running one's virtual environment.
-
-    Raises:
-        ConfigError: it is laid out in a way that cannot be shown alone.
-    """
+    """The interpreter under the running one's virtual environment. Raises ConfigError: it is laid
+    out in a way that cannot be shown alone."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     base = Path(sys.base_prefix).resolve()
     executable, library = base / "bin" / version, base / "lib" / version / "os.py"
@@ -117,14 +114,11 @@ def _throwaway_user() -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """One sandbox's shape. `user` is who its programs are as root; None as an ordinary user.
-
-    Raises:
-        ConfigError: a program that makes the sandbox is not installed; says which.
-    """
+    """One sandbox's shape. `user` is who its programs are as root; None as an ordinary user. Raises
+    ConfigError: a program that makes the sandbox is not installed; says which."""
 
     limits: Limits
-    interpreter: Interpreter
+    interpreter: Interpreter = field(default_factory=lambda: find_interpreter())
     programs: dict[str, str] = field(default_factory=_find_programs)
     user: int | None = field(default_factory=_throwaway_user)
 

@@ -66,10 +66,7 @@ def call_numbers(machine: str) -> dict[str, int]:
 
 def filter_program(machine: str | None = None) -> bytes:
     """The filter for a machine as `platform.machine()` names it; this one's without argument.
-
-    Raises:
-        ConfigError: an architecture whose call numbers are not known here.
-    """
+    Raises ConfigError: an architecture whose call numbers are not known here."""
     machine = machine or platform.machine()
     if machine not in _ARCHITECTURES:
         raise ConfigError(f"the sandbox knows x86_64 and aarch64, this machine is {machine!r}")

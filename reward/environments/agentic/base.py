@@ -31,6 +31,7 @@ from reward.environments.agentic.workspace import (
     BASIC,
     ISOLATED,
     TOOLS,
+    Call,
     Files,
     Workspace,
     changed_paths,
@@ -44,7 +45,6 @@ SYSTEM = (
     "the files when you end: write results to the files that the task names."
 )
 DATABASE = "data.db"
-Call = tuple[str, Mapping[str, Any]]
 # calls, each a turn of its own, and perhaps a text at the end: see `script`
 ScriptedRun = Sequence[Call | str]
 _CHECK_LIMITS = Limits(seconds=20, cpu_seconds=10, output_bytes=1 << 20)
@@ -317,19 +317,3 @@ def script(*parts: Call | str) -> Script:
     made = [part for part in parts if not isinstance(part, str)]
     text = parts[-1] if parts and isinstance(parts[-1], str) else "Done."
     return (*(message for call in made for message in calls(call)), *says(text))
-
-
-def read(path: str) -> Call:
-    return "read_file", {"path": path}
-
-
-def write(path: str, content: str) -> Call:
-    return "write_file", {"path": path, "content": content}
-
-
-def write_json(path: str, /, **fields: Any) -> Call:
-    return write(path, json.dumps(fields))
-
-
-def sh(command: str) -> Call:
-    return "shell", {"command": command}

@@ -16,18 +16,8 @@ import json
 import random
 from typing import Any
 
-from reward.environments.agentic.base import (
-    Call,
-    Family,
-    Final,
-    Fixture,
-    Wrong,
-    answers,
-    read,
-    sh,
-    write,
-    write_json,
-)
+from reward.environments.agentic.base import Family, Final, Fixture, Wrong, answers
+from reward.environments.agentic.workspace import Call, read, sh, write, write_json
 
 RUN = 3  # statements in a row that two functions may not share
 HEADS = ("orders", "returns", "invoices", "tickets", "parcels", "quotes")

@@ -20,18 +20,8 @@ import datetime
 import itertools
 import random
 
-from reward.environments.agentic.base import (
-    Call,
-    Family,
-    Final,
-    Fixture,
-    Wrong,
-    answers,
-    read,
-    sh,
-    write,
-    write_json,
-)
+from reward.environments.agentic.base import Family, Final, Fixture, Wrong, answers
+from reward.environments.agentic.workspace import Call, read, sh, write, write_json
 
 DECISION, RESULT = "decision.json", "result.json"
 # term → its two readings, each with what it means

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import random
 
-from reward.environments.agentic.base import DATABASE, Family, Fixture, answers, sh, write_json
-from reward.environments.agentic.workspace import BASIC
+from reward.environments.agentic.base import DATABASE, Family, Fixture, answers
+from reward.environments.agentic.workspace import BASIC, sh, write_json
 
 LOG, REPORT = "logs/service.log", "report.json"
 SETTINGS = ("pool.size", "cache.bytes", "retry.limit", "queue.depth", "read.timeout_ms")

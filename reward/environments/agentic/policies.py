@@ -39,11 +39,8 @@ def policy_of(prompt: Prompt, name: str) -> Policy:
 
 
 class PolicySampler:
-    """A `Sampler` that writes what the policy of a name writes for each prompt.
-
-    Raises:
-        ConfigError: no family of the prompts has such a policy, or one is of no family.
-    """
+    """A `Sampler` that writes what the policy of a name writes for each prompt. Raises ConfigError:
+    no family of the prompts has such a policy, or one is of no family."""
 
     batched = True
 

@@ -20,7 +20,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from reward.environments.agentic.base import Family, Final, Fixture, Wrong, read, sh, write
+from reward.environments.agentic.base import Family, Final, Fixture, Wrong
+from reward.environments.agentic.workspace import read, sh, write
 
 Arguments = list[Any]
 

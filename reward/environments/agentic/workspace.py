@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import marshal
 import posixpath
 from collections.abc import Iterable, Mapping
@@ -28,6 +29,7 @@ from posttrain.records import json_text
 from reward.environments.code import run_program
 from reward.environments.world import Refused
 
+Call = tuple[str, Mapping[str, Any]]
 Files = Mapping[str, bytes]  # path → content; a path that ends in "/" is an empty directory
 SECONDS = 10  # of one command
 MOST_FILES = 500
@@ -242,11 +244,8 @@ class Workspace:
 
 
 def inside(path: str) -> str:
-    """A path relative to the working directory, in its shortest form.
-
-    Raises:
-        Refused: it leads out of the working directory, or is none.
-    """
+    """A path relative to the working directory, in its shortest form. Raises Refused: it leads out
+    of the working directory, or is none."""
     relative = posixpath.normpath(f"{path or '.'}/".removeprefix("/scratch/") or ".")
     if len(path) > _PATH_CHARACTERS or "\0" in path or not path.isprintable():
         raise Refused("no such path: too long, or with characters that do not print")
@@ -283,11 +282,8 @@ def _as_json(content: bytes | None) -> Any:
 
 
 def _collected(data: bytes) -> tuple[int, bytes, int, dict[str, bytes] | None]:
-    """Exit code, output, entries not kept, and the files, None where there were too many.
-
-    Raises:
-        ValueError, Refused: not what the driver writes.
-    """
+    """Exit code, output, entries not kept, and the files, None where there were too many. Raises
+    ValueError, Refused: not what the driver writes."""
     at = data.index(b"\n")
     code, size, left, count = map(int, data[:at].split())
     output, at = data[at + 1 : at + 1 + size], at + 1 + size
@@ -302,3 +298,22 @@ def _collected(data: bytes) -> tuple[int, bytes, int, dict[str, bytes] | None]:
         at = end + 1 + max(0, int(length))
         files[inside(name) + "/" * name.endswith("/")] = data[end + 1 : at]
     return code, output, left, files
+
+
+# -- calls of the tools --------------------------------------------------------------------------
+
+
+def read(path: str) -> Call:
+    return "read_file", {"path": path}
+
+
+def write(path: str, content: str) -> Call:
+    return "write_file", {"path": path, "content": content}
+
+
+def write_json(path: str, /, **fields: Any) -> Call:
+    return write(path, json.dumps(fields))
+
+
+def sh(command: str) -> Call:
+    return "shell", {"command": command}

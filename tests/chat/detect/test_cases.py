@@ -2,77 +2,67 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from posttrain.chat.detect import detect_calls, has_call_marker
+from tests.chat.detect.forms import FORMS
 
 CALL = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
 TAGGED = f"<tool_call>\n{CALL}\n</tool_call>"
 XML = "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call>"
 INVOKE = '<invoke name="get_weather">\n<parameter name="city">Paris</parameter>\n</invoke>'
 
-# form, answer, name
+# form → the notations of `FORMS` that have it
+NOTATIONS = {
+    "nemotron_xml": "nemotron", "hermes_json": "hermes jamba",
+    "bare_json": "llama_json openai command_r langchain fenced_json anthropic multi_tool tool_args",
+    "mistral": "mistral mistral_args tool_request",
+    "functions_dot": "functions_dot functions_dot_python",
+    "harmony": "harmony harmony_recipient harmony_stripped",
+    "tool_tag": "invoke toolcall_list", "minimax": "minimax",
+    "deepseek": "deepseek deepseek_v3_1 dsml", "glm": "glm", "cohere": "cohere internlm",
+    "tool_code": "tool_code", "python_request": "tool_code_tag",
+    "pythonic": "pythonic pythonic_marked", "special_token": "lfm phi gemma apertus",
+    "kimi": "kimi", "marker": "gemma_stripped qwen_agent functionary gorilla",
+    "react": "react", "function_tag": "function_tag", "llama_python_tag": "python_tag",
+    "glaive": "glaive", "invoke_xml": "param_xml", "tool_call_tag": "call_in_tag",
+    "longcat": "longcat",
+}  # fmt: skip
+# further ones: form, answer, name
 POSITIVE = [
-    ("nemotron_xml", XML, "get_weather"),
     ("nemotron_xml", "Let me compute.\n<tool_call>\n<function=python>\n<parameter=code>\nprint(1)\n", "python"),
-    ("hermes_json", TAGGED, "get_weather"),
     ("hermes_json", f"I will look it up {TAGGED}", "get_weather"),
     ("hermes_json", f"{TAGGED}\n<tool_response>\n18\n</tool_response>\nIt is 18 degrees.", "get_weather"),
     ("hermes_json", '<tool_call>\n{"name": "get_weather", "argu', "get_weather"),
-    ("hermes_json", "<tool_call>\n{'name': 'get_weather', 'arguments': {'city': 'Paris'}}\n</tool_call>", "get_weather"),
     ("hermes_json", '<tool_call>{"arguments": {"city": "Paris"}, "name": "get_weather"', None),
     ("tool_call_tag", "Let me see.\n<tool_call>", None),
     ("tool_call_tag", "<tool_call>\nI need the weather in Paris\n</tool_call>", None),
-    ("tool_call_tag", "<tool_call>\nget_weather(city='Paris')\n</tool_call>", "get_weather"),
-    ("glm", "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n</tool_call>", "get_weather"),
-    ("function_tag", '<function=get_weather>{"city": "Paris"}</function>', "get_weather"),
-    ("tool_tag", f"<function_calls>\n{INVOKE}\n</function_calls>", "get_weather"),
     ("invoke_xml", INVOKE, "get_weather"),
-    ("minimax", f"<minimax:tool_call>\n{INVOKE}\n</minimax:tool_call>", "get_weather"),
-    ("glaive", f"<functioncall> {CALL}", "get_weather"),
-    ("tool_tag", f"<TOOLCALL>[{CALL}]</TOOLCALL>", "get_weather"),
     ("tool_tag", "<use_mcp_tool>\n<tool_name>get</tool_name>\n</use_mcp_tool>", "get"),
-    ("mistral", f"[TOOL_CALLS] [{CALL}]", "get_weather"),
-    ("mistral", '[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}', "get_weather"),
     ("mistral", "[TOOL_CALLS]get_wea", "get_wea"),
-    ("special_token", f"<|tool_call|>[{CALL}]", "get_weather"),
-    ("special_token", '<|tool_call>call:get_weather{city:<|"|>Paris<|"|>}<tool_call|>', "get_weather"),
-    ("special_token", "<|tool_call_start|>[get_weather(city='Paris')]<|tool_call_end|>", "get_weather"),
     ("kimi", '<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{"city": "Paris"}', "get_weather"),
-    ("deepseek", '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n{"city": "Paris"}\n```<｜tool▁call▁end｜>', "get_weather"),
-    ("deepseek", '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Paris"}', "get_weather"),
-    ("bare_json", 'Action: ```json\n[{"tool_name": "get_weather", "parameters": {"city": "Paris"}}]\n```', "get_weather"),
-    ("cohere", '<|START_ACTION|>[{"tool_name": "get_weather", "parameters": {}}]<|END_ACTION|>', "get_weather"),
-    ("harmony", '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris"}<|call|>', "get_weather"),
     ("harmony", 'commentary to=functions.get_weather json{"city": "Paris"}', "get_weather"),
     ("harmony", "<|channel|>analysis to=python code<|message|>print(1)", "python"),
-    ("bare_json", '{"name": "get_weather", "parameters": {"city": "Paris"}}', "get_weather"),
     ("bare_json", f"Sure! {CALL}", "get_weather"),
     ("bare_json", f"I'll call the tool.\n\n```json\n{CALL}\n```", "get_weather"),
     ("bare_json", f"`{CALL}`", "get_weather"),
-    ("bare_json", '{"tool_calls": [{"id": "1", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}]}', "get_weather"),
-    ("bare_json", '{"type": "tool_use", "id": "t", "name": "get_weather", "input": {"city": "Paris"}}', "get_weather"),
-    ("bare_json", '{"tool_uses": [{"recipient_name": "functions.get_weather", "parameters": {}}]}', "get_weather"),
     ("bare_json", '{"action": "get_weather", "action_input": "Paris"}', "get_weather"),
     ("bare_json", '{"name": "get_weather", "parameters": {"city": "Paris"', "get_weather"),
     ("pythonic", '[get_weather(city="Paris"), get_time(zone="CET")]', "get_weather"),
     ("pythonic", 'get_weather(city="Paris")', "get_weather"),
     ("pythonic", 'print(default_api.get_weather(city="Paris"))', "get_weather"),
-    ("functions_dot", 'functions.get_weather({"city": "Paris"})', "get_weather"),
-    ("react", 'Thought: I need it.\nAction: get_weather\nAction Input: {"city": "Paris"}', "get_weather"),
     ("react", "Thought: I need it.\nAction 1: Search[Paris weather]", "Search"),
     ("text_lines", 'tool_call: get_weather\narguments: {"city": "Paris"}', "get_weather"),
     ("text_lines", '**Tool Call:** get_weather\n**Arguments:** {"city": "Paris"}', "get_weather"),
-    ("marker", '✿FUNCTION✿: get_weather\n✿ARGS✿: {"city": "Paris"}', "get_weather"),
     ("tool_code", "```tool_code\nprint(default_api.get_weather(city='Paris'))\n```", "get_weather"),
-    ("llama_python_tag", '<|python_tag|>{"name": "get_weather", "parameters": {}}', "get_weather"),
     ("llama_python_tag", '<|python_tag|>brave_search.call(query="Paris")', "brave_search"),
     ("python_request", "<|python_tag|>import sympy\nprint(sympy.sqrt(8))", "python"),
     ("python_request", "I will run it:\n<execute>\nprint(2)\n</execute>", "python"),
     ("search_request", "<search>weather in Paris</search>", "search"),
     ("search_request", "<|begin_search_query|>weather in Paris<|end_search_query|>", "search"),
     ("marker", 'functools[{"name": "get_weather", "arguments": {}}]', "get_weather"),
-    ("marker", '>>>get_weather\n{"city": "Paris"}', "get_weather"),
     ("marker", '<|recipient|>get_weather\n<|content|>{"city": "Paris"}', "get_weather"),
     ("kimi", '<|open|>call tool="get_weather"<|sep|><|close|>call<|sep|>', "get_weather"),
     ("pythonic", '[Market Trends API(country="us")]', "Market Trends API"),
@@ -82,13 +72,9 @@ POSITIVE = [
     ("tool_tag", "Checking.<my_tool_calls><tool_call>get_weather<tool_sep></tool_call></my_tool_calls>", "get_weather"),
     ("hermes_json", '<tool_call>{"name": "foo", "arguments": {"x": 1}}</tool_call>', "foo"),
     ("nemotron_xml", f"hello{XML}there", "get_weather"),
-    ("special_token", '<|tools_prefix|>[{"get_weather": {"city": "Paris"}}]<|tools_suffix|>', "get_weather"),
-    ("pythonic", '<|python_start|>[get_weather(city="Paris")]<|python_end|>', "get_weather"),
     ("pythonic", 'I will look. [get_weather(city="Paris")]', "get_weather"),
     ("pythonic", 'This comes before [get_weather(city="Paris")]', "get_weather"),
     ("bare_json", '[{"name": "get_weather", "parameters": {"city": "Paris"}},', "get_weather"),
-    ("harmony", 'assistantcommentary to=functions.get_weather json{"city": "Paris"}', "get_weather"),
-    ("marker", '<<function>>get_weather(city="Paris")', "get_weather"),
     ("marker", 'I will look.>>>get_weather\n{"city": "Paris"}', "get_weather"),
     ("marker", "call:get_weather{city:Paris}", "get_weather"),
     ("invoke_xml", '<function name="noop"></function>', "noop"),
@@ -99,7 +85,6 @@ POSITIVE = [
     ("mistral", 'bash[TOOL_CALLS][ARGS]{"city": "Paris"}', None),
     ("pythonic", 'Action: get_weather("Paris")', "get_weather"),
     ("harmony", 'assistantcommentary to=functions.get_weather json{"city": "Par', "get_weather"),
-    ("functions_dot", 'functions.get_weather({"city": "Paris"})\r\n', "get_weather"),
     ("function_tag", 'I look: <function=get_weather>{"city": "Paris"}</function> and wait.', "get_weather"),
     ("bare_json", '```json\n[{"name": "get_weather", "parameters": {"city": "Paris"}},\n```', "get_weather"),
 ]  # fmt: skip
@@ -158,6 +143,17 @@ NEGATIVE = [
     ("", "<|start|>assistant to=user<|message|>It is 18 degrees.<|eot|>"),
     ("", "In Python, >>>name\nprints it, and call:later is a label."),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", NOTATIONS)
+def test_every_notation_is_found_and_named(form: str):
+    for notation in NOTATIONS[form].split():
+        answer = FORMS[notation](["get_weather"], [{"city": "Paris"}], Random(0))
+        trace = f"I should look this up.\n\n{answer}\n"
+        for part in ({"reasoning": None, "answer": answer}, {"reasoning": trace, "answer": "18."}):
+            [call] = detect_calls(**part, tools=None, prompt="Weather in Paris?").calls
+            assert (call.form, call.name, call.kind) == (form, "get_weather", "undeclared")
+            assert call.part == ("reasoning" if part["reasoning"] else "answer")
 
 
 @pytest.mark.parametrize(("form", "answer", "name"), POSITIVE)

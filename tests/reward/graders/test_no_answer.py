@@ -107,6 +107,8 @@ def test_what_is_found_and_is_not_the_gold_stays_wrong():
     for answer in ("19", "Answer: 17", "17 or 18", "2+16", "18x", "\\boxed{9:2}"):
         assert graded("math", "How many?", answer).value == 0.0, answer
     assert graded("math", BOXED, "it is \\boxed{18").value == 0.0  # never closes
+    beside = graded("math", "How many?", "There are 18 pears and 20 apples.")
+    assert (beside.value, beside.answer) == (None, "20")
     pattern = {"output_regex": "my pick: (.)"}
     assert graded("multiple_choice", "Which?", "my pick: Z", **pattern).value == 0.0
     assert graded("multiple_choice", "Which?", "Who knows.", **pattern).value == 0.0

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -177,15 +176,3 @@ def test_what_utf8_cannot_hold_is_written_as_an_escape(tmp_path: Path):
     join_parts(file, processes=1)
     [row] = map(json.loads, file.read_text("utf-8").splitlines())
     assert row["rollouts"][0]["text"] == "x\ud83d"
-
-
-def test_an_empty_mask_gives_a_loss_of_zero_with_a_graph():
-    from posttrain.training.cpu_head import score_trained
-
-    head = torch.nn.Linear(4, 8)
-    hidden = torch.randn(1, 3, 4, requires_grad=True)
-    out = score_trained(hidden, torch.full((1, 3), -100), head, temperature=0.5)
-    assert out.log_probs is not None
-    out.log_probs.sum().backward()
-    assert hidden.grad is not None
-    assert not hidden.grad.any()
