@@ -3,7 +3,7 @@
     {"instruction": …, "completions": [{"response": …, "overall_score": 8.5}, …]}   UltraFeedback
     {"context": […], "response1": …, "response2": …, "overall_preference": -3 … 3}  HelpSteer3
     {"prompt": …, "response_1": …, "response_2": …, "preference_strength": -3 … 3}  HelpSteer2
-    {"prompt": …, "response": …, "helpfulness": 0 … 4}    HelpSteer2, the rows of a prompt together
+    {"prompt": …, "response": …, "helpfulness": 0 … 4}    HelpSteer2, the rows of a prompt raw_rows
 
 Of rated responses the best is chosen, and rejected is one of those rated lower, by a keyed hash
 (as `HuggingFaceH4/ultrafeedback_binarized` does at random). Rows that hold `chosen` and `rejected`
@@ -228,18 +228,21 @@ def offline_candidate(pair: Pair, number: int, rows: int, seed: int) -> Candidat
 
 def pair_rows(raws: RawRows, config: SourceConfig, *, seed: int) -> Iterator[PairRow]:
     """Each pair as one row with `chosen` and `rejected`; rows that are none with their reason."""
-    read = (
-        raw if isinstance(raw, Dropped) else raw._replace(row=dict(canonical(raw.row, config)))
-        for raw in raws
-    )
 
-    def prompt(raw: RawRow | Dropped) -> object:  # rated responses to one follow each other
-        rated = not isinstance(raw, Dropped) and _RATED.issubset(raw.row)
-        return [raw.row["prompt"]] if rated else object()
+    def read() -> Iterator[tuple[RawRow | Dropped, object]]:
+        for raw in raws:
+            if isinstance(raw, Dropped):
+                yield raw, object()
+                continue
+            row = dict(canonical(raw.row, config))
+            # rated responses to one prompt follow each other
+            rated = _RATED.issubset(row)
+            yield raw._replace(row=row), [row["prompt"]] if rated else object()
 
-    for _, group in itertools.groupby(read, prompt):
-        rows = list(group)
-        yield rows[0] if isinstance(rows[0], Dropped) else _pair(rows, seed), len(rows)
+    for _, group in itertools.groupby(read(), key=lambda item: item[1]):
+        raw_rows = [raw for raw, _ in group]
+        rated = [raw for raw in raw_rows if isinstance(raw, RawRow)]
+        yield _pair(rated, seed) if rated else raw_rows[0], len(raw_rows)
 
 
 def _pair(raws: Sequence[RawRow], seed: int) -> RawRow | Dropped:

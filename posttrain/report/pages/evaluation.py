@@ -36,8 +36,8 @@ def sections(node: Node) -> ui.Sections:
         yield from agentic.figures(found, node.manifest.config.get("expect", {}), spent)
     if spent:
         yield costs(spent)
-    files = {"few": "examples.jsonl", "every": "records/"}
-    yield samples_to_read(node, "Completions to read", _example, **files)
+    few, every = "examples.jsonl", "records/"
+    yield samples_to_read(node, "Completions to read", _example, few=few, every=every)
 
 
 def figures(metrics: ui.Row) -> Iterator[ui.Section]:
@@ -111,7 +111,9 @@ def before_and_after(cells: Sequence[ui.Row], pairs: Sequence[ui.Row]) -> Iterat
     intervals = [
         ui.Interval(
             ", ".join([cell["checkpoint"], *place(cell)]),
-            *(rate[key] for key in ("low", "value", "high")),
+            rate["low"],
+            rate["value"],
+            rate["high"],
             "b" if cell["checkpoint"] == names[0] and len(names) > 1 else "a",
         )
         for cell in cells
