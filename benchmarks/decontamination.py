@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.deduplication import sets_in
 from data_builders.decontamination.items import Item, read_items
 from data_builders.decontamination.match import Decontaminator
-from data_builders.filters.drop import Drop
+from data_builders.rows.raw import Drop
 from posttrain.config.decontamination import DecontaminationConfig, EvaluationFile
 from posttrain.records import Example
 from tests.data_builders.dedup.copies import chat

@@ -24,13 +24,14 @@ from shapes import END, PAD, SHAPES, default_shape, random_model
 
 from posttrain.config.sft import AdapterConfig, ModelConfig
 from posttrain.errors import ConfigError
-from posttrain.models.load import TINY_HYBRID, build_model
+from posttrain.models.load import build_model
 from posttrain.training.document_masking import (
     check_probe,
     choose_document_masking,
     make_collator,
     probe_document_masking,
 )
+from tests.models.tiny import TINY_HYBRID
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -69,7 +69,6 @@ class Result:
     calls: int
     failed: int
     connections: int
-    most_in_flight: int
     latency: float
     seconds: float
     ideal_seconds: float
@@ -139,7 +138,6 @@ async def measure(options: argparse.Namespace, url: str) -> Result:
         calls=calls,
         failed=judge.ledger.failed,
         connections=options.connections,
-        most_in_flight=client.ledger.most_in_flight,
         latency=options.latency,
         seconds=round(seconds, 3),
         ideal_seconds=ideal,

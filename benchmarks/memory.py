@@ -28,7 +28,7 @@ from posttrain.config.dpo import DpoConfig
 from posttrain.config.grpo import GroupTraining
 from posttrain.config.load import validate
 from posttrain.config.sft import SftConfig
-from posttrain.models.load import TINY_ATTENTION, TINY_HYBRID, build_model
+from posttrain.models.load import build_model
 from posttrain.training.activations import (
     RolloutShape,
     StepShape,
@@ -41,6 +41,7 @@ from posttrain.training.memory import MemoryPlan, state_bytes, whole_bytes
 from posttrain.training.plan import model_size
 from posttrain.training.rl.stage import GroupStage
 from posttrain.training.sft.stage import SftStage
+from tests.models.tiny import TINY_ATTENTION, TINY_HYBRID
 from tests.training.dpo.pairs import make_pairs, write_pairs
 from tests.training.forks import forked
 from tests.training.rl.policy import Scripted, make_prompts, words_of, write_policy

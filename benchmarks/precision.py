@@ -19,7 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
-from posttrain.models.load import TINY_ATTENTION, build_model
+from posttrain.models.load import build_model
+from tests.models.tiny import TINY_ATTENTION
 from tests.training.rl.policy import (
     Scripted,
     make_prompts,

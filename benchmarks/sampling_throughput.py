@@ -32,12 +32,13 @@ from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedM
 from posttrain.config.backend import TransformersBackend
 from posttrain.models.chat_template import renderer_of
 from posttrain.models.inference import generation_stops, load_for_inference
-from posttrain.models.load import TINY_ATTENTION, TINY_HYBRID, build_model
+from posttrain.models.load import build_model
 from posttrain.rollouts import prompt_from_row
 from posttrain.sampling.engines.decode import decode
 from posttrain.sampling.sampler import EngineRequest, Parameters, seed_of
 from posttrain.tokens.tokenizer import encoder_of
 from posttrain.versions import package_versions
+from tests.models.tiny import TINY_ATTENTION, TINY_HYBRID
 
 Ids = tuple[int, ...]
 TINY = {"attention": TINY_ATTENTION, "hybrid": TINY_HYBRID}

@@ -49,11 +49,7 @@ def toolkit_of(name: str) -> AnyToolkit:
 async def open_label_judge(
     config: LabelJudgeConfig | None, stack: contextlib.AsyncExitStack
 ) -> LabelJudge | None:
-    """The judge of a recipe; None without one.
-
-    Raises:
-        ConfigError, DataError: as `open_judges`.
-    """
+    """The judge of a recipe; None without one. Raises as `open_judges`."""
     if config is None:
         return None
     [model] = await open_judges([config.model()], stack)
@@ -61,11 +57,7 @@ async def open_label_judge(
 
 
 class Environments:
-    """Toolkits and verifiers, each made when a prompt first names it.
-
-    Args:
-        judge: of the environments that need one.
-    """
+    """Toolkits and verifiers, each made when a prompt first names it."""
 
     def __init__(self, judge: LabelJudge | None = None) -> None:
         self._judge = judge
@@ -178,10 +170,6 @@ class EnvironmentGrader:
 def all_graders(
     judge: LabelJudgeConfig | None = None, labels: Path | None = None
 ) -> dict[str, Grader]:
-    """Grader by name; one that needs worker processes starts them when it is first used.
-
-    Args:
-        judge, labels: as of `EnvironmentGrader`.
-    """
+    """Grader by name; one that needs worker processes starts them when it is first used."""
     made = {name: make() for name, make in GRADERS.items()}
     return made | {"environment": EnvironmentGrader(judge, labels), "tiny_world": TINY_WORLD_GRADER}

@@ -33,12 +33,7 @@ def unit(seed: int, purpose: str, *parts: str | int) -> float:
 
 
 def shuffled_keys(keys: npt.NDArray[np.uint64], salt: int) -> npt.NDArray[np.uint64]:
-    """Another key for every key, as if drawn anew for each salt; distinct keys stay distinct.
-
-    Args:
-        keys: (n,) 64-bit keys.
-        salt: 64 bits, e.g. `key64(seed, "epoch", source, epoch)`.
-    """
+    """(n,) other keys, as if drawn anew for each 64-bit salt; distinct ones stay distinct."""
     # the finaliser of SplitMix64 (Steele et al. 2014), a bijection of 64-bit words
     with np.errstate(over="ignore"):
         x = keys ^ np.uint64(salt)

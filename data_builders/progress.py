@@ -5,6 +5,7 @@ terminal one moving line; elsewhere, as in a log, a line now and then.
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 from typing import Self
 
 from rich.console import Console
@@ -40,12 +41,7 @@ class Stages:
         self._progress.stop()
 
     def start(self, name: str, *, total: int | None = None, unit: str = "", done: int = 0) -> None:
-        """Begin a stage.
-
-        Args:
-            total: how much there is to do, if that is known.
-            done: how much of it an earlier run has done.
-        """
+        """Begin a stage; `done` of its `total`, if that is known, is from an earlier run."""
         self._name, self._unit, self._total = name, unit, total
         self._done = self._skipped = done
         self._started = self._printed = time.monotonic()
@@ -68,10 +64,5 @@ class Stages:
         text = f"{self._done:,}{of} {self._unit}, {rate:,.0f} {self._unit}/s"
         if self._total is not None and rate > 0:
             left = max(self._total - self._done, 0) / rate
-            text += f", {_clock(left)} left"
+            text += f", {timedelta(seconds=round(left))} left"
         return text
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"

@@ -26,8 +26,7 @@ def in_templates(
 ) -> list[Prompt]:
     """The prompt in every template of its source; or in one, or as it is, where it augments.
 
-    Args:
-        question: the question's own text; None: the last user message.
+    Without a `question` the last user message is the question.
     """
     if source.templates is not None:
         return [_templated(prompt, question, template) for template in source.templates]

@@ -196,11 +196,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 
 class RayPool:
-    """Runs jobs on `workers` actors of one core each.
-
-    Raises:
-        ConfigError: Ray is not installed.
-    """
+    """Runs jobs on `workers` actors of one core each. Raises ConfigError: Ray is not installed."""
 
     def __init__(self, make_state: Callable[[], Any], workers: int) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

@@ -22,11 +22,10 @@ TRUNCATED: tuple[Finish, ...] = ("length", "turn_limit", "token_limit")
 class Prompt:
     """One prompt in one setting.
 
-    `task` is shared by the settings and modes of one question; `id` is unique.
-    `tools` is the JSON text of the declared tools, `None` when none is declared. `environment`
-    names what runs their calls. `reasoning_budget` is in tokens. `gold` is what `grader` compares
-    with; `metadata` (JSON text of an object) is for graders and environments. `template` names the
-    prompt template that the question is asked in, None where it is asked in its own words.
+    `task` is shared by the settings and modes of one question; `id` is unique. `tools` is the JSON
+    text of the declared tools, if any; `environment` runs their calls. `reasoning_budget` is in
+    tokens. `gold` is what `grader` compares with; `metadata` (JSON text) is for graders and
+    environments. `template` names the prompt template, None: the question's own words.
     """
 
     id: str

@@ -67,10 +67,8 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The content of `manifest.json`. `digest` identifies the artifact's content and lineage.
-
-    `run` is how it was made where that decides nothing of it: no part of the digest.
-    """
+    """The content of `manifest.json`. `digest` identifies content and lineage; `run`, how it was
+    made, is no part of it."""
 
     kind: str
     config: Mapping[str, Any]
@@ -102,11 +100,11 @@ class Run:
     def open(
         cls, out: Path | str, *, kind: str, config: Mapping[str, Any], dry_run: bool = False
     ) -> Run:
-        """Create the directory, or take it up again if this very config made it.
+        """Create the directory, or take it up again if this very config made it; a dry run only
+        checks that it can be used.
 
         Args:
             config: the resolved recipe without its output path, JSON-able.
-            dry_run: only check that the directory can be used, and write nothing.
 
         Raises:
             ConfigError: the directory belongs to another config or stage, or holds foreign files.
@@ -115,7 +113,14 @@ class Run:
         run = cls(path=out, kind=kind, config=config, config_digest=digest_of(config))
         owner = read_owner(out) if (out / STAGE).is_file() else {}
         if owner and not (owner.get("released") and owner["kind"] == kind):
-            run._refuse_foreign(owner)
+            if owner["kind"] != kind:
+                raise ConfigError(f"{out} holds a {owner['kind']!r} artifact, not {kind!r}")
+            if owner["config_digest"] != run.config_digest:
+                changed = ", ".join(differing_keys(owner["config"], config)) or "(nested values)"
+                raise ConfigError(
+                    f"{out} was made by another config (they differ in: {changed}); choose another "
+                    "out=, or delete the directory to start over"
+                )
             return run
         if out.exists() and not out.is_dir():
             raise ConfigError(f"{out} is a file; out= must name a directory")
@@ -146,16 +151,6 @@ class Run:
     def _write_owner(self, **more: bool) -> None:
         body = {"kind": self.kind, "config": self.config, "config_digest": self.config_digest}
         atomic_write_json(self.path / STAGE, body | more)
-
-    def _refuse_foreign(self, owner: Mapping[str, Any]) -> None:
-        if owner["kind"] != self.kind:
-            raise ConfigError(f"{self.path} holds a {owner['kind']!r} artifact, not {self.kind!r}")
-        if owner["config_digest"] != self.config_digest:
-            changed = ", ".join(differing_keys(owner["config"], self.config)) or "(nested values)"
-            raise ConfigError(
-                f"{self.path} was made by another config (they differ in: {changed}); "
-                "choose another out=, or delete the directory to start over"
-            )
 
     @property
     def complete(self) -> bool:
@@ -202,11 +197,7 @@ class Run:
 
 
 def read_owner(out: Path) -> dict[str, Any]:
-    """Kind and config of the stage that a directory belongs to.
-
-    Raises:
-        DataError: nothing says so, or not in a way that can be read.
-    """
+    """Kind and config of the stage that a directory belongs to; DataError where none is named."""
     try:
         owner = json.loads((out / STAGE).read_text("utf-8"))
         return owner | {key: owner[key] for key in ("kind", "config", "config_digest")}
@@ -302,12 +293,7 @@ def parent_of(path: Path | str, *, relative_to: Path, manifest: Manifest) -> Par
 
 
 def read_artifact(path: Path | str, *, kind: str | None = None, verify: bool = True) -> Manifest:
-    """Read and check an artifact.
-
-    Args:
-        path: the artifact's directory.
-        kind: the kind the caller needs, `None` for any.
-        verify: hash every file again and compare.
+    """Read and check an artifact of some kind, `None` for any; `verify` hashes every file again.
 
     Raises:
         DataError: no manifest (the stage has not finished), another kind, or changed files.

@@ -19,8 +19,7 @@ def main(argv: list[str] | None = None) -> None:
     recipe, options = parse_recipe(parser, BuildGenRmConfig, argv)
     from rich.console import Console
 
-    from data_builders.judging.build import build
-    from data_builders.judging.prompts import token_counter
+    from data_builders.judging.build import build, token_counter
     from data_builders.prompts.build import prompt_inputs, refuse_changes
     from posttrain.report import run_stage
     from posttrain.report.console import print_sections

@@ -33,8 +33,8 @@ def main(argv: list[str] | None = None) -> None:
     from posttrain.report import show_finished, show_up_to_date
     from posttrain.report.console import print_sections
     from posttrain.report.pages.samples import planned, prompts_by_source
+    from posttrain.sampling.generate import finish
     from posttrain.sampling.open import checkpoint_parents
-    from posttrain.sampling.sample import finish
 
     console = Console(width=None if sys.stdout.isatty() else 140)
     renderer = renderer_of(recipe.backend, recipe.checkpoint)  # refuses a missing one

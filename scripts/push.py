@@ -21,7 +21,6 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--evaluation", type=Path, action="append", default=[], metavar="DIR",
                         help="of this checkpoint, for the card's figures; repeatable")  # fmt: skip
     parser.add_argument("--license", help="of the weights, such as apache-2.0; default: the card's")
-    parser.add_argument("--samples", action="store_true", help="publish the rollouts, too")
     options = parser.parse_args(argv)
 
     from posttrain.publish.files import upload_plan
@@ -32,7 +31,6 @@ def main(argv: list[str] | None = None) -> None:
         options.repository,
         evaluations=options.evaluation,
         license=options.license,
-        samples=options.samples,
     )
     print(f"{options.directory} → {plan.repository}, {'public' if options.public else 'private'}")
     sizes = {p: len(f) if isinstance(f, bytes) else f.stat().st_size for p, f in plan.files.items()}
@@ -45,7 +43,7 @@ def main(argv: list[str] | None = None) -> None:
     if options.dry_run:
         print(f"\nREADME.md\n\n{plan.card}")
         return
-    print(push(plan, private=not options.public, show=print))
+    push(plan, private=not options.public)
 
 
 if __name__ == "__main__":

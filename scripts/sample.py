@@ -35,8 +35,8 @@ def main(argv: list[str] | None = None) -> None:
     from posttrain.report.console import print_sections
     from posttrain.report.pages.samples import planned, prompts_by_source
     from posttrain.runs import read_artifact
+    from posttrain.sampling.generate import finish, make_samples
     from posttrain.sampling.open import checkpoint_parents
-    from posttrain.sampling.sample import finish, make_samples
 
     console = Console(width=None if sys.stdout.isatty() else 140)
     parents = plan.parents + checkpoint_parents([recipe.checkpoint], out=out)

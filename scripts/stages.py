@@ -76,7 +76,7 @@ def output_of(step: StageStep) -> Path:
             stage["main"](["--config", step.recipe, *step.overrides, "--print-config"])
     except ConfigError as error:
         raise ConfigError(f"{step.stage} {step.recipe}: {error}") from error
-    out = yaml.safe_load(printed.getvalue()).get("out")
+    out = (yaml.safe_load(printed.getvalue()) or {}).get("out")
     if out is None:
         raise ConfigError(f"{step.stage} {step.recipe} names no out")
     return Path(out)

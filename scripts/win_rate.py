@@ -6,6 +6,7 @@ posttrain win_rate --config F before=runs/eval:sft after=runs/eval:rlhf out=runs
 
 import asyncio
 import sys
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -33,9 +34,7 @@ def main(argv: list[str] | None = None) -> None:
 
     sides = [read_answers(path, out) for path in (recipe.before, recipe.after)]
 
-    def order(name: str) -> int:
-        return key64(recipe.seed, "duel", name)
-
+    order = partial(key64, recipe.seed, "duel")
     pairs, counts = pair_up(recipe, *sides, order=order, answer_of=shown_answer)
     judges = judge_parents(recipe.judge.models, out=out)
     config = recipe.owner_config() | {
@@ -49,10 +48,8 @@ def main(argv: list[str] | None = None) -> None:
         if not pair.same
         for first, second in (pair.answers, pair.answers[::-1])
     ]
-    plan = (
-        f"{len(pairs):,} pairs of answers, {len(matches) // 2:,} of them to judge, in both orders"
-    )
-    console.print(plan, highlight=False)
+    judged = f"{len(matches) // 2:,} of them to judge, in both orders"
+    console.print(f"{len(pairs):,} pairs of answers, {judged}", highlight=False)
     if options.dry_run:
         Run.open(out, kind=KIND, config=config, dry_run=True)
         return

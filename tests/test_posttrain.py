@@ -29,32 +29,11 @@ def test_a_script_is_listed_by_its_first_sentence_without_being_run(tmp_path, ca
     assert capsys.readouterr().out.split(maxsplit=1) == ["own", "Do what is needed.\n"]
 
 
-def test_a_stage_gets_its_arguments(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", [])
-    with pytest.raises(SystemExit) as done:
-        command.dispatch(["dpo", "--config", "tiny/dpo", "batch=4", "--print-config"])
-    assert done.value.code is None
-    assert "\nbatch: 4\n" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("arguments", [["stf"], ["launch", "stf"], ["sft", "--config", "tiny/stf"]])
 def test_a_mistake_names_the_nearest_or_the_way(arguments: list[str], monkeypatch):
     monkeypatch.setattr(sys, "argv", [])
     with pytest.raises(ConfigError, match=r"'sft'|'tiny/sft'|launch --config_file"):
         command.dispatch(arguments)
-
-
-def test_a_launch_is_accelerates_with_the_shipped_config_and_the_script(monkeypatch):
-    started: list[Namespace] = []
-    monkeypatch.setattr("accelerate.commands.launch.launch_command", started.append)
-    monkeypatch.setattr("signal.signal", lambda *_: None)
-    options = ["--config_file", "accelerate/cpu-2", "--main_process_port", "0"]
-    command.dispatch(["launch", *options, "sft", "--config", "tiny/sft", "out=x"])
-    [options] = started
-    assert options.config_file == str(RECIPES / "accelerate" / "cpu-2.yaml")
-    assert options.main_process_port == 0
-    assert options.training_script == str(SCRIPTS / "sft.py")
-    assert options.training_script_args == ["--config", "tiny/sft", "out=x"]
 
 
 def test_an_interrupted_launch_ends_when_its_process_has(monkeypatch):

@@ -85,11 +85,7 @@ class RunIndex:
 
     @classmethod
     def build(cls, items: Iterable[Item], *, ngram: int, common: int) -> RunIndex:
-        """Index the items, but those too short.
-
-        Args:
-            common: runs that more distinct texts than this have do not count.
-        """
+        """Index the items but those too short; runs in more texts than `common` do not count."""
         texts, number = _distinct(list(items), ngram, common)
         grams = [runs(text.words.hashes, ngram) for text in texts]
         counts = [len(h) for h in grams]

@@ -56,11 +56,8 @@ Place = tuple[str, int]
 def column_batch(
     examples: Sequence[Example], places: Sequence[Place] | None, *, near: bool
 ) -> tuple[Rows, bytes]:
-    """The columns of some records as they are before reasoning control, and their n-grams.
-
-    Args:
-        places: file and line of each, when they are to be kept.
-        near: with bands and n-grams.
+    """The columns of some records as they are before reasoning control, and their n-grams (`near`);
+    `places` are file and line of each, when they are to be kept.
     """
     rows = np.zeros(len(examples), COLUMN_ROW)
     grams: list[Shingles] = shingles(examples) if near and examples else []

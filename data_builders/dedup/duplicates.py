@@ -39,12 +39,8 @@ class Duplicates:
 def find_duplicates(
     columns: DedupColumns, sizes: Mapping[str, int], config: DeduplicationConfig
 ) -> Duplicates:
-    """Exact copies, then near-duplicates if configured, then equal prompts if configured.
-
-    Prompts come last: the record that stays for a prompt is dropped by nothing later.
-
-    Args:
-        sizes: how many of the records each source has, in their order.
+    """Exact copies, then near-duplicates if configured, then equal prompts if configured: what
+    stays for a prompt is dropped by nothing later. `sizes`: records of each source, in order.
     """
     assert sum(sizes.values()) == len(columns) < 1 << 32, "two records fit 64 bits"
     source = np.repeat(np.arange(len(sizes)), list(sizes.values()))
@@ -91,12 +87,7 @@ def _same_key(keys: npt.NDArray[np.uint64], left: npt.NDArray[np.bool_]) -> tupl
 def _near_duplicates(
     columns: DedupColumns, order: Int, limits: Float, left: npt.NDArray[np.bool_]
 ) -> tuple[Int, Int, Float]:
-    """Near-duplicates among the records left, the kept one that each is like, and how much.
-
-    Args:
-        order: (n,) the row of each record; records are numbered by precedence.
-        limits: (n,) the threshold of each record's source, NaN for none.
-    """
+    """Near-duplicates among the records left, the kept one that each is like, and how much."""
     sizes = np.stack([columns.column(s, order).astype(np.int64) for s in ("user", "assistant")], 1)
     chosen = np.flatnonzero(left & ~np.isnan(limits) & sizes.any(axis=1))
     pairs = np.empty(0, np.uint64)

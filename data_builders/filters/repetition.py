@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from data_builders.dedup.words import runs
-from data_builders.filters.drop import Match
+from data_builders.rows.raw import Match
 from posttrain.config.filters import RepetitionFilter
 
 # an item's number; an ideograph, a kana, a picture; up to 16 letters, digits or signs; a line end;
@@ -53,19 +53,12 @@ Keys = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """The words of a text; all arrays are (words,).
+    """The words of a text; all arrays are (words,)."""
 
-    Attributes:
-        keys: equal where words are; the numbers of list items are all equal.
-        language: which are of language, 2 to 15 letters or an ideograph.
-        items: which are numbers of list items.
-        cut_off: whether the text stops within a sentence, in a line that no other line equals.
-    """
-
-    keys: Keys
-    language: Flags
-    items: Flags
-    cut_off: bool
+    keys: Keys  # equal where words are; the numbers of list items are all equal
+    language: Flags  # of 2 to 15 letters, or an ideograph
+    items: Flags  # numbers of list items
+    cut_off: bool  # the text stops within a sentence, in a line that no other line equals
 
 
 def find_repetition(text: str, limits: RepetitionFilter) -> Match | None:

@@ -30,11 +30,7 @@ _BY_PATTERN = ("patternProperties", "additionalProperties", "unevaluatedProperti
 
 @lru_cache(maxsize=1024)
 def declared(tools: str) -> dict[str, str]:
-    """Every declared tool's name and the JSON text of its parameters' schema.
-
-    Args:
-        tools: the JSON text of a list of OpenAI schemas.
-    """
+    """Every declared tool's name and the JSON text of its parameters' schema."""
     found: dict[str, str] = {}
     for tool in json.loads(tools):
         function = tool["function"]
@@ -43,11 +39,7 @@ def declared(tools: str) -> dict[str, str]:
 
 
 def violation(checker: Draft202012Validator, arguments: Any) -> str | None:
-    """The first way in which arguments break the schema, `None` if they keep it.
-
-    Raises:
-        one of `UNUSABLE`: the schema cannot be used after all.
-    """
+    """The first way in which arguments break the schema, if they do. Raises one of `UNUSABLE`."""
     for error in checker.iter_errors(arguments):
         place = "/".join(str(part) for part in error.absolute_path)
         text = f"{place}: {error.message:.200}" if place else f"{error.message:.200}"
@@ -93,11 +85,7 @@ def _pattern(
 
 
 def _matches(pattern: str, text: str) -> bool:
-    """Whether the pattern is found anywhere in the text; True if RE2 cannot tell.
-
-    Raises:
-        re.error: no regular expression at all.
-    """
+    """Whether the pattern is found; True if RE2 cannot tell. Raises `re.error`: it is none."""
     try:
         return re2.search(pattern, writable(text), options=_OPTIONS) is not None
     except (re2.error, UnicodeEncodeError):

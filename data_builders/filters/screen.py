@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from data_builders.filters.drop import Drop, Match, Part, TextSpan
-from data_builders.filters.language import LanguageCheck
-from data_builders.filters.patterns import Matcher
+from data_builders.filters.patterns import LanguageCheck, Matcher
 from data_builders.filters.repetition import find_repetition
+from data_builders.rows.raw import Drop, Match, Part, TextSpan
 from posttrain.config.filters import (
     CopiedFilter,
     Filters,
@@ -124,10 +123,6 @@ Check = Callable[[Example, Sequence[TextPart]], Drop | None]
 
 class Screen:
     """The content filters of one source.
-
-    Args:
-        filters: which, and their limits.
-        encode: the recipe's tokenizer, for filters that count tokens.
 
     Raises:
         ConfigError: a pattern does not compile, or a library that a filter needs is missing.

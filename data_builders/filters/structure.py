@@ -12,8 +12,8 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from data_builders.filters.drop import Drop
 from data_builders.filters.schemas import UNUSABLE, declared, validator, violation
+from data_builders.rows.raw import Drop
 from posttrain.chat.reasoning import has_tags, split_think
 from posttrain.config.filters import StructuralFilters
 from posttrain.records import Example, Message, Role, ToolCall

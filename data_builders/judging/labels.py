@@ -108,13 +108,16 @@ def gold_of(ranking: float, row: Row, source: PreferenceSource) -> Gold:
     values = [row.get(name) for name in names]
     if values == [None, None]:
         return Gold(None, None, ranking)
-    scale, scores = source.scores, list[float]()
+    scale = source.scores
     low, high = (LOWEST_SCORE, HIGHEST_SCORE) if scale is None else (scale.low, scale.high)
-    for name, value in zip(names, values, strict=True):
+
+    def score(name: str, value: Any) -> float:
         if value is None:
             raise RowProblem("malformed_label", name, "one of two scores is missing")
         found = number(value, name)
         if not low <= found <= high:
             raise RowProblem("malformed_label", name, f"{found:g} is not within {low:g} … {high:g}")
-        scores.append(LOWEST_SCORE + (found - low) / (high - low) * (HIGHEST_SCORE - LOWEST_SCORE))
-    return Gold(*scores, ranking)
+        return LOWEST_SCORE + (found - low) / (high - low) * (HIGHEST_SCORE - LOWEST_SCORE)
+
+    first, second = map(score, names, values)
+    return Gold(first, second, ranking)

@@ -228,7 +228,7 @@ def select(
     modes: dict[bool | None, float] = {None: 1.0}
     if thinking_on is not None:
         modes = {True: thinking_on, False: 1 - thinking_on}
-    wanted = {
+    wanted: dict[Cell, float] = {
         (c, mode): s * part for c, s in shares.items() for mode, part in modes.items() if part
     }
     for cell, pairs in by_cell.items():

@@ -1,35 +1,57 @@
 """Pairs that exist as text: rows of preference files → candidate pairs with ids.
 
-Each side is rendered once, and each distinct text of a batch is tokenised once.
+    {"instruction": …, "completions": [{"response": …, "overall_score": 8.5}, …]}   UltraFeedback
+    {"context": […], "response1": …, "response2": …, "overall_preference": -3 … 3}  HelpSteer3
+    {"prompt": …, "response_1": …, "response_2": …, "preference_strength": -3 … 3}  HelpSteer2
+    {"prompt": …, "response": …, "helpfulness": 0 … 4}    HelpSteer2, the rows of a prompt raw_rows
+
+Of rated responses the best is chosen, and rejected is one of those rated lower, by a keyed hash
+(as `HuggingFaceH4/ultrafeedback_binarized` does at random). Rows that hold `chosen` and `rejected`
+stay as they are. Each side is rendered once, and each distinct text of a batch is tokenised once.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from data_builders.dialects import Conversation, RowProblem, reading_of
+from data_builders.dialects import Conversation, RowProblem, canonical, reading_of
 from data_builders.dialects.texts import read_side
 from data_builders.filters.structure import structural_drop
-from data_builders.judging.pair import shared_messages
+from data_builders.judging.labels import number
+from data_builders.judging.pair import marked_turns, shared_messages
 from data_builders.keyed import key64
 from data_builders.pairs.candidates import CandidatePair
 from data_builders.pairs.encode import Encoded, PairEncoder, distance, encode_turns, last_turn
 from data_builders.pairs.grading import Graded
-from data_builders.pairs.layouts import pair_rows
-from data_builders.rows.raw import Dropped, RawRow
+from data_builders.rows.raw import Dropped, RawRow, RawRows
 from data_builders.rows.read import RowCounts, end_on_assistant, read_rows
 from posttrain.chat import TrainingSample
 from posttrain.chat.masks import message_texts
 from posttrain.config.build_dpo import BuildDpoConfig
 from posttrain.config.source import SourceConfig
 from posttrain.errors import DataError
-from posttrain.records import Message, Pair, Side, content_id, make_example
+from posttrain.records import Message, Pair, Side, content_id, json_text, make_example
 
 BATCH = 256
+Row = Mapping[str, Any]
+Rated = tuple[Any, float]  # a response and its rating
+PairRow = tuple[RawRow | Dropped, int]  # a pair's row, or why there is none; rows it was read from
+_SCORES = (
+    ("score_chosen", "score_rejected"),
+    ("chosen_score", "rejected_score"),
+    ("chosen-rating", "rejected-rating"),
+    ("chosen_rating", "rejected_rating"),
+)
+_COMPARED = (
+    ("response1", "response2", "overall_preference"),
+    ("response_1", "response_2", "preference_strength"),
+)
+_STRONGEST = 3
+_RATED = {"prompt", "response", "helpfulness"}
 
 
 def read_offline(
@@ -202,3 +224,100 @@ def offline_candidate(pair: Pair, number: int, rows: int, seed: int) -> Candidat
         distance=distance(pair.chosen.ids, pair.rejected.ids),
         rows=rows,
     )
+
+
+def pair_rows(raws: RawRows, config: SourceConfig, *, seed: int) -> Iterator[PairRow]:
+    """Each pair as one row with `chosen` and `rejected`; rows that are none with their reason."""
+
+    def read() -> Iterator[tuple[RawRow | Dropped, object]]:
+        for raw in raws:
+            if isinstance(raw, Dropped):
+                yield raw, object()
+                continue
+            row = dict(canonical(raw.row, config))
+            # rated responses to one prompt follow each other
+            rated = _RATED.issubset(row)
+            yield raw._replace(row=row), [row["prompt"]] if rated else object()
+
+    for _, group in itertools.groupby(read(), key=lambda item: item[1]):
+        raw_rows = [raw for raw, _ in group]
+        rated = [raw for raw in raw_rows if isinstance(raw, RawRow)]
+        yield _pair(rated, seed) if rated else raw_rows[0], len(raw_rows)
+
+
+def _pair(raws: Sequence[RawRow], seed: int) -> RawRow | Dropped:
+    first = raws[0]
+    try:
+        return first._replace(row=_as_pair([raw.row for raw in raws], seed))
+    except RowProblem as problem:
+        return Dropped(problem.reason, str(problem), first.file, first.line)
+
+
+def _as_pair(rows: Sequence[Row], seed: int) -> dict[str, Any]:
+    row = rows[0]
+    if "chosen" in row or "rejected" in row:
+        return _checked(row)
+    if _RATED.issubset(row):
+        rated = [(one["response"], number(one["helpfulness"], "helpfulness")) for one in rows]
+        return _of(row, row["prompt"], *_best_and_lower(rated, seed, row["prompt"]))
+    if isinstance(row.get("completions"), list):
+        rated = [_rated(one, place) for place, one in enumerate(row["completions"])]
+        prompt = row.get("instruction", row.get("prompt"))
+        return _of(row, prompt, *_best_and_lower(rated, seed, prompt))
+    for one, other, strength in _COMPARED:
+        if {one, other, strength} <= row.keys():
+            preferred = _strength(row[strength], strength)
+            sides = (row[one], row[other]) if preferred < 0 else (row[other], row[one])
+            return _of(row, row.get("context", row.get("prompt")), *sides)
+    return dict(row)  # the reader of the dialect says what it lacks
+
+
+def _of(row: Row, prompt: Any, chosen: Any, rejected: Any) -> dict[str, Any]:
+    """The pair with what else a conversation has."""
+    rest = {key: row[key] for key in ("system", "tools") if row.get(key) is not None}
+    return {"prompt": marked_turns(prompt), "chosen": chosen, "rejected": rejected, **rest}
+
+
+def _checked(row: Row) -> dict[str, Any]:
+    """A pair whose scores, where it has any, prefer the chosen."""
+    for names in _SCORES:
+        if all(row.get(name) is not None for name in names):
+            chosen, rejected = (number(row[name], name) for name in names)
+            if chosen == rejected:
+                raise RowProblem("tie", ", ".join(names), f"both sides have {chosen:g}")
+            if chosen < rejected:
+                detail = f"{chosen:g} is below {rejected:g}"
+                raise RowProblem("scores_reversed", ", ".join(names), detail)
+    return dict(row)
+
+
+def _rated(completion: Any, place: int) -> Rated:
+    field = f"completions[{place}]"
+    if not isinstance(completion, dict) or not {"response", "overall_score"} <= completion.keys():
+        raise RowProblem("malformed_message", field, "response and overall_score are needed")
+    return completion["response"], number(completion["overall_score"], f"{field}.overall_score")
+
+
+def _best_and_lower(rated: Sequence[Rated], seed: int, prompt: Any) -> tuple[Any, Any]:
+    if len(rated) < 2:
+        raise RowProblem("single_response", "the prompt", "there is nothing to compare it with")
+    chosen, best = max(rated, key=lambda one: one[1])
+    lower = [response for response, rating in rated if rating < best]
+    if not lower:
+        raise RowProblem("tie", "the responses", f"all of them have {best:g}")
+
+    def order(response: Any) -> int:
+        return key64(seed, "rejected response", json_text([prompt, response]))
+
+    return chosen, min(lower, key=order)
+
+
+def _strength(value: Any, field: str) -> float:
+    if value is None:
+        raise RowProblem("no_preference", field, "the row does not say which is better")
+    found = number(value, field)
+    if found == 0:
+        raise RowProblem("tie", field, "neither response is preferred")
+    if abs(found) > _STRONGEST:
+        raise RowProblem("malformed_label", field, f"{found:g} is not within -3 … 3")
+    return found

@@ -73,5 +73,5 @@ def pair_from_row(row: Mapping[str, Any]) -> Pair:
 
 
 def _side(row: Mapping[str, Any], side: str) -> Side:
-    fields = {name: row[f"{side}_{name}"] for name, _ in _SIDE}
-    return Side(**fields | {name: tuple(fields[name]) for name in ("ids", "mask")})
+    ids, mask, *rest = (row[f"{side}_{name}"] for name, _ in _SIDE)
+    return Side(tuple(ids), tuple(mask), *rest)

@@ -36,9 +36,8 @@ from posttrain.runs import (
     parent_of,
     read_artifact,
 )
-from posttrain.sampling.generate import read_prompts
+from posttrain.sampling.generate import make_samples, read_prompts
 from posttrain.sampling.progress import SampleStats
-from posttrain.sampling.sample import make_samples
 from posttrain.tokens.tokenizer import encoder_of
 from reward.rlvr import Verified, verify_all
 

@@ -66,11 +66,7 @@ def find_files(config: SourceConfig, base_dir: Path) -> list[Path]:
 
 
 def open_whole(path: Path, config: SourceConfig) -> Opener:
-    """What opens a path, by its suffix.
-
-    Raises:
-        ConfigError: it is of no kind that can be read.
-    """
+    """What opens a path, by its suffix. Raises ConfigError: it is of no kind that can be read."""
     if path.is_dir():
         return open_directory(path, config)
     suffixes = [suffix.lower() for suffix in path.suffixes]

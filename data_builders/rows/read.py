@@ -81,9 +81,15 @@ def read_rows(config: SourceConfig, base_dir: Path) -> RawRows:
             that no row has, or no row matched its `where`.
         DataError: a file that cannot be read.
     """
-    fields = SeenFields(config)
     rows = open_rows(config, base_dir)  # at once: a bad path is an error before any row is read
-    return itertools.chain(matching_rows(rows, fields), _checked(fields, config.name))
+
+    def checked() -> RawRows:
+        fields = SeenFields(config)
+        yield from matching_rows(rows, fields)
+        if wrong := fields.problem(config.name):
+            raise ConfigError(wrong)
+
+    return checked()
 
 
 def matching_rows(rows: RawRows, fields: SeenFields) -> RawRows:
@@ -91,12 +97,6 @@ def matching_rows(rows: RawRows, fields: SeenFields) -> RawRows:
     for raw in rows:
         why = fields.unmet(raw.row) if isinstance(raw, RawRow) else None
         yield raw if why is None else Dropped(*why, raw.file, raw.line)
-
-
-def _checked(fields: SeenFields, source: str) -> RawRows:
-    if wrong := fields.problem(source):
-        raise ConfigError(wrong)
-    yield from ()
 
 
 def read_each(

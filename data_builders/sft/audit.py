@@ -22,12 +22,7 @@ Int = npt.NDArray[np.int64]
 def audit_sources(
     sources: Sequence[PreparedSource], drops: Sequence[Mapping[str, Int]] | None, marks: Marks
 ) -> Audit:
-    """Audit what was prepared of all sources.
-
-    Args:
-        drops: per source, by reason, the numbers of records that the plan does not use.
-        marks: by which the sequences were read.
-    """
+    """Audit all sources but for the records that `drops` has, per source by reason."""
     audit = Audit({s.name: SourceFigures.empty(marks, knows_cuts=True) for s in sources})
     unused = [np.unique(np.concatenate([np.empty(0, np.int64), *o.values()])) for o in drops or ()]
     unused = unused or [np.empty(0, np.int64) for _ in sources]

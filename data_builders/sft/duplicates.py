@@ -69,11 +69,8 @@ def find_copies(sources: Sequence[PreparedSource], config: DeduplicationConfig) 
 def dropped_lines(
     sources: Sequence[PreparedSource], dropped: Drops, copies: Copies | None
 ) -> Iterator[str]:
-    """A line of `dropped.jsonl` for every record that was prepared and is left out, in order.
-
-    Args:
-        sources: whose parts were prepared with `write_dropped`.
-        dropped: per source, by reason, the numbers of its records, copies among them.
+    """A line of `dropped.jsonl` for every record that was prepared and is left out, in order;
+    `dropped` has their numbers per source by reason, copies among them.
     """
     columns = DedupColumns([folder for source in sources for folder in source.folders])
     starts = np.cumsum([0, *map(len, sources)])

@@ -90,11 +90,7 @@ EVALUATION = "evaluation files"  # no source can have a name with a space
 
 
 def evaluation_files(config: DecontaminationConfig | None, base_dir: Path) -> list[Input]:
-    """All files that decontamination reads, hashed.
-
-    Raises:
-        ConfigError: a path that matches nothing.
-    """
+    """All files that decontamination reads, hashed. Raises as `input_files`."""
     entries = config.files if config is not None else ()
     paths = [path for file in entries for path in input_files(as_source(file), base_dir)]
     return [_input(EVALUATION, p, base_dir, sha256_file(p)) for p in dict.fromkeys(paths)]
@@ -146,10 +142,7 @@ def as_stats(inputs: Iterable[Input]) -> list[dict[str, Any]]:
 
 
 def check_unchanged(manifest: Manifest, inputs: Sequence[Input], *others: str) -> None:
-    """Refuse to call a finished artifact up to date when what it was made from is not the same.
-
-    Args:
-        others: names of what else has changed.
+    """Refuse to call a finished artifact up to date when its inputs, or `others`, have changed.
 
     Raises:
         ConfigError: naming what changed.

@@ -214,9 +214,6 @@ def hold_out(
 ) -> tuple[list[Int], Keys]:
     """Choose in every source; of a conversation in several, evaluation sees the first source's.
 
-    Args:
-        usable: which records of each source may be used at all.
-
     Returns:
         Per source the numbers of the records that evaluation sees, and the ids of all
         conversations that are kept out of training.

@@ -85,13 +85,9 @@ class PartWriter(AbstractContextManager["PartWriter"]):
     """Writes one part; the folder appears under its name when the part is finished.
 
     Args:
-        folder: the part's.
         scratch: names the unfinished folder; two builds that share a folder give different ones.
         marks: by which each sequence's supervision is read.
-        dedup: whether there are files for the columns of deduplication.
-
-    Attributes:
-        files: by name, open; those of deduplication and `dropped.jsonl` are for the caller to fill.
+        dedup: whether there are `files` for the columns of deduplication, for the caller to fill.
     """
 
     def __init__(self, folder: Path, *, scratch: str, marks: Marks, dedup: bool = False) -> None:
@@ -101,26 +97,39 @@ class PartWriter(AbstractContextManager["PartWriter"]):
         self._partial.mkdir(parents=True)
         names = (*_FILES, *COLUMN_FILES) if dedup else _FILES
         self.files: dict[str, BinaryIO] = {n: (self._partial / n).open("wb") for n in names}
-        self._records = self._sequences = self._tokens = self._text = 0
 
     def write(self, batch: Sequence[Prepared]) -> None:
         """Write the records of a batch that were kept."""
         kept = [p for p in batch if p.drop is None]
         if not kept:
             return
+        at = {name: file.tell() for name, file in self.files.items()}
         rows = [s for p in kept for s in p.sequences]
+        counts = np.array([len(p.sequences) for p in kept], np.int64)
+        starts = np.cumsum(counts) - counts
         sequences = sequence_rows(rows, self._marks)
-        sequences["at"] += self._tokens
-        counts = [len(p.sequences) for p in kept]
-        sequences["record"] = self._records + np.repeat(np.arange(len(kept)), counts)
-        self._records += len(kept)
-        self.files["records.bin"].write(self._record_rows(kept, sequences).tobytes())
-        self.files["sequences.bin"].write(sequences.tobytes())
+        sequences["at"] += at["tokens.bin"] // 4
+        number = at["records.bin"] // RECORD.itemsize
+        sequences["record"] = number + np.repeat(np.arange(len(kept)), counts)
+        records = np.zeros(len(kept), RECORD)
+        examples = [p.example for p in kept]
+        names = [(e.id, e.license, e.dialect, e.metadata) for e in examples]
+        records["id64"] = [key64(0, "record", own[0]) for own in names]
+        records["row64"] = [key64(0, "row", *own) for own in names]
+        texts = [json.dumps(own).encode() for own in names]
+        sizes = np.array([len(text) for text in texts], np.int64)
+        records["text"] = at["texts.bin"] + np.cumsum(sizes) - sizes
+        records["text_size"] = sizes
+        records["sequences"] = counts
+        records["first"] = at["sequences.bin"] // SEQUENCE.itemsize + starts
+        for column, of_sequence in (("tokens", "length"), ("trained", "trained")):
+            records[column] = np.add.reduceat(sequences[of_sequence], starts, dtype=np.uint64)
         tokens = [part for row in rows for part in (row.tokens.ids, row.tokens.spans)]
+        self.files["records.bin"].write(records.tobytes())
+        self.files["sequences.bin"].write(sequences.tobytes())
         joined = np.concatenate(tokens, dtype="<i4", casting="same_kind")
         self.files["tokens.bin"].write(joined.tobytes())
-        self._tokens += len(joined)
-        self._sequences += len(rows)
+        self.files["texts.bin"].write(b"".join(texts))
 
     def finish(self, counts: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> None:
         """Write the counts and the samples; the part is complete."""
@@ -142,23 +151,6 @@ class PartWriter(AbstractContextManager["PartWriter"]):
         # an unfinished folder is left, and goes when its build is run again
         for file in self.files.values():
             file.close()
-
-    def _record_rows(self, kept: Sequence[Prepared], sequences: Rows) -> Rows:
-        found = np.zeros(len(kept), RECORD)
-        counts = np.array([len(p.sequences) for p in kept], np.int64)
-        starts = np.cumsum(counts) - counts
-        rows = [(p.example.id, p.example.license, p.example.dialect, p.example.metadata)
-                for p in kept]  # fmt: skip
-        found["id64"] = [key64(0, "record", row[0]) for row in rows]
-        found["row64"] = [key64(0, "row", *row) for row in rows]
-        texts = [json.dumps(row).encode() for row in rows]
-        sizes = np.array([len(text) for text in texts], np.int64)
-        found["text"], found["text_size"] = self._text + np.cumsum(sizes) - sizes, sizes
-        self._text += self.files["texts.bin"].write(b"".join(texts))
-        found["sequences"], found["first"] = counts, self._sequences + starts
-        found["tokens"] = np.add.reduceat(sequences["length"], starts, dtype=np.uint64)
-        found["trained"] = np.add.reduceat(sequences["trained"], starts, dtype=np.uint64)
-        return found
 
 
 def sequence_rows(rows: Sequence[PreparedSequence], marks: Marks) -> Rows:
@@ -240,11 +232,7 @@ class PreparedSource:
 
     def __len__(self) -> int:
         """Records in it."""
-        return int(self.record_starts()[-1])
-
-    def record_starts(self) -> Int:
-        """(parts + 1,) the number of each part's first record, and how many there are."""
-        return self._starts("records.bin", RECORD)
+        return int(self._starts("records.bin", RECORD)[-1])
 
     def sequence_starts(self) -> Int:
         """(parts + 1,) the number of each part's first sequence, and how many there are."""
@@ -256,15 +244,12 @@ class PreparedSource:
 
     def parts(self) -> Iterator[PreparedPart]:
         """All parts, one after the other."""
-        records, sequences = self.record_starts().tolist(), self.sequence_starts().tolist()
+        first = first_sequence = 0
         for number, folder in enumerate(self.folders):
-            yield PreparedPart(
-                number,
-                first=records[number],
-                first_sequence=sequences[number],
-                records=mapped(folder / "records.bin", RECORD),
-                sequences=mapped(folder / "sequences.bin", SEQUENCE),
-            )
+            records = mapped(folder / "records.bin", RECORD)
+            sequences = mapped(folder / "sequences.bin", SEQUENCE)
+            yield PreparedPart(number, first, first_sequence, records, sequences)
+            first, first_sequence = first + len(records), first_sequence + len(sequences)
 
     def records(self, *columns: str) -> Rows:
         """Some columns of all records, in memory."""

@@ -160,11 +160,7 @@ _ADVICE = {
 
 
 def losses_exceeded(name: str, stats: Mapping[str, Any], limits: LimitsConfig) -> list[str]:
-    """Reasons to which more of a source is lost than the recipe allows, and what to do.
-
-    Args:
-        stats: as `PartCounts.stats` gives them.
-    """
+    """Reasons to which more of a source is lost than the recipe allows, and what to do."""
     rows, lost = stats["rows_in"], stats["sequences_lost"]
     sequences = stats["sequences"] + sum(lost.values())
     problems: list[str] = []

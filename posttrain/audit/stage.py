@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -19,6 +20,7 @@ from posttrain.records import json_text
 from posttrain.report import ensure_report, write_report
 from posttrain.report.console import print_sections
 from posttrain.report.pages.supervision import ROWS, supervision
+from posttrain.report.section import counted
 from posttrain.runs import (
     MANIFEST,
     Counts,
@@ -37,8 +39,36 @@ def audit_data(recipe: AuditConfig) -> list[str]:
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
     tokens = audit_tokens(recipe, first=Path(recipe.data[0]))
     if recipe.out is None:
-        return _show(console, recipe, *_audit(recipe, tokens))
-    return _keep(console, recipe, tokens, Path(recipe.out))
+        return _show(console, recipe, *_audit(recipe, tokens))["violations"]
+    out, parents, files = Path(recipe.out), list[Parent](), list[str]()
+    for path in map(Path, recipe.data):
+        if (path / MANIFEST).is_file():
+            parents.append(parent_of(path, relative_to=out, manifest=read_artifact(path)))
+        else:
+            files += [sha256_file(file) for file, _ in data_files(path)]
+    config = recipe.model_dump(mode="json", exclude={"out", "data"}) | {
+        "data": [parent.digest for parent in parents] + files,
+        "tokenizer_digest": tokens.encoder.digest,
+    }
+    with open_run(out, kind=KIND, config=config) as stage:
+        if stage.complete:
+            ensure_report(out)
+            console.print(f"{out} is complete, nothing to do")
+            return list(read_artifact(out, verify=False).stats["violations"])
+        reader, audit = _audit(recipe, tokens)
+        stats = _show(console, recipe, reader, audit)
+        rows = audit.worst.rows(tokens.encoder.decode)
+        atomic_write_text(stage.path / ROWS, "".join(json_text(row) + "\n" for row in rows))
+        dropped = sum(reader.dropped.values(), Counter[str]())
+        rows_in = reader.rows_in.total()
+        stage.finish(
+            counts=Counts(rows_in, rows_in - dropped.total(), dict(sorted(dropped.items()))),
+            files={ROWS: len(rows)},
+            parents=parents,
+            stats=stats,
+        )
+        console.print(f"{write_report(out)}")
+        return stats["violations"]
 
 
 def _audit(recipe: AuditConfig, tokens: AuditTokens) -> tuple[SetReader, Audit]:
@@ -53,67 +83,26 @@ def _audit(recipe: AuditConfig, tokens: AuditTokens) -> tuple[SetReader, Audit]:
     return reader, audit_set(reader, marks)
 
 
-def _show(console: Console, recipe: AuditConfig, reader: SetReader, audit: Audit) -> list[str]:
-    """Print the figures; returns what crosses a limit."""
+def _show(console: Console, recipe: AuditConfig, reader: SetReader, audit: Audit) -> dict[str, Any]:
+    """Print the figures; returns the stats, with what crosses a limit as `violations`."""
     figures = {name: found.stats() for name, found in audit.figures.items()}
-    print_sections(console, [supervision(figures, bounds(recipe.limits))])
-    for source, reasons in reader.dropped.items():
-        lost = ", ".join(f"{reason} {count:,}" for reason, count in sorted(reasons.items()))
-        console.print(f"{source}: of {reader.rows_in[source]:,} rows left out: {lost}")
-    nothing = [
-        f"source {source!r}: none of its {rows:,} rows could be audited"
-        for source, rows in reader.rows_in.items()
+    limits = bounds(recipe.limits)
+    print_sections(console, [supervision(figures, limits)])
+    rows = {
+        source: {"in": number, "dropped": dict(sorted(reader.dropped.get(source, {}).items()))}
+        for source, number in reader.rows_in.items()
+    }
+    for source, own in rows.items():
+        if own["dropped"]:
+            console.print(f"{source}: of {own['in']:,} rows left out: {counted(own['dropped'])}")
+    crossed = [
+        f"source {source!r}: none of its {own['in']:,} rows could be audited"
+        for source, own in rows.items()
         if source not in figures
     ]
-    if not figures and not nothing:
-        nothing = ["nothing was audited: the data has no rows"]
-    crossed = [line for name, f in figures.items() for line in violations(name, f, recipe.limits)]
-    return [*nothing, *crossed]
-
-
-def _keep(console: Console, recipe: AuditConfig, tokens: AuditTokens, out: Path) -> list[str]:
-    """The audit as an artifact with a report; returns what crosses a limit."""
-    parents, files = _inputs(recipe, out)
-    config = recipe.model_dump(mode="json", exclude={"out", "data"}) | {
-        "data": [parent.digest for parent in parents] + [digest for _, digest in files],
-        "tokenizer_digest": tokens.encoder.digest,
-    }
-    with open_run(out, kind=KIND, config=config) as stage:
-        if stage.complete:
-            ensure_report(out)
-            console.print(f"{out} is complete, nothing to do")
-            return list(read_artifact(out, verify=False).stats["violations"])
-        reader, audit = _audit(recipe, tokens)
-        crossed = _show(console, recipe, reader, audit)
-        rows = audit.worst.rows(tokens.encoder.decode)
-        atomic_write_text(stage.path / ROWS, "".join(json_text(row) + "\n" for row in rows))
-        total = sum(reader.dropped.values(), Counter[str]())
-        rows_in = reader.rows_in.total()
-        stage.finish(
-            counts=Counts(rows_in, rows_in - total.total(), dict(sorted(total.items()))),
-            files={ROWS: len(rows)},
-            parents=parents,
-            stats={
-                "rows": {
-                    s: {"in": number, "dropped": dict(sorted(reader.dropped.get(s, {}).items()))}
-                    for s, number in reader.rows_in.items()
-                },
-                "supervision": {name: found.stats() for name, found in audit.figures.items()},
-                "supervision_limits": bounds(recipe.limits),
-                "violations": crossed,
-            },
-        )
-        console.print(f"{write_report(out)}")
-        return crossed
-
-
-def _inputs(recipe: AuditConfig, out: Path) -> tuple[list[Parent], list[tuple[str, str]]]:
-    """The artifacts that are looked at, verified; the other files with their hashes."""
-    parents: list[Parent] = []
-    files: list[tuple[str, str]] = []
-    for path in map(Path, recipe.data):
-        if (path / MANIFEST).is_file():
-            parents.append(parent_of(path, relative_to=out, manifest=read_artifact(path)))
-        else:
-            files += [(file.name, sha256_file(file)) for file, _ in data_files(path)]
-    return parents, files
+    if not rows:
+        crossed = ["nothing was audited: the data has no rows"]
+    for name, found in figures.items():
+        crossed += violations(name, found, recipe.limits)
+    stats = {"rows": rows, "supervision": figures, "supervision_limits": limits}
+    return stats | {"violations": crossed}

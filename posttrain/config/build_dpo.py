@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from posttrain.config.base import Strict, refuse_shares, refuse_twice
+from posttrain.config.base import Strict, refuse, refuse_shares, refuse_twice
 from posttrain.config.build_sft import TokenizerConfig
 from posttrain.config.source import SourceConfig
 from posttrain.records import Category
@@ -61,14 +61,12 @@ class BuildDpoConfig(Strict):
                 + (f"{', '.join(sorted(sampled))} need samples:" if sampled else "none is named")
             )
         if bool(self.offline) != ("offline" in self.categories):
-            raise ValueError("give both or neither: sources in offline:, a share of `offline`")
+            raise ValueError("give both, or neither: sources in offline:, a share of `offline`")
         if self.offline and not self.samples and self.tokenizer is None:
             raise ValueError("offline pairs without samples need a tokenizer:")
         for source in self.offline:
-            if source.metadata or source.license_field:
-                raise ValueError(
-                    f"offline source {source.name!r}: pairs carry no metadata or license"
-                )
-            if source.dialect not in (None, "chosen_rejected"):
-                raise ValueError(f"offline {source.name!r}: its dialect is chosen_rejected")
+            refuse(f"offline source {source.name!r}", {
+                "pairs carry no metadata or license": source.metadata or source.license_field,
+                "its dialect is chosen_rejected": source.dialect not in (None, "chosen_rejected"),
+            })  # fmt: skip
         refuse_twice("offline source", [source.name for source in self.offline])

@@ -6,18 +6,15 @@ from typing import Annotated, Any, Literal, Self, cast
 from pydantic import Field
 
 from posttrain.config.backend import BackendConfig, check_checkpoint, without_reaching
-from posttrain.config.base import Name, Strict, refuse_twice
+from posttrain.config.base import Name, Strict, refuse, refuse_twice
 from posttrain.config.judge import JudgeConfig, LabelJudgeConfig
 from posttrain.config.load import nearest
 from posttrain.config.prompts import (
     GIVEN_TOOLS,
     NO_TOOLS,
     AnySource,
-    ChatPrompts,
     EnvironmentPrompts,
-    QuestionPrompts,
     Setting,
-    TinyWorldPrompts,
     check_prompts,
 )
 from posttrain.config.sample import SamplingConfig, ToolLoopSampling, check_chat
@@ -122,10 +119,7 @@ class InspectTask(Strict):
         check_templates(where, self.templates or (), options=False, own_format=True)
 
 
-AnyTask = Annotated[
-    TinyWorldPrompts | QuestionPrompts | ChatPrompts | EnvironmentPrompts | InspectTask,
-    Field(discriminator="format"),
-]
+AnyTask = Annotated[AnySource | InspectTask, Field(discriminator="format")]
 
 
 class EvalSetting(Setting):
@@ -196,15 +190,12 @@ class EvalConfig(CheckpointsConfig):
         names = [f"{p.name}.{s.name}" for p in self.prompts for s in self.settings]
         refuse_twice("source.setting", names)
         for task in self.prompts:
-            if not any(task.name in (s.sources or (task.name,)) for s in self.settings):
-                raise ValueError(
-                    f"no setting asks source {task.name!r}: add it to one, or leave it out"
-                )
-            if getattr(task, "augment", None) is not None:
-                raise ValueError(
-                    f"source {task.name!r}: augment is for training; templates asks every question "
-                    "in each template"
-                )
+            asked = any(task.name in (s.sources or (task.name,)) for s in self.settings)
+            refuse("prompts", {
+                f"no setting asks source {task.name!r}: add it to one, or leave it out": not asked,
+                f"source {task.name!r}: augment is for training; templates asks each question in "
+                "each template": getattr(task, "augment", None) is not None,
+            })  # fmt: skip
         for name in self.checkpoints:
             check_chat(self.backend_of(name), self.settings)
         for name in self.prices:
@@ -219,13 +210,12 @@ class EvalConfig(CheckpointsConfig):
             self.sampling_of(setting.name)
             if not any(one.name in (setting.sources or (one.name,)) for one in self.inspect_tasks):
                 continue
-            if setting.tools not in (NO_TOOLS, GIVEN_TOOLS) or setting.where is not None:
-                raise ValueError(
-                    f"setting {setting.name!r}: a task of inspect has its own tools and samples; "
-                    "name the other tasks in sources, or leave out tools and where"
-                )
-            if setting.thinking not in (0, 1, "both"):
-                raise ValueError(f"setting {setting.name!r}: inspect takes thinking 0, 1 or both")
+            own = setting.tools in (NO_TOOLS, GIVEN_TOOLS) and setting.where is None
+            refuse(f"setting {setting.name!r}", {
+                "a task of inspect has its own tools and samples; name the other tasks in sources, "
+                "or leave out tools and where": not own,
+                "inspect takes thinking 0, 1 or both": setting.thinking not in (0, 1, "both"),
+            })  # fmt: skip
 
     @property
     def inspect_tasks(self) -> tuple[InspectTask, ...]:

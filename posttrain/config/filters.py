@@ -47,10 +47,8 @@ class StructuralFilters(Strict):
 
 
 class RepetitionFilter(Strict):
-    """When a trace or an answer is a pathological repetition.
-
-    The paper (3.1.3) names repeated n-grams in a sliding window and across the trajectory; all
-    numbers are ours. A *word* is a run of letters, digits or signs, an ideograph, or a line end.
+    """When a trace or an answer is a pathological repetition (paper, 3.1.3; all numbers are ours).
+    A *word* is a run of letters, digits or signs, an ideograph, or a line end.
 
     compression_ratio: a text is looked at if 1 kB of it compresses this well, given what stands
         before it (LZ4, or else zlib at level 1).

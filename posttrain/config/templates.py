@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from posttrain.config.base import Name, Strict, refuse_twice
+from posttrain.config.base import Name, Strict, refuse, refuse_twice
 from posttrain.config.load import nearest
 from posttrain.config.recipe_files import read_mapping
 from posttrain.errors import ConfigError
@@ -36,10 +36,12 @@ class PromptTemplate(Strict):
         return bool(set(PLACEHOLDER.findall(self.text)) - {"question"})
 
     def check(self) -> None:
-        if PLACEHOLDER.findall(self.text).count("question") != 1:
-            raise ValueError(f"template {self.name!r}: {{question}} has to be in its text once")
-        if self.answer is not None and self.answer.count("{answer}") != 1:
-            raise ValueError(f"template {self.name!r}: {{answer}} has to be in its answer once")
+        questions = PLACEHOLDER.findall(self.text).count("question")
+        answers = 1 if self.answer is None else self.answer.count("{answer}")
+        refuse(f"template {self.name!r}", {
+            "{question} has to be in its text once": questions != 1,
+            "{answer} has to be in its answer once": answers != 1,
+        })  # fmt: skip
 
     def filled(self, question: str, options: Mapping[str, str]) -> str:
         """The user message; what is filled in is not looked at again."""
@@ -98,11 +100,9 @@ def check_templates(
     """
     refuse_twice(f"{where}: template", [one.name for one in templates])
     for one in templates:
-        if one.shows_options != options:
-            why = "shows no options" if options else "shows options, and there are none"
-            raise ValueError(f"{where}: template {one.name!r} {why}")
-        if own_format and one.answer is not None:
-            raise ValueError(
-                f"{where}: template {one.name!r} requests an answer format, but the questions "
-                "bring their own; take templates without `answer`, such as framing"
-            )
+        refuse(f"{where}: template {one.name!r}", {
+            "shows no options": options and not one.shows_options,
+            "shows options, and there are none": one.shows_options and not options,
+            "requests an answer format, but the questions bring their own; take templates without "
+            "`answer`, such as framing": own_format and one.answer is not None,
+        })  # fmt: skip

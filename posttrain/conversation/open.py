@@ -8,7 +8,7 @@ from typing import Any
 from posttrain.chat.reasoning import OPEN
 from posttrain.config.backend import ChatBackend
 from posttrain.conversation.terminal import Terminal
-from posttrain.sampling.engines.chat_stream import Kind, StreamingChatSampler
+from posttrain.sampling.engines.chat import Kind, StreamingChatSampler
 from posttrain.sampling.engines.http import Client
 from posttrain.sampling.sampler import Ids, Sampler
 

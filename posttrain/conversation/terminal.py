@@ -19,7 +19,7 @@ from posttrain.chat.parse import CALL_OPEN
 from posttrain.chat.reasoning import CLOSE, OPEN
 from posttrain.jsontext import printable
 from posttrain.rollouts import Step
-from posttrain.sampling.engines.chat_stream import Kind
+from posttrain.sampling.engines.chat import Kind
 
 _TAG_TEXTS: dict[Kind, tuple[str, ...]] = {"reasoning": (CLOSE,), "answer": (OPEN, CALL_OPEN)}
 _TAGS = {kind: re.compile("|".join(map(re.escape, tags))) for kind, tags in _TAG_TEXTS.items()}

@@ -1,12 +1,7 @@
 """Python as a tool: each call runs one program in a sandbox of its own and returns what it printed.
 
-    tool = python_tool()
-    await tool.call({"code": "x = 6\\nx * 7"}) == "42"
-    await tool.call({"code": "1/0"})
-    → "error: exit code 1\\nTraceback (most recent call last): …ZeroDivisionError: division by zero"
-
-As at a prompt, the value of a last expression is printed unless it is None. Nothing lasts from one
-call to the next: no variables, no files. Output is stdout and stderr in the order written.
+As at a prompt, the value of a last expression is printed unless it is None. Output is stdout and
+stderr in the order written.
 """
 
 from __future__ import annotations
@@ -59,16 +54,13 @@ _ENDED = {
 
 
 def python_tool(limits: Limits | None = None) -> Tool:
-    """The tool; `limits` are those of one call.
-
-    Raises:
-        ConfigError: programs cannot be contained on this machine.
-    """
-    interpreter = check_sandbox()
+    """The tool; `limits` are those of one call. Raises ConfigError: programs cannot be contained on
+    this machine."""
+    python = check_sandbox()
     bounds = limits or Limits()
 
     async def run(code: str) -> str:
-        argv = [interpreter.executable, "-P", "-s", "-c", _RUNNER, _PROGRAM]
+        argv = [python, "-P", "-s", "-c", _RUNNER, _PROGRAM]
         source = code.encode("utf-8", "surrogatepass")
         result = await run_sandboxed(argv, files={_PROGRAM: source}, limits=bounds)
         return _result_text(result, bounds)

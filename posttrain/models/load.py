@@ -200,50 +200,6 @@ def has_recurrent_kernels() -> bool:
 
 # -- models with random weights, from a mapping that a recipe can hold -----------------------------
 
-# what did best on the tiny world among a dozen trials (docs/guides/tiny-world.md): three layers, a
-# wide initialisation (the usual 0.02 is made for wide models) and rotations for short contexts
-TINY_ATTENTION: dict[str, Any] = {
-    "model_type": "qwen3",
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "head_dim": 32,
-    "initializer_range": 0.08,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
-    "max_position_embeddings": 2048,
-    "tie_word_embeddings": True,
-}
-
-# one of each kind of layer NemotronH has, the attention in the middle as in Nano
-TINY_HYBRID: dict[str, Any] = {
-    "model_type": "nemotron_h",
-    "hidden_size": 96,
-    "layers_block_type": [
-        "linear_attention",
-        "moe",
-        "full_attention",
-        "moe",
-        "linear_attention",
-        "mlp",
-    ],
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 24,
-    "intermediate_size": 192,
-    "ssm_state_size": 16,
-    "mamba_num_heads": 6,
-    "mamba_head_dim": 32,
-    "n_groups": 2,
-    "chunk_size": 32,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 96,
-    "moe_shared_expert_intermediate_size": 96,
-    "max_position_embeddings": 2048,
-}
-
 # accepted by every config although no signature names them
 _COMMON = ("num_hidden_layers", "hybrid_override_pattern", "rope_theta", "rope_scaling")
 

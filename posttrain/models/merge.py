@@ -96,9 +96,9 @@ def adapter_source(folder: Path, *, base: str | None) -> AdapterSource:
         raise ConfigError(f"{adapter} has no {_WEIGHTS}; pickled weights are not read")
     try:
         config: Any = json.loads((adapter / _CONFIG).read_text("utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{adapter / _CONFIG} is no JSON: {error}") from error
-    method = config.get("peft_type") if isinstance(config, dict) else "no object"
+        method = config.get("peft_type")
+    except (ValueError, AttributeError) as error:
+        raise ConfigError(f"{adapter / _CONFIG} is no JSON object: {error}") from error
     if method != "LORA":
         raise ConfigError(f"{adapter} is {method}; only LORA is merged")
     named = base or config.get("base_model_name_or_path")
@@ -185,11 +185,11 @@ def merge(source: AdapterSource, out: Path, *, dtype: MergeDtype) -> MergeCheck:
             details=[],
         )
         atomic_write_text(out / CARD, card)
-        own = [path.name for path in out.iterdir() if path.is_file()]
+        own = {path.name for path in out.iterdir() if path.is_file()} - {CARD, STAGE}
         known = source.manifest or base
         run.finish(
             counts=Counts(0, 0),
-            files={name: None for name in own if name not in (CARD, STAGE)},
+            files=dict.fromkeys(own),
             parents=parents,
             template_digest=known.template_digest if known else None,
             stats={"check": asdict(check), "dtype": dtype},

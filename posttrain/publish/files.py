@@ -33,7 +33,7 @@ _TEXTS = {
 }  # fmt: skip
 _FOLDERS = {
     "adapter": "merged into the weights",
-    "rollouts": "samples of the training prompts: --samples",
+    "rollouts": "samples of the training prompts",
     **dict.fromkeys(("resume", "reference", "tensorboard"), "state of the run"),
 }
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
@@ -72,7 +72,6 @@ def upload_plan(
     *,
     evaluations: Sequence[Path] = (),
     license: str | None = None,
-    samples: bool = False,
 ) -> UploadPlan:
     """Read a checkpoint and decide; nothing is written and no network is used.
 
@@ -80,7 +79,6 @@ def upload_plan(
         repository: `ORG/NAME`.
         evaluations: artifacts whose figures of this checkpoint go into the card.
         license: of the weights; None keeps the card's.
-        samples: publish the rollouts, too.
 
     Raises:
         ConfigError: no such name can be, no weights in safetensors, a secret or a home directory.
@@ -104,7 +102,7 @@ def upload_plan(
     }
     files: dict[str, Path | bytes] = {}
     for entry in manifest.files:
-        why = _why_not(entry.path, samples=samples)
+        why = _why_not(entry.path)
         if why is None:
             files[entry.path] = folder / entry.path
         elif entry.path != CARD:  # is written anew
@@ -122,12 +120,10 @@ def upload_plan(
     return UploadPlan(repository, files, left_out, card, manifest.digest, warnings)
 
 
-def _why_not(name: str, *, samples: bool) -> str | None:
+def _why_not(name: str) -> str | None:
     """Why a listed file is not published; None: it is."""
     folder, inside, rest = name.partition("/")
     if inside:
-        if folder == "rollouts" and samples:
-            return None
         if folder == "additional_chat_templates" and rest.endswith(".jinja"):
             return None
         if folder.startswith("checkpoint-epoch-"):

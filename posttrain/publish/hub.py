@@ -6,19 +6,17 @@ and tries transfers again. Files are added and replaced, never deleted.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from posttrain.errors import ConfigError
 from posttrain.publish.files import UploadPlan
 
 
-def push(plan: UploadPlan, *, private: bool, show: Callable[[str], None]) -> str:
-    """Publish and return the repository's address; after a failure the same call goes on.
+def push(plan: UploadPlan, *, private: bool) -> None:
+    """Publish, and print what is done; after a failure the same call goes on.
 
     Args:
         private: create it so; an existing public repository is then refused.
-        show: called with lines on what is done.
 
     Raises:
         ConfigError: no token, no right, no network, or the hub has other bytes afterwards.
@@ -42,13 +40,13 @@ def push(plan: UploadPlan, *, private: bool, show: Callable[[str], None]) -> str
             if private and not there_private:
                 raise ConfigError(f"{name} exists and is public: give --public to push to it")
             if there_private and not private:
-                show(f"{name} exists and stays private; its settings page changes that")
+                print(f"{name} exists and stays private; its settings page changes that")
             stay = sorted({*api.list_repo_files(name)} - {*plan.files, ".gitattributes"})
             if stay:
-                show(f"{name} exists; these files stay as they are: {', '.join(stay)}")
+                print(f"{name} exists; these files stay as they are: {', '.join(stay)}")
         except RepositoryNotFoundError:
             api.create_repo(name, private=private, exist_ok=True)
-            show(f"created {name}, {'private' if private else 'public'}")
+            print(f"created {name}, {'private' if private else 'public'}")
         operations = [CommitOperationAdd(path, source) for path, source in plan.files.items()]
         commit = api.create_commit(
             name, operations, commit_message=f"checkpoint {plan.digest[:12]} of posttrain"
@@ -70,8 +68,8 @@ def push(plan: UploadPlan, *, private: bool, show: Callable[[str], None]) -> str
     wrong = [one.path_in_repo for one in operations if not _same(one, there.get(one.path_in_repo))]
     if wrong:
         raise ConfigError(f"{name}: the hub does not hold what was sent: {', '.join(wrong)}")
-    show(f"commit {commit.oid[:12]}: {len(plan.files)} files, checked against their hashes")
-    return str(commit.repo_url)
+    print(f"commit {commit.oid[:12]}: {len(plan.files)} files, checked against their hashes")
+    print(commit.repo_url)
 
 
 def _same(sent: Any, there: Any) -> bool:

@@ -206,7 +206,7 @@ def _frame(
     _place(axes, left, 18, top, 52, HEIGHT)
     text = axes.figure.text
     text((left / WIDTH + 1) / 2, 6 / HEIGHT, chart.x, ha="center")
-    side = {"rotation": "vertical", "rotation_mode": "anchor", "va": "top"}
+    side: dict[str, Any] = {"rotation": "vertical", "rotation_mode": "anchor", "va": "top"}
     text(6 / WIDTH, (HEIGHT - top + 52) / 2 / HEIGHT, chart.y, ha="center", **side)
 
 

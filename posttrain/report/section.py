@@ -219,6 +219,20 @@ def counted(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
 
 
+def nested(counts: Mapping[str, Mapping[str, int]]) -> list[list[object]]:
+    """Counts of counts, one row each."""
+    return [[name, key, count] for name, own in counts.items() for key, count in own.items()]
+
+
+def dropped_rows(sources: Mapping[str, Row]) -> list[list[object]]:
+    """Of each source: a reason, how many rows it took, and one of them."""
+    return [
+        [name, reason, count, own["examples"].get(reason)]
+        for name, own in sources.items()
+        for reason, count in own["dropped"].items()
+    ]
+
+
 def shortened(text: str, most: int = SHOWN_CHARACTERS) -> str:
     """The beginning and the end of a text, with the number of characters left out between them."""
     rest, half = len(text) - most, most // 2

@@ -60,8 +60,8 @@ class Generation:
     error: str | None = None
 
 
-class Sampler(Protocol):
-    """A model behind some backend."""
+class Backend(Protocol):
+    """Whatever makes tokens."""
 
     @property
     def batched(self) -> bool:
@@ -72,6 +72,10 @@ class Sampler(Protocol):
     def identity(self) -> Mapping[str, Any]:
         """Backend, model and weights digest, template and tokenizer digests: what a lock binds."""
         ...
+
+
+class Sampler(Backend, Protocol):
+    """A model behind some backend."""
 
     async def sample(
         self, requests: Sequence[Request], *, progress: Progress = None
@@ -130,14 +134,8 @@ class EngineOutput:
     error: str | None = None
 
 
-class Engine(Protocol):
-    """A model that continues token ids; `batched` and `identity` as of a `Sampler`."""
-
-    @property
-    def batched(self) -> bool: ...
-
-    @property
-    def identity(self) -> Mapping[str, Any]: ...
+class Engine(Backend, Protocol):
+    """A model that continues token ids."""
 
     async def generate(
         self, requests: Sequence[EngineRequest], *, progress: Progress = None

@@ -10,6 +10,7 @@ import functools
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +20,11 @@ from transformers import PrinterCallback, ProgressCallback, Trainer
 from transformers.integrations.integration_utils import TensorBoardCallback
 
 from posttrain.config.sft import ModelConfig
-from posttrain.errors import DataError, TrainingError
+from posttrain.errors import ConfigError, DataError, TrainingError
 from posttrain.models.adapters import merge_adapter
 from posttrain.models.load import set_special_tokens
+from posttrain.runs import atomic_write_json
 from posttrain.tokens.tokenizer import SpecialTokens
-from posttrain.training.checkpoints import (
-    Progress,
-    latest_complete,
-    mark_complete,
-    remove_broken,
-    rotate,
-)
 from posttrain.training.cpu_head import use_cpu_head
 from posttrain.training.log import StepLines
 from posttrain.training.sharding import (
@@ -40,10 +35,21 @@ from posttrain.training.sharding import (
 )
 
 ADAPTER = "adapter"
+COMPLETE = "complete.json"
 TENSORBOARD = "tensorboard"
 MODEL_INPUTS = ("input_ids", "attention_mask", "position_ids")
 # what the trainer adds and plain transformers does not need; it also holds host-dependent values
 _NOT_MODEL = ("training_args.bin", "README.md")
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Running counts, which the trainer does not store, and the layout that wrote them."""
+
+    step: int
+    tokens: int
+    trained: int
+    world_size: int
 
 
 class Resumable(Trainer):
@@ -314,3 +320,61 @@ def _write_merged(partial: Path, base: ModelConfig, special: SpecialTokens) -> N
             ("tokenizer", "chat_template", "special_tokens", "vocab", "merges")
         ):
             path.replace(partial / path.name)
+
+
+# ---- resume checkpoints: whole, or ignored; the rotation never leaves none ----
+
+
+def mark_complete(checkpoint: Path, progress: Progress) -> None:
+    """Declare a checkpoint whole; call it once every process has written its part."""
+    files = {
+        str(path.relative_to(checkpoint)): path.stat().st_size
+        for path in sorted(checkpoint.rglob("*"))
+        if path.is_file() and path.name != COMPLETE
+    }
+    atomic_write_json(checkpoint / COMPLETE, {**asdict(progress), "files": files})
+
+
+def complete_checkpoints(folder: Path) -> list[tuple[Path, Progress]]:
+    """The whole checkpoints of a folder by rising step; half-written ones are left out."""
+    whole: list[tuple[Path, Progress]] = []
+    for marker in folder.glob(f"checkpoint-*/{COMPLETE}"):
+        body, path = json.loads(marker.read_text("utf-8")), marker.parent
+        sizes = {path / name: size for name, size in body.pop("files").items()}
+        if all(file.is_file() and file.stat().st_size == sizes[file] for file in sizes):
+            whole.append((path, Progress(**body)))
+    return sorted(whole, key=lambda pair: pair[1].step)
+
+
+def latest_complete(folder: Path, *, world_size: int) -> tuple[Path, Progress] | None:
+    """The checkpoint to resume from, if any.
+
+    Raises:
+        ConfigError: it was written by another number of processes, whose random states it holds.
+    """
+    whole = complete_checkpoints(folder)
+    if not whole:
+        return None
+    path, progress = whole[-1]
+    if progress.world_size != world_size:
+        raise ConfigError(
+            f"{path} was written by {progress.world_size} processes and this run has {world_size}; "
+            f"start that many, or delete {folder} to train from the beginning"
+        )
+    return path, progress
+
+
+def remove_broken(folder: Path) -> None:
+    """Delete half-written checkpoints, so that nothing picks them up later."""
+    whole = {path for path, _ in complete_checkpoints(folder)}
+    for path in folder.glob("checkpoint-*"):
+        if path not in whole:
+            shutil.rmtree(path)
+
+
+def rotate(folder: Path, *, keep: int | None) -> None:
+    """Keep the `keep` newest whole checkpoints; None keeps all."""
+    if keep is None:
+        return
+    for path, _ in complete_checkpoints(folder)[: -max(keep, 1)]:
+        shutil.rmtree(path)

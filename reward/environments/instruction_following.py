@@ -59,11 +59,9 @@ class Constraint:
     draw: Draw
 
     def holds(self, text: str, arguments: Arguments) -> bool:
-        """Whether a text keeps it, white space around it aside."""
         return self.check(_NO_WIDTH.sub("", text).replace("\r\n", "\n").strip(), arguments)
 
     def wording(self, arguments: Arguments) -> str:
-        """The constraint in a prompt's words."""
         listed = {
             k: ", ".join(cast(list[str], v)) if isinstance(v, list) else v
             for k, v in arguments.items()
@@ -74,12 +72,10 @@ class Constraint:
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text, in lower case."""
     return [word.lower() for word in _WORD.findall(text)]
 
 
 def paragraphs_of(text: str) -> list[str]:
-    """The paragraphs of a text."""
     return [part.strip() for part in re.split(r"\n[ \t]*\n", text) if part.strip()]
 
 
@@ -104,22 +100,22 @@ def _nothing(text: str, rng: random.Random) -> dict[str, Any]:
     return {}
 
 
-def _counted(words: str, items: Callable[..., Sized], draw: Draw | None = None) -> Constraint:
-    """A constraint on the number of items in a text, or in a text and the arguments that `draw`
-    gives; its bounds are drawn around a text's own."""
+def _counted(words: str, items: Callable[[str], Sized]) -> Constraint:
+    return _counted_by(words, lambda text, _: items(text), _nothing)
 
-    def count(text: str, arguments: Arguments) -> int:
-        return len(items(text) if draw is None else items(text, arguments))
+
+def _counted_by(words: str, items: Callable[[str, Arguments], Sized], draw: Draw) -> Constraint:
+    """A constraint on the number of items; its bounds are drawn around a text's own."""
 
     def bounds(text: str, rng: random.Random) -> dict[str, Any]:
-        arguments = {} if draw is None else draw(text, rng)
-        number = count(text, arguments)
+        arguments = draw(text, rng)
+        number = len(items(text, arguments))
         bound = rng.choice(BOUNDS if number else ("exactly", "at_most"))
         slack = rng.randint(0, number // 3 + (bound == "at_most"))
         slack = {"exactly": 0, "at_least": -slack, "at_most": slack}[bound]
         return arguments | {bound: number + slack}
 
-    return Constraint(words, lambda text, a: within(count(text, a), a), bounds)
+    return Constraint(words, lambda text, a: within(len(items(text, a)), a), bounds)
 
 
 def _a_word(text: str, rng: random.Random) -> dict[str, Any]:
@@ -208,10 +204,10 @@ CONSTRAINTS: dict[str, Constraint] = {
         "Have {count} placeholders in square brackets, as [address].",
         re.compile(r"\[[^\[\]\n]{1,100}\]").findall,
     ),
-    "keyword_count": _counted(
+    "keyword_count": _counted_by(
         'Use the word "{word}" {count} times.', lambda t, a: _phrase(a["word"]).findall(t), _a_word
     ),
-    "letter_count": _counted(
+    "letter_count": _counted_by(
         'Have the letter "{letter}" {count} times.',
         lambda t, a: re.findall(re.escape(str(a["letter"]).lower()), t.lower()),
         lambda t, r: {"letter": r.choice("aeiostjqxz")},

@@ -1,10 +1,5 @@
 """A judge over samplers: comparisons in, judgements out, everything in flight at once.
 
-    async with contextlib.AsyncExitStack() as stack:
-        judge = GenRmJudge(await open_judges(recipe.judge.models, stack), recipe.judge)
-        await judge.judge([Comparison(history, "56", "It is 54.")], seed=7)
-    → [Judgement(verdict=Verdict(5, 1, 1), votes=(Vote(…),))]
-
 A server gets every request at once, within its client's bound; a model in this process gets them
 in fixed chunks, so that a killed run goes on with the same ones. The order of the comparisons, and
 what else is judged, changes no request: its seeds come from its content.
@@ -81,7 +76,6 @@ class GenRmJudge:
 
     Args:
         models: each gives every comparison a vote.
-        config: parameters, retries and limits; its models are the caller's to open.
         cache: where votes are kept; None keeps them only within one call of `judge`.
         on_progress: called with the number of votes since its last call.
     """
@@ -118,11 +112,8 @@ class GenRmJudge:
             self._cache.keep_failures()
 
     async def judge(self, comparisons: Sequence[Comparison], *, seed: int) -> list[Judgement]:
-        """One judgement a comparison, in order; equal prompts share their votes.
-
-        Raises:
-            ConfigError: a model that cannot answer anything (wrong key, wrong address).
-        """
+        """One judgement a comparison, in order; equal prompts share their votes. Raises
+        ConfigError: a model that cannot answer anything (wrong key, wrong address)."""
         started = time.monotonic()
         columns: list[list[Vote]] = [[] for _ in self._models]
 
@@ -135,7 +126,6 @@ class GenRmJudge:
         return judgements
 
     async def _votes(self, number: int, comparisons: Sequence[Comparison], seed: int) -> list[Vote]:
-        """One model's vote on each comparison."""
         model, config = self._models[number], self._config
         parameters = config.sampling.parameters()
         settings = RequestSettings(
@@ -166,11 +156,7 @@ class GenRmJudge:
         return votes
 
     async def _from_server(
-        self,
-        model: JudgeSampler,
-        requests: Iterator[VoteRequest],
-        seed: int,
-        at_once: int,
+        self, model: JudgeSampler, requests: Iterator[VoteRequest], seed: int, at_once: int
     ) -> list[VoteRequest]:
         """The requests, answered; each is taken when there is room to send it."""
         answered: dict[int, VoteRequest] = {}
@@ -180,13 +166,8 @@ class GenRmJudge:
         async def work() -> None:
             for position, request in waiting:
                 answered[position] = distinct.setdefault(request.key, request)
-                # the first of equal ones waits for the answer
-                if answered[position] is request:
-                    self._recall(request, seed)
-                    while request.vote is None:
-                        [generation] = await model.sampler.sample([request.next_call(seed)])
-                        request.take(generation)
-                    self._keep(request, seed)
+                if answered[position] is request:  # the first of equal ones waits for the answer
+                    await self._answer(model, [request], seed)
                 self._on_progress(1)
 
         await gather_or_cancel(work() for _ in range(at_once))
@@ -198,21 +179,27 @@ class GenRmJudge:
         """The requests, answered in chunks that are cut before what is known is left out."""
         distinct = {request.key: request for request in requests}
         unique = list(distinct.values())
-        for request in unique:
-            self._recall(request, seed)
         for start in range(0, len(unique), self._config.chunk):
             chunk = unique[start : start + self._config.chunk]
-            live = missing = [request for request in chunk if request.vote is None]
-            while live:
-                generations = await model.sampler.sample([r.next_call(seed) for r in live])
-                for request, generation in zip(live, generations, strict=True):
-                    request.take(generation)
-                live = [request for request in live if request.vote is None]
-            for request in missing:
-                self._keep(request, seed)
+            await self._answer(model, chunk, seed)
             self._on_progress(len(chunk))
         self._on_progress(len(requests) - len(unique))
         return [distinct[request.key] for request in requests]
+
+    async def _answer(self, model: JudgeSampler, requests: Sequence[VoteRequest], seed: int):
+        """Take the votes that are kept, and call the model until the others have one."""
+        for request in requests:
+            if self._cache is not None and request.vote is None:
+                request.vote = self._cache.get(request.key, seed=seed)
+        live = missing = [request for request in requests if request.vote is None]
+        while live:
+            generations = await model.sampler.sample([r.next_call(seed) for r in live])
+            for request, generation in zip(live, generations, strict=True):
+                request.take(generation)
+            live = [request for request in live if request.vote is None]
+        for request in missing:
+            if self._cache is not None and request.keeps and request.vote is not None:
+                self._cache.add(request.key, request.vote, seed=seed)
 
     def _request(
         self, comparison: Comparison, model: JudgeSampler, settings: RequestSettings
@@ -226,14 +213,6 @@ class GenRmJudge:
             tokens=model.tokens,
         )
         return VoteRequest(messages, settings)
-
-    def _recall(self, request: VoteRequest, seed: int) -> None:
-        if self._cache is not None and request.vote is None:
-            request.vote = self._cache.get(request.key, seed=seed)
-
-    def _keep(self, request: VoteRequest, seed: int) -> None:
-        if self._cache is not None and request.keeps and request.vote is not None:
-            self._cache.add(request.key, request.vote, seed=seed)
 
 
 async def open_judges(
@@ -271,14 +250,8 @@ async def judge_all(
     seed: int,
     on_progress: Callable[[int], None],
 ) -> tuple[list[Judgement], dict[str, Any], dict[str, Any]]:
-    """Judgements, all in flight at once, the judge's identity, and the costs.
-
-    Args:
-        folder: where votes are kept if the recipe names no cache that runs share.
-
-    Raises:
-        JudgeError: too many failed.
-    """
+    """Judgements, all in flight at once, the judge's identity, and the costs. Votes are kept in
+    `folder` if the recipe names no other cache. Raises JudgeError where too many failed."""
     async with contextlib.AsyncExitStack() as stack:
         models, shared = await open_judges(config.models, stack), config.cache
         kept = VerdictCache(Path(shared or folder), any_step=shared is not None)

@@ -29,16 +29,11 @@ class Sound:
         return [i if m else IGNORED for i, m in zip(self.ids, self.mask, strict=True)]
 
 
-def tokenizer(folder: Path) -> Path:
-    """A tokenizer of single bytes that carries the chat template."""
-    path = write_tokenizer(folder / "tokenizer")
-    (path / "chat_template.jinja").write_text(nemotron_3_nano_template().source)
-    return path
-
-
 def sound(folder: Path, count: int = 40) -> list[Sound]:
     """Sequences as they should be, all different; every other one reasons."""
-    encode = encoder_of(load_any_tokenizer(str(tokenizer(folder)))).encode
+    path = write_tokenizer(folder / "tokenizer")
+    (path / "chat_template.jinja").write_text(nemotron_3_nano_template().source)
+    encode = encoder_of(load_any_tokenizer(str(path))).encode
     found: list[Sound] = []
     for k in range(count):
         think = "<think>\n" if k % 2 else "<think></think>"
@@ -69,9 +64,7 @@ def cut_off(one: Sound) -> Sound:
 
 def end_missing(one: Sound) -> Sound:
     """The answer is whole, but for its end token."""
-    at = len(one.ids) - 2
-    assert one.ids[at] == SPECIAL["<|im_end|>"]
-    return Sound(one.ids[:at] + one.ids[at + 1 :], one.mask[:at] + one.mask[at + 1 :])
+    return Sound([*one.ids[:-2], one.ids[-1]], [*one.mask[:-2], one.mask[-1]])
 
 
 def end_masked_before_its_line_end(one: Sound) -> Sound:

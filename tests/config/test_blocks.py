@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from posttrain.config.backend import TransformersBackend
-from posttrain.config.judge import JudgeConfig, LengthConfig, PairingConfig
+from posttrain.config.judge import JudgeConfig, PairingConfig
 from posttrain.config.load import validate
 from posttrain.config.paths import refuse_missing_checkpoint, refuse_missing_template
 from posttrain.config.sample import SampleConfig
@@ -22,14 +22,6 @@ OWN = {"backend": {"kind": "transformers"}, "checkpoint": "c"}
 
 def judge(*models: dict[str, Any], **fields: Any) -> JudgeConfig:
     return JudgeConfig.model_validate({"models": models, **fields})
-
-
-def test_the_defaults_of_judging_are_those_of_the_paper_and_its_code():
-    found = judge(OWN)
-    parameters = found.sampling.parameters()
-    assert (parameters.temperature, parameters.top_p, parameters.max_tokens) == (0.6, 0.95, 16384)
-    assert (found.retries, PairingConfig().strategy) == (3, "circular")
-    assert [*LengthConfig().model_dump().values()] == [0.5, 0.5, 0.5, 0.5, 80, "tokens", 0, 0]
 
 
 def test_the_names_are_those_that_exist():

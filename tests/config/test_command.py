@@ -35,10 +35,12 @@ def test_overrides_before_between_and_after_options(tmp_path: Path, order: str):
     assert (recipe.out, recipe.seed, options.dry_run) == ("x", 3, True)
 
 
-@pytest.mark.parametrize("argv", [["out=x"], ["out=x", "--config", "a", "--no"]], ids=" ".join)
-def test_an_unknown_option_or_no_recipe_is_refused(argv: list[str]):
+def test_without_a_recipe_the_shipped_ones_of_the_stage_are_named(capsys):
+    parser = recipe_parser("Write.")
+    parser.prog = "posttrain sft"
     with pytest.raises(SystemExit):
-        parse_recipe(recipe_parser("Write."), Recipe, argv)
+        parse_recipe(parser, Recipe, ["out=x"])
+    assert "one-gpu/sft, tiny/sft" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize("script", STAGES, ids=lambda path: path.stem)

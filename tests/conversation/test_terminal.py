@@ -32,25 +32,22 @@ class Scripted:
     def unframed(self, text: str) -> str:
         return text.replace("<|im_start|>", "<\\|im_start|>")
 
-    def __init__(self, texts: Sequence[str | None], size: int = 3) -> None:
-        self.texts, self.size = list(texts), size
+    def __init__(
+        self, texts: Sequence[str | None], terminal: Terminal, meanwhile: Callable[[], None]
+    ) -> None:
+        self.texts, self.terminal, self.meanwhile = list(texts), terminal, meanwhile
         self.identity: dict[str, Any] = {}
         self.requests: list[Request] = []
-        self.terminal: Terminal | None = None
-        self.meanwhile: Callable[[], None] = lambda: None
 
-    async def sample(
-        self, requests: Sequence[Request], *, progress: Any = None
-    ) -> list[Generation]:
+    async def sample(self, requests: Sequence[Request], **_: Any) -> list[Generation]:
         [request] = requests
         self.requests.append(request)
         text = self.texts.pop(0)
         if text is None:
             return [Generation(None, error="status 500: trouble")]
-        assert self.terminal is not None
         self.terminal.splitter.begin(opened=request.thinking)
-        for start in range(0, len(text), self.size):
-            self.terminal.splitter.feed(text[start : start + self.size])
+        for start in range(0, len(text), 3):
+            self.terminal.splitter.feed(text[start : start + 3])
             self.meanwhile()
             await asyncio.sleep(0)
         parsed = parse_completion(text, thinking=request.thinking, tools=request.tools)
@@ -62,13 +59,11 @@ def run(
     lines: str,
     *,
     tools: str | None = None,
-    meanwhile: Callable[[], None] | None = None,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> tuple[str, Scripted, Session]:
     out = io.StringIO()
     terminal = Terminal(Console(file=out, width=100, emoji=False), io.StringIO(lines))
-    sampler = Scripted(texts)
-    sampler.terminal = terminal
-    sampler.meanwhile = meanwhile or sampler.meanwhile
+    sampler = Scripted(texts, terminal, meanwhile)
     toolkit = open_toolkit(tools) if tools else None
     session = Session(sampler, RolloutLimits(Parameters()), terminal, toolkit)
     with asyncio.Runner() as runner:

@@ -62,15 +62,14 @@ def build(
     path = folder / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     raw = {"prompts": [{"name": "s", "path": str(path), **source}], "settings": list(settings)}
+    return build_recipe(raw, seed=seed)[1]
+
+
+def build_recipe(raw: Any, *, seed: int = 0) -> tuple[Recipe, PromptSet]:
+    """The prompts of two blocks as they stand in a recipe."""
     recipe = validate(raw, Recipe, where="recipe")
-    return build_prompts(
-        recipe.prompts,
-        recipe.settings,
-        seed=seed,
-        graders=GRADERS,
-        toolkits=TOOLKITS,
-        base_dir=Path("."),
-    )
+    known: dict[str, Any] = {"graders": GRADERS, "toolkits": TOOLKITS, "base_dir": Path()}
+    return recipe, build_prompts(recipe.prompts, recipe.settings, seed=seed, **known)
 
 
 def questions(count: int) -> list[dict[str, Any]]:

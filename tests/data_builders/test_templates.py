@@ -65,19 +65,11 @@ def test_graders_read_what_each_template_requests(name: str):
                 for prompt, reply in zip(prompts, replies, strict=True)
             ]
             assert {score.value for score in grader.grade(attempts)} == {expected}
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_a_reply_without_the_requested_format_is_wrong_and_not_unscored(name: str):
-    grader_name, gold, _ = CASES[name][0]
-    prompts = [
-        prompt
-        for prompt, template in zip(prompts_in(name, gold), shipped(name), strict=True)
-        if template.answer != "{answer}"
-    ]
-    said = completion_of("I would rather talk about something else")
-    scores = GRADERS[grader_name]().grade([Attempt(prompt, said) for prompt in prompts])
-    assert [score.value for score in scores] == [0.0] * len(prompts)
+        # without the requested format a reply is wrong, and not unscored
+        other = completion_of("I would rather talk about something else")
+        asked = zip(prompts, templates, strict=True)
+        attempts = [Attempt(p, other) for p, template in asked if template.answer != "{answer}"]
+        assert {score.value for score in grader.grade(attempts)} == {0.0}
 
 
 def test_every_template_holds_the_question_word_for_word_and_differs():
@@ -127,8 +119,7 @@ def test_for_evaluation_each_question_is_asked_in_each_template(tmp_path: Path):
 
 
 def test_a_question_whose_gold_one_template_hides_is_asked_in_none(tmp_path: Path):
-    rows: list[dict[str, str]] = [{"question": "1?", "answer": "a}b"}]
-    rows += [{"question": "2?", "answer": "c"}]
+    rows = [{"question": "1?", "answer": "a}b"}, {"question": "2?", "answer": "c"}]
     asked = source(tmp_path, rows, templates="free", grader="exact")
     made = built(asked)
     assert {prompt.gold for prompt in made.prompts} == {"c"}
@@ -155,9 +146,8 @@ def test_for_training_a_share_is_asked_in_one_template_by_a_keyed_hash(tmp_path:
         ({"templates": "maths"}, "did you mean 'math'"),
         ({"templates": "multiple_choice"}, "shows options"),
         ({"templates": "math", "augment": {"templates": "math", "share": 1}}, "not both"),
-        ({"templates": "math", "template": "{question}"}, "not both"),
         (
-            {"templates": [{"name": "a", "text": "none"}, {"name": "b", "text": "{question}"}]},
+            {"templates": [{"name": n, "text": t} for n, t in (("a", "-"), ("b", "{question}"))]},
             "once",
         ),
     ],

@@ -28,12 +28,8 @@ def commands(page: Path) -> list[list[str]]:
 
 def recipes(page: Path) -> dict[str, str]:
     """The YAML blocks that begin with a file's name, `# my/data.yaml`, by that name."""
-    blocks = [
-        text for language, text in _BLOCK.findall(page.read_text("utf-8")) if language == "yaml"
-    ]
-    return {
-        name[1]: text for text in blocks if (name := re.match(r"# (\S+\.yaml)\n", text)) is not None
-    }
+    blocks = [text for kind, text in _BLOCK.findall(page.read_text("utf-8")) if kind == "yaml"]
+    return {name[1]: text for text in blocks if (name := re.match(r"# (\S+\.yaml)\n", text))}
 
 
 def write_recipes(page: Path, folder: Path) -> None:

@@ -1,15 +1,14 @@
 """The pages: every command resolves its recipe, every link leads somewhere, every stage has its keys.
 
-What a guide's commands do is tested by its stage; here each is resolved and not run, but for those of
-"your model, your data" (test_own_model.py). A command without a recipe is run as far as its
-artifact, which is not there.
+Here commands are not run: their stages' tests and test_own_model.py do. One without a recipe is run as
+far as its artifact, which is not there.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import re
+import runpy
 import sys
 from pathlib import Path
 
@@ -88,12 +87,7 @@ def test_every_public_name_is_where_the_page_says():
 
 
 def test_the_generated_reference_has_every_stage_with_its_keys():
-    spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "_generate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    pages = module.pages()
+    pages = runpy.run_path(str(ROOT / "docs" / "_generate.py"))["pages"]()
     with_recipe = {name for name, path in STAGES.items() if "parse_recipe(" in path.read_text()}
     assert {Path(path).stem for path in pages} == {"stages", *with_recipe}
     assert "**`model.path`**" in pages["reference/stages/sft.md"]

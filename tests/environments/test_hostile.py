@@ -103,7 +103,7 @@ async def _run_all(stats: dict[str, Any]) -> dict[str, SandboxResult]:
     async def run(name: str) -> SandboxResult:
         program, canary = f"{programs[name]}\n# {MARK}", json.dumps({**stats, "inside": True})
         stopped = name in alone and {"time", "cpu"} & set(alone[name].limits)
-        argv = [check_sandbox().executable, "-I", "-c", program, canary]
+        argv = [check_sandbox(), "-I", "-c", program, canary]
         return await run_sandboxed(argv, limits=STRICT if stopped else PATIENT)
 
     results = dict(zip(programs, await asyncio.gather(*map(run, programs)), strict=True))

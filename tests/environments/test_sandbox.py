@@ -17,7 +17,6 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.environments import sandbox
 from posttrain.environments.sandbox import (
     Limits,
     Sandbox,
@@ -257,7 +256,7 @@ def test_a_program_that_ignores_the_end_of_its_processor_time_is_ended_for_it():
 @needs_bwrap
 def test_a_sandbox_that_nobody_watches_ends_by_itself(monkeypatch: pytest.MonkeyPatch, mark: str):
     monkeypatch.setattr(bubblewrap, "_GRACE", 0.0)
-    box = bubblewrap.Box(Limits(seconds=0.5), check_sandbox())
+    box = bubblewrap.Box(Limits(seconds=0.5))
     stop = os.eventfd(0)
     with launch_run(box, ["sh", "-c", f"{daemon(mark)}; sleep 1000"]) as launch:
         result = supervise(launch, limits=Limits(seconds=60), stop=stop)
@@ -311,6 +310,6 @@ def test_a_kernel_without_namespaces_is_refused(monkeypatch: pytest.MonkeyPatch,
 @pytest.mark.usefixtures("unchecked")
 def test_an_interpreter_that_does_not_start_is_refused(monkeypatch: pytest.MonkeyPatch):
     broken = bubblewrap.Interpreter(None, "/usr/bin/false")
-    monkeypatch.setattr(sandbox, "find_interpreter", lambda: broken)
+    monkeypatch.setattr(bubblewrap, "find_interpreter", lambda: broken)
     with pytest.raises(ConfigError, match="Python does not start in the sandbox"):
         check_sandbox()

@@ -1,4 +1,4 @@
-"""What is measured of a completion, and the figures of a cell."""
+"""Who grades a completion, what is measured of it, and the figures of a cell."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from posttrain.evaluation.metrics import cell_rows, examples, measure
 from posttrain.evaluation.run import Record, grade_completions
 from posttrain.records import Score
 from posttrain.rollouts import Completion, Step
-from tests.evaluation.scripted import CALL, prompt, turn
+from tests.evaluation.scripted import CALL, exact, prompt, turn
 
 
 def record(text: str, *, asked=None, value: float | None = 1.0, index=0, **step) -> Record:
@@ -132,3 +132,21 @@ def test_examples_are_few_and_of_each_kind():
     shown = examples(rows)
     assert [r.completion.index for r in shown] == [0, 1, 2, 3, 4, 5]
     assert sum(r.verdict.any for r in shown) == 2
+
+
+def test_each_is_graded_by_the_grader_that_it_names_and_failures_by_none():
+    sizes: list[int] = []
+
+    def counting(name, attempts):
+        sizes.append(len(attempts))
+        return exact(name, attempts)
+
+    prompts = [prompt(k, grader=None if k == 0 else "exact") for k in range(5)]
+    attempts = [(p, Completion(p.id, 0, (), "stop")) for p in prompts]
+    attempts[3] = (prompts[3], Completion(prompts[3].id, 0, (), "failed", error="it went away"))
+    records = grade_completions("sft", attempts, counting)
+    assert sizes == [3]
+    assert [r.score.value for r in records] == [None, 0.0, 0.0, None, 0.0]
+    assert [r.failed for r in records] == [False, False, False, True, False]
+    assert records[0].score.explanation == "no grader"
+    assert records[3].score.explanation == "failed: it went away"

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from posttrain.errors import ConfigError
-from posttrain.models.load import TINY_ATTENTION, TINY_HYBRID, build_model
+from posttrain.models.load import build_model
+from tests.models.tiny import TINY_ATTENTION, TINY_HYBRID
 
 SIZES = {"vocab_size": 1024, "pad_token_id": 0, "eos_token_id": 2}
 
@@ -29,15 +30,6 @@ def test_tiny_models_are_tiny_learn_and_follow_the_seed(config: dict, name: str)
     again = build_model({**config, **SIZES})
     pairs = zip(model.state_dict().values(), again.state_dict().values(), strict=True)
     assert all(torch.equal(one, two) for one, two in pairs)
-
-
-def test_the_hybrid_has_every_kind_of_layer() -> None:
-    assert set(TINY_HYBRID["layers_block_type"]) == {
-        "linear_attention",
-        "full_attention",
-        "moe",
-        "mlp",
-    }
 
 
 @pytest.mark.parametrize(

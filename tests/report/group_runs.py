@@ -19,12 +19,13 @@ from posttrain.config.judge import LengthConfig, PairingConfig
 from posttrain.group_rewards import Group, GroupReward
 from posttrain.records import Message, Score
 from posttrain.rollouts import Completion, Prompt, Step
-from posttrain.runs import Counts, Run, atomic_write_text
+from posttrain.runs import Counts, Run
 from posttrain.training.rl.batch import ScoredGroup, with_advantages
 from posttrain.training.rl.files import group_row, join_parts, rollout_file, write_part
 from posttrain.training.rl.metrics import AVERAGED, _means, _sums, batch_metrics, group_stats
 from reward.judge.verdict import VerdictReward
 from reward.rlhf import JudgedReward
+from tests.report.conftest import write_rows
 from tests.reward.judge.judging import config, judge_of, said
 from tests.sampling.scripted import END
 
@@ -33,9 +34,6 @@ GENERATIONS, PROMPTS = 4, 2
 
 class Graded:
     """Right is an answer that begins with 1."""
-
-    def refuse(self, prompts: Sequence[Any]) -> list[str | None]:
-        return [None] * len(prompts)
 
     def grade(self, attempts: Sequence[Any]) -> list[Score]:
         return [Score(float(a.completion.answer.startswith("1")), "", "") for a in attempts]
@@ -48,29 +46,18 @@ def sometimes(request: Any, rng: random.Random) -> str:
 
 
 def judged_reward() -> JudgedReward:
-    return JudgedReward(
-        judge_of(sometimes),
-        config=config(max_failure_rate=0.9),
-        pairing=PairingConfig(),
-        length=LengthConfig(),
-        graders={"digits": Graded()},
-    )
+    blocks = {"config": config(max_failure_rate=0.9), "pairing": PairingConfig()}
+    graders = {"digits": Graded()}
+    return JudgedReward(judge_of(sometimes), length=LengthConfig(), graders=graders, **blocks)
 
 
 def completion_of(prompt: Prompt, index: int, reasoning: str, answer: str | None) -> Completion:
     """One step, its ids the bytes of its text; without an answer it was cut while it reasoned."""
     text = reasoning if answer is None else f"{reasoning}</think>{answer}{END}"
-    step = Step(
-        text,
-        parse_completion(text, thinking=True),
-        "length" if answer is None else "stop",
-        len(reasoning),
-        len(answer or ""),
-        prompt_tokens=2,
-        ids=tuple(text.encode()),
-        logps=(-1.0,) * len(text.encode()),
-    )
-    finish = "length" if answer is None else "stop"
+    finish, ids = "length" if answer is None else "stop", tuple(text.encode())
+    sampled = {"prompt_tokens": 2, "ids": ids, "logps": (-1.0,) * len(ids)}
+    parsed, lengths = parse_completion(text, thinking=True), (len(reasoning), len(answer or ""))
+    step = Step(text, parsed, finish, *lengths, **sampled)
     return Completion(prompt.id, index, (step,), finish, prompt_ids=(1, 2))
 
 
@@ -83,10 +70,8 @@ def rlhf_groups(step: int) -> list[Group]:
             messages=(Message("user", f"<b>{position}</b> + {step}?"),), source="maths",
         )  # fmt: skip
         answers = ["1", "1234", "unreadable" if step == 1 else "123", None]
-        made = [
-            completion_of(prompt, k, "r" * (40 - 4 * step + 5 * k), answer)
-            for k, answer in enumerate(answers)
-        ]
+        reasoning = ("r" * (40 - 4 * step + 5 * k) for k in range(GENERATIONS))
+        made = map(completion_of, [prompt] * GENERATIONS, range(GENERATIONS), reasoning, answers)
         groups.append(Group(prompt, tuple(made)))
     return groups
 
@@ -136,8 +121,7 @@ def write_run(out: Path, *, method: str, batches: int = 3) -> Path:
         metrics = batch_metrics([group_stats(one, overlong="mask") for one in scored])
         log.append({"step": step, "loss": 0.1, "entropy": 1.0, "grad_norm": 0.5, "tokens": 10})
         log[-1] |= {"masked_tokens": 0.0, "masked_completions": 0.0, **metrics}
-    atomic_write_text(out / "log.jsonl", "".join(json.dumps(row) + "\n" for row in log))
-    files = {"log.jsonl": len(log)}
+    files = {"log.jsonl": write_rows(out / "log.jsonl", log)}
     files |= {str(rollout_file(Path(), step)): len(rows) for step in range(1, batches + 1)}
     stage.finish(
         counts=Counts(8, 8),

@@ -13,13 +13,7 @@ import pytest
 
 from posttrain.report import charts
 from posttrain.report.charts import VARIABLES, chart_svg
-from posttrain.report.section import (
-    BarChart,
-    Interval,
-    IntervalChart,
-    LineChart,
-    Series,
-)
+from posttrain.report.section import BarChart, Interval, IntervalChart, LineChart, Series
 
 LINE = [Series("loss", [0, 50, 100], [4.0, 1.0, 2.0])]
 STYLE = (Path(charts.__file__).parent / "page.css").read_text()
@@ -29,9 +23,7 @@ def lines(series: list[Series], *, from_zero: bool = True) -> str:
     return chart_svg(LineChart(series, "step", "loss", from_zero=from_zero))
 
 
-def bars(
-    data: list[tuple[str, list[float]]], names: tuple[str, ...] = (), x: str = "x", y: str = "y"
-) -> str:
+def bars(data: list, names: tuple[str, ...] = (), x: str = "x", y: str = "y") -> str:
     return chart_svg(BarChart(data, x, y, parts=names))
 
 
@@ -135,21 +127,14 @@ def test_the_page_gives_the_colours():
 def test_the_same_bytes_in_another_process_whatever_matplotlib_is_set_to(tmp_path):
     (tmp_path / "matplotlibrc").write_text("lines.linewidth: 9\nfont.size: 30\n")
     code = (
-        "from posttrain.report.charts import *;"
-        "from posttrain.report.section import *;"
+        "from posttrain.report.charts import *; from posttrain.report.section import *;"
         "print(chart_svg(LineChart([Series('loss', [0, 50, 100], [4.0, 1.0, 2.0])], 'step', 'loss')))"
     )
+    fonts = {"MPLCONFIGDIR": matplotlib.get_configdir(), "PYTHONHASHSEED": "1"}
     other = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={
-            "MATPLOTLIBRC": str(tmp_path),
-            "MPLCONFIGDIR": matplotlib.get_configdir(),
-            "PYTHONHASHSEED": "1",
-        },
-    )
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+        env={"MATPLOTLIBRC": str(tmp_path), **fonts},
+    )  # fmt: skip
     before = dict(matplotlib.rcParams)
     assert other.stdout.strip() == lines(LINE)
     assert dict(matplotlib.rcParams) == before

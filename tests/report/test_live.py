@@ -109,9 +109,14 @@ def test_pages_take_a_small_share_of_the_time(begun: Path, monkeypatch: pytest.M
         assert following - at <= next_in
 
 
-def test_a_page_that_cannot_be_written_ends_no_run(
+def test_a_page_that_cannot_be_written_ends_no_run_and_other_processes_write_none(
     begun: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
+    (other,) = states(3)
+    other.is_world_process_zero = False
+    log.LivePage(begun).on_train_begin(None, other, None)
+    assert not (begun / "report.html").exists()
+
     def fail(*_: Any, **__: Any) -> None:
         raise OSError("no space left")
 
@@ -120,10 +125,3 @@ def test_a_page_that_cannot_be_written_ends_no_run(
     for state in states(0, 1, 2):
         (page.on_log if state.global_step else page.on_train_begin)(None, state, None)
     assert capsys.readouterr().out.count("no space left") == 1
-
-
-def test_other_processes_write_nothing(begun: Path):
-    (other,) = states(3)
-    other.is_world_process_zero = False
-    log.LivePage(begun).on_train_begin(None, other, None)
-    assert not (begun / "report.html").exists()

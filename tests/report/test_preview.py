@@ -6,7 +6,6 @@ import io
 import json
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -14,8 +13,8 @@ from rich.console import Console
 from posttrain.report import section as ui
 from posttrain.report.console import dialogue_text, print_sections
 from posttrain.report.preview import marked_words
-from posttrain.runs import Counts, Manifest, Run, parent_of
-from tests.data_builders.small_build import build, index, script, write_recipe
+from posttrain.runs import Counts, Manifest, Run, parent_of, read_artifact
+from tests.data_builders.small_build import index, script
 
 WORDS = ["<s>", "ask", " me", "yes", "<e>"]
 
@@ -24,21 +23,13 @@ def decode(ids):
     return "".join(WORDS[i] for i in ids)
 
 
-def marked_text(ids, trained, *, colour, limit=None):
-    return dialogue_text(marked_words(ids, trained, decode, limit), colour=colour)
-
-
-def test_plain_text_puts_brackets_around_trained_runs():
-    text = marked_text([0, 1, 2, 3, 4], [False, False, False, True, True], colour=False)
-    assert text.plain == "<s>ask me【yes<e>】"
-
-
-def test_colours_follow_the_mask_token_by_token():
-    text = marked_text([1, 2, 3], [False, True, True], colour=True)
+def test_trained_runs_stand_in_brackets_or_follow_the_mask_in_colour():
+    plain = marked_words([0, 1, 2, 3, 4], [False, False, False, True, True], decode)
+    assert dialogue_text(plain, colour=False).plain == "<s>ask me【yes<e>】"
+    text = dialogue_text(marked_words([1, 2, 3], [False, True, True], decode), colour=True)
     assert text.plain == "ask meyes"
     styles = [str(span.style) for span in text.spans]
-    assert "green" not in styles[0]
-    assert all("green" in style for style in styles[1:])
+    assert ["green" in style for style in styles] == [False, True, True]
     assert styles[1] != styles[2], "neighbouring tokens can be told apart"
 
 
@@ -55,25 +46,19 @@ def test_tokens_that_share_a_character_come_as_one_piece():
     assert [part.style for part in split] == ["mark", ""]
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("built")
-    build(write_recipe(folder))
-    return folder / "out"
-
-
-def test_script_shows_lineage_counts_and_marked_sequences(built, capsys):
-    script("preview").main([str(built), "--rows", "1", "--limit", "0"])
+def test_script_shows_lineage_counts_and_marked_sequences(finished, capsys):
+    data = finished / "sft_data"
+    script("preview").main([str(data), "--rows", "1", "--limit", "0"])
     out = capsys.readouterr().out
-    assert out.startswith(f"sft_data {built}")
-    assert re.search(r"in +│ +420 ", out)
+    assert out.startswith(f"sft_data {data}")
+    assert re.search(rf"in +│ +{read_artifact(data).counts.rows_in} ", out)
     assert "Mixture" in out
     first = next(line for line in out.splitlines() if line.startswith("── pack"))
     number, record = int(first.split()[2]), first.rstrip(" ─").split(" · ")[-1]
-    assert record in {r["record_id"] for r in index(built) if r["pack"] == number}
+    assert record in {r["record_id"] for r in index(data) if r["pack"] == number}
     assert "】" in out
     assert "<think></think>【" in out or "<think>\n【" in out
-    script("preview").main([str(built), "--rows", "1", "--split", "eval"])
+    script("preview").main([str(data), "--rows", "1", "--split", "eval"])
     assert "eval packs" in capsys.readouterr().out
 
 

@@ -1,4 +1,4 @@
-"""Length control against the paper's equations, by hand and in exact fractions."""
+"""Length control against the paper's equations, by hand and in exact fractions; style."""
 
 from __future__ import annotations
 
@@ -14,50 +14,29 @@ from hypothesis import strategies as st
 
 from reward.length import Values, length_adjustments, style_density
 
-drawn = settings(max_examples=80, deadline=None, derandomize=True)
-NO_BONUS = {"reasoning_bonus": 0.0, "answer_bonus": 0.0}
 PARTS = ("reasoning_length", "answer_length", "reasoning_bonus", "answer_bonus", "style")
 
 
-def weights(lengths: Sequence[int], members: Sequence[int]) -> dict[int, Fraction]:
-    """Equations 4 and 5 for the members, exact."""
-    taken = [Fraction(lengths[i]) for i in members]
-    if len(set(taken)) < 2:
-        return {}
-    raw = [1 - (x - min(taken)) / (max(taken) - min(taken)) for x in taken]
-    return {i: w - sum(raw) / len(raw) for i, w in zip(members, raw, strict=True)}
-
-
-def winner(base: Values, lengths: Sequence[int], members: Sequence[int], share: Fraction) -> int:
-    """Index that wins a bonus, -1 where nobody does: the gate by interpolation between ranks."""
-    ranked = sorted(Fraction(b) for b in base if b is not None)
-    if len(ranked) < 2 or not members:
-        return -1
-    place = share * (len(ranked) - 1)
-    low = math.floor(place)
-    high = min(low + 1, len(ranked) - 1)
-    gate = ranked[low] + (place - low) * (ranked[high] - ranked[low])
-    shortest = next(i for i in members if lengths[i] == min(lengths[m] for m in members))
-    return shortest if Fraction(base[shortest] or 0) >= gate else -1
-
-
-def slow(base: Values, reasoning: Sequence[int], answers: Sequence[int]) -> list[Fraction | None]:
-    """The final reward with the paper's constants."""
+def slow(base: Values, reasoning: Sequence[int], answers: Sequence[int]) -> list[float | None]:
+    """The final reward with the paper's constants, in exact fractions."""
     scored = [i for i, b in enumerate(base) if b is not None]
-    answered = [i for i in scored if answers[i]]
-    reasoned = [i for i in scored if reasoning[i]]
-    w_reasoning, w_answer = weights(reasoning, scored), weights(answers, answered)
-    first = winner(base, reasoning, reasoned, Fraction(4, 5))
-    second = winner(base, answers, answered, Fraction(4, 5))
-    half = Fraction(1, 2)
-    found: list[Fraction | None] = []
-    for i, b in enumerate(base):
-        if b is None:
-            found.append(None)
-            continue
-        lengths = half * w_reasoning.get(i, 0) + half * w_answer.get(i, 0)
-        found.append(Fraction(b) + lengths + half * (i == first) + half * (i == second))
-    return found
+    total = {i: Fraction(base[i] or 0) for i in scored}
+    ranked = sorted(total.values())
+    for lengths, members in ((reasoning, scored), (answers, [i for i in scored if answers[i]])):
+        taken = [Fraction(lengths[i]) for i in members]
+        if len(set(taken)) > 1:
+            raw = [1 - (x - min(taken)) / (max(taken) - min(taken)) for x in taken]
+            for i, w in zip(members, raw, strict=True):
+                total[i] += (w - sum(raw) / len(raw)) / 2
+        there = [i for i in members if lengths[i]]
+        if len(ranked) > 1 and there:  # the gate by interpolation between ranks
+            place = Fraction(4, 5) * (len(ranked) - 1)
+            low = math.floor(place)
+            high = min(low + 1, len(ranked) - 1)
+            gate = ranked[low] + (place - low) * (ranked[high] - ranked[low])
+            shortest = min(there, key=lambda i: (lengths[i], i))
+            total[shortest] += Fraction(1, 2) * (Fraction(base[shortest] or 0) >= gate)
+    return [float(total[i]) if i in total else None for i in range(len(base))]
 
 
 @st.composite
@@ -82,29 +61,19 @@ def test_four_responses_by_hand():
     assert found.rewards == [5.46875, 3.34375, 3.96875, 1.71875]
 
 
-@drawn
+@settings(max_examples=80, deadline=None, derandomize=True)
 @given(groups())
-def test_as_the_slow_reading(group: tuple[Values, list[int], list[int]]):
-    expected = [None if e is None else float(e) for e in slow(*group)]
-    assert length_adjustments(*group).rewards == pytest.approx(expected, abs=1e-12)
-
-
-@drawn
-@given(groups())
-def test_lengths_are_zero_sum_and_parts_add_up(group: tuple[Values, list[int], list[int]]):
-    base, reasoning, answers = group
-    found = length_adjustments(base, reasoning, answers)
+def test_as_the_slow_reading_zero_sum_and_parts_add_up(group: tuple[Values, list[int], list[int]]):
+    found = length_adjustments(*group)
+    assert found.rewards == pytest.approx(slow(*group), abs=1e-12)
     for column in (found.reasoning_length, found.answer_length):
         assert math.fsum(x for x in column if x is not None) == pytest.approx(0, abs=1e-12)
-    for i, b in enumerate(base):
+    for i, b in enumerate(group[0]):
         parts = [getattr(found, name)[i] for name in PARTS]
         if b is None:
-            assert found.rewards[i] is None
-            assert parts == [None] * 5
+            assert [found.rewards[i], *parts] == [None] * 6
         else:
             assert found.rewards[i] == pytest.approx(b + sum(parts), abs=1e-12)
-    for column in (found.reasoning_bonus, found.answer_bonus):
-        assert [x for x in column if x] in ([], [0.5])
 
 
 def test_the_gate_is_numpys_and_not_by_index():
@@ -121,21 +90,15 @@ def test_the_gate_is_numpys_and_not_by_index():
 def test_a_cut_answer_is_treated_as_missing_and_its_reasoning_as_any():
     given = ([4.0, 4.0, 4.0], [90, 30, 30], [3, 20, 60])
     cut = length_adjustments(*given, truncated=[True, False, False])
-    missing = length_adjustments(*given[:2], [0, 20, 60])
-    assert cut == missing
+    assert cut == length_adjustments(*given[:2], [0, 20, 60])
     assert cut.reasoning_length[0] == pytest.approx(-1 / 3)
     assert length_adjustments(*given).answer_bonus == [0.5, 0, 0]
 
 
 def test_style_is_centred_among_answers_that_are_there():
-    found = length_adjustments(
-        [3.0, 3.0, 3.0],
-        [0, 0, 0],
-        [10, 10, 0],
-        style_densities=[0.0, 0.2, 0.0],
-        style_coefficient=0.1,
-        **NO_BONUS,
-    )
+    off = {"reasoning_bonus": 0.0, "answer_bonus": 0.0, "style_coefficient": 0.1}
+    densities = [0.0, 0.2, 0.0]
+    found = length_adjustments([3.0] * 3, [0] * 3, [10, 10, 0], style_densities=densities, **off)
     assert found.style == pytest.approx([0.05, -0.05, 0])
     assert found.rewards == pytest.approx([3.05, 2.95, 3.0])
 
@@ -152,20 +115,9 @@ def test_style_is_centred_among_answers_that_are_there():
     ],
 )
 def test_arguments_that_mean_nothing_are_refused(changed: dict[str, Any], message: str):
-    arguments: dict[str, Any] = {
-        "base": [1.0, 2.0, 3.0],
-        "reasoning_lengths": [1, 2, 3],
-        "answer_lengths": [1, 2, 3],
-    }
+    columns: dict[str, Any] = dict.fromkeys(("reasoning_lengths", "answer_lengths"), (1, 2, 3))
     with pytest.raises(ValueError, match=message):
-        length_adjustments(**arguments | changed)
-
-
-# -- style ---------------------------------------------------------------------------------------
-
-
-def marks(text: str) -> float:
-    return style_density(text) * len(text.strip())
+        length_adjustments(**{"base": [1.0, 2.0, 3.0], **columns, **changed})
 
 
 @pytest.mark.parametrize(
@@ -173,25 +125,21 @@ def marks(text: str) -> float:
     [
         ("Plain prose, 3 * 4 = 12, a # and a - in the middle.", 0),
         ("# Sum\n\n- **four**", 3),
-        ("###### six\n####### seven is none", 1),
-        ("#hashtag", 0),
-        ("1. one\n2) two\n* three\n  + four", 4),
-        ("-dash\n3.14 is pi", 0),
-        ("**a** and **b** and __c__", 3),
-        ("snake__case__name and ** x **", 0),
-        ("fine 👍 and 🚀✨", 3),
-        ("no \u4e2d\u6587 \u03b1 \u2192 emoji", 0),
+        ("###### six\n####### seven is none\n#hashtag", 1),
+        ("1. one\n2) two\n* three\n  + four\n-dash\n3.14 is pi", 4),
+        ("**a** and **b** and __c__ and snake__case__name and ** x **", 3),
+        ("fine 👍 and 🚀✨, no \u4e2d\u6587 \u03b1 \u2192 emoji", 3),
+        ("```python\n# not a header\n- x\n**y**\n```", 0),
     ],
 )
-def test_marks(text: str, count: int):
-    assert marks(text) == pytest.approx(count)
+def test_marks_of_style(text: str, count: int):
+    assert style_density(text) * len(text.strip()) == pytest.approx(count)
 
 
 @pytest.mark.parametrize("fence", ["```", "~~~", "````"])
 def test_fenced_code_is_neither_counted_nor_measured(fence: str):
-    code = f"{fence}python\n# not a header\n- x\n**y**\n{fence}"
+    code = f"{fence}python\n# not a header\n{fence}"
     assert style_density(f"- item\n{code}\ntail") == pytest.approx(1 / len("- item\n\ntail"))
-    assert style_density(code) == 0
     assert style_density(f"- item\n{fence}\n# an open fence\n- runs to the end") == 1 / 6
 
 

@@ -50,29 +50,23 @@ class Says:
 
 def rewarded(
     judge: GenRmJudge,
-    *groups: Sequence[Completion],
+    group: Sequence[Completion],
+    *,
     length: LengthConfig = NO_LENGTH,
-    strategy: str = "circular",
-    max_failure_rate: float = 0.2,
     graders: Mapping[str, Grader] | None = None,
-    seed: int = 1,
     **prompted: Any,
-) -> list[GroupRewards]:
+) -> GroupRewards:
+    judging = config(max_failure_rate=0.5)
     reward = JudgedReward(
-        judge,
-        config=config(max_failure_rate=max_failure_rate),
-        pairing=PairingConfig.model_validate({"strategy": strategy}),
-        length=length,
-        graders=graders,
+        judge, config=judging, pairing=PairingConfig(), length=length, graders=graders
     )
-    given = [Group(prompt(k, **prompted), tuple(group)) for k, group in enumerate(groups)]
-    found = asyncio.run(reward.reward(given, seed=seed))
-    reward.settle(sum(one.requests for one in found), [f for one in found for f in one.failures])
+    [found] = asyncio.run(reward.reward([Group(prompt(**prompted), tuple(group))], seed=1))
+    reward.settle(found.requests, found.failures)
     return found
 
 
 def test_the_base_reward_is_the_mean_over_both_positions():
-    [found] = rewarded(judge_of(fair), completions(FOUR))
+    found = rewarded(judge_of(fair), completions(FOUR))
     assert found.rewards == (1.0, 2.0, 3.0, 4.0)
     places = [(row["first"], row["second"]) for row in found.judgements]
     assert places == [(0, 1), (1, 2), (2, 3), (3, 0)]
@@ -83,10 +77,10 @@ def test_the_base_reward_is_the_mean_over_both_positions():
 
 def test_rollouts_that_were_given_up_are_in_no_match():
     rollouts = [completion("1"), failed(1), completion("123", index=2), failed(3)]
-    [found] = rewarded(judge_of(fair), rollouts)
+    found = rewarded(judge_of(fair), rollouts)
     assert found.rewards == (1.0, None, 3.0, None)
     assert [(row["first"], row["second"]) for row in found.judgements] == [(0, 2), (2, 0)]
-    [found] = rewarded(judge_of(fair), [failed(), failed(1), completion("1", index=2)])
+    found = rewarded(judge_of(fair), [failed(), failed(1), completion("1", index=2)])
     assert found.rewards == (None, None, None)
 
 
@@ -94,9 +88,7 @@ def test_a_failed_judgement_takes_away_its_own_match_and_without_any_a_rollout_i
     def silent(request: Request, rng: random.Random) -> str:
         return babble(request, rng) if "12" in answers_of(request) else fair(request, rng)
 
-    [found] = rewarded(
-        judge_of(silent), completions(FOUR), max_failure_rate=0.5, length=LengthConfig()
-    )
+    found = rewarded(judge_of(silent), completions(FOUR), length=LengthConfig())
     row = found.judgements[0]
     assert (row["failed"], row["score_1"], row["ranking"]) == (True, None, None)
     assert (row["reason"], row["text"]) == ("no readable verdict in its answer", "Both are fine.")
@@ -113,7 +105,7 @@ def test_only_final_answers_are_shown_and_missing_ones_are_marked():
         completion("12", reasoning="secret 12345"),
         completion(None, index=1, reasoning="cut", finish="length"),
     ]
-    [found] = rewarded(judge_of(sampler), rollouts)
+    found = rewarded(judge_of(sampler), rollouts)
     [(first, second), _] = [answers_of(request) for request in sampler.calls[0]]
     assert (first, second) == ("12", EMPTY)
     assert found.rewards == (2.0, 1.0)
@@ -126,7 +118,7 @@ def test_every_part_is_told_apart_and_they_add_up():
         for k, (long, answer) in enumerate(lengths)
     ]
     length = LengthConfig(style_coefficient=0.1, absolute_penalty=2.0)
-    [found] = rewarded(judge_of(fair), rollouts, length=length)
+    found = rewarded(judge_of(fair), rollouts, length=length)
     assert found.parts["base"] == (4.0, 2.0, 3.0, 1.0)
     # reasoning: w = 1/3, 1, 2/3, 0, mean 1/2; the shortest has a base below the gate: no bonus
     assert found.parts["reasoning_length"] == pytest.approx((-1 / 12, 0.25, 1 / 12, -0.25))
@@ -143,9 +135,9 @@ def test_every_part_is_told_apart_and_they_add_up():
 def test_accuracy_is_watched_and_is_no_part_of_the_reward():
     rollouts = completions(["1", "2", "?", "12"])
     graders = {"says": Says()}
-    [found] = rewarded(judge_of(fair), rollouts, graders=graders, grader="says", gold="1")
+    found = rewarded(judge_of(fair), rollouts, graders=graders, grader="says", gold="1")
     assert found.parts["accuracy"] == (1.0, 0.0, None, 0.0)
-    [plain] = rewarded(judge_of(fair), rollouts, graders=graders)
+    plain = rewarded(judge_of(fair), rollouts, graders=graders)
     assert "accuracy" not in plain.parts
     assert plain.rewards == found.rewards
 

@@ -9,7 +9,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from posttrain.models.load import TINY_ATTENTION, TINY_HYBRID, build_model
+from posttrain.models.load import build_model
+from tests.models.tiny import TINY_ATTENTION, TINY_HYBRID
 
 CHAT_TOKENS = ("<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
 HEADERS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|begin_of_text|>")

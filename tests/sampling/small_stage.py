@@ -76,7 +76,7 @@ def sample(recipe: Path, *overrides: str, sampler: Scripted | None = None) -> Sc
         yield sampler
 
     with (
-        patch("posttrain.sampling.sample.opened_sampler", opened),
+        patch("posttrain.sampling.open.opened_sampler", opened),
         patch("data_builders.prompts.build.toolkits_for", lambda *_: {"adding": Adding()}),
         patch("data_builders.environments.all_graders", dict),
     ):

@@ -69,15 +69,6 @@ def test_what_was_truncated_is_said(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "<b>100.0 %</b><span>truncated</span><small>a limit ended 60 of 60</small>" in page
 
 
-def test_tools_were_run(done: Path):
-    prompts, completions = read(done / "out")
-    with_tools = {p.id for p in prompts if p.tools is not None}
-    called = [c for c in completions if c.tool_calls]
-    assert {c.prompt_id for c in called} <= with_tools
-    assert all(len(c.steps) == 2 and c.steps[0].results[0].role == "tool" for c in called)
-    assert all((c.state is not None) == (c.prompt_id in with_tools) for c in completions)
-
-
 def test_killed_and_resumed_gives_the_same_bytes(done: Path, tmp_path: Path):
     recipe = done / "sample.yaml"
     for kind, kills in (("batched", (1, 3)), ("server", (20, 5))):

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -16,14 +17,15 @@ from posttrain.errors import DataError
 from posttrain.rollouts import completion_from_row, prompt_from_row
 from posttrain.runs import read_artifact
 from tests.data_builders.small_build import script
-from tests.sampling.small_stage import write_recipe
+from tests.sampling.small_stage import Adding, write_recipe
 from tests.sampling.stub_server import Stub, Trouble, no_trouble
 from tests.sampling.test_open import write_checkpoint
 
 
 def run(recipe: Path, *overrides: str) -> None:
     """`posttrain sample --config recipe …` in this process; errors are raised."""
-    script("sample").main(["--config", str(recipe), *overrides])
+    with patch("data_builders.prompts.build.toolkits_for", lambda *_: {"adding": Adding()}):
+        script("sample").main(["--config", str(recipe), *overrides])
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -33,7 +35,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 def test_in_process_the_same_recipe_gives_the_same_bytes(tmp_path: Path):
     settings = [
         {"name": "no_tools", "thinking": 0.5},
-        {"name": "with_tools", "tools": "calculator", "thinking": "both", "n": 2},
+        {"name": "with_tools", "tools": "adding", "thinking": "both", "n": 2},
     ]
     sampling = {"max_tokens": 12, "logps": True}
     recipe = write_recipe(tmp_path, settings=settings, sampling=sampling)

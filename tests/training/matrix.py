@@ -34,7 +34,7 @@ from tests.training.tiny import losses, write_artifact
 SHARDINGS = ("ddp", "zero2", "zero3", "fsdp2")
 MODELS = ("attention", "hybrid")
 METHODS = ("sft", "dpo", "grpo")
-STEPS = 4
+STEPS = 3
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Cells:
 
 def _dying(run: Callable[[], Any]) -> None:
     def dying(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.state.global_step == 3:
+        if self.state.global_step == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         return super(Resumable, self).training_step(*args, **kwargs)
 

@@ -35,11 +35,6 @@ def test_fields_pass_through_to_the_installed_trl(recipe: MakeRecipe, tmp_path: 
     assert args.report_to == []
 
 
-def test_an_unknown_field_names_the_nearest(recipe: MakeRecipe, tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"learning_rat .*did you mean 'learning_rate'"):
-        sft_arguments(recipe(trainer={"learning_rat": 1.0}), out=tmp_path)
-
-
 @pytest.mark.parametrize(
     ("method", "kind"), [("sft", SFTConfig), ("dpo", DPOConfig), ("grpo", GRPOConfig)]
 )
@@ -56,19 +51,16 @@ def test_fields_that_we_own_are_refused_with_the_reason(recipe: MakeRecipe):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
+        ({"trainer": {"learning_rat": 1.0}}, r"learning_rat .*did you mean 'learning_rate'"),
         ({"trainer": {"save_strategy": "best"}}, "save_strategy"),
         ({"trainer": {"bf16": True, "fp16": True}}, "refuses this"),
         ({"trainer": {"activation_offloading": True}}, "needs an accelerator"),
         ({"trainer": {"accelerator_config": {"split_batches": True}}}, "leave them unset"),
-        ({"trainer": {"warmup_steps": "many"}}, "trainer"),
         ({"keep_epochs": [1, 3]}, "keep_epochs names epoch 3"),
         ({"trainer": {"learning_rate": "fast"}}, r"trainer\.learning_rate: .*found 'fast'"),
         ({"trainer": {"learning_rate": -1.0}}, r"learning_rate: must not be negative"),
         ({"trainer": {"report_to": False}}, r"report_to: .*report_to: 'no'"),
-        ({"trainer": {"bf16": "no"}}, r"trainer\.bf16: .*found 'no'"),
         ({"trainer": {"max_steps": 0}}, r"max_steps: must be above 0, found 0"),
-        ({"trainer": {"per_device_train_batch_size": 0}}, r"batch_size: must be above 0"),
-        ({"trainer": {"gradient_accumulation_steps": -2}}, r"steps: must be above 0, found -2"),
         ({"trainer": {"report_to": "wandbb"}}, r"'wandbb' is not known here; take one of tensor"),
     ],
 )
@@ -105,7 +97,7 @@ def test_a_port_that_another_run_holds_is_named(recipe: MakeRecipe, tmp_path: Pa
     assert "Traceback" not in ended.text
 
 
-def test_liger_is_refused_where_it_does_not_hold(
+def test_liger_is_refused_where_it_does_not_hold_and_what_is_not_installed_is_named(
     recipe: MakeRecipe, hybrid_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def refused(message: str, model: dict | None = None, **keys: Any) -> None:
@@ -120,6 +112,8 @@ def test_liger_is_refused_where_it_does_not_hold(
     refused("whole batch", liger_kernel_config={"fused_linear_cross_entropy": True})
     monkeypatch.setattr("posttrain.training.arguments.find_spec", lambda _: None)
     refused("pip install liger-kernel")
+    with pytest.raises(ConfigError, match="pip install trackio"):
+        sft_arguments(recipe(trainer={"report_to": "trackio"}), out=tmp_path)
     monkeypatch.setattr("posttrain.training.arguments.find_spec", lambda _: 1)
     refused("GPUs alone", use_cpu=True)
 
@@ -144,12 +138,6 @@ def test_a_model_that_is_not_there_is_one_sentence(path: str):
     assert "\n" not in str(refused.value)
 
 
-def test_a_reporter_that_is_not_installed_is_named(recipe: MakeRecipe, tmp_path, monkeypatch):
-    monkeypatch.setattr("posttrain.training.arguments.find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match="pip install trackio"):
-        sft_arguments(recipe(trainer={"report_to": "trackio"}), out=tmp_path)
-
-
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
@@ -159,19 +147,16 @@ def test_a_reporter_that_is_not_installed_is_named(recipe: MakeRecipe, tmp_path,
         ({"adapter": {"preset": "none"}}, "preset none adapts nothing"),
         ({"adapter": {"preset": "nemotron_h", "dropout": 0.1}}, "dropout must be 0"),
         ({"keep_epochs": [2, 1]}, "rising"),
+        (
+            {
+                "balance": {"coefficient": 1e-4},
+                "trainer": {"gradient_checkpointing_kwargs": {"use_reentrant": True}},
+            },
+            "use_reentrant: false",
+        ),
         ({"launch": {"world_size": 1, "sharding": "zero2"}}, "more than one process"),
-        ({"document_masking": "packed"}, "document_masking"),
-        ({"learning_rate": 1.0}, "unknown key 'learning_rate'"),
     ],
 )
 def test_recipes_that_cannot_mean_anything(recipe: MakeRecipe, keys: dict, message: str):
     with pytest.raises(ConfigError, match=message):
         recipe(**keys)
-
-
-def test_reentrant_checkpointing_with_balance_is_refused(recipe: MakeRecipe):
-    with pytest.raises(ConfigError, match="use_reentrant: false"):
-        recipe(
-            balance={"coefficient": 1e-4},
-            trainer={"gradient_checkpointing_kwargs": {"use_reentrant": True}},
-        )

@@ -4,18 +4,24 @@ import random
 from pathlib import Path
 
 import pytest
+import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from posttrain.errors import ConfigError
+from posttrain.errors import ConfigError, DataError
 from posttrain.training.document_masking import (
     MaskingProbe,
     check_probe,
     choose_document_masking,
+    deal_rows,
     make_collator,
     probe_document_masking,
+    sequence_ids,
+    sequences,
 )
 from tests.training.tiny import attention_model, hybrid_model, make_sequence
+
+LAYOUTS = ("varlen", "block_diagonal", "unpacked")
 
 
 def packs(count: int = 3, lengths: tuple[int, ...] = (9, 14, 11)) -> list[dict]:
@@ -33,7 +39,7 @@ def packs(count: int = 3, lengths: tuple[int, ...] = (9, 14, 11)) -> list[dict]:
     return made
 
 
-@pytest.mark.parametrize("document_masking", ["varlen", "block_diagonal", "unpacked"])
+@pytest.mark.parametrize("document_masking", LAYOUTS)
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_packed_equals_alone_on_the_attention_model(document_masking, attention):
     model = attention_model()
@@ -51,7 +57,7 @@ STORIES = (
 )
 
 
-@pytest.mark.parametrize("document_masking", ["varlen", "block_diagonal", "unpacked"])
+@pytest.mark.parametrize("document_masking", LAYOUTS)
 def test_packed_equals_alone_on_a_trained_model(shared: Path, document_masking: str):
     """Its logits reach 22, where fp32 rounds a hundred times more coarsely than at 0.2."""
     folder = shared / "models" / "stories260k"
@@ -82,12 +88,9 @@ def test_the_hybrid_is_done_right_unpacked():
     assert choose_document_masking("auto", model) == "unpacked"
     probe = probe_document_masking(model, make_collator("unpacked", 0), packs())
     assert probe.apart < 1e-5
-
-
-@pytest.mark.parametrize("asked", ["varlen", "block_diagonal"])
-def test_packing_the_hybrid_is_refused_with_what_to_do(asked):
-    with pytest.raises(ConfigError, match="document_masking: unpacked"):
-        choose_document_masking(asked, hybrid_model())
+    for asked in ("varlen", "block_diagonal"):
+        with pytest.raises(ConfigError, match="document_masking: unpacked"):
+            choose_document_masking(asked, model)
 
 
 def test_the_probe_sees_state_leak_through_a_mamba_layer():
@@ -115,3 +118,64 @@ def test_block_diagonal_is_refused_under_flash_attention():
     with pytest.raises(ConfigError, match="document_masking: varlen"):
         choose_document_masking("block_diagonal", model)
     assert choose_document_masking("auto", model) == "varlen"
+
+
+# ---- collators ----
+
+PACKS = [
+    {"input_ids": [5, 6, 7, 8, 9], "labels": [-100, 6, 7, -100, 9], "seq_lengths": [3, 2]},
+    {"input_ids": [4, 3, 2], "labels": [-100, -100, 2], "seq_lengths": [3]},
+    {"input_ids": [0, 0], "labels": [-100, -100], "seq_lengths": [2]},
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_same_tokens_of_the_same_sequences_are_trained_in_every_layout(layout):
+    batch = make_collator(layout, pad_id=0)(PACKS)
+    labels = batch["labels"]
+    assert sorted(labels[labels != -100].tolist()) == [2, 6, 7, 9]
+    # the counts the trainer's loss divides by
+    assert int((labels[:, 1:] != -100).sum()) == 4
+    ids, count = sequence_ids(batch)
+    tokens = batch["input_ids"].reshape(-1)
+    found = sorted(tokens[ids == i].tolist() for i in range(count))
+    assert found == [[4, 3, 2], [5, 6, 7], [8, 9]]
+    assert int((ids >= 0).sum()) == 8
+
+
+def test_block_diagonal_rows_are_as_narrow_as_the_longest_sequence():
+    """Padding is a sequence of its own: position 0 at each start, none without a key."""
+    batch = make_collator("block_diagonal", pad_id=0)(PACKS)
+    assert batch["input_ids"].tolist() == [[5, 6, 7], [4, 3, 2], [8, 9, 0], [0, 0, 0]]
+    assert batch["position_ids"].tolist() == [[0, 1, 2], [0, 1, 2], [0, 1, 0], [0, 1, 0]]
+    assert "attention_mask" not in batch
+
+
+def test_sequences_share_rows_first_fit_decreasing():
+    assert deal_rows([2, 7, 3, 5, 4], width=7) == [[1], [3, 0], [4, 2]]
+    rng = random.Random(0)
+    lengths = [rng.randint(1, 200) for _ in range(400)]
+    rows = deal_rows(lengths, 200)
+    assert sorted(n for row in rows for n in row) == list(range(400))
+    assert max(sum(lengths[n] for n in row) for row in rows) <= 200
+    assert sum(lengths) / (200 * len(rows)) > 0.97
+
+
+def test_a_first_label_is_never_trained():
+    """Nothing predicts it; in a pack the previous sequence would."""
+    pack = {"input_ids": [1, 2, 3, 4], "labels": [1, 2, 3, 4], "seq_lengths": [2, 2]}
+    for layout in LAYOUTS:
+        labels = make_collator(layout, pad_id=0)([pack])["labels"]
+        assert labels[labels != -100].tolist() == [2, 4], layout
+
+
+def test_lengths_that_do_not_cover_the_pack_are_refused():
+    pack = {"input_ids": [1, 2, 3], "labels": [1, 2, 3], "seq_lengths": [2]}
+    with pytest.raises(DataError, match="seq_lengths sum to 2"):
+        list(sequences(pack))
+
+
+def test_unpacked_rows_are_right_padded():
+    batch = make_collator("unpacked", pad_id=0)(PACKS[:1])
+    assert batch["input_ids"].tolist() == [[5, 6, 7], [8, 9, 0]]
+    assert torch.equal(batch["attention_mask"], torch.tensor([[1, 1, 1], [1, 1, 0]]))

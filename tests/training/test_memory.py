@@ -73,6 +73,8 @@ def test_activations_follow_the_shape_of_the_step(make: Any):
     assert needed(checkpointing=True) < 0.8 * whole
     assert needed(AdapterConfig(preset="attention")) < whole
     assert needed(autocast=torch.bfloat16) < whole
+    if make is hybrid_model:  # fused kernels keep less of a Mamba layer than the reference code
+        assert 0 < needed(kernels=True) < whole
     # no forward or backward pass can do without its input and output
     assert whole > 4 * 4 * 64 * config.hidden_size
 
@@ -210,7 +212,7 @@ def test_the_share_of_a_vllm_on_the_same_device_is_left_to_it(
         assert ("vllm 5.00" in memory_line(plan, 10 * GIB)[1]) is not sleep
 
 
-def test_a_step_that_cannot_fit_is_refused_with_its_parts():
+def test_a_step_that_cannot_fit_is_refused_with_its_parts(recipe: MakeRecipe, monkeypatch: Any):
     step = StepMemory(activations=9 * GIB, gathered=0, gradients=GIB)
     plan = MemoryPlan(weights=4 * GIB, optimizer=0, step=step)
     assert plan.peak == 14 * GIB
@@ -218,10 +220,7 @@ def test_a_step_that_cannot_fit_is_refused_with_its_parts():
     assert (name, text[:20]) == ("memory", "14.000 of 15.0 GiB a")
     with pytest.raises(ConfigError, match=r"more memory than there is.*activations 9.*checkpoint"):
         memory_line(plan, 13 * GIB)
-
-
-def test_a_run_is_refused_before_its_first_step(recipe: MakeRecipe, monkeypatch):
-    stage = SftStage(recipe())
+    # before the first step of a run
     monkeypatch.setattr("posttrain.training.stage.device_room", lambda *_: 1000)
     with pytest.raises(ConfigError, match="a step needs more memory"):
-        stage.run(dry_run=False)
+        SftStage(recipe()).run(dry_run=False)

@@ -26,8 +26,6 @@ from posttrain.training.launch import check_device
 from posttrain.training.rl.stage import grpo_arguments
 from posttrain.training.sft.stage import SftStage, sft_arguments
 from tests.training.conftest import MakeRecipe
-from tests.training.dpo.pairs import make_pairs, write_pairs
-from tests.training.dpo.recipe import raw_recipe
 from tests.training.forks import ROOT, launch_environment, shipped
 from tests.training.methods import script
 
@@ -60,28 +58,21 @@ def arguments(stage: str, *overrides: str, family: str = "tiny", processes: int 
 
 
 @EACH_STAGE
-@pytest.mark.parametrize(
-    ("launcher", "bf16"), [("bf16", False), ("fp16", False), ("fp16", True), ("fp8", True)]
-)
-def test_a_launcher_of_another_precision_is_refused(
-    stage: str, launcher: str, bf16: bool, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launcher)
-    with pytest.raises(ConfigError, match=rf"launcher's .*'{launcher}'.*trainer.bf16 is {bf16}"):
-        arguments(stage, f"trainer.bf16={bf16}")
-
-
-@EACH_STAGE
-@pytest.mark.parametrize(
-    ("launcher", "bf16"), [(None, False), (None, True), ("no", False), ("no", True), ("bf16", True)]
-)
-def test_where_they_agree_the_recipe_is_what_runs(
+@pytest.mark.parametrize("bf16", [True, False])
+@pytest.mark.parametrize("launcher", [None, "no", "bf16", "fp16", "fp8"])
+def test_launcher_and_recipe_agree_or_are_refused(
     stage: str, launcher: str | None, bf16: bool, monkeypatch: pytest.MonkeyPatch
 ):
     """accelerate also sets `no` where nobody said anything; the recipe's bf16 runs then."""
     if launcher is not None:
         monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launcher)
-    assert arguments(stage, f"trainer.bf16={bf16}").mixed_precision == ("bf16" if bf16 else "no")
+    if launcher in (None, "no") or (launcher == "bf16" and bf16):
+        precision = arguments(stage, f"trainer.bf16={bf16}").mixed_precision
+        assert precision == ("bf16" if bf16 else "no")
+    else:
+        message = rf"launcher's .*'{launcher}'.*trainer.bf16 is {bf16}"
+        with pytest.raises(ConfigError, match=message):
+            arguments(stage, f"trainer.bf16={bf16}")
 
 
 @pytest.mark.parametrize(("in_file", "bf16"), [(True, False), (False, True)])
@@ -188,17 +179,12 @@ def test_an_adapter_on_bfloat16_weights_is_float32(
     assert (trained, frozen) == ({torch.float32}, {torch.bfloat16})
 
 
-@pytest.mark.parametrize("stage", ["sft", "dpo"])
 def test_a_launched_script_stops_before_it_loads_or_writes(
-    stage: str, data: Path, attention_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     under("ddp", monkeypatch)
-    if stage == "dpo":
-        data = write_pairs(tmp_path / "pairs", make_pairs(40))
-    raw = raw_recipe(data, attention_path, tmp_path / "out", {"bf16": False})
-    recipe = tmp_path / "recipe.yaml"
-    kept = {k: v for k, v in raw.items() if stage == "dpo" or k != "batch"}
-    recipe.write_text(yaml.safe_dump(kept))
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump(recipe(trainer={"bf16": False}).model_dump(mode="json")))
     with pytest.raises(ConfigError, match="launcher's mixed_precision asks for 'bf16'"):
-        script(stage).main(["--config", str(recipe), "--dry-run"])
+        script("sft").main(["--config", str(file), "--dry-run"])
     assert not (tmp_path / "out").exists()

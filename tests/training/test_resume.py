@@ -311,11 +311,10 @@ def test_sharding_that_forced_cpu_drops_is_refused(kind: str):
 
 
 def test_a_named_sharding_must_run():
+    zero3 = LaunchConfig(sharding="zero3")
     with pytest.raises(ConfigError, match=r"--config_file accelerate/zero3"):
-        check_launch(LaunchConfig(sharding="zero3"), Launched(2, "none", "cpu", "fp32"), {})
-    check_launch(
-        LaunchConfig(world_size=2, sharding="zero3"), Launched(2, "zero3", "gpu", "fp32"), {}
-    )
+        check_launch(zero3, Launched(2, "none", "cpu", "fp32"), {})
+    check_launch(zero3, Launched(2, "zero3", "gpu", "fp32"), {})
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "recipes/accelerate").glob("*.yaml")), ids=str)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from posttrain.errors import ConfigError, DataError
-from posttrain.training.checkpoints import (
+from posttrain.training.trainer import (
     COMPLETE,
     Progress,
     latest_complete,
@@ -60,38 +60,29 @@ def test_a_checkpoint_without_the_models_weights_is_refused(tmp_path: Path):
     )
 
 
-def _checkpoint(folder: Path, step: int, world_size: int = 1) -> Path:
+def _checkpoint(folder: Path, step: int) -> Path:
     path = folder / f"checkpoint-{step}"
     path.mkdir(parents=True)
     (path / "model.safetensors").write_bytes(b"x" * step)
-    mark_complete(path, Progress(step=step, tokens=1, trained=1, world_size=world_size))
+    mark_complete(path, Progress(step=step, tokens=1, trained=1, world_size=1))
     return path
 
 
-def test_half_written_checkpoints_are_ignored_and_removed(tmp_path: Path):
-    whole = _checkpoint(tmp_path, 9)
-    cut = _checkpoint(tmp_path, 10)
+def test_checkpoints_are_whole_or_ignored_and_the_newest_stay(tmp_path: Path):
+    for step in (5, 9):
+        _checkpoint(tmp_path, step)
+    cut, unmarked = _checkpoint(tmp_path, 10), _checkpoint(tmp_path, 11)
     (cut / "model.safetensors").write_bytes(b"x")
-    unmarked = _checkpoint(tmp_path, 11)
     (unmarked / COMPLETE).unlink()
     found = latest_complete(tmp_path, world_size=1)
     assert found is not None
-    assert found[0] == whole
+    assert found[0].name == "checkpoint-9"
+    with pytest.raises(ConfigError, match="written by 1 processes and this run has 2"):
+        latest_complete(tmp_path, world_size=2)
     remove_broken(tmp_path)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-9"]
-
-
-def test_rotation_keeps_the_newest_and_never_none(tmp_path: Path):
-    for step in (5, 10, 100):
-        _checkpoint(tmp_path, step)
-    rotate(tmp_path, keep=2)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-10", "checkpoint-100"]
-    rotate(tmp_path, keep=0)
-    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-100"]
-    rotate(tmp_path, keep=None)
-
-
-def test_another_number_of_processes_cannot_resume(tmp_path: Path):
-    _checkpoint(tmp_path, 4, world_size=2)
-    with pytest.raises(ConfigError, match="written by 2 processes and this run has 1"):
-        latest_complete(tmp_path, world_size=1)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-5", "checkpoint-9"]
+    _checkpoint(tmp_path, 100)
+    for keep, left in ((None, 3), (2, 2), (0, 1)):
+        rotate(tmp_path, keep=keep)
+        steps = sorted(int(p.name.rpartition("-")[2]) for p in tmp_path.iterdir())
+        assert steps == [5, 9, 100][-left:]

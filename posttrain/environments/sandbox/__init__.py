@@ -1,14 +1,10 @@
 """Run programs that a model wrote: no network, no files of this machine, bounded, killed whole.
 
     result = await run_sandboxed(["python3", "a.py"], files={"a.py": b"print(6*7)"})
-    result.stdout == b"42\\n"
-
     async with open_sandbox(Limits(seconds=5)) as box:      # one scratch directory, several runs
-        await box.write("data.csv", b"1,2")
         await box.run(["wc", "-c", "data.csv"])
 
-The host never opens a path in the scratch directory, so a symbolic link planted there leads
-nowhere. docs/guides/tools.md says what is contained and what is not promised.
+The host never opens a path in the scratch directory, so a symbolic link there leads nowhere.
 """
 
 from __future__ import annotations
@@ -23,15 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
-from posttrain.environments.sandbox.bubblewrap import (
-    MEBI,
-    Box,
-    Interpreter,
-    Launch,
-    Limits,
-    find_interpreter,
-    launch_run,
-)
+from posttrain.environments.sandbox.bubblewrap import Box, Launch, Limits, launch_run
 from posttrain.environments.sandbox.supervise import SandboxResult, supervise
 from posttrain.errors import ConfigError
 
@@ -41,13 +29,10 @@ _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKe
 
 
 @functools.cache
-def check_sandbox() -> Interpreter:
-    """Make sure, once a process, that programs can be contained here; the Python they find.
-
-    Raises:
-        ConfigError: something is missing, with what to install or to allow.
-    """
-    box = Box(_PROBE, find_interpreter())
+def check_sandbox() -> str:
+    """Make sure, once a process, that programs can be contained here; their Python. Raises
+    ConfigError: something is missing, with what to install or to allow."""
+    box = Box(_PROBE)
     if not Path("/proc/self/task", str(threading.get_native_id()), "children").exists():
         raise ConfigError("the sandbox needs /proc/…/children (CONFIG_PROC_CHILDREN in the kernel)")
     stop = os.eventfd(0)
@@ -67,7 +52,7 @@ def check_sandbox() -> Interpreter:
     if result.stdout != b"42\n":
         text = result.stderr.decode("utf-8", "replace").strip()
         raise ConfigError(f"Python does not start in the sandbox (code {result.exit_code}): {text}")
-    return box.interpreter
+    return box.interpreter.executable
 
 
 async def run_sandboxed(
@@ -91,7 +76,8 @@ async def run_sandboxed(
         ConfigError: programs cannot be contained here.
         CancelledError: after the whole process tree has been killed.
     """
-    box = Box(limits or Limits(), check_sandbox())
+    check_sandbox()
+    box = Box(limits or Limits())
     turn = _turns.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(os.cpu_count() or 1))
     async with turn:
         return await _supervised(launch_run(box, argv, stdin=stdin, files=files), box.limits)
@@ -116,21 +102,14 @@ class Sandbox:
         return await _supervised(launching, box.limits)
 
     async def write(self, path: str, data: bytes) -> None:
-        """Write a file; its directories are made.
-
-        Raises:
-            OSError: it cannot be written, and why.
-        """
+        """Write a file; its directories are made. Raises OSError: it cannot be written, and why."""
         script = 'mkdir -p -- "$(dirname -- "$1")" && cat > "$1"'
         result = await self.run(["sh", "-c", script, "sh", path], stdin=data)
         _raise_for(result, path)
 
-    async def read(self, path: str, *, max_bytes: int = 16 * MEBI) -> bytes:
-        """A file's content.
-
-        Raises:
-            OSError: it cannot be read, or is larger than `max_bytes`, and why.
-        """
+    async def read(self, path: str, *, max_bytes: int = 16 << 20) -> bytes:
+        """A file's content. Raises OSError: it cannot be read, or is larger than `max_bytes`, and
+        why."""
         limits = replace(self.box.limits, output_bytes=max_bytes)
         result = await self.run(["cat", "--", path], limits=limits)
         _raise_for(result, path)
@@ -150,7 +129,8 @@ async def open_sandbox(limits: Limits | None = None) -> AsyncGenerator[Sandbox]:
     Raises:
         ConfigError: programs cannot be contained here.
     """
-    box = Box(limits or Limits(), check_sandbox())
+    check_sandbox()
+    box = Box(limits or Limits())
     loop = asyncio.get_running_loop()
     first_process: asyncio.Future[int] = loop.create_future()
 

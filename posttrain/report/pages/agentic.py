@@ -24,21 +24,19 @@ def figures(
 
 @ui.section("Agentic leaderboard")
 def leaderboard(found: ui.Row, costs: Sequence[ui.Row]) -> Iterator[ui.Block]:
-    rows: list[list[object]] = []
     priced = {row["checkpoint"]: row for row in costs if row["task"] == "all"}
-    for place, model in enumerate(found["models"], 1):
-        total = model["families"][-1]
-        row = [str(place), model["checkpoint"], *_solved(total)]
-        rows.append([*row, *spent(priced.get(model["checkpoint"]))])
+    rows = [
+        [str(place), name, *_solved(model["families"][-1]), *spent(priced.get(name))]
+        for place, model in enumerate(found["models"], 1)
+        for name in [model["checkpoint"]]
+    ]
     head = ["", "model", "solved", "share", "over runs", "over tasks", "calls a run"]
     yield ui.Table([*head, "money", "per solved run", "seconds a model call, p50", "p95"], rows)
     yield from (in_words(pair) for pair in found["pairs"])
     yield (
-        "95 % intervals: Wilson's, as if every run were of another task, and a bootstrap that "
-        "draws tasks, since runs of one task are alike; it has no width where all tasks agree. p "
-        "is of the paired difference over tasks; nothing is corrected for comparing many models. "
-        "Money per solved run is all money of the evaluation over the solved runs: those that fail "
-        "are in it."
+        "95 % intervals: Wilson's, as if every run were of another task, and a bootstrap over "
+        "tasks, which has no width where all agree. p is of the paired difference over tasks, not "
+        "corrected for many models. Money per solved run includes the runs that fail."
     )
 
 
@@ -55,9 +53,7 @@ def in_words(pair: ui.Row) -> str:
 @ui.section("Agentic families")
 def families(models: Sequence[ui.Row]) -> Iterator[ui.Block]:
     for model in models:
-        rows: list[list[object]] = [
-            [row["family"], row["tasks"], *_solved(row)] for row in model["families"]
-        ]
+        rows = [[row["family"], row["tasks"], *_solved(row)] for row in model["families"]]
         yield (ui.Styled(model["checkpoint"], "bold"),)
         head = ["family", "tasks", "solved", "share", "over runs", "over tasks", "calls a run"]
         yield ui.Table(head, rows, total=True)
@@ -90,9 +86,9 @@ def failure_modes(models: Sequence[ui.Row]) -> Iterator[ui.Block]:
     ]
     yield ui.Table(["failure mode", "model", "decides", "holds of"], rows)
     yield (
-        "Several modes may hold of one run, also of a solved one. A run that is not solved is "
-        "decided by the first that holds, in this order: infrastructure error, tool call "
-        "hallucinated, tool call redundancy, gave up mid plan, wrong answer."
+        "Several modes may hold of one run. One that is not solved is decided by the first of: "
+        "infrastructure error, tool call hallucinated, tool call redundancy, gave up mid plan, "
+        "wrong answer."
     )
 
 

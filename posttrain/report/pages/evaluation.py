@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from posttrain.chat.detect import FoundCall, searched
-from posttrain.errors import DataError
 from posttrain.evaluation.run import record_from_row
 from posttrain.report import section as ui
 from posttrain.report.lineage import Node, listed_text, samples_to_read
@@ -37,8 +36,8 @@ def sections(node: Node) -> ui.Sections:
         yield from agentic.figures(found, node.manifest.config.get("expect", {}), spent)
     if spent:
         yield costs(spent)
-    files = {"few": "examples.jsonl", "every": "records/"}
-    yield samples_to_read(node, "Completions to read", _example, **files)
+    few, every = "examples.jsonl", "records/"
+    yield samples_to_read(node, "Completions to read", _example, few=few, every=every)
 
 
 def figures(metrics: ui.Row) -> Iterator[ui.Section]:
@@ -75,8 +74,7 @@ def tiles(node: Node) -> list[ui.Tile]:
 def read_metrics(node: Node) -> ui.Row:
     """The figures of an evaluation, which its manifest lists."""
     text = listed_text(node, METRICS)
-    if text is None:
-        raise DataError(f"{node.path / METRICS} is missing from the manifest")
+    assert text is not None
     return json.loads(text)
 
 
@@ -105,17 +103,17 @@ def before_and_after(cells: Sequence[ui.Row], pairs: Sequence[ui.Row]) -> Iterat
     head.append("samples")
     yield ui.Table(head, rows)
     yield (
-        "95 % intervals below each share: Wilson's, with the samples of a question counted as "
-        "what they are worth. A change is in points, over the questions that both answered; p "
-        "is McNemar's exact test with one sample a question, else a permutation test, each of "
-        "its own figure alone. Undeclared calls: share of completions with a tool call in "
-        "reasoning or answer where no tool is declared."
+        "Below each share its 95 % Wilson interval. A change is in points, over the questions that "
+        "both answered; p is McNemar's exact test with one sample a question, else a permutation "
+        "test. Undeclared calls: completions with a tool call where no tool is declared."
     )
     yield ui.Fold("NVIDIA's own figures, for the shape of the effect", [_NVIDIA])
     intervals = [
         ui.Interval(
             ", ".join([cell["checkpoint"], *place(cell)]),
-            *(rate[key] for key in ("low", "value", "high")),
+            rate["low"],
+            rate["value"],
+            rate["high"],
             "b" if cell["checkpoint"] == names[0] and len(names) > 1 else "a",
         )
         for cell in cells
@@ -162,10 +160,7 @@ def every_figure(cells: Sequence[ui.Row]) -> Iterator[ui.Block]:
         head += ["pass@k", "without a figure"]
         yield (ui.Styled(name, "bold"),)
         yield ui.Table(head, rows)
-    yield (
-        "Adherence: with reasoning on, every step has a closed think block with something in it; "
-        "off, no think tag at all."
-    )
+    yield "Adherence: with reasoning on, a closed and filled think block a step; off, no think tag."
 
 
 def _passes(cell: ui.Row) -> str | None:
@@ -227,9 +222,8 @@ def prompt_sensitivity(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
     yield ui.Table(head, table)
     yield (
         "Points. sd: over templates, of their mean accuracies; the floor is what samples alone "
-        "give, debiased is sd without it, not below 0, and p says how often samples alone give "
-        "this much. Consistency: pairs of answers that agree, between templates and within one. A "
-        "question without enough scored answers under one template is left out under all."
+        "give, as often as p says; debiased is sd without it. Consistency: pairs of answers that "
+        "agree, between templates and within one. A question is scored under all or left out."
     )
     names = list(dict.fromkeys(row["checkpoint"] for row in rows))
     for where in dict.fromkeys(tuple(place(row)) for row in rows):
@@ -263,10 +257,9 @@ def costs(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
     every = [row for row in rows if row["task"] == "all"]
     calls, reported = (sum(row[name] for row in every) for name in ("calls", "cached_reported"))
     yield (
-        f"Cached input tokens are as the server reported them for {reported:,} of {calls:,} model "
-        "calls; for the others the prompt of the call that they go on from is counted. Reasoning "
-        "is part of the output. Money needs `prices`; per solved completion, it is all money over "
-        "those that are solved. A call in this process is a batch."
+        f"Cached input tokens are the server's for {reported:,} of {calls:,} model calls; of the "
+        "others the prompt of the call that they go on from. Reasoning is part of the output. "
+        "Money needs `prices`; that of all completions is divided by the solved ones."
     )
 
 
@@ -284,8 +277,8 @@ def gated(rows: Sequence[GateRow]) -> Iterator[ui.Block]:
     head = ["verdict", "figure", "task", "setting", "reasoning", "change", "low", "high", "margin"]
     yield ui.Table([*head, "questions"], table)
     yield (
-        "Less is worse. A row fails where `high` is below −margin, passes where `low` is above it, "
-        "and is inconclusive otherwise; the bounds are one-sided and share the gate's level."
+        "Less is worse. A row fails where `high` is below −margin and passes where `low` is above "
+        "it; the bounds are one-sided and share the gate's level."
     )
 
 
@@ -304,9 +297,8 @@ def estimated(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
         table.append([row["checkpoint"], row["unit"], *counts, money, minutes])
     yield ui.Table(head, table)
     yield (
-        "Output tokens are those of the recipe's `estimate`, or the most that the limits allow; "
-        "input tokens are of one call a completion. Money needs `prices`, minutes need "
-        "`estimate.tokens_per_second`."
+        "Output tokens are those of `estimate`, or the most that limits allow; input tokens of one "
+        "call a completion. Money needs `prices`, minutes need `estimate.tokens_per_second`."
     )
 
 

@@ -36,10 +36,7 @@ def judging_prompts(stats: ui.Row) -> Iterator[ui.Block]:
     head = ["", *(name.replace("_", " ") for name in columns)]
     head += ["median characters", "longest", "rankings"]
     swap = "in both orders" if stats["swap"] else "in one order"
-    yield (
-        f"Layout {stats['layout']}; trained {swap}. Questions are held out, not pairs: neither "
-        "the other order of a pair nor another pair of its question is on the other side."
-    )
+    yield f"Layout {stats['layout']}; trained {swap}. Questions are held out whole, not pairs."
     yield ui.Table(head, rows)
     yield ui.BarChart(
         [(ranking, [n]) for ranking, n in stats["train"]["rankings"].items()],
@@ -56,14 +53,8 @@ def pairs_by_source(sources: ui.Row) -> Iterator[ui.Block]:
          own["held_out"], ui.counted(own["dialects"])]
         for name, own in sources.items()
     ]  # fmt: skip
-    dropped = [
-        [name, reason, count, own["examples"].get(reason)]
-        for name, own in sources.items()
-        for reason, count in own["dropped"].items()
-    ]
-    head = ["source", "rows", "pairs", "kept", "held out", "read as"]
-    yield ui.Table(head, rows)
-    if dropped:
+    yield ui.Table(["source", "rows", "pairs", "kept", "held out", "read as"], rows)
+    if dropped := ui.dropped_rows(sources):
         yield ui.Table(["source", "dropped as", "rows", "such as"], dropped)
 
 
@@ -120,12 +111,11 @@ def judges(cells: Sequence[ui.Row], failed: ui.Row) -> Iterator[ui.Block]:
     lost = ui.counted(failed)
     yield ui.Table(head, rows)
     yield (
-        "Every pair is judged in both orders. Pairwise accuracy: the response that the gold "
-        "prefers is preferred, by the scores and at equal scores by the ranking; no preference "
-        "is half right, an answer without a verdict is not. Position consistency: the same "
-        "winner in both orders, of pairs with two readable verdicts. Prefers the first: a "
-        "judge without position bias has one half. Intervals are 95 %; pairs of one question "
-        "are one cluster." + (f" Lost by the backend and in no figure: {lost}." if lost else "")
+        "Every pair is judged in both orders. Pairwise accuracy: gold's response is preferred, by "
+        "the scores and at equal scores by the ranking; no preference is half right. Position "
+        "consistency: the same winner in both orders, of pairs with two readable verdicts. Prefers "
+        "the first: half without position bias. Intervals are 95 %, by question."
+        + (f" Lost by the backend and in no figure: {lost}." if lost else "")
     )
 
 
@@ -195,10 +185,9 @@ def win_rate(rows: Sequence[ui.Row], stats: ui.Row) -> Iterator[ui.Block]:
     yield f"{stats['after']} against {stats['before']}."
     yield ui.Table(head, cells)
     yield (
-        "Every pair of answers is judged in both orders. Won: both orders prefer the new "
-        "answer; lost: both prefer the old one; all else is a tie, also where the orders "
-        "disagree. The same answer is a tie that nobody judged. Per cent with 95 % intervals, "
-        "all samples of a question one cluster; unjudged pairs are in no figure."
+        "Won: both orders prefer the new answer; lost: both prefer the old one; all else is a tie, "
+        "the same answer without being judged. Per cent with 95 % intervals, all samples of a "
+        "question one cluster; unjudged pairs are in no figure."
     )
 
 

@@ -212,7 +212,7 @@ def the_judge(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
     total = _counts(judged)
     shares = judge_shares(total)
     decided = total["position_1_wins"] + total["position_2_wins"]
-    rows: list[list[object]] = [
+    table: list[list[object]] = [
         ["matches", f"{total['matches']:,.0f}, {total['matches'] / len(judged):,.1f} a batch"],
         ["calls", f"{total['judge_calls']:,.0f}, of them retries {total['judge_retries']:,.0f}"],
         ["verdicts from the cache", f"{total['judge_cached']:,.0f}"],
@@ -222,7 +222,7 @@ def the_judge(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
         ["equal scores", ui.percent(shares.get("ties"))],
         [f"first answer preferred, of {decided:,.0f}", ui.percent(shares.get("first preferred"))],
     ]
-    yield ui.Table(["judge", "value"], rows)
+    yield ui.Table(["judge", "value"], table)
     yield "A judge without position bias prefers the first answer in 50 %."
     yield from curves([{**row, **judge_shares(_counts([row]))} for row in judged], _JUDGE_CURVES)
 

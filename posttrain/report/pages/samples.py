@@ -56,26 +56,14 @@ def settings(settings: Mapping[str, ui.Row]) -> Iterator[ui.Block]:
 
 @ui.section("Prompts by source")
 def prompts_by_source(stats: ui.Row) -> Iterator[ui.Block]:
-    rows = [
-        [name, own["rows_in"], own["kept"], reason, count, own["examples"].get(reason)]
-        for name, own in stats["sources"].items()
-        for reason, count in (own["dropped"] or {None: None}).items()
-    ]
-    skipped = [
-        [setting, reason, count]
-        for setting, reasons in stats["skipped"].items()
-        for reason, count in reasons.items()
-    ]
-    head = ["source", "rows", "requested", "dropped because", "rows", "such as"]
-    yield ui.Table(head, rows)
-    templates = [
-        [name, template, count]
-        for name, counts in stats.get("templates", {}).items()
-        for template, count in counts.items()
-    ]
-    if templates:
+    sources: Mapping[str, ui.Row] = stats["sources"]
+    rows = [[name, own["rows_in"], own["kept"]] for name, own in sources.items()]
+    yield ui.Table(["source", "rows", "requested"], rows)
+    if dropped := ui.dropped_rows(sources):
+        yield ui.Table(["source", "dropped because", "rows", "such as"], dropped)
+    if templates := ui.nested(stats.get("templates", {})):
         yield ui.Table(["source", "template", "prompts"], templates)
-    if skipped:
+    if skipped := ui.nested(stats["skipped"]):
         yield "Questions that a setting skips, of all distinct ones:"
         yield ui.Table(["setting", "because", "questions"], skipped)
 
@@ -209,12 +197,7 @@ def categories(stats: ui.Row) -> Iterator[ui.Block]:
         "none). "
         + (f"The total is limited by {limit}: there are no more such pairs." if limit else "")
     )
-    outcomes = [
-        [category, outcome, count]
-        for category, found in stats["prompts"].items()
-        for outcome, count in found.items()
-    ]
-    if outcomes:
+    if outcomes := ui.nested(stats["prompts"]):
         yield ui.Table(["category", "prompt", "prompts"], outcomes)
 
 
@@ -243,10 +226,7 @@ def length_balance(lengths: Mapping[str, ui.Row]) -> Iterator[ui.Block]:
         rows.append([category, own["pairs"], *means, median, *longer])
     head = ["category", "pairs", "chosen, tokens", "rejected, tokens", "median difference"]
     head += ["chosen longer", "rejected longer"]
-    yield (
-        "Tokens that the model sampled. Where one side is longer throughout, DPO can learn length "
-        "in place of what the pairs are about; match_length evens it out."
-    )
+    yield "Tokens that the model sampled. DPO can learn length; match_length evens it out."
     yield ui.Table(head, rows)
 
 
@@ -265,9 +245,8 @@ def distances(stats: ui.Row) -> Iterator[ui.Block]:
         bars, x, "pairs", "How much of the longer completion lies where the two differ."
     )
     yield (
-        f"Median {ui.percent(every['median'])}; {ui.percent(every['below_a_tenth'])} of the pairs "
-        "differ in less than a tenth. What DPO pushes down in such a pair it nearly pushes "
-        "down in the chosen too; minimum_distance drops them."
+        f"{ui.percent(every['below_a_tenth'])} of the pairs differ in less than a tenth. What DPO "
+        "pushes down there it nearly pushes down in the chosen too; minimum_distance drops them."
     )
     yield ui.Table(["category", "median", "less than a tenth"], rows)
 

@@ -52,10 +52,7 @@ def mixture(stats: ui.Row) -> Iterator[ui.Block]:
     rows.append(["all", "", "", "", "", *sums, "", "", ""])
     head = ["source", "target", "actual", "deviation", "epochs", *_UNITS]
     head += ["% rows", "% tokens", "% trained"]
-    yield (
-        "What the recipe requests, and what was realised; repeats over epochs count. Actual and "
-        "deviation are in the unit of the target."
-    )
+    yield "Repeats over epochs count. Actual and deviation are in the unit of the target."
     yield ui.Table(head, rows, total=True)
 
 
@@ -71,10 +68,7 @@ def drops(stats: ui.Row) -> Iterator[ui.Block]:
         rows.append([name, *numbers.values(), _most_first(source["dropped"])])
     rows.append(["all", *sums.values(), ""])
     head = ["source", "in", "kept", "held out", "dropped", "by reason"]
-    yield (
-        "Rows. Kept includes those held out for evaluation; not_sampled are rows that the mixture "
-        "did not need."
-    )
+    yield "Rows. Kept includes those held out; not_sampled are rows that the mixture did not need."
     yield ui.Table(head, rows, total=True)
     lost = {name: s["sequences_lost"] for name, s in sources.items() if s["sequences_lost"]}
     if lost:
@@ -137,12 +131,7 @@ def lengths(stats: ui.Row) -> Iterator[ui.Block]:
 
 @ui.section("Prompt augmentation")
 def augmentation(stats: ui.Row) -> Iterator[ui.Block]:
-    rows = [
-        [name, template, count]
-        for name, source in stats["sources"].items()
-        for template, count in source["templates"].items()
-    ]
-    if rows:
+    if rows := ui.nested({name: own["templates"] for name, own in stats["sources"].items()}):
         yield ui.Table(["source", "template, or why in its own words", "records"], rows)
         yield "Chosen by a keyed hash of the record's id. Counted before the mixture is sampled."
 
@@ -160,8 +149,7 @@ def control(stats: ui.Row) -> Iterator[ui.Block]:
     head = ["source", "records with reasoning", "stripped", "share"]
     head += ["traces", "cut to a budget", "share", "too short to cut"]
     yield (
-        "Reasoning is switched off for some records, and some traces are cut to a budget, chosen "
-        "by a keyed hash of the record's id. Counted before the mixture is sampled. "
+        "Chosen by a keyed hash of the record's id, counted before the mixture is sampled. "
         + (f"{without} sources have no reasoning and are not listed." if without else "")
     )
     yield ui.Table(head, rows, total=True)

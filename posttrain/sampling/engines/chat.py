@@ -1,6 +1,6 @@
-"""A server's `/chat/completions`: it renders, it parses, and it hides token ids. Every usual
-spelling of an answer is read, and what the server left unparsed in the content is parsed here; any
-other is a failed request.
+"""A server's `/chat/completions`, also as an event stream: it renders, it parses, and it hides
+token ids. Every usual spelling of an answer is read, and what the server left unparsed in the
+content is parsed here; any other is a failed request.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, NoReturn, cast
 
 from posttrain.chat.parse import ParsedCompletion, parse_completion
@@ -22,20 +22,15 @@ from posttrain.sampling.engines.http import Client, RequestFailed
 from posttrain.sampling.sampler import Generation, Progress, Request
 
 Count = Callable[[str], int]
+Kind = Literal["reasoning", "answer"]
 _STOP = ("stop", "tool_calls", "function_call", "eos", "eos_token", "end_turn", "stop_sequence")
 _LENGTH = ("length", "max_tokens", "model_length")
 REASONING = ("reasoning_content", "reasoning", "thinking")  # a message's field, by server
-_SHOWN = 200
 
 
 class ChatSampler:
-    """A `Sampler` over HTTP.
-
-    Args:
-        count: tokens of a text, for servers that do not say how many were reasoning.
-        parts: False where reasoning tokens need not be counted, as of a judge: what a server does
-            not tell apart is then all counted as answer.
-    """
+    """A `Sampler` over HTTP. `count` gives the tokens of a text, for servers that do not say how
+    many were reasoning; without `parts`, as for a judge, those are then all counted as answer."""
 
     batched = False
 
@@ -54,8 +49,7 @@ class ChatSampler:
     async def sample(
         self, requests: Sequence[Request], *, progress: Progress = None
     ) -> list[Generation]:
-        """As `Sampler.sample`; ConfigError for what this server, as the recipe describes it, cannot
-        do."""
+        """As `Sampler.sample`; ConfigError for what this server cannot do."""
 
         async def one(request: Request) -> Generation:
             sent = self._body(request)
@@ -106,35 +100,14 @@ class ChatSampler:
         """An answer as a step. Raises RequestFailed where it is not understood."""
         if body.get("error"):
             _fail("an error in place of an answer", body["error"])
-        choices = body.get("choices")
-        choice = choices[0] if isinstance(choices, list) and choices else None
-        message = cast(Any, choice).get("message") if isinstance(choice, dict) else None
-        if not isinstance(message, dict):
+        choice, usage = _first_choice(body), _object(body.get("usage"))
+        if not isinstance(choice.get("message"), dict):
             _fail("an answer without a message", body)
-        message = cast(dict[str, Any], message)
-        usage = body.get("usage")
-        counts = cast(dict[str, Any], usage) if isinstance(usage, dict) else {}
-        finish = _finish(cast(dict[str, Any], choice), counts, request.parameters.max_tokens)
-        parsed, text = _parsed(message, request, finished=finish == "stop")
-        prompt, reasoning, answer = self._lengths(counts, parsed, text, request)
-        return Step(
-            text=text,
-            parsed=parsed,
-            finish=finish,
-            reasoning_tokens=reasoning,
-            answer_tokens=answer,
-            prompt_tokens=prompt,
-            cached_tokens=_number(counts.get("prompt_tokens_details"), "cached_tokens"),
-        )
-
-    def _lengths(
-        self, usage: Mapping[str, Any], parsed: ParsedCompletion, text: str, request: Request
-    ) -> tuple[int, int, int]:
-        """Tokens of prompt, reasoning and answer; what the server did not count is counted here,
-        of a prompt the messages' texts alone."""
+        finish = _finish(choice, usage, request.parameters.max_tokens)
+        parsed, text = _parsed(choice["message"], request, finished=finish == "stop")
+        # what the server did not count is counted here, of a prompt the messages' texts alone
         prompt, total = _number(usage, "prompt_tokens"), _number(usage, "completion_tokens")
-        details = usage.get("completion_tokens_details")
-        reasoning = _number(cast(Any, details), "reasoning_tokens") if details else None
+        reasoning = _number(usage.get("completion_tokens_details"), "reasoning_tokens")
         trace, count = parsed.reasoning or "", self._count
         if not reasoning and not (trace and self._parts):
             reasoning = 0
@@ -147,16 +120,34 @@ class ChatSampler:
                 "the server does not count tokens, or not those of the reasoning; name the "
                 "checkpoint that it serves, whose tokenizer can count them here"
             )
-        return prompt, reasoning, max(0, total - reasoning)
+        return Step(
+            text=text,
+            parsed=parsed,
+            finish=finish,
+            reasoning_tokens=reasoning,
+            answer_tokens=max(0, total - reasoning),
+            prompt_tokens=prompt,
+            cached_tokens=_number(usage.get("prompt_tokens_details"), "cached_tokens"),
+        )
+
+
+def _object(value: Any) -> dict[str, Any]:
+    """It, or {} where it is none."""
+    return cast(dict[str, Any], value) if isinstance(value, dict) else {}
+
+
+def _first_choice(body: Mapping[str, Any]) -> dict[str, Any]:
+    choices: Any = body.get("choices")
+    return _object(choices[0] if isinstance(choices, list) and choices else None)
 
 
 def _fail(why: str, value: object) -> NoReturn:
-    raise RequestFailed(f"{why}: {writable(repr(value)[:_SHOWN])}")
+    raise RequestFailed(f"{why}: {writable(repr(value)[:200])}")
 
 
 def _number(row: Any, key: str) -> int | None:
     """A count, as a number or as text; None where there is none."""
-    value = row.get(key) if isinstance(row, dict) else None
+    value = _object(row).get(key)
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 12:
         return int(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -170,10 +161,8 @@ def _finish(
     reason = choice.get("finish_reason")
     if reason is None and (written := _number(usage, "completion_tokens")) is not None:
         return "length" if written >= limit else "stop"
-    if reason in _STOP:
-        return "stop"
-    if reason in _LENGTH:
-        return "length"
+    if reason in (*_STOP, *_LENGTH):
+        return "stop" if reason in _STOP else "length"
     return _fail("no finish reason" if reason is None else "ended by", reason)
 
 
@@ -211,7 +200,7 @@ def _texts(content: Any) -> tuple[str, str]:
         _fail("a content that is neither text nor parts", content)
     texts = {"text": "", "thinking": ""}
     for part in cast(list[Any], content):
-        row: dict[str, Any] = part if isinstance(part, dict) else {}
+        row = _object(part)
         kind = str(row.get("type", "text"))
         kind = {"output_text": "text", "reasoning": "thinking"}.get(kind, kind)
         value: Any = row.get(kind, row.get("text")) if kind in texts else None
@@ -234,9 +223,7 @@ def _calls(message: Mapping[str, Any]) -> tuple[tuple[ToolCall, ...], str]:
     calls: list[ToolCall] = []
     broken: list[str] = []
     for row in rows:
-        function: Any = row.get("function")
-        if not isinstance(function, dict):
-            function = {}
+        function = _object(row.get("function"))
         name, given, identity = function.get("name"), function.get("arguments"), row.get("id")
         arguments = None
         with contextlib.suppress(ValueError):
@@ -274,3 +261,138 @@ def _to_openai(message: Message, backend: ChatBackend) -> dict[str, Any]:
     if message.name is not None and (backend.extended or message.role != "tool"):
         row["name"] = message.name
     return row
+
+
+# -- as an event stream ----------------------------------------------------------------------------
+
+
+class StreamingChatSampler(ChatSampler):
+    """A `ChatSampler` of one request at a time that shows what comes; fields `left_to_server` are
+    not sent, so that the server's own defaults hold."""
+
+    def __init__(
+        self,
+        client: Client,
+        backend: ChatBackend,
+        *,
+        show: Callable[[Kind, str], None],
+        left_to_server: Collection[str],
+    ) -> None:
+        # not every server counts in a stream, and a conversation reads no lengths: characters do
+        super().__init__(client, backend, count=len, parts=False)
+        self._show, self._left = show, left_to_server
+
+    async def sample(
+        self, requests: Sequence[Request], *, progress: Progress = None
+    ) -> list[Generation]:
+        """As `ChatSampler.sample`, of one request; a failed one is not tried again."""
+        [request] = requests
+        body = {k: v for k, v in self._body(request).items() if k not in self._left}
+        message = StreamedMessage(self._show)
+        try:
+            stream = self._client.stream("/chat/completions", body | {"stream": True})
+            async with contextlib.aclosing(stream) as events:
+                async for event in events:
+                    message.add(event)
+            return [Generation(self._step(message.body(), request))]
+        except RequestFailed as error:
+            return [Generation(None, error=str(error))]
+
+
+class StreamedMessage:
+    """The deltas of a stream, put together to the message that the server would have sent whole."""
+
+    def __init__(self, show: Callable[[Kind, str], None]) -> None:
+        self._show = show
+        self._fields: dict[str, Any] = {}
+        self._calls: list[dict[str, Any]] = []
+        self._places: dict[str, dict[str, Any]] = {}  # the last call of each index
+        self._rest: dict[str, Any] = {}
+        self._finish: object = None
+        self._half = ""
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Take one event. Raises RequestFailed for an error in place of a delta."""
+        if event.get("error"):
+            _fail("an error in the stream", event["error"])
+        if event.get("usage"):
+            self._rest["usage"] = event["usage"]
+        choice = _first_choice(event)
+        if choice.get("index") not in (None, 0):
+            return
+        if choice.get("finish_reason") is not None:
+            self._finish = choice["finish_reason"]
+        delta: Any = choice.get("delta")
+        if not isinstance(delta, dict):
+            delta = choice.get("message")  # an answer that came whole
+        if not isinstance(delta, dict):
+            return
+        delta = cast(dict[str, Any], delta)
+        traces = [name for name in REASONING if delta.get(name)]
+        for name in (*traces, "content"):
+            if delta.get(name):
+                self._append(name, delta[name])
+                # a server may send the same trace under two names
+                if name not in traces[1:]:
+                    self._say("answer" if name == "content" else "reasoning", delta[name])
+        for name in ("refusal", "function_call"):
+            if delta.get(name):
+                self._merge(self._fields, {name: delta[name]})
+        calls: Any = delta.get("tool_calls") or []
+        if not isinstance(calls, list):
+            raise RequestFailed("tool calls that are no list")
+        for piece in cast(list[Any], calls):
+            self._add_call(piece)
+
+    def _append(self, name: str, piece: Any) -> None:
+        """Text behind text, and a content in parts behind its other parts."""
+        if not isinstance(piece, str | list):
+            raise RequestFailed(f"a {name} that is neither text nor parts")
+        known = self._fields.get(name, type(piece)())
+        if type(known) is not type(piece):
+            known, piece = (
+                [{"type": "text", "text": one}] if isinstance(one, str) else one
+                for one in (known, piece)
+            )
+        self._fields[name] = known + piece
+
+    def _say(self, kind: Kind, piece: Any) -> None:
+        parts: list[Any] = piece if isinstance(piece, list) else [piece]
+        for part in parts:
+            text = part.get("text") if isinstance(part, dict) else part
+            if isinstance(text, str):
+                # a character beyond U+FFFF may come in two halves
+                text = self._half + text
+                self._half = text[-1] if "\ud800" <= text[-1:] <= "\udbff" else ""
+                self._show(kind, writable(text.removesuffix(self._half)))
+
+    def _add_call(self, piece: Any) -> None:
+        if not isinstance(piece, dict):
+            raise RequestFailed("a tool call that is no object")
+        piece = cast(dict[str, Any], piece)
+        place, name = piece.get("index"), piece.get("id")
+        known = self._places.get(repr(place))
+        if place is None:  # a server without places: a new id begins a new call
+            known = self._calls[-1] if self._calls and name in (None, "") else None
+        if known is None:
+            self._calls.append(piece)
+            self._places[repr(place)] = piece
+        else:
+            self._merge(known, {"function": piece.get("function") or {}})
+
+    def _merge(self, into: dict[str, Any], piece: Mapping[str, Any]) -> None:
+        for key, value in piece.items():
+            known = into.get(key)
+            if isinstance(known, dict) and isinstance(value, dict):
+                self._merge(cast(dict[str, Any], known), cast(dict[str, Any], value))
+            elif isinstance(known, str) and isinstance(value, str):
+                # a name is sent once, or again with every piece
+                into[key] = known if key == "name" and value == known else known + value
+            elif value is not None:
+                into[key] = value
+
+    def body(self) -> dict[str, Any]:
+        """The whole answer, as a server that does not stream sends it."""
+        calls = {"tool_calls": self._calls} if self._calls else {}
+        message = {"role": "assistant", "content": None, **self._fields, **calls}
+        return {"choices": [{"message": message, "finish_reason": self._finish}], **self._rest}

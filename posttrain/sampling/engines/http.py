@@ -1,4 +1,4 @@
-"""JSON over HTTP to one server: bounded, timed and counted. 429, 5xx, time-outs and broken
+"""JSON over HTTP to one server, bounded and timed. 429, 5xx, time-outs and broken
 connections are tried again, later each time; any other answer is final. A wrong key or address
 stops the run.
 """
@@ -11,7 +11,6 @@ import os
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any, cast
 
 import aiohttp
@@ -23,17 +22,6 @@ _LONGEST_WAIT = 60.0  # seconds
 _HOPELESS = {401: "refuses the key", 403: "refuses the key", 404: "has no such address or model"}
 _SHOWN = 300  # characters of a server's answer in a message
 _LONGEST_EVENT = 1 << 23  # bytes
-
-
-@dataclass(slots=True)
-class ClientStats:
-    """Calls answered, attempts made again, calls given up; calls under way, now and at most."""
-
-    calls: int = 0
-    retries: int = 0
-    failures: int = 0
-    in_flight: int = 0
-    most_in_flight: int = 0
 
 
 class RequestFailed(PosttrainError):
@@ -52,7 +40,6 @@ class Client:
     """One server, used from one event loop; `first_wait` is in seconds."""
 
     def __init__(self, server: Server, *, first_wait: float = 0.5) -> None:
-        self.ledger = ClientStats()
         self._server, self._first_wait = server, first_wait
         self._headers = key_headers(server.api_key_env)
         self._gate = asyncio.Semaphore(server.concurrency)
@@ -86,28 +73,17 @@ class Client:
         """
         jitter, attempts = random.Random(key), self._server.retries + 1
         async with self._gate:
-            self.ledger.in_flight += 1
-            self.ledger.most_in_flight = max(self.ledger.most_in_flight, self.ledger.in_flight)
-            try:
-                for attempt in range(attempts):
-                    try:
-                        async with self._answer(path, body) as answer:
-                            result = await _json(answer)
-                        self.ledger.calls += 1
-                        return result
-                    except _TryAgain as failure:
-                        if attempt == attempts - 1:
-                            raise RequestFailed(f"{failure}, {attempts} attempts") from failure
-                        self.ledger.retries += 1
-                        wait = min(_LONGEST_WAIT, self._first_wait * 2**attempt)
-                        # a server that says when to come back knows best
-                        await asyncio.sleep(max(failure.after, wait * (0.5 + jitter.random() / 2)))
-                raise AssertionError("the loop returns or raises")
-            except RequestFailed:
-                self.ledger.failures += 1
-                raise
-            finally:
-                self.ledger.in_flight -= 1
+            for attempt in range(attempts):
+                try:
+                    async with self._answer(path, body) as answer:
+                        return await _json(answer)
+                except _TryAgain as failure:
+                    if attempt == attempts - 1:
+                        raise RequestFailed(f"{failure}, {attempts} attempts") from failure
+                    wait = min(_LONGEST_WAIT, self._first_wait * 2**attempt)
+                    # a server that says when to come back knows best
+                    await asyncio.sleep(max(failure.after, wait * (0.5 + jitter.random() / 2)))
+        raise AssertionError("the loop returns or raises")
 
     async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any]]:
         """The JSON objects of the server's event stream as they come; of a plain answer, the one.

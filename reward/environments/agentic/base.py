@@ -1,10 +1,5 @@
 """What every agentic family is: a fixture from a seed, tools on its files, a checked end state.
 
-    environment = MultiStepPlan()
-    prompt = environment.prompt(environment.rows(seed=0, count=1)[0])
-    await environment.verify(prompt, completion)  → Score(1.0, None, "every check holds")
-    environment.policies(prompt)["out_of_order"]  → Policy(script, fails="wrong_answer")
-
 A row carries the seed of its fixture and a digest, not the fixture: what a checker knows is never
 in a sandbox. Checks read the final files alone. Code of the model runs in a further sandbox without
 any other file of the run; its results leave that and are compared here.
@@ -31,6 +26,7 @@ from reward.environments.agentic.workspace import (
     BASIC,
     ISOLATED,
     TOOLS,
+    Call,
     Files,
     Workspace,
     changed_paths,
@@ -44,7 +40,6 @@ SYSTEM = (
     "the files when you end: write results to the files that the task names."
 )
 DATABASE = "data.db"
-Call = tuple[str, Mapping[str, Any]]
 # calls, each a turn of its own, and perhaps a text at the end: see `script`
 ScriptedRun = Sequence[Call | str]
 _CHECK_LIMITS = Limits(seconds=20, cpu_seconds=10, output_bytes=1 << 20)
@@ -104,7 +99,6 @@ class Final:
                 raise Wrong(f"{path} was changed")
 
     def text(self, path: str) -> str:
-        """A file's text. Raises Wrong where there is none."""
         content = self.files.get(path)
         if content is None or len(content) > _LARGEST_ANSWER:
             raise Wrong(f"{path} is missing" if content is None else f"{path} is too large")
@@ -123,7 +117,6 @@ class Final:
                 raise Wrong(f"{path}: {name} is {str(given[name])[:80]!r}")
 
     def object(self, path: str) -> dict[str, Any]:
-        """The JSON object in a file."""
         try:
             given = load_json(self.text(path))
         except ValueError as error:
@@ -201,12 +194,10 @@ class Fixture:
 
     @property
     def digest(self) -> str:
-        """Of all that a run sees."""
         seen = [self.task, dict(self.files), self.tables, self.first_error, self.tools]
         return digest_of(seen)[:16]
 
     def initial(self) -> dict[str, bytes]:
-        """The first files, the database among them."""
         files = {path: text.encode() for path, text in self.files.items()}
         if self.tables:
             with sqlite3.connect(":memory:") as connection:
@@ -225,7 +216,6 @@ class Family(RLVREnvironment):
         return _built(type(self), metadata_of(prompt)["fixture"])
 
     def row(self, seed: int, number: int) -> dict[str, Any]:
-        """A task; two seeds share none."""
         key = f"{seed}/{number}"
         fixture = _built(type(self), key)
         return {
@@ -282,7 +272,6 @@ class Family(RLVREnvironment):
         return [says("Done.")]
 
     def policies(self, prompt: Prompt) -> dict[str, Policy]:
-        """Scripted runs: the oracle, one that does nothing, and wrong ones."""
         fixture = self.fixture(prompt)
         look = ("list_files", {"path": "."})
         path = next(iter(fixture.files))
@@ -317,19 +306,3 @@ def script(*parts: Call | str) -> Script:
     made = [part for part in parts if not isinstance(part, str)]
     text = parts[-1] if parts and isinstance(parts[-1], str) else "Done."
     return (*(message for call in made for message in calls(call)), *says(text))
-
-
-def read(path: str) -> Call:
-    return "read_file", {"path": path}
-
-
-def write(path: str, content: str) -> Call:
-    return "write_file", {"path": path, "content": content}
-
-
-def write_json(path: str, /, **fields: Any) -> Call:
-    return write(path, json.dumps(fields))
-
-
-def sh(command: str) -> Call:
-    return "shell", {"command": command}

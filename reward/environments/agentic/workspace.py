@@ -1,20 +1,15 @@
 """The files of one run behind five tools: read_file, write_file, list_files, shell, sql.
 
-    workspace = Workspace({"src/a.py": b"x = 1\\n"}, tools=TOOLS)
-    await workspace.call("read_file", {"path": "src/a.py"})  → "x = 1\\n"
-    await workspace.call("shell", {"command": "python3 src/a.py"})  → "(no output, exit code 0)"
-    workspace.snapshot()  → '{"changes":{…},"calls":[…],…}'
-
 Between calls the files are bytes in this process, by path: there is no directory to leave, no link
 to follow and nothing that two runs share. A command runs in a sandbox of its own that is given the
-files; when it ends every process in there is killed, and the regular files that it leaves are taken
-back. Symbolic links, file modes and names that are not UTF-8 are not kept.
+files, and the regular files that it leaves are taken back.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import json
 import marshal
 import posixpath
 from collections.abc import Iterable, Mapping
@@ -28,6 +23,7 @@ from posttrain.records import json_text
 from reward.environments.code import run_program
 from reward.environments.world import Refused
 
+Call = tuple[str, Mapping[str, Any]]
 Files = Mapping[str, bytes]  # path → content; a path that ends in "/" is an empty directory
 SECONDS = 10  # of one command
 MOST_FILES = 500
@@ -185,7 +181,6 @@ class Workspace:
             self.files = files
 
     async def _run(self, argv: list[str]) -> str:
-        """The output of a program, after which its files are ours."""
         try:
             words = [word.encode() for word in argv]
         except UnicodeEncodeError:
@@ -242,11 +237,8 @@ class Workspace:
 
 
 def inside(path: str) -> str:
-    """A path relative to the working directory, in its shortest form.
-
-    Raises:
-        Refused: it leads out of the working directory, or is none.
-    """
+    """A path relative to the working directory, in its shortest form. Raises Refused: it leads out
+    of the working directory, or is none."""
     relative = posixpath.normpath(f"{path or '.'}/".removeprefix("/scratch/") or ".")
     if len(path) > _PATH_CHARACTERS or "\0" in path or not path.isprintable():
         raise Refused("no such path: too long, or with characters that do not print")
@@ -261,7 +253,6 @@ def changed_paths(before: Files, after: Files) -> list[str]:
 
 
 def final_files(initial: Files, state: Mapping[str, Any]) -> dict[str, bytes]:
-    """The files that a snapshot describes."""
     files = dict(initial)
     for path, content in state["changes"].items():
         if content is None:
@@ -283,11 +274,8 @@ def _as_json(content: bytes | None) -> Any:
 
 
 def _collected(data: bytes) -> tuple[int, bytes, int, dict[str, bytes] | None]:
-    """Exit code, output, entries not kept, and the files, None where there were too many.
-
-    Raises:
-        ValueError, Refused: not what the driver writes.
-    """
+    """Exit code, output, entries not kept, and the files, None where there were too many. Raises
+    ValueError, Refused: not what the driver writes."""
     at = data.index(b"\n")
     code, size, left, count = map(int, data[:at].split())
     output, at = data[at + 1 : at + 1 + size], at + 1 + size
@@ -302,3 +290,22 @@ def _collected(data: bytes) -> tuple[int, bytes, int, dict[str, bytes] | None]:
         at = end + 1 + max(0, int(length))
         files[inside(name) + "/" * name.endswith("/")] = data[end + 1 : at]
     return code, output, left, files
+
+
+# -- calls of the tools --------------------------------------------------------------------------
+
+
+def read(path: str) -> Call:
+    return "read_file", {"path": path}
+
+
+def write(path: str, content: str) -> Call:
+    return "write_file", {"path": path, "content": content}
+
+
+def write_json(path: str, /, **fields: Any) -> Call:
+    return write(path, json.dumps(fields))
+
+
+def sh(command: str) -> Call:
+    return "shell", {"command": command}

@@ -1,18 +1,21 @@
-"""Loss masks that rows carry: honoured a turn, refused where they cannot be."""
+"""Loss masks that rows carry; rows as other projects document them: read as they say, or refused."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from data_builders.dialects import RowProblem
-from data_builders.rows.raw import RawRow
+from data_builders.rows.raw import Dropped, RawRow
 from data_builders.rows.read import PlacedExample, examples_of
 from posttrain.chat import nemotron_3_nano_template, training_samples
 from posttrain.config.source import SourceConfig
+from posttrain.jsontext import load_json
 from posttrain.records import Message, message_from_row, message_to_row
-from tests.data_builders.small_rows import read
+from tests.data_builders.small_rows import WEATHER, read
 
 ASK, SAY = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
 HUMAN, GPT = {"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}
@@ -132,3 +135,31 @@ def test_a_mask_survives_storage_and_tells_no_messages_apart() -> None:
     message = Message("assistant", "4", trained=False)
     assert not message_from_row(message_to_row(message)).trained
     assert message == Message("assistant", "4")
+
+
+USER, ANSWER = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
+READ = {
+    "plain": [USER, ANSWER],
+    "reasoned": [USER, ANSWER | {"reasoning": "2 and 2"}],
+    "brief": [{"role": "system", "content": "Be brief."}, USER, ANSWER],
+}
+CASES = yaml.safe_load((Path(__file__).parent / "variants.yaml").read_text("utf-8"))
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
+def test_a_row_is_read_or_refused_by_name(case: dict[str, Any]) -> None:
+    raw = iter([RawRow(case["row"], "s.jsonl", 1)])
+    config = SourceConfig(name="s", path="s.jsonl")
+    (item,) = examples_of(raw, config, allowed_licenses=None, counts=None)
+    if "refused" in case:
+        reason, field = case["refused"]
+        assert isinstance(item, Dropped)
+        assert item.reason == reason
+        assert field in item.detail
+        return
+    assert isinstance(item, PlacedExample), item
+    example = item.example
+    expected = case.get("read", "plain")
+    expected = READ[expected] if isinstance(expected, str) else expected
+    assert [message_to_row(m) for m in example.messages] == expected
+    assert load_json(example.tools or "null") == ([WEATHER] if case.get("tools") else None)

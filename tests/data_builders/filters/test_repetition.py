@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from data_builders.filters.drop import Match
 from data_builders.filters.repetition import find_repetition
+from data_builders.rows.raw import Match
 from posttrain.config.filters import RepetitionFilter
 from tests.data_builders.repetition_steps import STEPS, step_by_step
 from tests.data_builders.repetition_texts import chinese, honest_kinds, loops, sentences

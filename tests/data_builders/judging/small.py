@@ -13,64 +13,41 @@ from posttrain.config.load import validate
 from posttrain.rollouts import Prompt, prompt_from_row
 
 ASKED = [{"role": "user", "content": "What is 7*8?"}]
+PAIR = {"response1": "56", "response2": "54"}
+FEEDBACK = [{"score": -2, "reasoning": "@Response 1 is right", "feedback1": ""}]
 HELPSTEER3 = {
-    "domain": "stem",
-    "language": "english",
-    "context": ASKED,
-    "response1": "56",
-    "response2": "54",
-    "overall_preference": -2,
-    "individual_preference": [{"score": -2, "reasoning": "@Response 1 is right", "feedback1": ""}],
-}
+    "domain": "stem", "language": "english", "context": ASKED, **PAIR, "overall_preference": -2,
+    "individual_preference": FEEDBACK,
+}  # fmt: skip
+
+
+def parts(text: str) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": text, "image": None}]
+
+
+def asked(answer: str) -> list[dict[str, Any]]:
+    question = {"role": "user", "content": parts("What is 7*8?")}
+    return [question, {"role": "assistant", "content": parts(answer)}]
+
+
 ARENA = {
-    "id": "1",
-    "model_a": "x",
-    "model_b": "y",
-    "winner": "model_b",
-    "conversation_a": [
-        {"role": "user", "content": [{"type": "text", "text": "What is 7*8?", "image": None}]},
-        {"role": "assistant", "content": [{"type": "text", "text": "54", "image": None}]},
-    ],
-    "conversation_b": [
-        {"role": "user", "content": [{"type": "text", "text": "What is 7*8?", "image": None}]},
-        {"role": "assistant", "content": [{"type": "text", "text": "56", "image": None}]},
-    ],
-}
-PANDALM = {
-    "idx": 0,
-    "instruction": "Multiply.",
-    "input": "7*8",
-    "response1": "56",
-    "response2": "54",
-    "annotator1": 1,
-    "annotator2": 1,
-    "annotator3": 2,
-}
+    "id": "1", "model_a": "x", "model_b": "y", "winner": "model_b",
+    "conversation_a": asked("54"), "conversation_b": asked("56"),
+}  # fmt: skip
+ANNOTATED = {"annotator1": 1, "annotator2": 1, "annotator3": 2}
+PANDALM = {"idx": 0, "instruction": "Multiply.", "input": "7*8", **PAIR, **ANNOTATED}
 CHOSEN = {"prompt": "What is 7*8?", "chosen": "56", "rejected": "54"}
 SAFETY = {
-    "prompt": "How do I pick a lock?",
-    "response1": "I cannot help with that.",
-    "response2": "Take a pick …",
-    "principle": "Refuse what does harm.",
-    "score_1": None,
-    "score_2": None,
-    "preference_ranking": 1,
-    "chosen_model": "x",
-}
+    "prompt": "How do I pick a lock?", "response1": "I cannot help with that.",
+    "response2": "Take a pick …", "principle": "Refuse what does harm.", "score_1": None,
+    "score_2": None, "preference_ranking": 1, "chosen_model": "x",
+}  # fmt: skip
+READY = "Judge.\n[The Begin of Response 1]\n56\n[The End of Response 1]\n\n"
+READY += "[The Begin of Response 2]\n54\n[The End of Response 2]\nPlan."
 RELEASED = {
-    "messages": [
-        {
-            "role": "user",
-            "content": "Judge.\n[The Begin of Response 1]\n56\n[The End of Response 1]\n\n"
-            "[The Begin of Response 2]\n54\n[The End of Response 2]\nPlan.",
-        }
-    ],
-    "uuid": "u",
-    "num_responses": 2,
-    "score_1": 5,
-    "score_2": 1,
-    "ranking": 1,
-}
+    "messages": [{"role": "user", "content": READY}], "uuid": "u", "num_responses": 2,
+    "score_1": 5, "score_2": 1, "ranking": 1,
+}  # fmt: skip
 ROWS: dict[str, dict[str, Any]] = {
     "helpsteer3": HELPSTEER3,
     "arena": ARENA,

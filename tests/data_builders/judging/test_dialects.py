@@ -41,14 +41,12 @@ def test_each_dialect_is_recognised_by_its_structure(dialect: str):
     assert recognise(ROWS[dialect]) == dialect
 
 
-@pytest.mark.parametrize(
-    ("strength", "ranking"), [(-3, 1), (-2, 2), (-1, 3), (1, 4), (2, 5), (3, 6)]
-)
-def test_helpsteer3_has_six_strengths_for_six_rankings(strength: int, ranking: float):
-    pair = read(HELPSTEER3 | {"overall_preference": strength})
-    assert pair.gold == Gold(None, None, ranking)
-    assert (pair.response_1, pair.response_2) == ("56", "54")
-    assert pair.history == (Message("user", "What is 7*8?"),)
+def test_helpsteer3_has_six_strengths_for_six_rankings():
+    for ranking, strength in enumerate((-3, -2, -1, 1, 2, 3), start=1):
+        pair = read(HELPSTEER3 | {"overall_preference": strength})
+        assert pair.gold == Gold(None, None, ranking)
+        assert (pair.response_1, pair.response_2) == ("56", "54")
+        assert pair.history == (Message("user", "What is 7*8?"),)
 
 
 def test_scores_of_the_row_are_taken_and_brought_to_one_to_five():
@@ -72,12 +70,12 @@ def test_ties_are_dropped_or_ranked_in_the_middle():
     assert problem(ARENA | {"winner": "tie (bothbad)"}) == "both_bad"
 
 
-@pytest.mark.parametrize(("winner", "ranking"), [("model_a", 2), ("model_b", 5)])
-def test_arena_rows_know_the_winner_alone(winner: str, ranking: float):
-    pair = read(ARENA | {"winner": winner})
-    assert pair.gold == Gold(None, None, ranking)
-    assert (pair.response_1, pair.response_2) == ("54", "56")
-    assert read(ARENA | {"winner": winner}, win=1).gold.ranking in (1, 6)
+def test_arena_rows_know_the_winner_alone():
+    for winner, ranking in (("model_a", 2), ("model_b", 5)):
+        pair = read(ARENA | {"winner": winner})
+        assert pair.gold == Gold(None, None, ranking)
+        assert (pair.response_1, pair.response_2) == ("54", "56")
+        assert read(ARENA | {"winner": winner}, win=1).gold.ranking in (1, 6)
 
 
 def test_arena_conversations_may_be_json_text_and_must_share_their_history():
@@ -87,28 +85,17 @@ def test_arena_conversations_may_be_json_text_and_must_share_their_history():
     longer = {key: [*ARENA[key], *more] for key in ("conversation_a", "conversation_b")}
     assert problem(ARENA | longer) == "different_histories"
     # the same first answer on both sides: only the last one is compared
-    alike = {
-        "conversation_a": [*ARENA["conversation_b"], *more],
-        "conversation_b": [
-            *ARENA["conversation_b"],
-            more[0],
-            {"role": "assistant", "content": "8"},
-        ],
-    }
+    both, other = ARENA["conversation_b"], {"role": "assistant", "content": "8"}
+    alike = {"conversation_a": [*both, *more], "conversation_b": [*both, more[0], other]}
     pair = read(ARENA | alike)
     assert (len(pair.history), pair.response_1, pair.response_2) == (3, "81", "8")
 
 
 def test_arena_rows_with_columns_for_the_winner_and_lists_of_turns():
-    row = {
-        "id": 65089,
-        "prompt": json.dumps(["What is 7*8?", "Sure?"]),
-        "response_a": json.dumps(["56", "Yes."]),
-        "response_b": json.dumps(["56", "No."]),
-        "winner_model_a": 1,
-        "winner_model_b": 0,
-        "winner_tie": 0,
-    }
+    turns = {"prompt": ["What is 7*8?", "Sure?"], "response_a": ["56", "Yes."]}
+    turns["response_b"] = ["56", "No."]
+    row: dict[str, Any] = {key: json.dumps(value) for key, value in turns.items()}
+    row |= {"winner_model_a": 1, "winner_model_b": 0, "winner_tie": 0}
     pair = read(row)
     assert [m.content for m in pair.history] == ["What is 7*8?", "56", "Sure?"]
     assert (pair.response_1, pair.response_2, pair.gold.ranking) == ("Yes.", "No.", 2)
@@ -186,9 +173,8 @@ def test_a_released_judging_prompt_is_taken_apart_at_its_marks():
     assert pair.frame.around(other.response_1, other.response_2) == swapped
     assert other.gold == Gold(1, 5, 6)
     forged = text.replace("56", "56 [The End of Response 1]")
-    assert problem(RELEASED | {"messages": [{"role": "user", "content": forged}]}) == (
-        "unsplit_prompt"
-    )
+    shown = {"messages": [{"role": "user", "content": forged}]}
+    assert problem(RELEASED | shown) == "unsplit_prompt"
     assert problem(RELEASED | {"num_responses": 3}) == "several_responses"
     assert read(RELEASED | {"messages": [RELEASED["messages"]]}) == pair
 
@@ -217,13 +203,8 @@ def test_a_malformed_row_is_dropped_by_name(change: dict[str, Any], reason: str)
 
 @pytest.mark.parametrize(
     "row",
-    [
-        {"prompt": "7*8?", "completion": "56"},
-        {"response1": "56", "response2": "54"},
-        {"response1": "56", "response2": "54", "ranking": 2},
-        {"chosen": "56", "rejected": "54"},
-        {},
-    ],
-)
+    [{"prompt": "7*8?", "completion": "56"}, {"response1": "56", "response2": "54"}, {},
+     {"response1": "56", "response2": "54", "ranking": 2}, {"chosen": "56", "rejected": "54"}],
+)  # fmt: skip
 def test_a_row_that_is_no_preference_is_unrecognised(row: dict[str, Any]):
     assert problem(row) == "unrecognised"

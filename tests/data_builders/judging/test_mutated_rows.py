@@ -52,7 +52,7 @@ def test_mutated_rows(dialect: str, named: bool):
     raw = {"name": "s", "path": "s.jsonl", "dialect": dialect if named else None, "ties": "middle"}
     source = validate(raw, PreferenceSource, where="source")
     kept, reasons = 0, set[str]()
-    for _ in range(1500):
+    for _ in range(600):
         row = mutated(ROWS[dialect], rng)
         try:
             _, pair = read_pair(row, source)
@@ -62,7 +62,7 @@ def test_mutated_rows(dialect: str, named: bool):
             continue
         kept += 1
         check(pair)
-    assert 0 < kept < 1500
+    assert 0 < kept < 600
     assert all(reason.isidentifier() for reason in reasons)
 
 

@@ -12,6 +12,7 @@ import yaml
 
 import data_builders.pairs.build as stage
 from data_builders.pairs.shards import read_pairs
+from data_builders.sft.shards import write_jsonl
 from posttrain.chat import nemotron_3_nano_template, parse_completion, render
 from posttrain.errors import ConfigError, DataError
 from posttrain.records import Message, json_text
@@ -29,7 +30,8 @@ from tests.data_builders.small_build import script, write_tokenizer
 
 END = "<|im_end|>"
 CALL = "\n<tool_call>\n<function=calculate>\n<parameter=expression>\n7*8\n</parameter>\n</function>\n</tool_call>\n"
-TOOL = {"type": "function", "function": {"name": "calculate", "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}}}}  # fmt: skip
+SCHEMA = {"type": "object", "properties": {"expression": {"type": "string"}}}
+TOOL = {"type": "function", "function": {"name": "calculate", "parameters": SCHEMA}}
 
 
 def write_samples(
@@ -47,7 +49,8 @@ def write_samples(
     rows: list[dict[str, Any]] = []
     stats = SampleStats()
     for prompt in asked:
-        ids = text.encode([render(prompt.messages, template, tools=prompt.tools, add_generation_prompt=True, enable_thinking=prompt.thinking)])[0]  # fmt: skip
+        how = {"add_generation_prompt": True, "enable_thinking": prompt.thinking}
+        ids = text.encode([render(prompt.messages, template, tools=prompt.tools, **how)])[0]
         for index in range(n):
             said = _said(rng, prompt)
             step = Step(
@@ -63,21 +66,14 @@ def write_samples(
             done = Completion(prompt.id, index, (step,), finish, prompt_ids=tuple(ids))
             rows.append(completion_to_row(done))
             stats.add(prompt, rows[-1])
-    _jsonl(folder / "prompts.jsonl", [prompt_to_row(p) for p in asked])
-    _jsonl(folder / "samples.jsonl", rows)
-    files = {"prompts.jsonl": len(asked), "samples.jsonl": len(rows)}
+    files = {"prompts.jsonl": write_jsonl(folder / "prompts.jsonl", [*map(prompt_to_row, asked)])}
+    files["samples.jsonl"] = write_jsonl(folder / "samples.jsonl", rows)
     tokens = {str(p.relative_to(folder)): None for p in (folder / "tokenizer").iterdir()}
     artifact.finish(
         counts=Counts(prompts, prompts),
         files=files | tokens,
         template_digest=template.digest,
-        stats={
-            "tokenizer": {"digest": text.digest},
-            "settings": stats.by_setting(),
-            "sources": {},
-            "skipped": {},
-            "failed": {},
-        },
+        stats={"tokenizer": {"digest": text.digest}, "settings": stats.by_setting()},
     )
     return folder
 
@@ -104,29 +100,22 @@ def _said(rng: random.Random, prompt: Prompt) -> str:
     return f"{think}{'' if calls else right}{CALL if calls else ''}{END}"
 
 
-def _jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
-    path.write_text("".join(json_text(row) + "\n" for row in rows))
-
-
 @pytest.fixture(scope="module")
 def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_samples(tmp_path_factory.mktemp("dpo") / "samples")
 
 
-def recipe_of(made: Path, out: Path) -> dict[str, Any]:
-    return {
+def build(made: Path, out: Path, *flags: str, **more: Any):
+    recipe = {
         "out": str(out),
         "samples": [str(made)],
         "categories": {"no_tools": 0.3, "with_tools": 0.3, "hallucination_penalty": 0.4},
         "write_dropped": True,
     }
-
-
-def build(made: Path, out: Path, **more: Any):
     path = out.parent / f"{out.name}.yaml"
-    path.write_text(yaml.safe_dump(recipe_of(made, out) | more))
-    script("build_dpo").main(["--config", str(path)])
-    return read_artifact(out, kind="dpo_data")
+    path.write_text(yaml.safe_dump(recipe | more))
+    script("build_dpo").main(["--config", str(path), *flags])
+    return None if flags else read_artifact(out, kind="dpo_data")
 
 
 @pytest.fixture(scope="module")
@@ -167,11 +156,8 @@ def test_a_dry_run_counts_what_would_be_dropped_and_writes_nothing(
     pairs = [p for p in read_pairs(built[1] / "pairs", "train") if p.category == "no_tools"]
     lengths = sorted(len(pair.prompt_ids) + len(pair.chosen.ids) for pair in pairs)
     change = {"max_length": lengths[len(lengths) // 2], "categories": {"no_tools": 1.0}}
-    (tmp_path / "recipe.yaml").write_text(
-        yaml.safe_dump(recipe_of(samples, tmp_path / "x") | change)
-    )
     capsys.readouterr()
-    script("build_dpo").main(["--config", str(tmp_path / "recipe.yaml"), "--dry-run"])
+    build(samples, tmp_path / "x", "--dry-run", **change)
     printed = capsys.readouterr().out
     assert not (tmp_path / "x").exists()
     dropped = build(samples, tmp_path / "x", **change).counts.dropped
@@ -201,31 +187,28 @@ def test_the_same_samples_give_the_same_bytes_also_after_an_interruption(
     assert not (tmp_path / "b" / "work").exists()
 
 
-def test_total_shares_and_modes_are_what_was_asked(samples: Path, tmp_path: Path):
-    manifest = build(
+def test_shares_modes_and_offline_pairs_are_what_was_asked(samples: Path, tmp_path: Path):
+    rows = [{"prompt": f"q{k}", "chosen": "yes", "rejected": "no"} for k in range(10)]
+    write_jsonl(tmp_path / "given.jsonl", rows)
+    found = build(
         samples,
         tmp_path / "out",
         total=20,
         thinking_on=0.5,
         categories={"no_tools": 0.5, "hallucination_penalty": 0.5},
-    )
-    assert manifest.stats["pairs"]["by_category"] == {"no_tools": 10, "hallucination_penalty": 10}
-    assert set(manifest.stats["pairs"]["by_mode"].values()) == {5}
-
-
-def test_given_pairs_stand_beside_sampled_ones(samples: Path, tmp_path: Path):
-    rows = [{"prompt": f"q{k}", "chosen": "yes", "rejected": "no"} for k in range(10)]
-    (tmp_path / "given.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    manifest = build(
+    ).stats["pairs"]
+    assert found["by_category"] == {"no_tools": 10, "hallucination_penalty": 10}
+    assert set(found["by_mode"].values()) == {5}
+    found = build(
         samples,
-        tmp_path / "out",
+        tmp_path / "both",
         categories={"no_tools": 0.5, "offline": 0.5},
         offline=[{"name": "hh", "path": str(tmp_path / "given.jsonl")}],
-    )
-    assert manifest.stats["pairs"]["by_category"] == {"offline": 10, "no_tools": 10}
-    found = [p for p in read_pairs(tmp_path / "out" / "pairs", "train") if p.category == "offline"]
-    assert {p.chosen.text for p in found} == {f"yes{END}\n"}
-    assert all(p.source == "hh" and all(p.chosen.mask) for p in found)
+    ).stats["pairs"]
+    assert found["by_category"] == {"offline": 10, "no_tools": 10}
+    pairs = [p for p in read_pairs(tmp_path / "both" / "pairs", "train") if p.category == "offline"]
+    assert {p.chosen.text for p in pairs} == {f"yes{END}\n"}
+    assert all(p.source == "hh" and all(p.chosen.mask) for p in pairs)
 
 
 @pytest.mark.parametrize(
@@ -236,8 +219,6 @@ def test_given_pairs_stand_beside_sampled_ones(samples: Path, tmp_path: Path):
         ({"samples": []}, "built from samples"),
         ({"categories": {"offline": 1.0}, "samples": []}, "both or neither"),
         ({"pairs_per_promt": 3}, "did you mean 'pairs_per_prompt'"),
-        ({"rule": "all"}, "'even' or 'once'"),
-        ({"minimum_distance": 2}, "minimum_distance"),
     ],
 )
 def test_a_recipe_that_cannot_be_is_refused(samples: Path, tmp_path: Path, change, message: str):
@@ -251,18 +232,17 @@ def test_what_was_truncated_is_said(built, tmp_path: Path):
     assert 0 < cut < 20
     page = (out / "report.html").read_text("utf-8")
     assert f"of the samples truncated</span><small>{cut} of 180</small>" in page
-    every = write_samples(tmp_path / "every", cut=1.0)
-    with pytest.raises(DataError, match=r"no pairs of .* 180 \(100\.0%\) truncated.*max_tokens"):
+    every = write_samples(tmp_path / "every", cut=1.0, prompts=10)
+    with pytest.raises(DataError, match=r"no pairs of .* 60 \(100\.0%\) truncated.*max_tokens"):
         build(every, tmp_path / "none")
 
 
-def test_another_config_or_changed_samples_are_refused(samples: Path, tmp_path: Path):
-    build(samples, tmp_path / "out", total=10)
+def test_another_config_or_changed_samples_are_refused(samples: Path, built, tmp_path: Path):
     with pytest.raises(ConfigError, match="differ in: total"):
-        build(samples, tmp_path / "out", total=12)
-    other = write_samples(tmp_path / "other", seed=1)
+        build(samples, built[1], total=12)
+    other = write_samples(tmp_path / "other", seed=1, prompts=3)
     with pytest.raises(ConfigError, match="samples_digests"):
-        build(other, tmp_path / "out", total=10)
+        build(other, built[1])
     with (other / "samples.jsonl").open("a") as handle:
         handle.write("{}\n")
     with pytest.raises(DataError, match="has changed"):

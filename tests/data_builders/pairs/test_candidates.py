@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import islice
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,11 +18,9 @@ from posttrain.rollouts import Finish, Prompt
 ALL = frozenset({"no_tools", "with_tools", "hallucination_penalty"})
 
 
-def one(
-    index: int, score: float | None, calls: int = 0, finish: Finish = "stop", **more: Any
-) -> Graded:
-    fields: dict[str, Any] = {"length": 5, "tokens": 9, "reasoning_tokens": 2, "answer_tokens": 2}
-    keys: dict[str, Any] = {"ids_key": f"ids{index}", "text_key": f"text{index}"}
+def one(index: int, score: float | None, calls: int = 0, finish: Finish = "stop", **more) -> Graded:
+    fields = {"length": 5, "tokens": 9, "reasoning_tokens": 2, "answer_tokens": 2}
+    keys = {"ids_key": f"ids{index}", "text_key": f"text{index}"}
     return Graded(index=index, score=score, calls=calls, finish=finish, **fields | keys | more)
 
 
@@ -67,15 +64,10 @@ def test_with_tools_calls_are_ordinary_and_the_answer_decides():
 
 @pytest.mark.parametrize(
     ("completion", "reason"),
-    [
-        (one(2, 0.0, finish="length"), "truncated"),
-        (one(2, 0.0, finish="turn_limit"), "truncated"),
-        (one(2, None), "unscored"),
-        (one(2, None, finish="failed"), "failed"),
-        (one(2, 1.0, ids_key="ids0"), "duplicate"),
-        (one(2, 0.0, tokens=90), "overlong"),
-    ],
-)
+    [(one(2, 0.0, finish="length"), "truncated"), (one(2, 0.0, finish="turn_limit"), "truncated"),
+     (one(2, None), "unscored"), (one(2, None, finish="failed"), "failed"),
+     (one(2, 1.0, ids_key="ids0"), "duplicate"), (one(2, 0.0, tokens=90), "overlong")],
+)  # fmt: skip
 def test_every_completion_left_out_has_its_reason(completion: Graded, reason: str):
     found = propose([one(0, 1.0), one(1, 0.0), completion], max_length=50)
     assert found.unusable == {2: reason}
@@ -117,9 +109,8 @@ def test_a_difference_in_formatting_or_in_almost_nothing_is_no_preference():
     found = propose(same)
     assert made(found, "no_tools") == {(0, 2)}
     assert found.pairs_dropped == Counter(formatting_only=1)
-    near = candidates_of(
-        0, asked(), same[::2], recipe_of(minimum_distance=0.2), lambda a, b: 0.1
-    )  # fmt: skip
+    recipe = recipe_of(minimum_distance=0.2)
+    near = candidates_of(0, asked(), same[::2], recipe, lambda a, b: 0.1)
     assert near.pairs == ()
     assert near.pairs_dropped == Counter(nearly_identical=1)
 

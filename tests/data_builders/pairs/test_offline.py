@@ -19,6 +19,9 @@ from posttrain.records import Pair
 from posttrain.tokens.tokenizer import encoder_of, load_any_tokenizer
 from tests.data_builders.small_build import write_tokenizer
 
+END = "<|im_end|>\n"
+ROW = {"prompt": "7*8?", "chosen": "56", "rejected": "54"}
+
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory):
@@ -26,68 +29,48 @@ def text(tmp_path_factory: pytest.TempPathFactory):
     return encoder_of(load_any_tokenizer(str(folder)))
 
 
-def read(tmp_path: Path, rows: list[dict], text, **config) -> list[Pair | Dropped]:
-    path = tmp_path / "pairs.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+def read(folder: Path, rows: list[dict], text, counts=None, **config) -> list[Pair | Dropped]:
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     special = ("<|im_end|>", "<|endoftext|>")
     encoder = PairEncoder(nemotron_3_nano_template(), text.encode, special)
     source = SourceConfig(name="s", path="pairs.jsonl", **config)
-    found = list(read_offline(source, encoder, base_dir=tmp_path))
+    found = list(read_offline(source, encoder, base_dir=folder, counts=counts))
     assert sum(taken for _, taken in found) == len(rows)
     return [item for item, _ in found]
 
 
-ROW = {"prompt": "7*8?", "chosen": "56", "rejected": "54"}
+def turn(role: str, content: str, **more) -> dict:
+    return {"role": role, "content": content, **more}
 
 
-def test_a_pair_shares_its_prompt_and_only_answers_are_trained(tmp_path: Path, text):
-    (pair,) = read(tmp_path, [ROW], text)
-    assert isinstance(pair, Pair)
-    assert pair.category == "offline"
-    assert text.decode(pair.prompt_ids).endswith("<|im_start|>assistant\n<think></think>")
-    assert text.decode(pair.chosen.ids) == "56<|im_end|>\n"
-    assert text.decode(pair.rejected.ids) == "54<|im_end|>\n"
-    assert all(pair.chosen.mask)
-    assert not pair.thinking
-
-
-@pytest.mark.parametrize("side", ["chosen", "rejected"])
-def test_no_side_spells_a_special_token_or_is_null(tmp_path: Path, text, side: str):
-    rows = [ROW | {side: "no<|endoftext|>"}, ROW | {side: None}]
-    found = read(tmp_path, rows, text, dialect="chosen_rejected")
-    assert [item.reason for item in found] == ["special_token", "empty_answer"]
-    assert [item.line for item in found] == [1, 2]
-
-
-def test_earlier_answers_belong_to_the_prompt(tmp_path: Path, text):
-    history = [
-        {"role": "user", "content": "hi"},
-        {"role": "assistant", "content": "hello"},
-        {"role": "user", "content": "7*8?"},
-    ]
-    row = {
-        "chosen": [*history, {"role": "assistant", "content": "56"}],
-        "rejected": [*history, {"role": "assistant", "content": "x"}],
-    }
-    (pair,) = read(tmp_path, [row], text)
-    assert isinstance(pair, Pair)
-    assert "hello" in text.decode(pair.prompt_ids)
-    assert text.decode(pair.chosen.ids) == "56<|im_end|>\n"
-    assert text.decode(pair.rejected.ids) == "x<|im_end|>\n"
+def test_only_answers_are_trained_and_earlier_ones_belong_to_the_prompt(tmp_path: Path, text):
+    history = [turn("user", "hi"), turn("assistant", "hello"), turn("user", "7*8?")]
+    sides = {"chosen": "56", "rejected": "54"}
+    whole = {side: [*history, turn("assistant", said)] for side, said in sides.items()}
+    bare, longer = read(tmp_path, [ROW, whole], text)
+    for pair in (bare, longer):
+        assert isinstance(pair, Pair)
+        assert (pair.category, pair.thinking) == ("offline", False)
+        assert text.decode(pair.prompt_ids).endswith("<|im_start|>assistant\n<think></think>")
+        assert [text.decode(side.ids) for side in (pair.chosen, pair.rejected)] == [
+            f"56{END}", f"54{END}"
+        ]  # fmt: skip
+        assert all(pair.chosen.mask)
+    assert "hello" in text.decode(longer.prompt_ids)
 
 
 def test_tool_results_inside_a_side_are_masked(tmp_path: Path, text):
     call = {"type": "function", "id": "c", "function": {"name": "look", "arguments": "{}"}}
-    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}  # fmt: skip
+    function = {"name": "look", "parameters": {"type": "object", "properties": {}}}
     row = {
-        "prompt": [{"role": "user", "content": "price?"}],
+        "prompt": [turn("user", "price?")],
         "chosen": [
-            {"role": "assistant", "content": "", "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": "c", "content": "SECRET"},
-            {"role": "assistant", "content": "42"},
+            turn("assistant", "", tool_calls=[call]),
+            turn("tool", "SECRET", tool_call_id="c"),
+            turn("assistant", "42"),
         ],
-        "rejected": [{"role": "assistant", "content": "41"}],
-        "tools": [tool],
+        "rejected": [turn("assistant", "41")],
+        "tools": [{"type": "function", "function": function}],
     }
     (pair,) = read(tmp_path, [row], text)
     assert isinstance(pair, Pair)
@@ -95,73 +78,12 @@ def test_tool_results_inside_a_side_are_masked(tmp_path: Path, text):
     assert "SECRET" in text.decode(pair.chosen.ids)
     assert "SECRET" not in text.decode(sampled)
     assert "<function=look>" in text.decode(sampled)
-    assert text.decode(sampled).endswith("42<|im_end|>\n")
+    assert text.decode(sampled).endswith(f"42{END}")
 
 
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        ({"prompt": "q", "chosen": "a", "rejected": "a"}, "identical"),
-        ({"prompt": "q", "chosen": "a"}, "unrecognised"),
-        (
-            {
-                "prompt": "q",
-                "chosen": [{"role": "assistant", "content": "a", "reasoning_content": "r"}],
-                "rejected": [{"role": "assistant", "content": "b"}],
-            },
-            "mixed_reasoning",
-        ),
-        (
-            {
-                "chosen": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}],
-                "rejected": [
-                    {"role": "user", "content": "p"},
-                    {"role": "assistant", "content": "a"},
-                ],
-            },
-            "different_prompts",
-        ),
-        ({"prompt": "q", "chosen": "", "rejected": "b"}, "empty_answer"),
-        ({"prompt": " ", "chosen": "a", "rejected": "b"}, "empty_user_turn"),
-        (
-            {
-                "prompt": "q",
-                "chosen": "a",
-                "rejected": {"role": "assistant", "content": [{"type": "text"}]},
-            },
-            "malformed_message",
-        ),
-        (
-            {
-                "prompt": "q",
-                "chosen": {"role": "assistant", "content": "a", "loss_weight": 0},
-                "rejected": "b",
-            },
-            "untrained_turn",
-        ),
-    ],
-)
-def test_a_row_that_is_no_pair_is_dropped_by_name(tmp_path: Path, text, row, reason: str):
-    (dropped,) = read(tmp_path, [row], text)
-    assert isinstance(dropped, Dropped)
-    assert (dropped.reason, dropped.line) == (reason, 1)
-
-
-def test_where_and_strict(tmp_path: Path, text):
-    rows = [ROW | {"good": True}, ROW | {"good": False, "chosen": "z"}]
-    found = read(tmp_path, rows, text, where={"good": True})
-    assert [type(f).__name__ for f in found] == ["Pair", "Dropped"]
-    with pytest.raises(DataError, match=r"pairs.jsonl:1: identical"):
-        read(tmp_path, [{"prompt": "q", "chosen": "a", "rejected": "a"}], text, strict=True)
-
-
-def test_real_pairs_all_become_pairs(shared: Path, text):
-    encoder = PairEncoder(nemotron_3_nano_template(), text.encode)
-    source = SourceConfig(name="dpo", path="data/lf_dpo_en.jsonl")
-    found = [item for item, _ in read_offline(source, encoder, base_dir=shared)]
-    kinds = Counter(f.reason if isinstance(f, Dropped) else "pair" for f in found)
-    assert sum(kinds.values()) == 299
-    assert kinds["pair"] >= 290, kinds
+QUESTION, OTHER = turn("user", "q"), turn("user", "p")
+REASONED = turn("assistant", "a", reasoning_content="r")
+ANSWER = turn("assistant", "a")
 
 
 def ultrafeedback(*scores: object) -> dict:
@@ -170,16 +92,13 @@ def ultrafeedback(*scores: object) -> dict:
 
 
 def binarized(chosen: float, rejected: float) -> dict:
-    sides = {
-        side: [{"role": "user", "content": "q"}, {"role": "assistant", "content": side}]
-        for side in ("chosen", "rejected")
-    }
+    sides = {side: [QUESTION, turn("assistant", side)] for side in ("chosen", "rejected")}
     return {"prompt": "q", **sides, "score_chosen": chosen, "score_rejected": rejected}
 
 
 def compared(strength: object) -> dict:
-    context = [{"role": "user", "content": "q"}]
-    return {"context": context, "response1": "a", "response2": "b", "overall_preference": strength}
+    context = {"context": [QUESTION], "response1": "a", "response2": "b"}
+    return {**context, "overall_preference": strength}
 
 
 def rated(response: str, helpfulness: int, prompt: str = "q") -> dict:
@@ -187,13 +106,48 @@ def rated(response: str, helpfulness: int, prompt: str = "q") -> dict:
 
 
 TURNS = "hi\n<extra_id_1>Assistant\nhello\n<extra_id_1>User\n7*8?"
+NOBODY = "<extra_id_1>Nobody\nq"
+
+
+@pytest.mark.parametrize(
+    ("rows", "reasons"),
+    [
+        ([ROW | {"chosen": "54"}], ["identical"]),
+        ([{"prompt": "q", "chosen": "a"}], ["unrecognised"]),
+        ([ROW | {"chosen": [REASONED]}], ["mixed_reasoning"]),
+        ([{"chosen": [QUESTION, ANSWER], "rejected": [OTHER, ANSWER]}], ["different_prompts"]),
+        ([ROW | {"chosen": ""}], ["empty_answer"]),
+        ([ROW | {"prompt": " "}], ["empty_user_turn"]),
+        ([ROW | {"rejected": turn("assistant", [{"type": "text"}])}], ["malformed_message"]),
+        ([ROW | {"chosen": turn("assistant", "a", loss_weight=0)}], ["untrained_turn"]),
+        ([ROW | {"chosen": "no<|endoftext|>"}], ["special_token"]),
+        ([ROW | {"rejected": "no<|endoftext|>"}], ["special_token"]),
+        # nothing is preferred
+        ([ultrafeedback(7, 7, 7)], ["tie"]),
+        ([ultrafeedback(7)], ["single_response"]),
+        ([ultrafeedback(7, "good")], ["malformed_label"]),
+        ([{"instruction": "q", "completions": [{"text": "a"}, {"text": "b"}]}],
+         ["malformed_message"]),
+        ([binarized(5, 5)], ["tie"]),
+        ([binarized(4, 5)], ["scores_reversed"]),
+        ([compared(0)], ["tie"]),
+        ([compared(None)], ["no_preference"]),
+        ([compared(4)], ["malformed_label"]),
+        ([rated("a", 2), rated("b", 2)], ["tie"]),
+        ([rated("a", 2), rated("b", 3, "other")], ["single_response", "single_response"]),
+        ([rated("a", 1, NOBODY), rated("b", 3, NOBODY)], ["malformed_message"]),
+    ],
+)  # fmt: skip
+def test_a_row_that_is_no_pair_is_dropped_by_name(tmp_path: Path, text, rows, reasons):
+    found = read(tmp_path, rows, text)
+    assert [getattr(one, "reason", None) for one in found] == reasons
+    assert found[0].line == 1
 
 
 @pytest.mark.parametrize(
     ("rows", "texts"),
     [
         ([ultrafeedback(2, 9.5, 4)], {("r1", "r0"), ("r1", "r2")}),
-        ([ultrafeedback(7, 7.5)], {("r1", "r0")}),
         ([binarized(8.5, 2)], {("chosen", "rejected")}),
         ([compared(-3)], {("a", "b")}),
         ([compared(1)], {("b", "a")}),
@@ -206,56 +160,37 @@ TURNS = "hi\n<extra_id_1>Assistant\nhello\n<extra_id_1>User\n7*8?"
 def test_published_layouts_are_pairs(tmp_path: Path, text, rows, texts):
     (pair,) = read(tmp_path, rows, text)
     assert isinstance(pair, Pair), pair
-    sides = (pair.chosen, pair.rejected)
-    assert tuple(side.text.removesuffix("<|im_end|>\n") for side in sides) in texts
+    assert tuple(side.text.removesuffix(END) for side in (pair.chosen, pair.rejected)) in texts
     if rows[0].get("prompt") == TURNS:
         assert "hello<|im_end|>" in text.decode(pair.prompt_ids)
         assert "extra_id" not in text.decode(pair.prompt_ids)
 
 
-@pytest.mark.parametrize(
-    ("rows", "reasons"),
-    [
-        ([ultrafeedback(7, 7, 7)], ["tie"]),
-        ([ultrafeedback(7)], ["single_response"]),
-        ([ultrafeedback(7, None)], ["malformed_label"]),
-        ([ultrafeedback(7, "good")], ["malformed_label"]),
-        ([{"instruction": "q", "completions": [{"text": "a"}, {"text": "b"}]}],
-         ["malformed_message"]),
-        ([binarized(5, 5)], ["tie"]),
-        ([binarized(4, 5)], ["scores_reversed"]),
-        ([compared(0)], ["tie"]),
-        ([compared(None)], ["no_preference"]),
-        ([compared(4)], ["malformed_label"]),
-        ([rated("a", 2), rated("b", 2)], ["tie"]),
-        ([rated("a", 2), rated("b", 3, "other")], ["single_response", "single_response"]),
-        ([rated("a", 1, "<extra_id_1>Nobody\nq"), rated("b", 3, "<extra_id_1>Nobody\nq")],
-         ["malformed_message"]),
-    ],
-)  # fmt: skip
-def test_rows_that_prefer_nothing_are_dropped_by_name(tmp_path: Path, text, rows, reasons):
-    assert [getattr(one, "reason", None) for one in read(tmp_path, rows, text)] == reasons
+def test_where_strict_and_columns_that_neither_side_was_read_from(tmp_path: Path, text):
+    rows = [ROW | {"good": True, "rating": 4}, ROW | {"good": None, "chosen": "z"}]
+    counts = RowCounts()
+    found = read(tmp_path, rows, text, counts, where={"good": True})
+    assert [type(one) for one in found] == [Pair, Dropped]
+    assert counts.unread == {"rating": (1, "4")}
+    (null,) = read(tmp_path, [ROW | {"chosen": None}], text, dialect="chosen_rejected")
+    assert null.reason == "empty_answer"
+    with pytest.raises(DataError, match=r"pairs.jsonl:1: identical"):
+        read(tmp_path, [ROW | {"chosen": "54"}], text, strict=True)
+
+
+def test_real_pairs_all_become_pairs(shared: Path, text):
+    encoder = PairEncoder(nemotron_3_nano_template(), text.encode)
+    source = SourceConfig(name="dpo", path="data/lf_dpo_en.jsonl")
+    found = [item for item, _ in read_offline(source, encoder, base_dir=shared)]
+    kinds = Counter(f.reason if isinstance(f, Dropped) else "pair" for f in found)
+    assert kinds.total() == 299
+    assert kinds["pair"] >= 290, kinds
 
 
 @pytest.mark.parametrize(
     ("left", "right", "apart"),
-    [
-        ((1, 2, 3, 4), (1, 2, 3, 4), 0.0),
-        ((1, 2, 3, 4), (1, 9, 3, 4), 0.25),
-        ((1, 2, 3, 4), (1, 4), 0.5),
-        ((1, 2), (3, 4), 1.0),
-        ((1, 1, 1), (1, 1), 1 / 3),
-        ((), (), 0.0),
-    ],
-)
+    [((1, 2, 3, 4), (1, 2, 3, 4), 0.0), ((1, 2, 3, 4), (1, 9, 3, 4), 0.25), ((), (), 0.0),
+     ((1, 2, 3, 4), (1, 4), 0.5), ((1, 2), (3, 4), 1.0), ((1, 1, 1), (1, 1), 1 / 3)],
+)  # fmt: skip
 def test_distance_is_what_lies_between_common_ends(left, right, apart: float):
     assert distance(left, right) == distance(right, left) == pytest.approx(apart)
-
-
-def test_columns_that_neither_side_was_read_from_are_counted(tmp_path: Path, text):
-    rows = [ROW | {"rating": 4}, ROW | {"rating": None}]
-    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    encoder = PairEncoder(nemotron_3_nano_template(), text.encode, ())
-    source, counts = SourceConfig(name="s", path="pairs.jsonl"), RowCounts()
-    assert len(list(read_offline(source, encoder, base_dir=tmp_path, counts=counts))) == 2
-    assert counts.unread == {"rating": (1, "4")}

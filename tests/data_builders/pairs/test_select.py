@@ -26,14 +26,9 @@ def some(category: str, prompts: int, ranks: int = 1, **more) -> list[CandidateP
     return [pair(p, category, r, **more) for p in range(prompts) for r in range(ranks)]
 
 
-def take(candidates, shares, total=None, thinking_on=None, match_length=False) -> Selection:
-    return select(
-        candidates,
-        shares=shares,
-        total=total,
-        thinking_on=thinking_on,
-        match_length=match_length,
-    )
+def take(candidates, shares, **more) -> Selection:
+    how = {"total": None, "thinking_on": None, "match_length": False} | more
+    return select(candidates, shares=shares, **how)
 
 
 def test_shares_hold_and_every_pair_is_counted():
@@ -48,16 +43,11 @@ def test_shares_hold_and_every_pair_is_counted():
 
 def test_a_short_category_shrinks_the_others_and_is_named():
     candidates = some("no_tools", 100) + some("hallucination_penalty", 10)
-    found = take(candidates, {"no_tools": 0.5, "hallucination_penalty": 0.5}, total=200)
-    assert Counter(p.category for p in found.pairs) == {"no_tools": 10, "hallucination_penalty": 10}
-    assert found.limited_by == "hallucination_penalty"
-
-
-def test_without_a_total_as_many_as_the_shares_allow():
-    found = take(
-        some("no_tools", 30) + some("with_tools", 7), {"no_tools": 2 / 3, "with_tools": 1 / 3}
-    )
-    assert Counter(p.category for p in found.pairs) == {"no_tools": 14, "with_tools": 7}
+    for total in (200, None):
+        found = take(candidates, {"no_tools": 2 / 3, "hallucination_penalty": 1 / 3}, total=total)
+        by_category = Counter(p.category for p in found.pairs)
+        assert by_category == {"no_tools": 20, "hallucination_penalty": 10}
+        assert found.limited_by == "hallucination_penalty"
 
 
 def test_reasoning_modes_keep_their_share_in_every_category():

@@ -30,9 +30,7 @@ KNOWN: list[tuple[str, dict[str, Any], str, int, dict[str, int]]] = [
     ("tau_bench_airline", {"where": {"reward": 1}}, "openai", 31, {"where": 69}),
     ("tau_bench_airline", {"ending": "drop"}, "", 0, {"ends_without_assistant": 100}),
     ("toolset_tools", {}, "openai", 9, {"undeclared_tools": 891}),
-    ("toolset_tools", {"filters": {"undeclared_tools": False}}, "openai", 900, {}),
     ("mt_bench", {}, "", 0, {"unrecognised": 80}),
-    ("pandalm_human", {}, "", 0, {"unrecognised": 999}),
 ]
 
 

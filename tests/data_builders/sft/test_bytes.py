@@ -10,9 +10,11 @@ import json
 import os
 import random
 import shutil
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -25,14 +27,15 @@ from data_builders.progress import Stages
 from data_builders.rows.parts import open_part
 from data_builders.sft import part, shards
 from data_builders.sft.inputs import scan_inputs
-from data_builders.sft.part import prepare_sources
+from data_builders.sft.part import WorkerState, prepare_sources
 from data_builders.workers import Serial
+from posttrain.chat import ChatTemplate, nemotron_3_nano_template
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.load import load_recipe
 from posttrain.errors import ConfigError
 from posttrain.runs import read_artifact
+from posttrain.tokens.supervision import NO_MARKS, Marks
 from posttrain.tokens.tiktoken.ranks import PATTERNS
-from tests.data_builders.light_state import light_state
 from tests.data_builders.small_build import (
     SPECIAL,
     build,
@@ -150,6 +153,23 @@ def _files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
+@dataclass(frozen=True)
+class Characters:
+    """Renders as the real thing does, without a tokenizer library; the ids are code points."""
+
+    template: ChatTemplate = field(default_factory=nemotron_3_nano_template)
+    marks: Marks = NO_MARKS
+    special_texts: dict[int, str] = field(default_factory=dict)
+
+    def encode(self, texts: list[str]) -> list[Any]:
+        """Code points."""
+        return [np.frombuffer(text.encode("utf-32-le"), np.int32) for text in texts]
+
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        """One character each."""
+        return [(k, k + 1) for k in range(len(text))]
+
+
 def test_parts_that_are_not_as_they_were_written_are_done_again(tmp_path, monkeypatch):
     """After a kill, a full disk, a machine that went down; what another build works on is left."""
     keys = {"write_dropped": True, "part_bytes": 5000}
@@ -161,10 +181,13 @@ def test_parts_that_are_not_as_they_were_written_are_done_again(tmp_path, monkey
         done.append(job.folder)
         original(job, *args)
 
+    def load() -> Any:
+        return Characters(), None
+
     def prepared() -> list[str]:
         done.clear()
         _, parts = scan_inputs(recipe, Path("."))
-        executor, quiet = Serial(light_state(recipe)), Console(file=io.StringIO())
+        executor, quiet = Serial(WorkerState(recipe, load)), Console(file=io.StringIO())
         with Stages(quiet) as stages:
             prepare_sources(
                 recipe, parts, folder, tokens={}, scratch="mine", executor=executor, stages=stages

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import shutil
 from typing import Any
@@ -12,33 +11,22 @@ import pytest
 from benchmarks.attacks import ATTACKS
 from benchmarks.environment_tasks import rows
 from benchmarks.red_team import attacks_on
-from posttrain.records import Score
-from posttrain.rollouts import Prompt
 from reward.environments import ENVIRONMENTS
-from reward.environments.base import RLVREnvironment, replay, same_value, says
+from reward.environments.base import same_value
 from reward.environments.code import find_program, same_output
 from reward.environments.instruction_following import CONSTRAINTS
-
-
-def verify(environment: RLVREnvironment, *pairs: tuple[Prompt, Any]) -> list[Score]:
-    async def every() -> list[Score]:
-        return await asyncio.gather(*(one(*pair) for pair in pairs))
-
-    async def one(prompt: Prompt, script: Any) -> Score:
-        return await environment.verify(prompt, await replay(environment, prompt, script))
-
-    return asyncio.run(every())
+from tests.reward.environments.scoring import verify
 
 
 @pytest.mark.parametrize("name", sorted(set(ATTACKS) - {"code"}))
 def test_wrong_answers_fail_and_right_ones_pass(name: str):
     environment = ENVIRONMENTS[name]()
-    prompts = [environment.prompt(row) for row in rows(name, seed=5, count=3)]
+    prompts = [environment.prompt(row) for row in rows(name, seed=5, count=2)]
     attacks = list(attacks_on(environment, prompts, 0))
-    scores = verify(environment, *((prompt, a.script) for prompt, a in attacks))
     wrong = [
         (prompt.gold, attack.form, score)
-        for (prompt, attack), score in zip(attacks, scores, strict=True)
+        for prompt, attack in attacks
+        for score in verify(environment, prompt, attack.script)
         if score.value is None or environment.passes(score) != attack.right
     ]
     assert wrong == []
@@ -78,14 +66,14 @@ STRING = {"type": "object", "properties": {"town": {"type": "string"}}, "require
 )  # fmt: skip
 def test_valid_and_in_the_prompts_words(row: dict[str, Any], answer: str, value: float):
     environment = ENVIRONMENTS["structured_output"]()
-    [score] = verify(environment, (environment.prompt(row), says(answer)))
+    [score] = verify(environment, environment.prompt(row), answer)
     assert score.value == value
 
 
 def test_a_reference_to_the_network_is_not_followed():
     environment = ENVIRONMENTS["structured_output"]()
     prompt = environment.prompt(structured({"$ref": "http://127.0.0.1:9/schema.json"}))
-    [score] = verify(environment, (prompt, says('{"town": "Bergen"}')))
+    [score] = verify(environment, prompt, '{"town": "Bergen"}')
     assert (score.value, score.failure) == (None, "verifier_error")
 
 
@@ -95,12 +83,12 @@ def test_a_reference_to_the_network_is_not_followed():
 @pytest.mark.parametrize(
     "text",
     [
-        "a" * 150_000,
-        "- *[<< \n" * 20_000,
-        "A. a. " * 30_000,
-        "\n" * 150_000,
-        "```json\n" + " " * 150_000,
-        "." * 150_000 + "x",
+        "a" * 100_000,
+        "- *[<< \n" * 13_000,
+        "A. a. " * 17_000,
+        "\n" * 100_000,
+        "```json\n" + " " * 100_000,
+        "." * 100_000 + "x",
     ],
 )
 def test_every_constraint_reads_hostile_texts(text: str):
@@ -117,7 +105,7 @@ def test_the_reward_of_a_fraction_is_a_pass_only_when_whole():
     metadata = {"constraints": constraints, "grading": "fraction"}
     prompt = environment.prompt({"question": "x", "metadata": metadata})
     texts = ("a b c d", "a b c d e", "a\u200bb\u200bc\u200bd\u200be")  # the last is one word
-    half, whole, joined = verify(environment, *((prompt, says(text)) for text in texts))
+    half, whole, joined = verify(environment, prompt, *texts)
     assert (half.value, whole.value, joined.value) == (0.5, 1.0, 0.5)
     assert (environment.passes(half), environment.passes(whole)) == (False, True)
 
@@ -165,18 +153,16 @@ WRONG = [
 
 
 @contained
-def test_programs_that_do_not_solve_the_task_fail_and_solutions_pass():
+@pytest.mark.parametrize("row", [CALLED, CHECKED, PRINTED])
+def test_programs_that_do_not_solve_the_task_fail_and_solutions_pass(row: dict[str, Any]):
     environment = ENVIRONMENTS["code"]()
-    pairs = [(environment.prompt(row), says(f"```python\n{text}\n```")) for row, text in WRONG]
-    for row in (CALLED, CHECKED, PRINTED):
-        gold = row["gold"].replace("\n", "\n  ")
-        draft = (
-            f"```python\nprint(1)\n```\n- Better:\n  ~~~py\n  {gold}\n  ~~~\nFor 3:\n```\n9\n```"
-        )
-        pairs.append((environment.prompt(row), says(draft)))
-    values = [score.value for score in verify(environment, *pairs)]
-    assert values == [0.0] * len(WRONG) + [1.0] * 3
-    assert environment.refuse([environment.prompt(CHECKED)]) == [None]
+    prompt = environment.prompt(row)
+    wrong = [f"```python\n{text}\n```" for task, text in WRONG if task is row]
+    gold = row["gold"].replace("\n", "\n  ")
+    draft = f"```python\nprint(1)\n```\n- Better:\n  ~~~py\n  {gold}\n  ~~~\nFor 3:\n```\n9\n```"
+    values = [score.value for score in verify(environment, prompt, draft, *wrong)]
+    assert values == [1.0] + [0.0] * len(wrong)
+    assert environment.refuse([prompt]) == [None]
 
 
 @pytest.mark.parametrize(

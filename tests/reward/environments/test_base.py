@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from reward.environments import ENVIRONMENTS, base
 from reward.environments.base import RLVREnvironment, Script, admit, calls, replay, says
 from reward.graders.base import Attempt
 from reward.graders.workers import Workers
+from tests.reward.environments.scoring import verify
 
 TASK = {"environment": "math", "question": "2+2? Use \\boxed{}.", "gold": "4"}
 
@@ -135,13 +137,12 @@ def test_a_script_is_replayed_with_one_state_and_the_users_turns():
 def test_a_failed_verifier_is_unscored(answer: str, failure: str):
     environment = Counter()
     prompt = environment.prompt({"question": "count", "gold": 0})
-    completion = asyncio.run(replay(environment, prompt, says(answer)))
-    score = asyncio.run(environment.verify(prompt, completion))
+    [score] = verify(environment, prompt, answer)
     assert (score.value, score.failure) == (None, failure)
 
 
 def test_what_never_ends_is_killed_and_the_loop_goes_on(monkeypatch: pytest.MonkeyPatch):
-    workers = Workers(size=2, cpu_seconds=1.0)
+    workers = Workers(size=2, cpu_seconds=0.5)
     monkeypatch.setattr(base, "SHARED_WORKERS", workers)
     environment, structured = Stalls(), ENVIRONMENTS["structured_output"]()
     prompt = environment.prompt({"question": "x"})
@@ -174,17 +175,16 @@ def test_what_never_ends_is_killed_and_the_loop_goes_on(monkeypatch: pytest.Monk
     assert ticks > 10
 
 
-def test_empty_truncated_and_failed_completions_never_reach_a_verifier():
+@pytest.mark.parametrize(
+    ("finish", "answer", "value"),
+    [("stop", " \n", 0.0), ("length", "crash", 0.0), ("failed", "crash", None)],
+)
+def test_empty_truncated_and_failed_completions_never_reach_a_verifier(finish, answer, value):
     environment = Counter()
     prompt = environment.prompt({"question": "count", "gold": 0})
-    done = asyncio.run(replay(environment, prompt, says("done")))
-    for finish, answer, value in [
-        ("stop", " \n", 0.0), ("length", "crash", 0.0), ("failed", "crash", None),
-    ]:  # fmt: skip
-        script = says(answer)
-        completion = asyncio.run(replay(environment, prompt, script))
-        completion = Completion(prompt.id, 0, completion.steps, finish, state=done.state)
-        assert asyncio.run(environment.verify(prompt, completion)).value == value
+    completion = asyncio.run(replay(environment, prompt, says(answer)))
+    completion = replace(completion, finish=finish, state='{"total": 0}')
+    assert asyncio.run(environment.verify(prompt, completion)).value == value
 
 
 def test_an_environment_is_a_grader_too():

@@ -12,26 +12,17 @@ from typing import Any
 import pytest
 
 from posttrain.errors import DataError
-from posttrain.records import Message, Score
-from posttrain.rollouts import Prompt, metadata_of
+from posttrain.records import Message
+from posttrain.rollouts import metadata_of
 from posttrain.sampling.rollout import RolloutLimits, Task, roll_out
 from posttrain.sampling.sampler import Parameters, Request
 from reward.environments import ENVIRONMENTS
-from reward.environments.base import RLVREnvironment, Script, calls, replay, says
+from reward.environments.base import RLVREnvironment, calls, replay, says
 from reward.environments.long_context import copied_share
+from tests.reward.environments.scoring import verify
 from tests.sampling.scripted import END, Scripted
 
 FAMILIES = ("workplace", "scheduling", "long_context", "conversation")
-
-
-def verify(environment: RLVREnvironment, prompt: Prompt, *scripts: Script) -> list[Score]:
-    async def every() -> list[Score]:
-        return [
-            await environment.verify(prompt, await replay(environment, prompt, script))
-            for script in scripts
-        ]
-
-    return asyncio.run(every())
 
 
 def tasks(name: str, count: int, seed: int = 7) -> tuple[RLVREnvironment, list[dict[str, Any]]]:
@@ -41,14 +32,13 @@ def tasks(name: str, count: int, seed: int = 7) -> tuple[RLVREnvironment, list[d
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_gold_passes_and_wrong_completions_get_nothing(name: str):
-    environment, rows = tasks(name, 6)
-    assert json.dumps(rows) == json.dumps(tasks(name, 6)[1])
-    assert rows != tasks(name, 6, seed=8)[1]
+    environment, rows = tasks(name, 4)
+    assert json.dumps(rows) == json.dumps(tasks(name, 4)[1])
+    assert rows != tasks(name, 4, seed=8)[1]
     for row in rows:
         prompt = environment.prompt(row)
-        gold, *others = verify(
-            environment, prompt, environment.gold(prompt), says(""), *environment.wrong(prompt)
-        )
+        script = environment.gold(prompt) or ()
+        gold, *others = verify(environment, prompt, script, "", *environment.wrong(prompt))
         assert gold.value == 1, gold
         assert [score.value for score in others] == [0] * len(others)
         assert len(others) > 6
@@ -76,25 +66,26 @@ def test_whatever_route_leads_to_the_gold_s_state_passes():
     assert [right.value, undone.value, extra.value] == [1, 0, 0]
 
 
-def test_a_gold_that_does_nothing_or_cannot_be_done_is_refused():
-    environment, (row,) = tasks("workplace", 1)
-    state = row["metadata"]["tables"]["tasks"]["tasks-1"]["status"]
-    for made in (
+@pytest.mark.parametrize(
+    "made",
+    [
         [],
-        [["search_tasks", {}]],
-        [["update_task", {"id": "tasks-1", "status": state}]],
         [["update_task", {"id": "tasks-99", "status": "done"}]],
         [["update_task", {"id": "tasks-1", "assignee": "nobody@nowhere"}]],
         [["update_task", {"id": "tasks-1", "status": "paused"}]],
-    ):
-        with pytest.raises(DataError):
-            environment.prompt(row | {"metadata": {**row["metadata"], "calls": made}})
+    ],
+)
+def test_a_gold_that_does_nothing_or_cannot_be_done_is_refused(made: list[Any]):
+    environment, (row,) = tasks("workplace", 1)
+    with pytest.raises(DataError):
+        environment.prompt(row | {"metadata": {**row["metadata"], "calls": made}})
+
+
+def test_a_table_that_lacks_something_is_refused_or_an_error_that_the_model_reads():
+    environment, (row,) = tasks("workplace", 1)
     del row["metadata"]["tables"]["tasks"]["tasks-2"]["due"]
     with pytest.raises(DataError):
         environment.prompt(row)
-
-
-def test_a_table_that_lacks_something_is_an_error_that_the_model_reads():
     environment, (row,) = tasks("conversation", 1)
     prompt = environment.prompt(row)
     del row["metadata"]["tables"]["accounts"]["accounts-4"]["customer"]
@@ -144,7 +135,7 @@ EARLY = ((0, "10:00", 60), (1, "11:00", 60), (2, "14:00", 30), (3, "14:30", 30))
 def test_any_calendar_that_meets_the_constraints_passes(answer: str, value: float):
     environment = ENVIRONMENTS["scheduling"]()
     prompt = environment.prompt({"question": "Plan.", "metadata": {"events": EVENTS}})
-    (completion,) = [asyncio.run(replay(environment, prompt, says(answer)))]
+    completion = asyncio.run(replay(environment, prompt, says(answer)))
     assert environment.check(prompt, completion).value == value
 
 
@@ -186,7 +177,7 @@ def solved(documents: Sequence[str], question: str) -> str | None:
 
 
 def test_every_needed_document_is_needed_and_there_are_five():
-    _, rows = tasks("long_context", 30)
+    _, rows = tasks("long_context", 12)
     for row in rows:
         *documents, question = row["question"].split("\n\n")
         needed = row["metadata"]["needed"]
@@ -207,8 +198,8 @@ def test_copying_the_prompt_costs_and_an_own_line_counts_whatever_its_marks():
         environment,
         prompt,
         (thought,),
-        says(f"I went through them.\n\n**Answer:** {row['gold']}."),
-        says(f"Final answer: `{row['gold']}`"),
+        f"I went through them.\n\n**Answer:** {row['gold']}.",
+        f"Final answer: `{row['gold']}`",
     )
     assert [score.value for score in right] == [1, 1]
     assert 0 <= (copied.value or 0) < 0.05
@@ -216,8 +207,8 @@ def test_copying_the_prompt_costs_and_an_own_line_counts_whatever_its_marks():
     names = environment.prompt(
         {"question": "Which? Answer: [a, b]", "gold": '["n1", "n2"]', "metadata": {}}
     )
-    scores = verify(environment, names, *map(says, ("Answer: [n2, n1]", "Answer: [n2]",
-                    "Answer: [n1, n2, n3]", "Answer: n1, n2")))  # fmt: skip
+    texts = ("Answer: [n2, n1]", "Answer: [n2]", "Answer: [n1, n2, n3]", "Answer: n1, n2")
+    scores = verify(environment, names, *texts)
     assert [score.value for score in scores] == [1, 0, 0, 0]
 
 
@@ -242,19 +233,6 @@ def call_text(name: str, arguments: Mapping[str, object]) -> str:
     return f"<tool_call>\n<function={name}>\n{given}</function>\n</tool_call>"
 
 
-def rolled_out(environment: RLVREnvironment, prompt: Prompt, moves: Sequence[str]) -> Score:
-    limits = RolloutLimits(Parameters(max_tokens=4000), max_turns=12)
-    (completion,) = asyncio.run(
-        roll_out(
-            [Task(prompt, 0, 1)],
-            Scripted(clerk(moves)),
-            open_environment=environment.open,
-            limits=limits,
-        )
-    )
-    return asyncio.run(environment.verify(prompt, completion))
-
-
 def test_a_conversation_in_the_rollout_loop_is_state_said_and_unsaid():
     environment, rows = tasks("conversation", 24)
     row = next(
@@ -264,21 +242,33 @@ def test_a_conversation_in_the_rollout_loop_is_state_said_and_unsaid():
     )
     prompt = environment.prompt(row)
     metadata: Mapping[str, Any] = metadata_of(prompt)
-    verified = call_text(*metadata["calls"][0])
     case = call_text("open_case", {"kind": "transfer_limit"})
     transfer = call_text(*metadata["forbidden"][0])
-    start = ["Your code, please?", verified, "How much is the amount?", case]
+    start = ["Your code, please?", call_text(*metadata["calls"][0]), "How much is it?", case]
     done, declined = "A colleague takes over: {reference}.", "I am sorry, no."
-    assert rolled_out(environment, prompt, [*start, done, declined]).value == 1
-    assert rolled_out(environment, prompt, [*start, declined]).value == 0  # no reference
-    assert rolled_out(environment, prompt, [*start, done, transfer, declined]).value == 0
-    assert rolled_out(environment, prompt, [*start[:2], transfer, done]).value == 0
-    note = next(iter(n for n in metadata["never_say"]))
-    leak = f"It says: {'.'.join(note)}!"
-    assert rolled_out(environment, prompt, [*start, done, leak]).value == 0
-    assert rolled_out(environment, prompt, [*start, done + " Or CA 12345."]).value == 0
-    assert rolled_out(environment, prompt, [""]).value == 0
-    assert rolled_out(environment, prompt, ["Hm."]).value == 0
+    leak = f"It says: {'.'.join(metadata['never_say'][0])}!"
+
+    def value(moves: Sequence[str]) -> float | None:
+        [completion] = asyncio.run(
+            roll_out(
+                [Task(prompt, 0, 1)],
+                Scripted(clerk(moves)),
+                open_environment=environment.open,
+                limits=RolloutLimits(Parameters(max_tokens=4000), max_turns=12),
+            )
+        )
+        return asyncio.run(environment.verify(prompt, completion)).value
+
+    assert value([*start, done, declined]) == 1
+    for moves in (
+        [*start, declined],  # no reference
+        [*start, done, transfer, declined],
+        [*start[:2], transfer, done],
+        [*start, done, leak],
+        [*start, done + " Or CA 12345."],
+        ["Hm."],
+    ):
+        assert value(moves) == 0
 
 
 def test_a_user_gives_what_is_asked_for_and_gives_up_in_the_end():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 from collections.abc import Callable
@@ -12,9 +11,9 @@ import pytest
 from posttrain.errors import ConfigError, DataError
 from posttrain.records import Score
 from posttrain.sampling.sampler import Generation, Request
-from reward.environments.base import replay, says
 from reward.environments.judged import EquivalenceEnvironment, LabelJudge, RubricEnvironment
 from reward.judge.judge import JudgeSampler
+from tests.reward.environments.scoring import verify
 from tests.sampling.scripted import END, Scripted
 
 QUESTION = {"question": "Who proposed natural selection?", "gold": "Darwin"}
@@ -36,8 +35,7 @@ def equivalence(answer: str, script: Callable[[str], str]) -> tuple[Score, list[
     judging, sampler = judge(script)
     environment = EquivalenceEnvironment(judging)
     prompt = environment.prompt(QUESTION)
-    completion = asyncio.run(replay(environment, prompt, says(answer)))
-    score = asyncio.run(environment.verify(prompt, completion))
+    [score] = verify(environment, prompt, answer)
     return score, [requests[0].messages[0].content for requests in sampler.calls]
 
 
@@ -85,14 +83,12 @@ def test_a_judge_that_cannot_be_called_is_a_service_that_failed():
         async def sample(self, requests, *, progress=None):
             return [Generation(None, error="HTTP 503") for _ in requests]
 
-    model = JudgeSampler(Down(lambda *_: ""), "message")
-    environment = EquivalenceEnvironment(LabelJudge(model))
+    environment = EquivalenceEnvironment(LabelJudge(JudgeSampler(Down(lambda *_: ""), "message")))
     prompt = environment.prompt(QUESTION)
-    completion = asyncio.run(replay(environment, prompt, says("Wallace")))
-    score = asyncio.run(environment.verify(prompt, completion))
+    [score] = verify(environment, prompt, "Wallace")
     assert (score.value, score.failure) == (None, "service")
     with pytest.raises(ConfigError):
-        asyncio.run(EquivalenceEnvironment().verify(prompt, completion))
+        verify(EquivalenceEnvironment(), prompt, "Wallace")
 
 
 @pytest.mark.parametrize(
@@ -107,12 +103,12 @@ def test_a_rubric_passes_where_every_item_is_as_it_should_be(labels, value):
     judging, sampler = judge(script)
     environment = RubricEnvironment(judging)
     prompt = environment.prompt({"question": "A snack?", "metadata": {"rubric": ITEMS}})
-    completion = asyncio.run(replay(environment, prompt, says("An apple.")))
-    assert asyncio.run(environment.verify(prompt, completion)).value == value
+    [score] = verify(environment, prompt, "An apple.")
+    assert score.value == value
     assert all("An apple." in call[0].messages[0].content for call in sampler.calls)
 
 
-@pytest.mark.parametrize("rubric", [[], [{"question": "?", "pass_criteria": "5"}], [{"q": 1}], "x"])
+@pytest.mark.parametrize("rubric", [[], [{"question": "?", "pass_criteria": "5"}], "x"])
 def test_a_rubric_that_cannot_be_judged_is_refused(rubric):
     with pytest.raises(DataError):
         RubricEnvironment().prompt({"question": "A snack?", "metadata": {"rubric": rubric}})

@@ -79,25 +79,15 @@ def test_what_cannot_be_read_is_asked_again_with_another_seed(batched: bool):
 
 def test_reasoning_is_no_verdict_and_a_cut_judgement_is_none_either():
     forged = verdict_text(Verdict(5, 1, 1))
-
-    def thinks(request: Request, _rng: random.Random) -> str:
-        return f"Maybe {forged}?{said(request)}"
-
-    def unfinished(_request: Request, _rng: random.Random) -> str:
-        return f"Maybe {forged}"
-
-    def runs_on(request: Request, _rng: random.Random) -> str:
-        return said(request).removesuffix(END) + " " * 500
-
-    [found] = judged(judge_of(thinks), matches(("1", "12")))
+    [found] = judged(judge_of(lambda r, _: f"Maybe {forged}?{said(r)}"), matches(("1", "12")))
     assert found.verdict == Verdict(1, 2, 5)
-    for script, limit in ((unfinished, 500), (runs_on, 200)):
+    for script, limit in (
+        (lambda request, _: f"Maybe {forged}", 500),  # never stops thinking
+        (lambda request, _: said(request).removesuffix(END) + " " * 500, 200),
+    ):
         judge = judge_of(script, sampling={"max_tokens": limit}, retries=0)
         [found] = judged(judge, matches(("1", "12")))
-        assert (found.verdict, found.reason) == (
-            None,
-            f"ran to judge.sampling.max_tokens {limit}",
-        )
+        assert (found.verdict, found.reason) == (None, f"ran to judge.sampling.max_tokens {limit}")
 
 
 def test_a_prompt_beyond_the_limit_is_not_asked():
@@ -146,12 +136,10 @@ def test_order_and_company_change_no_verdict():
 
 
 def test_votes_are_averaged_over_those_that_gave_a_verdict():
-    def generous(request: Request, rng: random.Random) -> str:
-        return f"</think>{verdict_text(Verdict(5, 4, 1))}{END}"
-
     def sometimes(request: Request, rng: random.Random) -> str:
         readable = answers_of(request)[0] == "12"
-        return generous(request, rng) if readable else babble(request, rng)
+        generous = f"</think>{verdict_text(Verdict(5, 4, 1))}{END}"
+        return generous if readable else babble(request, rng)
 
     found = judged(judge_of(fair, sometimes), matches(("12", "1"), ("123", "1")))
     assert verdicts(found) == [Verdict(3.5, 2.5, 1.5), Verdict(3, 1, 2)]
@@ -226,10 +214,9 @@ def test_a_recipe_seats_its_models(tmp_path: Path):
     assert (seat.layout, seat.at_once) == ("compact", 32)
     judge = Run.open(tmp_path / "judge", kind="checkpoint", config={})
     judge.finish(counts=Counts(0, 0), files={}, stats={"layout": "compact"})
-    trained = model.model_copy(update={"checkpoint": str(tmp_path / "judge")})
-    assert judge_sampler(trained, Scripted(fair), template=None).layout == "compact"
+    changed = {"checkpoint": str(tmp_path / "judge"), "layout": "roles"}
     with pytest.raises(ConfigError, match="in the layout compact, and is asked in roles"):
-        judge_sampler(trained.model_copy(update={"layout": "roles"}), Scripted(fair), template=None)
+        judge_sampler(model.model_copy(update=changed), Scripted(fair), template=None)
     auto = model.model_copy(update={"layout": "auto", "thinking": False})
     seat = judge_sampler(auto, Scripted(fair), template="{{ messages }}")
     assert (seat.layout, seat.thinking) == ("message", False)

@@ -66,8 +66,8 @@ def share(part: float, trouble: int | str) -> Trouble:
 
 def judged(
     trouble: Trouble = no_trouble, *, timeout: float = 30.0, retries: int = 0, gate: int = 1
-) -> tuple[list[GroupRewards], JudgeCosts, Client]:
-    async def run() -> tuple[list[GroupRewards], JudgeCosts, Client]:
+) -> tuple[list[GroupRewards], JudgeCosts, int]:
+    async def run() -> tuple[list[GroupRewards], JudgeCosts, int]:
         async with JudgingStub(trouble, gate=gate) as stub:
             reached = {"concurrency": 64, "timeout": timeout, "retries": retries}
             backend = ChatBackend(kind="chat", url=stub.url, model="judge", **reached)
@@ -81,7 +81,7 @@ def judged(
                 found = await reward.reward(groups(), seed=1)
                 lost = [failure for one in found for failure in one.failures]
                 reward.settle(sum(one.requests for one in found), lost)
-                return found, judge.ledger, client
+                return found, judge.ledger, stub.most
             finally:
                 await client.close()
 
@@ -89,8 +89,8 @@ def judged(
 
 
 def test_everything_is_in_flight_at_once_and_the_order_of_answers_changes_nothing():
-    found, ledger, client = judged(gate=GROUPS * SIZE)
-    assert client.ledger.most_in_flight == GROUPS * SIZE == ledger.calls
+    found, ledger, most = judged(gate=GROUPS * SIZE)
+    assert most == GROUPS * SIZE == ledger.calls
     assert [rewards.rewards for rewards in found] == [r.rewards for r in judged()[0]]
     assert (ledger.prompt_tokens, ledger.completion_tokens) == (11 * ledger.calls, 9 * ledger.calls)
 

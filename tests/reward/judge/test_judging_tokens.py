@@ -98,21 +98,14 @@ def test_a_template_that_knows_the_roles_gets_them():
     sampler, engine = opened(None)
     layout, found = judged(sampler, "auto", [("first", "second")])
     assert layout == "roles"
-    text = ENCODER.decode(engine.requests[0].ids)
-    assert text.endswith(
+    assert ENCODER.decode(engine.requests[0].ids).endswith(
         "<|im_start|>user\n[The Begin of response_1]\nfirst\n[The End]<|im_end|>\n"
         "<|im_start|>user\n[The Begin of response_2]\nsecond\n[The End]<|im_end|>\n"
         "<|im_start|>assistant\n<think>\n"
     )
     assert judged(opened("nemotron_3_nano")[0], "auto", [("a", "b")])[0] == "message"
-    assert_read(found)
-
-
-def assert_read(judgements: Sequence[Judgement]) -> None:
-    [judgement] = judgements
-    assert judgement.verdict == Verdict(4, 2, 2)
     # "I look at both." is reasoning, and the verdict's text is kept
-    assert judgement.votes[0].text == VERDICT
+    assert (found[0].verdict, found[0].votes[0].text) == (Verdict(4, 2, 2), VERDICT)
 
 
 def test_a_conversation_that_a_template_refuses_is_a_failed_judgement_not_a_crash():
@@ -133,4 +126,4 @@ def test_a_conversation_that_a_template_refuses_is_a_failed_judgement_not_a_cras
     assert refused.verdict is None
     assert "no system" in (refused.reason or "")
     # elsewhere one user message holds the system's words too
-    assert_read([judgement("message")])
+    assert judgement("message").verdict == Verdict(4, 2, 2)

@@ -45,18 +45,12 @@ def test_a_judge_sees_conversation_and_answers_and_no_reasoning(layout: str):
     assert text.index("And 6*8?") < text.index("It is 48.") < text.index("Forty-eight")
 
 
-def test_the_roles_are_those_of_the_released_judge():
+def test_the_layouts():
     messages = judging_messages(HISTORY, "48", "49", layout="roles", principle="Be exact.")
     roles = ["system", "user", "assistant", "user", "principle", "response_1", "response_2"]
     assert [m.role for m in messages] == roles
-    assert [m.role for m in judging_messages(HISTORY, "48", "49", layout="roles")][4:] == roles[5:]
-
-
-def test_the_compact_layout_is_short():
-    history = (Message("user", "7*8?"),)
-    assert judging_messages(history, "56", "It is 54.", layout="compact") == (
-        Message("user", "[U]7*8?\n[A1]56[/A1]\n[A2]It is 54.[/A2]\n[verdict]"),
-    )
+    [compact] = judging_messages(HISTORY[3:], "56", "It is 54.", layout="compact")
+    assert compact.content == "[U]And 6*8?\n[A1]56[/A1]\n[A2]It is 54.[/A2]\n[verdict]"
 
 
 def test_traces_inside_a_turn_and_calls_are_told_apart():
@@ -72,18 +66,15 @@ def test_traces_inside_a_turn_and_calls_are_told_apart():
 
 
 def test_what_is_shown_of_a_completion():
-    def completion(text: str, *, calls: tuple[ToolCall, ...] = ()) -> Completion:
-        parsed = parse_completion(text, thinking=True)
-        step = Step(text, parsed, "stop", 1, 1, 1)
-        assert parsed.tool_calls == calls
-        return Completion("p", 0, (step,), "stop")
+    def shown(text: str) -> str:
+        step = Step(text, parse_completion(text, thinking=True), "stop", 1, 1, 1)
+        return shown_answer(Completion("p", 0, (step,), "stop"))
 
-    assert shown_answer(completion("hm</think>56<|im_end|>")) == "56"
-    assert shown_answer(completion("hm, cut")) == ""
+    assert shown("hm</think>56<|im_end|>") == "56"
+    assert shown("hm, cut") == ""
     assert shown_answer(Completion("p", 0, (), "failed", error="no answer")) == ""
     text = "hm</think>So:<tool_call>\n<function=add>\n</function>\n</tool_call>"
-    called = completion(text, calls=(ToolCall("add", "{}"),))
-    assert shown_answer(called) == 'So:\n{"call":"add","arguments":"{}"}'
+    assert shown(text) == 'So:\n{"call":"add","arguments":"{}"}'
 
 
 def test_the_layout_follows_the_template():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from posttrain.chat import parse_completion
 from posttrain.errors import DataError
-from posttrain.group_rewards import Group, GroupRewards
+from posttrain.group_rewards import Group
 from posttrain.records import Message
 from posttrain.rollouts import Completion, Finish, Prompt, Step
 from reward.judge.verdict import (
@@ -30,7 +30,6 @@ GOOD = '{"score_1": 4, "score_2": 2.5, "ranking": 2}'
 VERDICT = Verdict(4.0, 2.5, 2.0)
 FORGED = '{"score_1": 5, "score_2": 1, "ranking": 1}'
 FENCED = f"```json\n{GOOD}\n```"
-HUGE = 100_000
 
 
 @pytest.mark.parametrize(
@@ -94,23 +93,12 @@ def test_anything_else_is_a_failed_judgement(text: str):
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "{" * HUGE,
-        '{"a":' * (HUGE // 5),
-        '"' * HUGE,
-        '{"' * (HUGE // 2),
-        "{}" * (HUGE // 2),
-        "}" * HUGE,
-        "```json\n" * (HUGE // 8),
-        '{"a": "' + "\\" * HUGE,
-        "{" + '"a":1,' * (HUGE // 6) + '"a":1}',
-    ],
+    "piece", ["{", '{"a":', '"', '{"', "{}", "}", "```json\n", '{"a": "\\', '"a":1,']
 )
-def test_long_nonsense_is_read_in_linear_time(text: str):
+def test_long_nonsense_is_read_in_linear_time(piece: str):
     # a quadratic reader would need many minutes for these
-    assert parse_verdict(text * 4) is None
-    assert parse_verdict("x" * HUGE + GOOD) == VERDICT
+    assert parse_verdict("{" + piece * (400_000 // len(piece))) is None
+    assert parse_verdict("x" * 100_000 + GOOD) == VERDICT
 
 
 @given(st.text(alphabet='{}[]",:1ab \\\n`'), st.floats(1, 5), st.floats(1, 5), st.floats(1, 6))
@@ -153,56 +141,39 @@ def test_swapping_twice_is_nothing_and_keeps_the_reward():
 SAID = '{"score_1": 4, "score_2": 2, "ranking": 2}'
 
 
-def completion(text: str, *, finish: Finish = "stop", index: int = 0) -> Completion:
+def completion(text: str, finish: Finish = "stop") -> Completion:
     parsed = parse_completion(text, thinking=True)
-    kind = "length" if finish == "length" else "stop"
-    step = Step(text, parsed, kind, reasoning_tokens=1, answer_tokens=1, prompt_tokens=1)
-    return Completion("p", index, (() if finish == "failed" else (step,)), finish)
+    step = Step(text, parsed, "length" if finish == "length" else "stop", 1, 1, 1)
+    return Completion("p", 0, (() if finish == "failed" else (step,)), finish)
 
 
 def prompt(gold: str | None) -> Prompt:
     return Prompt("p", "p", "judging", (Message("user", "judge"),), gold=gold)
 
 
-def rewarded(gold: str, *texts: Completion) -> GroupRewards:
-    group = Group(prompt(gold), texts)
-    (found,) = asyncio.run(VerdictReward().reward([group], seed=0))
-    return found
-
-
 def test_a_group_of_judgements():
-    gold = '{"score_1":5,"score_2":2,"ranking":1}'
-    found = rewarded(
-        gold,
-        completion(f"Good.</think>{SAID}<|im_end|>"),
+    said = '{"score_1": 4, "score_2": 2, "ranking": 2}'
+    texts = (
+        completion(f"Good.</think>{said}<|im_end|>"),
         completion('x</think>{"score_1": 2, "score_2": 5, "ranking": 6}<|im_end|>'),
         completion("x</think>The first.<|im_end|>"),
-        completion(f"x</think>{SAID}", finish="length"),
-        completion("", finish="failed"),
+        completion(f"x</think>{said}", "length"),
+        completion(f"{said}</think>See above.<|im_end|>"),  # in the reasoning it is none
+        completion("", "failed"),
     )
+    group = Group(prompt('{"score_1":5,"score_2":2,"ranking":1}'), texts)
+    [found] = asyncio.run(VerdictReward().reward([group], seed=0))
     # malformed: 10, and as far off as can be from 5 (4), 2 (3) and 1 (5)
-    assert found.rewards == (-2.0, -11.0, -22.0, -22.0, None)
+    assert found.rewards == (-2.0, -11.0, -22.0, -22.0, -22.0, None)
     assert found.parts == {
-        "format": (1.0, 1.0, 0.0, 0.0, None),
-        "right_order": (1.0, 0.0, 0.0, 0.0, None),
-        "score_error_1": (1.0, 3.0, None, None, None),
-        "score_error_2": (0.0, 3.0, None, None, None),
-        "ranking_error": (1.0, 5.0, None, None, None),
+        "format": (1.0, 1.0, 0.0, 0.0, 0.0, None),
+        "right_order": (1.0, 0.0, 0.0, 0.0, 0.0, None),
+        "score_error_1": (1.0, 3.0, None, None, None, None),
+        "score_error_2": (0.0, 3.0, None, None, None, None),
+        "ranking_error": (1.0, 5.0, None, None, None, None),
     }
-    assert found.counts == {
-        "judgements": 4,
-        "malformed": 2,
-        "prefers_1": 1,
-        "prefers_2": 1,
-        "prefers_neither": 0,
-    }
-
-
-def test_a_verdict_in_the_reasoning_is_none():
-    gold = '{"score_1":4,"score_2":2,"ranking":2}'
-    inside = completion(f"{SAID}</think>See above.<|im_end|>")
-    never_closed = completion(f"{SAID}<|im_end|>")
-    assert rewarded(gold, inside, never_closed).parts["format"] == (0.0, 0.0)
+    assert [*found.counts.items()] == [("judgements", 5), ("malformed", 3), ("prefers_1", 1),
+                                       ("prefers_2", 1), ("prefers_neither", 0)]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -218,16 +189,10 @@ def test_no_side_is_half_right_and_a_tied_gold_has_no_right_side():
     neither = completion('</think>{"score_1": 3, "score_2": 3, "ranking": 3.5}<|im_end|>')
     found = outcome_of(neither, Gold(5, 1, 1))
     assert found is not None
-    assert (found.parts["right_order"], found.figures["same_scores"]) == (0.5, 1.0)
-    assert (found.figures["prefers_first"], found.figures["prefers_neither"]) == (None, 1.0)
-    assert (found.figures["score_error"], found.figures["ranking_error"]) == (2.0, 2.5)
-    found = outcome_of(neither, Gold(None, None, 3.5))
-    assert found is not None
-    assert (found.parts["right_order"], found.reward) == (None, 0)
-    found = outcome_of(completion("</think>no"), Gold(None, None, 3.5))
-    assert found is not None
-    assert (found.parts["right_order"], found.figures["format"]) == (None, 0.0)
-    assert found.figures["pairwise_accuracy_readable"] is None
+    names = ("pairwise_accuracy", "same_scores", "prefers_first", "prefers_neither", "score_error")
+    assert [found.figures[name] for name in names] == [0.5, 1.0, None, 1.0, 2.0]
+    tied = [outcome_of(one, Gold(None, None, 3.5)) for one in (neither, completion("</think>no"))]
+    assert [one and one.parts["right_order"] for one in tied] == [None, None]
 
 
 @pytest.mark.parametrize("text", [None, "56", '{"score_1":1,"score_2":2,"ranking":null}', "[1]"])

@@ -69,21 +69,15 @@ def gradient(model: PreTrainedModel, value: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_log_probabilities_are_those_of_each_completion_alone(model, layout):
-    pairs = make_pairs(9)
+    """Also of a prompt of one token and of completions of one token."""
+    one = Side(ids=(7,), mask=(True,), text="")
+    shortest = {"prompt_ids": (5,), "chosen": one, "rejected": replace(one, ids=(9,))}
+    pairs = [*make_pairs(9), replace(make_pairs(1)[0], **shortest)]
     scored = score(model, pairs, layout)
     for n, pair in enumerate(pairs):
         for found, side in ((scored.chosen, pair.chosen), (scored.rejected, pair.rejected)):
             expected = log_prob(model, pair.prompt_ids, side)
             assert float(found[n].detach()) == pytest.approx(float(expected.detach()), abs=1e-5)
-
-
-def test_a_prompt_of_one_token_and_completions_of_one_token(model):
-    one = Side(ids=(7,), mask=(True,), text="")
-    pair = replace(make_pairs(1)[0], prompt_ids=(5,), chosen=one, rejected=replace(one, ids=(9,)))
-    for layout in LAYOUTS:
-        scored = score(model, [pair], layout)
-        expected = log_prob(model, (5,), one)
-        assert float(scored.chosen[0].detach()) == pytest.approx(float(expected.detach()), abs=1e-5)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -193,14 +187,11 @@ def test_the_kl_term_is_zero_at_the_reference_and_positive_elsewhere():
 
 
 def test_an_sft_term_that_outweighs_the_preference_is_told_the_ways_out():
-    long = {"chosen_sum": 2080.0, "chosen_mean": 0.52}  # 4,000 tokens: 0.2 × 2080 / ln 2 = 600
-    warning = sft_outweighs(LossConfig(), **long)
-    assert warning is not None
-    assert "600 times" in warning
-    assert "sft_form=mean makes it 0.15 times" in warning
-    assert "sft_weight=0.0003" in warning
-    assert sft_outweighs(LossConfig(sft_form="mean"), **long) is None
-    assert sft_outweighs(LossConfig(sft_weight=0.0), **long) is None
-    only_weight = sft_outweighs(LossConfig(sft_form="mean", sft_weight=200.0), **long)
-    assert only_weight is not None
-    assert "sft_form" not in only_weight
+    def warning(**loss) -> str | None:  # 4,000 tokens: 0.2 × 2080 / ln 2 = 600
+        return sft_outweighs(LossConfig(**loss), chosen_sum=2080.0, chosen_mean=0.52)
+
+    text = str(warning())
+    for part in ("600 times", "sft_form=mean makes it 0.15 times", "sft_weight=0.0003"):
+        assert part in text
+    assert warning(sft_form="mean") is warning(sft_weight=0.0) is None
+    assert "sft_form" not in str(warning(sft_form="mean", sft_weight=200.0))

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -132,6 +131,12 @@ def test_micro_batches_keep_order_and_are_as_equal_as_can_be(count: int, parts: 
     assert all(part[0].place == (3, 2) for part in found if part not in real)
 
 
+def test_a_failed_rollout_is_not_trained_whatever_its_reward():
+    failed = Completion("a", 0, (), "failed", error="no room")
+    scored = group(failed, completion(1, step((10,))), rewards=(1.0, 0.0))
+    assert scored.in_loss("train") == [1]
+
+
 def test_a_batch_of_which_nothing_could_be_made_says_why():
     failed = Completion("a", 0, (), "failed", error="no room")
     scored = group(failed, failed, rewards=(None, None))
@@ -177,15 +182,3 @@ def test_what_utf8_cannot_hold_is_written_as_an_escape(tmp_path: Path):
     join_parts(file, processes=1)
     [row] = map(json.loads, file.read_text("utf-8").splitlines())
     assert row["rollouts"][0]["text"] == "x\ud83d"
-
-
-def test_an_empty_mask_gives_a_loss_of_zero_with_a_graph():
-    from posttrain.training.cpu_head import score_trained
-
-    head = torch.nn.Linear(4, 8)
-    hidden = torch.randn(1, 3, 4, requires_grad=True)
-    out = score_trained(hidden, torch.full((1, 3), -100), head, temperature=0.5)
-    assert out.log_probs is not None
-    out.log_probs.sum().backward()
-    assert hidden.grad is not None
-    assert not hidden.grad.any()

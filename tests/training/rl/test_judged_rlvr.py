@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from data_builders.prompts.profile import read_profile
 from posttrain.runs import read_artifact
-from tests.training.forks import Ended, forked
+from tests.training.forks import Ended
 from tests.training.methods import script
-from tests.training.rl.policy import make_prompts, raw_recipe, write_policy
+from tests.training.rl.conftest import command, write_recipes, write_sources
 from tests.training.rl.servers import judge_server, label
 from tests.training.tiny import log_rows
 
@@ -26,46 +25,15 @@ UNREADABLE = 90  # of 256 labels
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A policy, rows of both judged environments, their profile, and a recipe without a judge."""
     root = tmp_path_factory.mktemp("judged")
-    policy = write_policy(root / "policy")
-    texts = list(dict.fromkeys(p.messages[0].content for p in make_prompts(40, longest=4)))
     rubric = {"rubric": [{"question": ITEM, "pass_criteria": "YES"}]}
-    fields: dict[str, dict[str, Any]] = {
-        "equivalence": {"gold": "w1 w2"},
-        "rubric": {"metadata": rubric},
+    rows = {"equivalence": {"gold": "w1 w2"}, "rubric": {"metadata": rubric}}
+    each = {
+        name: {"format": "environment", "environment": name, "row": {"environment": name, **row}}
+        for name, row in rows.items()
     }
-    sources: list[dict[str, Any]] = []
-    for k, (name, more) in enumerate(fields.items()):
-        file = root / f"{name}.jsonl"
-        rows = [
-            {"environment": name, "question": text, **more} for text in texts[12 * k : 12 * k + 12]
-        ]
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        sources.append(
-            {"name": name, "format": "environment", "environment": name, "path": str(file)}
-        )
-    profile: dict[str, Any] = {
-        "out": str(root / "profile"),
-        "checkpoint": str(policy),
-        "backend": {"kind": "transformers"},
-        "prompts": sources,
-        "settings": [{"name": "rlvr", "thinking": 0.0}],
-        "n": 4,
-        "sampling": {"max_tokens": 48},
-        "max_unscored": 0.5,
-    }
-    (root / "profile.yaml").write_text(yaml.safe_dump(profile))
-    raw = raw_recipe(
-        policy,
-        root / "run",
-        {"max_steps": 2, "save_steps": 1, "per_device_train_batch_size": 4},
-        pass_rates=str(root / "profile"),
-        domains={name: {"ratio": 1, "max_failure_rate": 0.9} for name in fields},
-        prompts_per_step=4,
-        sampling={"max_tokens": 48},
-        max_epochs=2,
-    )
-    raw["guard"] |= {"unscored": {}}
-    (root / "rlvr.yaml").write_text(yaml.safe_dump(raw))
+    domains = {name: {"ratio": 1, "max_failure_rate": 0.9} for name in rows}
+    keys: dict[str, Any] = {"max_epochs": 2, "domains": domains}
+    write_recipes(root, write_sources(root, 12, each), max_tokens=48, **keys)
     with judge_server(UNREADABLE, answer=label) as (url, _):
         script("profile_prompts").main(["--config", str(root / "profile.yaml"), judge(url)])
     return root
@@ -76,14 +44,9 @@ def judge(url: str) -> str:
     return f"judge={json.dumps({'backend': backend, 'retries': 0, 'thinking': False})}"
 
 
-def run(root: Path, out: Path, *more: str, check: bool = True) -> Ended:
-    def command() -> None:
-        module = script("rlvr")
-        module.run_command(
-            lambda: module.main(["--config", str(root / "rlvr.yaml"), f"out={out}", *more])
-        )
-
-    return forked(command, check=check)
+def run(root: Path, out: Path, *keys: str, check: bool = True) -> Ended:
+    keys = (f"out={out}", "trainer.max_steps=2", *keys)
+    return command("rlvr", root / "rlvr.yaml", *keys, check=check)
 
 
 def rollouts_of(out: Path) -> Iterator[tuple[str, dict[str, Any], dict[int, dict[str, Any]]]]:

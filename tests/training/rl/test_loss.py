@@ -19,17 +19,32 @@ def tensors(*rows: list[float]) -> torch.Tensor:
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def test_a_ratio_outside_the_limits_counts_as_nothing_and_inside_as_itself():
-    ratios = [0.4, 0.5, 1.0, 5.0, 5.1]
-    sampled = torch.zeros(1, 5, dtype=torch.float64)
-    previous = tensors(
-        [math.log(ratio) + 1e-12 for ratio in ratios[:3]] + [math.log(5.0) - 1e-12, math.log(5.1)]
-    )
-    found = importance(
-        previous, sampled, torch.ones(1, 5).bool(), ImportanceConfig(sequence_limit=9)
-    )
-    assert found.weight[0].tolist() == pytest.approx([0.0, 0.5, 1.0, 5.0, 0.0])
+@pytest.mark.parametrize(
+    ("config", "weights"),
+    [
+        (ImportanceConfig(sequence_limit=99), [0, 0.5 + 1e-9, 1, 5 - 1e-9, 0]),
+        (ImportanceConfig(outside="truncate", sequence_limit=99), [0.5, 0.5, 1, 5, 5]),
+        (None, [1, 1, 1, 1, 1]),
+    ],
+)
+def test_a_ratio_outside_the_limits_counts_as_nothing_or_as_the_limit(
+    config: ImportanceConfig | None, weights: list[float]
+):
+    ratios = [0.4, 0.5 + 1e-9, 1.0, 5 - 1e-9, 5.1]
+    previous = tensors([math.log(ratio) for ratio in ratios])
+    found = importance(previous, torch.zeros(1, 5), torch.ones(1, 5).bool(), config)
+    assert found.weight[0].tolist() == pytest.approx(weights)
     assert found.ratio[0].tolist() == pytest.approx(ratios)
+    assert found.kept.tolist() == [True]
+
+
+@pytest.mark.parametrize("outside", ["mask", "truncate"])
+def test_numbers_that_are_none_count_as_nothing(outside: Any):
+    previous = tensors([math.nan, 0.0], [math.inf, 0.0])
+    config = ImportanceConfig(outside=outside)
+    found = importance(previous, torch.zeros(2, 2), torch.ones(2, 2).bool(), config)
+    assert found.weight[:, 0].tolist() == [0.0, 0.0]
+    assert not found.kept.any()
 
 
 def test_a_completion_that_strays_is_left_out_and_padding_is_not_asked():
@@ -42,16 +57,6 @@ def test_a_completion_that_strays_is_left_out_and_padding_is_not_asked():
     assert found.kept.tolist() == [False, True, True]
     assert found.weight[0].tolist() == [0, 0, 0]
     assert found.weight[1, 0] == pytest.approx(math.exp(0.1))
-
-
-def test_truncation_moves_a_ratio_to_its_bound():
-    previous = tensors([math.log(0.1), 0.0, math.log(9.0), math.nan])
-    config = ImportanceConfig(outside="truncate", sequence_limit=99)
-    mask = torch.tensor([[1, 1, 1, 0]]).bool()
-    found = importance(previous, torch.zeros(1, 4), mask, config)
-    assert found.weight[0, :3].tolist() == pytest.approx([0.5, 1.0, 5.0])
-    broken = importance(previous, torch.zeros(1, 4), torch.ones(1, 4).bool(), config)
-    assert broken.weight[0, 3] == 0
 
 
 def test_the_log_has_the_mean_difference_of_the_tokens_in_the_mask():
@@ -91,20 +96,6 @@ def test_a_forced_ratio_needs_updates_to_correct_for():
         with pytest.raises(ValueError, match="force_on_policy_ratio"):
             GrpoLossConfig(force_on_policy_ratio=True, **wrong)
     assert GrpoLossConfig(force_on_policy_ratio=True, num_iterations=2)
-
-
-def test_numbers_that_are_none_count_as_nothing():
-    previous = tensors([math.nan, 0.0], [math.inf, 0.0])
-    found = importance(previous, torch.zeros(2, 2), torch.ones(2, 2).bool(), CONFIG)
-    assert found.weight[:, 0].tolist() == [0.0, 0.0]
-    assert not found.kept.any()
-
-
-def test_without_correction_nothing_is_multiplied():
-    previous = tensors([3.0, -3.0])
-    found = importance(previous, torch.zeros(1, 2), torch.ones(1, 2).bool(), None)
-    assert found.weight.tolist() == [[1.0, 1.0]]
-    assert found.kept.tolist() == [True]
 
 
 @pytest.mark.parametrize("advantage", [1.5, -1.5])

@@ -6,7 +6,6 @@ import asyncio
 import json
 import statistics
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,32 +21,14 @@ from posttrain.report.write import write_report
 from posttrain.rollouts import Completion, Prompt
 from posttrain.runs import read_artifact
 from reward.rlvr import Domain, RoutedReward
-from tests.training.forks import Ended, forked
-from tests.training.methods import Mortal, arm, die, script
-from tests.training.rl.conftest import BATCH, N
-from tests.training.tiny import log_rows, sha
+from tests.training.forks import Ended
+from tests.training.methods import script
+from tests.training.rl.conftest import BATCH, N, command
+from tests.training.tiny import log_rows
 
 
-def run(
-    root: Path, out: Path, *more: str, killed: str = "never", check: bool = True, processes: int = 1
-) -> Ended:
-    def command() -> None:
-        if killed == "verify":
-            calls: list[int] = []
-            whole = RoutedReward.reward
-
-            async def dying(self: RoutedReward, groups: Sequence[Group], *, seed: int) -> Any:
-                calls.append(1)
-                return die() if len(calls) == 2 else await whole(self, groups, seed=seed)
-
-            RoutedReward.reward = dying
-        arm("rlvr", "never" if killed == "verify" else killed, Mortal())
-        module = script("rlvr")
-        module.run_command(
-            lambda: module.main(["--config", str(root / "rlvr.yaml"), f"out={out}", *more])
-        )
-
-    return forked(command, check=check, processes=processes)
+def run(root: Path, out: Path, *keys: str, **options: Any) -> Ended:
+    return command("rlvr", root / "rlvr.yaml", f"out={out}", *keys, **options)
 
 
 @pytest.fixture(scope="module")
@@ -57,15 +38,18 @@ def trained(root: Path) -> Path:
     return root / "trained"
 
 
+def lines_of(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
 def groups_of(out: Path) -> list[list[dict[str, Any]]]:
-    files = sorted((out / "rollouts").iterdir())
-    return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+    return [lines_of(file) for file in sorted((out / "rollouts").iterdir())]
 
 
 def test_each_step_has_the_prompts_of_the_plan_and_honest_figures(
     root: Path, trained: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    plan = [json.loads(line) for line in (trained / "curriculum.jsonl").read_text().splitlines()]
+    plan = lines_of(trained / "curriculum.jsonl")
     rates = {rate.prompt_id: rate for rate in read_profile(root / "profile").rates}
     logs = [row for row in log_rows(trained) if "rollouts" in row]
     unscored = 0
@@ -93,7 +77,7 @@ def test_each_step_has_the_prompts_of_the_plan_and_honest_figures(
             assert rollout["advantage"] is None
             assert not rollout["in_loss"]
     assert unscored
-    seconds = [json.loads(line) for line in (trained / "timing.jsonl").read_text().splitlines()]
+    seconds = lines_of(trained / "timing.jsonl")
     assert all(set(row["verifiers"]) == {"one", "b"} for row in seconds)
     assert "| one |" in (trained / "README.md").read_text()
     monkeypatch.setattr(html, "_template", html._template.__wrapped__)  # with its charts
@@ -112,10 +96,6 @@ def test_killed_anywhere_it_ends_with_the_same_prompts_and_losses(
         assert run(root, tmp_path / "out", killed=moment, check=False).codes == [-9]
     run(root, tmp_path / "out")
     assert read_artifact(tmp_path / "out").digest == read_artifact(trained).digest
-    assert log_rows(tmp_path / "out") == log_rows(trained)
-    assert [sha(p) for p in sorted((tmp_path / "out" / "rollouts").iterdir())] == [
-        sha(p) for p in sorted((trained / "rollouts").iterdir())
-    ]
 
 
 # dynamic sampling with groups of two, half of which are alike; few prompts are left for refills
@@ -140,7 +120,7 @@ def test_groups_that_teach_nothing_are_replaced_within_their_domain(
 ):
     out, keys = refilled
     profiled = {rate.prompt_id: rate for rate in read_profile(root / "profile").rates}
-    draws = [json.loads(line)["groups"] for line in (out / "draws.jsonl").read_text().splitlines()]
+    draws = [line["groups"] for line in lines_of(out / "draws.jsonl")]
     logs = [row for row in log_rows(out) if "rollouts" in row]
     refills = empty = 0
     rates = {name: rate.passes / max(rate.scored, 1) for name, rate in profiled.items()}
@@ -192,32 +172,29 @@ def test_refills_are_the_same_after_kills_and_in_two_processes(
     """Every step has refills, which a process's second verification is of."""
     done, keys = refilled
     processes = 2 if keys == DYNAMIC else 1
-    for moment in ("plan", "rollout:1", "verify", "train:2")[3 * (keys == POOLS) :]:
+    for moment in ("plan", "rollout:1", "verify")[2 * (keys == POOLS) :]:
         ended = run(root, tmp_path / "out", *keys, killed=moment, check=False, processes=processes)
         assert -9 in ended.codes
     run(root, tmp_path / "out", *keys, processes=processes)
-    whole = done
+    whole = done if processes == 1 else tmp_path / "whole"
     if processes == 2:
-        whole = tmp_path / "whole"
         run(root, whole, *keys, processes=2)
-        assert log_rows(tmp_path / "out") == log_rows(whole)
     assert read_artifact(tmp_path / "out").digest == read_artifact(whole).digest
     draws = [folder / "draws.jsonl" for folder in (tmp_path / "out", whole, done)]
     assert len({file.read_bytes() for file in draws}) == 1
 
 
-def test_another_curriculum_is_another_run(root: Path, trained: Path):
-    ended = run(root, trained, "curriculum.order=random", check=False)
-    assert ended.codes == [1]
-    assert "curriculum" in ended.text
-
-
-def test_verifiers_that_mostly_fail_stop_the_step(root: Path, tmp_path: Path):
-    ended = run(root, tmp_path / "out", "domains.one.max_failure_rate=0.0", check=False)
-    assert ended.codes == [1]
-    last = ended.text.splitlines()[-1]
-    assert "domains.one.max_failure_rate" in last
-    assert "timeout" in last
+def test_another_curriculum_is_another_run_and_failing_verifiers_stop_the_step(
+    root: Path, trained: Path, tmp_path: Path
+):
+    for out, key, named in (
+        (trained, "curriculum.order=random", "curriculum"),
+        (tmp_path, "domains.one.max_failure_rate=0.0", "domains.one.max_failure_rate"),
+    ):
+        ended = run(root, out, key, check=False)
+        assert ended.codes == [1]
+        assert named in ended.text.splitlines()[-1]
+    assert "timeout" in ended.text.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

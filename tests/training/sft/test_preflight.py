@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from posttrain.errors import ConfigError, DataError
 from posttrain.tokens.tokenizer import special_tokens
+from posttrain.training import plan
 from posttrain.training.sft.data import check_data, load_split
 from posttrain.training.sft.stage import SftStage
 from tests.training.conftest import MakeRecipe
@@ -29,10 +30,6 @@ def pack(ids: list[int], labels: list[int]) -> dict[str, Any]:
     return {"input_ids": ids, "labels": labels, "seq_lengths": [len(ids)]}
 
 
-def test_good_packs_pass_and_the_sample_counts():
-    checked([pack([5, 6, END], [-100, 6, END])] * 3)
-
-
 @pytest.mark.parametrize(
     ("row", "message"),
     [
@@ -44,6 +41,7 @@ def test_good_packs_pass_and_the_sample_counts():
     ],
 )
 def test_data_the_model_cannot_learn_from(row: dict[str, Any], message: str):
+    checked([pack([5, 6, END], [-100, 6, END])])
     with pytest.raises(DataError, match=message):
         checked([row])
 
@@ -56,20 +54,16 @@ def test_pad_equal_to_end_is_refused_with_what_to_set(make_data, recipe: MakeRec
     assert SftStage(mended).prepare().special.pad_id == PAD
 
 
-def test_a_missing_pad_names_candidates():
-    tokenizer = make_tokenizer()
-    tokenizer.pad_token = None
-    with pytest.raises(ConfigError, match="has no pad token"):
-        special_tokens(tokenizer, end_token=None, pad_token=None)
-
-
-def test_the_end_token_is_the_one_that_closes_a_turn():
+def test_the_end_token_closes_a_turn_and_a_pad_must_be_there():
     tokenizer = make_tokenizer()
     tokenizer.eos_token = "w3"  # noqa: S105 - a token
     special = special_tokens(tokenizer, end_token=None, pad_token=None)
     assert (special.end_token, special.stop_ids) == ("<|im_end|>", (END, 3))
     with pytest.raises(ConfigError, match="end_token 'nope' is not in"):
         special_tokens(tokenizer, end_token="nope", pad_token=None)  # noqa: S106 - a token
+    tokenizer.pad_token = None
+    with pytest.raises(ConfigError, match="has no pad token"):
+        special_tokens(tokenizer, end_token=None, pad_token=None)
 
 
 def test_an_embedding_smaller_than_the_id_space_is_refused(recipe: MakeRecipe, tmp_path: Path):
@@ -107,17 +101,14 @@ def test_an_adapter_is_no_base_for_another(recipe: MakeRecipe, tmp_path: Path):
             SftStage(made).prepare()
 
 
-def test_attention_that_is_not_here_is_named(recipe: MakeRecipe):
-    made = recipe()
-    made = made.model_copy(update={"model": made.model.model_copy(update={"attention": "flsh"})})
+def test_attention_that_is_not_here_is_named(recipe: MakeRecipe, attention_path: Path):
+    made = recipe(model={"path": str(attention_path), "attention": "flsh"})
     with pytest.raises(ConfigError, match="attention"):
         SftStage(made).prepare()
 
 
 def test_a_kept_epoch_that_max_steps_never_reaches_is_refused(recipe: MakeRecipe):
-    made = recipe(keep_epochs=[1], trainer={"num_train_epochs": 3})
-    trainer = {k: v for k, v in made.trainer.items() if k != "num_train_epochs"}
-    made = made.model_copy(update={"keep_epochs": (3,), "trainer": {**trainer, "max_steps": 2}})
+    made = recipe(keep_epochs=[3], trainer={"num_train_epochs": None, "max_steps": 2})
     with pytest.raises(ConfigError, match=r"epoch 3, which ends at step \d+; .*max_steps is 2"):
         SftStage(made).prepare()
 
@@ -141,3 +132,14 @@ def test_shards_without_a_column_are_named(make_data):
         writer.write_table(table)
     with pytest.raises(DataError, match="no column 'labels'"):
         load_split(root, "train", pad_id=PAD)
+
+
+def test_a_plan_of_a_large_model_estimates_its_time_and_a_small_disk_is_refused(
+    recipe: MakeRecipe, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch
+):
+    monkeypatch.setattr(plan, "MEASURED_UP_TO", 0)
+    SftStage(recipe()).run(dry_run=True)
+    assert "TFLOP/s a device" in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(ConfigError, match="GiB are free"):
+        plan.check_disk(1 << 60, tmp_path / "out")

@@ -1,16 +1,22 @@
+"""Balance of experts: the loss term against the formula, and which way the bias moves."""
+
 from __future__ import annotations
 
-import random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from transformers import MixtralConfig, MixtralForCausalLM, set_seed
 
 from posttrain.errors import ConfigError
+from posttrain.models.load import find_routers
 from posttrain.training.document_masking import make_collator, sequence_ids
-from posttrain.training.moe import ExpertBalance, Routing, layer_balance
+from posttrain.training.moe import BIAS, ExpertBalance, ExpertBias, Routing, layer_balance
 from tests.training.test_document_masking import packs
 from tests.training.tiny import attention_model, hybrid_model
+
+ALONE: Any = SimpleNamespace(reduce=lambda tensor, _how: tensor)
 
 
 def softmax_model():
@@ -103,7 +109,9 @@ def test_packed_sequences_count_one_by_one():
     assert torch.allclose(grads, apart, atol=1e-6)
 
 
-def test_routers_without_a_graph_are_an_error_not_a_silent_zero():
+def test_a_balance_without_routers_or_without_their_graph_is_an_error_not_a_silent_zero():
+    with pytest.raises(ConfigError, match="has no top-k router"):
+        ExpertBalance(attention_model())
     model = softmax_model().train()
     model.gradient_checkpointing_enable({"use_reentrant": True})
     balance = ExpertBalance(model)
@@ -112,24 +120,40 @@ def test_routers_without_a_graph_are_an_error_not_a_silent_zero():
         model(**batch, use_cache=False)
 
 
-def test_a_model_without_experts_is_refused():
-    with pytest.raises(ConfigError, match="has no top-k router"):
-        ExpertBalance(attention_model())
+# ---- the moving bias ----
 
 
-def test_minimising_the_term_evens_the_load():
-    torch.manual_seed(0)
-    rng = random.Random(0)
-    states = torch.randn(64, 8)
-    weight = torch.nn.Parameter(torch.randn(6, 8) * 0.1 + torch.tensor([[3.0], *[[0.0]] * 5]))
-    ids = torch.tensor(sorted(rng.randrange(4) for _ in range(64)))
-    optimiser = torch.optim.Adam([weight], lr=0.05)
-    worst = []
-    for _ in range(60):
-        logits = states @ weight.T
-        losses, violation = layer_balance(Routing(logits, logits.topk(2).indices, True), ids, 4)
-        worst.append(violation)
-        optimiser.zero_grad()
-        losses.mean().backward()
-        optimiser.step()
-    assert worst[-1] < 0.5 * worst[0]
+def test_overloaded_experts_fall_and_idle_ones_rise_and_padding_is_not_counted():
+    model = hybrid_model().eval()
+    [router] = find_routers(model).values()
+    chosen: list[torch.Tensor] = []
+    router.register_forward_hook(lambda _m, _i, output: chosen.append(output[2]))
+    bias = ExpertBias(model, rate=0.01)
+    ids = torch.randint(3, 40, (2, 9))
+    mask = torch.ones_like(ids)
+    mask[1, 5:] = 0
+    with torch.no_grad():
+        model(ids)  # not counted
+        with bias.counting(mask):
+            model(ids, attention_mask=mask)
+    told = bias.move(ALONE)
+    loads = torch.zeros(8, dtype=torch.float64)
+    for token in chosen[1].reshape(2, 9, 2)[mask.bool()]:
+        loads[token] += 1
+    assert loads.sum() == 14 * 2
+    expected = 0.01 * torch.sign(loads.mean() - loads)
+    torch.testing.assert_close(router.get_buffer(BIAS).double(), expected, atol=1e-9, rtol=0)
+    assert told["max_violation"] == pytest.approx(float(loads.max() / loads.mean()) - 1)
+    # counting starts anew: without loads nobody is over or under the mean
+    before = router.get_buffer(BIAS).clone()
+    bias.move(ALONE)
+    assert torch.equal(router.get_buffer(BIAS), before)
+
+
+@pytest.mark.parametrize(("make", "rate"), [(attention_model, 0.01), (hybrid_model, 0.0)])
+def test_without_routers_or_rate_nothing_is_counted(make: Any, rate: float):
+    model = make()
+    bias = ExpertBias(model, rate=rate)
+    with torch.no_grad(), bias.counting(torch.ones(1, 4)):
+        model(torch.ones(1, 4, dtype=torch.long))
+    assert bias.move(ALONE) == {}
