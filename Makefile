@@ -25,7 +25,7 @@ STAGES = world build_sft sft sample build_dpo dpo eval judgements build_genrm_sf
 # what `accelerate launch --config_file recipes/accelerate/cpu.yaml` sets; not for the tests, which shard
 $(STAGES) chain-rlvr: export ACCELERATE_USE_CPU := true
 .PHONY: quickstart tiny tiny-rlvr tiny-eval tiny-augment smoke chain chain-rlvr $(STAGES) test test-ray lint \
-	format docs bench gpu-check clean
+	format docs gpu-check clean
 
 $(BIN)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; try make PYTHON=python3.11")'
@@ -180,9 +180,6 @@ docs: $(BIN)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "open runs/site/index.html"
-
-bench: $(BIN)/.installed-dev
-	$(BIN)/python benchmarks/sft_throughput.py
 
 # what runs on this GPU, in eight minutes; without one the same at tiny size
 gpu-check: $(BIN)/.installed-dev

@@ -44,7 +44,6 @@ class Score:
 
     @property
     def scored(self) -> bool:
-        """Whether there is a value at all."""
         return self.value is not None
 
 

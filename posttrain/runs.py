@@ -113,7 +113,14 @@ class Run:
         run = cls(path=out, kind=kind, config=config, config_digest=digest_of(config))
         owner = read_owner(out) if (out / STAGE).is_file() else {}
         if owner and not (owner.get("released") and owner["kind"] == kind):
-            run._refuse_foreign(owner)
+            if owner["kind"] != kind:
+                raise ConfigError(f"{out} holds a {owner['kind']!r} artifact, not {kind!r}")
+            if owner["config_digest"] != run.config_digest:
+                changed = ", ".join(differing_keys(owner["config"], config)) or "(nested values)"
+                raise ConfigError(
+                    f"{out} was made by another config (they differ in: {changed}); choose another "
+                    "out=, or delete the directory to start over"
+                )
             return run
         if out.exists() and not out.is_dir():
             raise ConfigError(f"{out} is a file; out= must name a directory")
@@ -144,16 +151,6 @@ class Run:
     def _write_owner(self, **more: bool) -> None:
         body = {"kind": self.kind, "config": self.config, "config_digest": self.config_digest}
         atomic_write_json(self.path / STAGE, body | more)
-
-    def _refuse_foreign(self, owner: Mapping[str, Any]) -> None:
-        if owner["kind"] != self.kind:
-            raise ConfigError(f"{self.path} holds a {owner['kind']!r} artifact, not {self.kind!r}")
-        if owner["config_digest"] != self.config_digest:
-            changed = ", ".join(differing_keys(owner["config"], self.config)) or "(nested values)"
-            raise ConfigError(
-                f"{self.path} was made by another config (they differ in: {changed}); "
-                "choose another out=, or delete the directory to start over"
-            )
 
     @property
     def complete(self) -> bool:

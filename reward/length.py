@@ -1,18 +1,13 @@
 """Group-relative length control: shorter than the group is better, by how much is the group's own.
 
-    length_adjustments([3.0, 4.0], [100, 300], [50, 50]).rewards == [3.25, 3.75]
-    # reasoning: +0.25 and -0.25; the answers are equally long; the shortest reasoning and the
-    # shortest answer are the first response's, which is below the gate of 3.8: no bonus
-
     R_i = base_i + c_r · w̃_i(reasoning) + c_a · w̃_i(answer) + bonuses,  w̃_i = w_i − mean(w),
     w_i = 1 − (l_i − l_min) / (l_max − l_min)                       (paper 3.3.2, equations 4 to 6)
 
-The adjustments sum to zero; the bonuses, for the shortest reasoning and the shortest answer, are
-given only to a response whose base reward reaches a percentile of the group's.
-
-Where this differs from NVIDIA's public code: the percentile is numpy's linear one (theirs, by
-index, lets one response fewer pass at 16); a missing or cut-off answer earns no length weight
-(theirs counts it as the shortest of all); unscored responses take no part (theirs are scored 3).
+The bonuses, for the shortest reasoning and the shortest answer, are given only to a response whose
+base reward reaches a percentile of the group's. Where this differs from NVIDIA's public code: the
+percentile is numpy's linear one (theirs, by index, lets one response fewer pass at 16); a missing
+or cut-off answer earns no length weight (theirs counts it as the shortest of all); unscored
+responses take no part (theirs are scored 3).
 """
 
 from __future__ import annotations

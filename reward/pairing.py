@@ -1,9 +1,5 @@
 """Who is compared with whom in a group of responses, and what the verdicts make of each response.
 
-    circular_pairs(3) == [(0, 1), (1, 2), (2, 0)]        (i, j): i is shown as answer 1, j as 2
-    base_rewards(3, [(0, 1, Verdict(4, 2, 2)), (1, 2, Verdict(3, 3, 5)), (2, 0, None)])
-        == [4.0, 1.75, 4.5]
-
 Pairs are of the responses' places in their group, never of the order in which they arrived.
 Formulas: paper, section 3.3.2, equations 2 and 3.
 """

@@ -1,9 +1,5 @@
 """The reward of RLHF: rollouts are judged in pairs, and what their length adds comes on top.
 
-    reward = JudgedReward(judge, config=recipe.judge, pairing=recipe.pairing, length=recipe.length)
-    await reward.reward([Group(prompt, completions)], seed=7)
-    → [GroupRewards(rewards=(4.2, None, …), parts={"base": (3.5, None, …), …}, …)]
-
 Only final answers are judged. A truncated rollout is judged with the answer that is there, or as
 one without; a rollout that its backend gave up is in no comparison, and unscored.
 """
@@ -131,7 +127,6 @@ def principle_of(prompt: Prompt) -> str | None:
 
 
 def _row(first: int, second: int, judgement: Judgement) -> dict[str, Any]:
-    """A judgement as it is written beside the rollouts."""
     verdict = judgement.verdict
     row: dict[str, Any] = {
         "first": first,
@@ -156,7 +151,6 @@ def _fields(verdict: Verdict | None) -> dict[str, float | None]:
 
 
 def _counts(judgements: Sequence[Judgement]) -> dict[str, float]:
-    """Additive stats of a group's judgements."""
     costs = JudgeCosts()
     costs.add(judgements, seconds=0.0)
     verdicts = [judgement.verdict for judgement in judgements if judgement.verdict is not None]

@@ -1,10 +1,7 @@
 """The reward of RLVR: each rollout is verified by the environment that its prompt names.
 
     domains = {"math": Domain(("dapo", "skywork"), max_failure_rate=0.05)}
-    reward = RoutedReward(environments.verifier, domains=domains)
-    await reward.reward([Group(prompt, completions)], seed=7)
-    → [GroupRewards(rewards=(1.0, None, 0.0, …), parts={"pass": (1.0, None, 0.0, …)},
-                    domain="math", requests=16, failures=(Failure("timeout", "…"),), …)]
+    await RoutedReward(environments.verifier, domains=domains).reward([Group(…)], seed=7)
 
 A verification that comes to nothing leaves its rollout unscored: it is in no mean, no deviation and
 no loss, and counts against its domain's `max_failure_rate`.
@@ -37,9 +34,7 @@ class Verifier(Protocol):
         """A value in [0, 1], or none and the kind of failure."""
         ...
 
-    def passes(self, score: Score) -> bool:
-        """Whether a score is a pass."""
-        ...
+    def passes(self, score: Score) -> bool: ...
 
 
 class GraderVerifier:
@@ -131,7 +126,6 @@ class RoutedReward:
         return {"reward": "rlvr", "domains": domains, "judge": self._judge}
 
     def begin(self, prompt: Prompt, completion: Completion) -> None:
-        """As `EarlyReward.begin`."""
         if not _present(completion) or id(completion) in self._begun:
             return
         if not self._begun:
@@ -145,12 +139,10 @@ class RoutedReward:
             self.begin(*attempt)
         tasks = [self._begun.pop(id(completion)) for _, completion in present]
         results = iter(await asyncio.gather(*tasks))
-        return [
-            self._rewards(
-                group, [next(results) if _present(c) else None for c in group.completions]
-            )
-            for group in groups
+        verified = [
+            [next(results) if _present(c) else None for c in group.completions] for group in groups
         ]
+        return [self._rewards(*pair) for pair in zip(groups, verified, strict=True)]
 
     def _rewards(self, group: Group, verified: Sequence[Verified | None]) -> GroupRewards:
         """Rewards of a group; None where the sampler gave the rollout up, which no verifier did."""

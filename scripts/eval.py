@@ -111,13 +111,7 @@ def compare(argv: list[str], console: Console) -> None:
     options = parser.parse_intermixed_args(argv)
     gate = None if options.gate is None else load_recipe(options.gate, GateConfig)
 
-    from posttrain.evaluation.compare import (
-        comparable,
-        compare_runs,
-        gate_rows,
-        passes,
-        side_of,
-    )
+    from posttrain.evaluation.compare import comparable, compare_runs, gate_rows, passes, side_of
     from posttrain.report.console import print_sections
     from posttrain.report.pages.evaluation import differences, gated
 

@@ -171,7 +171,7 @@ def _controlled(example: Example, preparer: Preparer) -> Prepared:
     if (augment := preparer.source.augment) is not None:
         example, template = augmented(example, augment, seed=preparer.control.seed)
     record = control_reasoning(example, preparer.control, preparer.renderer.offsets)
-    return record._replace(template=template)
+    return record._replace(template=template) if template else record
 
 
 def control_reasoning(example: Example, plan: ControlPlan, offsets: Offsets) -> Prepared:
@@ -241,20 +241,17 @@ def _render(record: Prepared, preparer: Preparer) -> Prepared:
     drop = None
     if bad := [kind for kind in kinds if kind not in recipe.tokenizer.allow_left_out]:
         drop = Drop(f"{LEFT_OUT}{bad[0]}", describe(lost, template))
-    elif not _is_text([example.license, example.metadata, *distinct_texts(samples)]):
-        # the filter bad_unicode was switched off
-        drop = Drop("render_error", "half a surrogate pair cannot be tokenised")
+    elif not preparer.source.filters.bad_unicode:
+        drop = _unencodable([example.license, example.metadata, *distinct_texts(samples)])
     return record._replace(left_out=kinds, samples=() if drop else samples, drop=drop)
 
 
-def _is_text(parts: Sequence[str]) -> bool:
+def _unencodable(texts: Sequence[str]) -> Drop | None:
     try:
-        for part in parts:
-            if not part.isascii():  # which costs nothing to know
-                part.encode()
+        "".join(texts).encode()
     except UnicodeEncodeError:
-        return False
-    return True
+        return Drop("render_error", "half a surrogate pair cannot be tokenised")
+    return None
 
 
 def _encoded(

@@ -33,8 +33,7 @@ class Strict(BaseModel):
         return self
 
     def check(self) -> None:
-        """Raises ValueError for keys that exclude each other. A subclass's own `check` runs behind
-        those of the classes above it, and does not call them."""
+        """Raises ValueError for keys that exclude each other; every class's runs, bases first."""
 
 
 def _plain_name(name: str) -> str:

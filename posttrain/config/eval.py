@@ -13,11 +13,8 @@ from posttrain.config.prompts import (
     GIVEN_TOOLS,
     NO_TOOLS,
     AnySource,
-    ChatPrompts,
     EnvironmentPrompts,
-    QuestionPrompts,
     Setting,
-    TinyWorldPrompts,
     check_prompts,
 )
 from posttrain.config.sample import SamplingConfig, ToolLoopSampling, check_chat
@@ -122,10 +119,7 @@ class InspectTask(Strict):
         check_templates(where, self.templates or (), options=False, own_format=True)
 
 
-AnyTask = Annotated[
-    TinyWorldPrompts | QuestionPrompts | ChatPrompts | EnvironmentPrompts | InspectTask,
-    Field(discriminator="format"),
-]
+AnyTask = Annotated[AnySource | InspectTask, Field(discriminator="format")]
 
 
 class EvalSetting(Setting):

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from posttrain.config.backend import REACHING, Server
-from posttrain.config.base import Strict, source
+from posttrain.config.base import Strict, refuse, source
 from posttrain.config.sft import OWNED_EVERYWHERE, PolicyRecipe, owned_fields
 
 _REFERENCE = source("NVIDIA's grpo_nanov3.yaml")
@@ -287,23 +287,18 @@ class GroupTraining(PolicyRecipe):
         engine, adapter, sharding = self.rollouts.engine, self.adapter, self.launch.sharding
         room = self.rollouts.max_length if isinstance(self.rollouts, ColocatedVllm) else None
         most = max((limit.tokens for limit in self.sampling.max_completion or ()), default=0)
-        if room is not None and most >= room:
-            raise ValueError(
-                f"sampling.max_completion {most} does not fit rollouts.max_length {room}, which "
-                "holds the prompt too, for the whole run: raise max_length"
-            )
+        whole = engine in ("vllm_server", "vllm_colocate")
+        refuse("rollouts", {
+            f"sampling.max_completion {most} does not fit max_length {room}, which holds the "
+            "prompt too, for the whole run: raise max_length": room is not None and most >= room,
+            "engine lora_server holds the base and is sent the adapter: set adapter:, or engine: "
+            "vllm_server, which is sent all weights": engine == "lora_server" and adapter is None,
+            f"engine {engine} is sent all weights, and those of adapter.method qlora are held in 4 "
+            "bits: use engine: lora_server or in_process, or method: lora":
+                whole and adapter and adapter.method == "qlora",
+        })  # fmt: skip
         if engine == "lora_server":
-            if adapter is None:
-                raise ValueError(
-                    "rollouts.engine lora_server holds the base and is sent the adapter: set "
-                    "adapter:, or engine: vllm_server, which is sent all weights"
-                )
             refuse_lora_server(sharding)
-        if engine in ("vllm_server", "vllm_colocate") and adapter and adapter.method == "qlora":
-            raise ValueError(
-                f"rollouts.engine {engine} is sent all weights, and those of adapter.method qlora "
-                "are held in 4 bits: use engine: lora_server or in_process, or method: lora"
-            )
 
 
 def refuse_lora_server(sharding: str | None) -> None:

@@ -7,12 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from posttrain.config.backend import (
-    REACHING,
-    BackendConfig,
-    check_checkpoint,
-    without_reaching,
-)
+from posttrain.config.backend import REACHING, BackendConfig, check_checkpoint, without_reaching
 from posttrain.config.base import Strict, source
 from posttrain.sampling.sampler import Parameters
 

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from posttrain.config.base import source
+from posttrain.config.base import refuse, source
 from posttrain.config.grpo import GroupTraining
 from posttrain.config.judge import JudgeConfig, LengthConfig, PairingConfig
 from posttrain.config.prompts import AnySource, Setting, check_prompts
@@ -24,11 +24,8 @@ class RlhfConfig(GroupTraining):
     def check(self) -> None:
         check_prompts(self.prompts, self.settings)
         for setting in self.settings:
-            if setting.n is not None:
-                raise ValueError(
-                    f"setting {setting.name!r}: n is for sampling; here every prompt has "
-                    "num_generations: rollouts"
-                )
+            why = "n is for sampling; here every prompt has num_generations: rollouts"
+            refuse(f"setting {setting.name!r}", {why: setting.n is not None})
 
 
 class GenRmConfig(GroupTraining):

@@ -1,1 +1,0 @@
-"""Talking to a checkpoint or a server in the terminal."""

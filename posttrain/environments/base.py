@@ -1,13 +1,7 @@
 """Tools, toolkits, and the environment that runs the calls of one completion.
 
-    toolkit = Toolbox([Tool("double", "Twice a number.", {"type": "object", …}, lambda x: …)])
-    toolkit.schemas(prompt)                                          '[{"type":"function",…}]'
-    environment = toolkit.open(prompt)
-    await environment.call("double", {"x": 7}) == "14"
-    await environment.call("search", {}) == "error: no tool search; there is double"
-
 What a model writes never raises: an unknown tool, wrong arguments and a tool's own failure are
-results, as text that begins with "error:", and the model reads them.
+results, as text that begins with "error:".
 """
 
 from __future__ import annotations
@@ -79,7 +73,6 @@ class Tool:
     run: Callable[..., str | Awaitable[str]]
 
     def schema(self) -> dict[str, Any]:
-        """The tool as an OpenAI function schema."""
         function = {"name": self.name, "description": self.description}
         return {"type": "function", "function": function | {"parameters": dict(self.parameters)}}
 

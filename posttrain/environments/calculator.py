@@ -1,13 +1,9 @@
 """The calculator: a tool that works out arithmetic, exactly and without running anything.
 
-    await calculator().call({"expression": "0.1 + 0.2"}) == "0.3"
     evaluate("-2^2 + 0.1*3")  → Fraction(-37, 10)
-    evaluate("9**9**9")  raises CalculationError("the number is too large")
 
-Python's grammar of arithmetic, with ^ for a power as well and × · ÷ −; of its syntax tree only
-sums, products, powers, numbers, pi, e and the functions of the table have a value. A number is a
-fraction until a function makes it a float. Length, depth and every intermediate number are bounded,
-and sizes are checked before the work is done.
+Python's grammar, with ^ for a power as well and × · ÷ −. A number is a fraction until a function
+makes it a float. Length, depth and sizes are checked before the work is done.
 """
 
 from __future__ import annotations

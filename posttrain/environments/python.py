@@ -1,12 +1,7 @@
 """Python as a tool: each call runs one program in a sandbox of its own and returns what it printed.
 
-    tool = python_tool()
-    await tool.call({"code": "x = 6\\nx * 7"}) == "42"
-    await tool.call({"code": "1/0"})
-    → "error: exit code 1\\nTraceback (most recent call last): …ZeroDivisionError: division by zero"
-
-As at a prompt, the value of a last expression is printed unless it is None. Nothing lasts from one
-call to the next: no variables, no files. Output is stdout and stderr in the order written.
+As at a prompt, the value of a last expression is printed unless it is None. Output is stdout and
+stderr in the order written.
 """
 
 from __future__ import annotations

@@ -12,12 +12,13 @@ import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
 from posttrain.audit.marks import marks_of
-from posttrain.chat import ChatTemplate, nemotron_3_nano_template, profile_of, render
+from posttrain.chat import ChatTemplate, nemotron_3_nano_template, profile_of
 from posttrain.config.audit import AuditConfig, AuditTokenizer
 from posttrain.config.backend import BackendConfig, CompletionsBackend, Rendering
 from posttrain.config.build_sft import SftTokenizer, TokenizerConfig
 from posttrain.config.paths import missing_template
 from posttrain.errors import ConfigError
+from posttrain.models.room import prompt_text
 from posttrain.records import json_text
 from posttrain.rollouts import Prompt, prompt_to_row
 from posttrain.tokens.supervision import Marks
@@ -89,13 +90,7 @@ class PromptRenderer:
 
     def text(self, prompt: Prompt) -> str:
         """What the model is given to continue."""
-        return render(
-            prompt.messages,
-            self.template,
-            tools=prompt.tools,
-            add_generation_prompt=True,
-            enable_thinking=prompt.thinking,
-        )
+        return prompt_text(prompt, self.template)
 
     def save(self, folder: Path) -> list[str]:
         """Write the tokenizer with this template; returns the names of the files."""
@@ -142,13 +137,19 @@ def renderer_of(backend: BackendConfig, checkpoint: str | None) -> PromptRendere
     if not isinstance(backend, Rendering) and not isinstance(tokenizer.chat_template, str):
         return None  # the tokenizer only counts
     rendering = backend if isinstance(backend, Rendering) else Rendering()
-    template = chat_template_of(
-        tokenizer,
-        choice=rendering.chat_template,
-        variables=dict(rendering.template_variables),
-        key="backend.chat_template",
-    )
-    special = special_tokens(tokenizer, end_token=None, pad_token=None)
+    return _renderer(tokenizer, rendering, key="backend.chat_template")
+
+
+def _renderer(
+    tokenizer: PreTrainedTokenizerBase,
+    named: Rendering | TokenizerConfig,
+    *,
+    key: str,
+    pad_token: str | None = None,
+) -> PromptRenderer:
+    variables = dict(named.template_variables)
+    template = chat_template_of(tokenizer, choice=named.chat_template, variables=variables, key=key)
+    special = special_tokens(tokenizer, end_token=None, pad_token=pad_token)
     return PromptRenderer(tokenizer, template, special)
 
 
@@ -180,14 +181,7 @@ def load_renderer(config: TokenizerConfig) -> PromptRenderer:
         ConfigError: a tokenizer, token or template that is not there or cannot be used.
     """
     tokenizer = load_any_tokenizer(config.path, revision=config.revision)
-    special = special_tokens(tokenizer, end_token=None, pad_token=config.pad_token)
-    template = chat_template_of(
-        tokenizer,
-        choice=config.chat_template,
-        variables=config.template_variables,
-        key="tokenizer.chat_template",
-    )
-    return PromptRenderer(tokenizer, template, special)
+    return _renderer(tokenizer, config, key="tokenizer.chat_template", pad_token=config.pad_token)
 
 
 def load_data_renderer(config: SftTokenizer, probes: Sequence[str] = ()) -> DataRenderer:

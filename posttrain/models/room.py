@@ -55,18 +55,21 @@ def prompt_lengths(
     texts: list[str] = []
     for prompt in prompts:
         try:
-            texts.append(
-                render(
-                    prompt.messages,
-                    template,
-                    tools=prompt.tools,
-                    add_generation_prompt=True,
-                    enable_thinking=prompt.thinking,
-                )
-            )
+            texts.append(prompt_text(prompt, template))
         except RenderError as error:
             raise DataError(f"prompt {prompt.id!r} cannot be rendered: {error}") from error
     return [len(encoded) for encoded in encoder.encode(texts)]
+
+
+def prompt_text(prompt: Prompt, template: ChatTemplate) -> str:
+    """What a model is given to continue."""
+    return render(
+        prompt.messages,
+        template,
+        tools=prompt.tools,
+        add_generation_prompt=True,
+        enable_thinking=prompt.thinking,
+    )
 
 
 def check_room(prompts: Sequence[Prompt], lengths: Sequence[int], *, new: int, room: int) -> str:

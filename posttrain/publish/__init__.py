@@ -1,1 +1,0 @@
-"""Publishing a checkpoint: its model card, the files that belong, the hub."""

@@ -60,19 +60,18 @@ class ExpertBalance:
                 f"balance.coefficient is set, but {type(model).__name__} has no top-k router; "
                 "set it to 0 for a model without experts"
             )
-        self._collecting = False
-        self._training = False
+        self._with_graph: bool | None = None  # None: nothing is collected
         self._seen: list[Routing] = []
         for router in self.routers.values():
             router.register_forward_hook(self._hook)
 
     def _hook(self, router: nn.Module, _inputs: Any, output: Any) -> None:
         # recomputation under gradient checkpointing runs in backward, outside `collect`
-        if not self._collecting:
+        if self._with_graph is None:
             return
         logits, _, chosen = output
         trained = router.get_parameter("weight").requires_grad
-        if self._training and trained and not logits.requires_grad:
+        if self._with_graph and trained and not logits.requires_grad:
             raise ConfigError(
                 "the balance term has no gradient: a router ran without a graph. Reentrant "
                 "gradient checkpointing does that; set "
@@ -85,12 +84,11 @@ class ExpertBalance:
         """Record every router that runs inside the block."""
         self._seen.clear()
         # inside a reentrant checkpoint the hook sees grad disabled, so note it here
-        self._training = torch.is_grad_enabled()
-        self._collecting = True
+        self._with_graph = torch.is_grad_enabled()
         try:
             yield
         finally:
-            self._collecting = False
+            self._with_graph = None
 
     def take(self, sequence_ids: torch.Tensor, count: int) -> BalanceTerm:
         """The term of the pass just recorded, of `count` sequences; `sequence_ids` are int64

@@ -136,17 +136,13 @@ def _contradicted(letter: str, behind: str, options: dict[str, str]) -> bool:
 
 
 def _answers_behind(text: str, options: dict[str, str]) -> set[str]:
-    """The options that a text names behind labels, in boxes and tags."""
     places = [place.text for place in answer_places(tidy(text)) if place.kind != "line"]
     return {letter for t in places if (letter := chosen(f"Answer: {t}", options))}
 
 
 def by_pattern(patterns: list[Any], answer: str, options: dict[str, str]) -> str | None:
-    """The letter of the last match of the first pattern that matches; None where none does.
-
-    A letter that begins a word is no match. One that is contradicted on its line, or by another
-    answer behind it, is one of several.
-    """
+    """The letter of the last match of the first pattern that matches; None where none does. One
+    that is contradicted on its line, or by another answer behind it, is one of several."""
     for pattern in patterns:
         for match in deque(re.finditer(pattern, answer, re.IGNORECASE), maxlen=1):
             group = next((k for k in range(1, len(match.groups()) + 1) if match[k]), 0)

@@ -1,11 +1,7 @@
 """What every RLVR environment is: rows → prompts, the tools of one completion, and a verdict.
 
-    environment = MathEnvironment()
-    prompt = environment.prompt({"question": "7*8? Put it in \\\\boxed{}.", "gold": "56"})
+    prompt = MathEnvironment().prompt({"question": "7*8? Put it in \\\\boxed{}.", "gold": "56"})
     await environment.verify(prompt, completion) → Score(1.0, "56", "equal to the gold 56")
-
-One class serves training, profiling and evaluation: it is a toolkit (`schemas`, `open`) and a
-grader (`refuse`, `grade`) too.
 
 A row is an object with `environment`, `question` or `messages` (OpenAI's), and where there are any
 `id`, `tools`, `gold` (text, or JSON that becomes text) and `metadata` (the environment's fields).
@@ -128,7 +124,6 @@ class RLVREnvironment:
         return score
 
     def passes(self, score: Score) -> bool:
-        """Whether a scored completion is a pass."""
         return score.value is not None and score.value >= self.passes_at
 
     def prompt(self, row: Row, *, source: str = "") -> Prompt:
@@ -328,7 +323,6 @@ async def replay(environment: RLVREnvironment, prompt: Prompt, script: Script) -
 
 
 def says(text: str) -> Script:
-    """A completion that is one answer."""
     return (Message("assistant", text),)
 
 

@@ -105,17 +105,13 @@ class CodeEnvironment(RLVREnvironment):
 
 
 async def run_program(options: Sequence[str], order: bytes, limits: Limits) -> SandboxResult:
-    """Run a program of ours in a sandbox, by the interpreter with these options."""
     argv = [check_sandbox(), *options]
     return await run_sandboxed(argv, stdin=order, limits=limits)
 
 
 def find_program(answer: str, function: str | None) -> str | None:
     """The last fenced block of Python that defines the function, else the last that says that it is
-    Python, else the last; None without one.
-
-    An answer without any fence that is Python as a whole is its own program.
-    """
+    Python, else the last; without any fence, an answer that is Python as a whole; or None."""
     if len(answer) > LONGEST:
         return None
     fences = list(_FENCE.finditer(answer))

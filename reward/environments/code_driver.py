@@ -84,21 +84,18 @@ class Process:
         return text
 
     def write(self, data: bytes) -> None:
-        """All of it, or as much as the program reads."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.write(data)
             self.process.stdin.flush()
 
     def kill(self) -> None:
-        """End the whole group."""
         with contextlib.suppress(OSError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
 
 def run_program(text: str, seconds: float) -> str:
-    """What the program prints for an input. Raises Failed."""
     own = Process(["program.py"], seconds)
     deadline = time.monotonic() + seconds
     try:
@@ -145,7 +142,6 @@ class _Candidate:
 
 
 def run_check(order: dict[str, Any]) -> str:
-    """The verdict of the row's own code on the function."""
     candidate = _Candidate(order["function"], order["seconds"])
     space: dict[str, Any] = {"__name__": "check"}
     try:
@@ -160,7 +156,6 @@ def run_check(order: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Read the order, run every test until one fails."""
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     order = json.loads(sys.stdin.buffer.read().decode("utf-8", "surrogatepass"))
     os.close(0)

@@ -67,7 +67,6 @@ def _caller(tables: Tables) -> str | None:
 
 
 def _own(tables: Tables, table: str, key: str) -> Record:
-    """A row of the verified caller."""
     row = world.row_of(tables, table, key)
     if row["customer"] != _caller(tables):
         raise Refused(f"{key} is not the verified caller's")
@@ -258,14 +257,12 @@ def _until_told(metadata: Record) -> Script:
 
 
 def _references(metadata: Record) -> set[str]:
-    """The references that the gold calls return."""
     desk = World(metadata["tables"], ACTIONS)
     results = [desk.run(name, arguments) for name, arguments in gold_calls(metadata)]
     return {name for result in results for name in _given(result)}
 
 
 def _given(text: str) -> set[str]:
-    """The references in a text, as the tools write them."""
     return {f"{kind.upper()}-{digits}" for kind, digits in REFERENCE.findall(text)}
 
 

@@ -4,10 +4,7 @@
      "options": [{"A": "3"}, {"B": "4"}], "expected_answer": "B"}
     → {"environment": "multiple_choice", "messages": […], "gold": "B", "metadata": {"options": …}}
 
-    admitted = await admit(rows, environments, convert=gym_row)
-
-The server is in `agent_ref.name`, or is given. Field names are
-NVIDIA's (NVIDIA-NeMo/Gym, resources_servers/*/app.py).
+Field names are NVIDIA's (NVIDIA-NeMo/Gym, resources_servers/*/app.py).
 """
 
 from __future__ import annotations

@@ -59,11 +59,9 @@ class Constraint:
     draw: Draw
 
     def holds(self, text: str, arguments: Arguments) -> bool:
-        """Whether a text keeps it, white space around it aside."""
         return self.check(_NO_WIDTH.sub("", text).replace("\r\n", "\n").strip(), arguments)
 
     def wording(self, arguments: Arguments) -> str:
-        """The constraint in a prompt's words."""
         listed = {
             k: ", ".join(cast(list[str], v)) if isinstance(v, list) else v
             for k, v in arguments.items()
@@ -74,12 +72,10 @@ class Constraint:
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text, in lower case."""
     return [word.lower() for word in _WORD.findall(text)]
 
 
 def paragraphs_of(text: str) -> list[str]:
-    """The paragraphs of a text."""
     return [part.strip() for part in re.split(r"\n[ \t]*\n", text) if part.strip()]
 
 

@@ -213,11 +213,8 @@ def _violation(events: dict[int, Event], starts: Starts) -> str | None:
 
 
 def _solve(events: dict[int, Event]) -> Starts:
-    """A calendar that meets the constraints. Raises ValueError where there is none.
-
-    In some order every event starts as early as it can; of a set of events that come first, only
-    the arrangement that ends earliest matters.
-    """
+    """A calendar that meets the constraints. Raises ValueError where there is none. Of a set of
+    events that come first, only the arrangement that ends earliest matters."""
     level: dict[frozenset[int], tuple[Starts, int]] = {frozenset(): ({}, 0)}
     for _ in events:
         longer: dict[frozenset[int], tuple[Starts, int]] = {}

@@ -167,7 +167,6 @@ def at_pointer(value: Any, pointer: str) -> Any:
 
 
 def leaves(value: Any) -> Iterator[str]:
-    """The texts and numbers in a value, as text."""
     if isinstance(value, dict):
         for inner in cast(dict[str, Any], value).values():
             yield from leaves(inner)

@@ -134,7 +134,6 @@ def _matched(
     given: Sequence[tuple[str, Any]],
     defaults: Mapping[str, Mapping[str, Any]],
 ) -> bool:
-    """Whether each expected call has a given one of its own."""
     if not expected:
         return True
     first, *others = expected

@@ -1,12 +1,7 @@
 """A small database and the actions on it: the state that one completion changes.
 
-    world = World({"tasks": {"task-1": {"status": "open"}}}, ACTIONS)
-    world.run("update_task", {"task": "task-1", "status": "done"}) == "ok"
-    same_state(initial, expected, world.tables) → True
-
-A refused action changes nothing, and its result begins with "error:". States are compared as a
-whole: rows that were there by their id, new rows by their content, text without regard to case and
-white space.
+A refused action changes nothing. States are compared as a whole: rows that were there by their id,
+new rows by their content, text without regard to case and white space.
 """
 
 from __future__ import annotations
@@ -34,13 +29,10 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A tool on the tables.
+    """A tool on the tables; its parameters are of type string or integer, perhaps with an `enum`.
 
-    Attributes:
-        parameters: name → JSON schema, of type string or integer and with an optional `enum`.
-        run: takes the tables and the arguments by name, returns text. Raises Refused before it
-            has changed anything.
-        required: names of parameters.
+    `run` takes the tables and the arguments by name, and raises Refused before it has changed
+    anything.
     """
 
     name: str
@@ -58,7 +50,6 @@ class Action:
         return Tool(self.name, self.description, parameters, self.run).schema()
 
     def check(self, arguments: Mapping[str, Any]) -> None:
-        """Raise Refused where the arguments break the schema."""
         if not set(self.required) <= arguments.keys():
             raise Refused(f"{self.name} needs {', '.join(self.required)}")
         for name, value in arguments.items():
@@ -79,7 +70,6 @@ class World:
         self._actions = {action.name: action for action in actions}
 
     def run(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """The result of one call."""
         action = self._actions.get(name)
         try:
             if action is None:
@@ -118,7 +108,6 @@ def add_row(tables: Tables, table: str, row: Record) -> str:
 
 
 def gold_calls(metadata: Record) -> list[Call]:
-    """`calls` of a prompt's metadata."""
     return [(name, arguments) for name, arguments in metadata["calls"]]
 
 
@@ -135,7 +124,6 @@ def gold_tables(metadata: Record, actions: Sequence[Action]) -> Tables:
 
 
 def reaches_gold(metadata: Record, completion: Completion, actions: Sequence[Action]) -> bool:
-    """Whether a completion's final tables are the gold's."""
     tables = metadata["tables"]
     final = json.loads(completion.state)["tables"] if completion.state else tables
     return same_state(tables, gold_tables(metadata, actions), final)

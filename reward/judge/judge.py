@@ -1,10 +1,5 @@
 """A judge over samplers: comparisons in, judgements out, everything in flight at once.
 
-    async with contextlib.AsyncExitStack() as stack:
-        judge = GenRmJudge(await open_judges(recipe.judge.models, stack), recipe.judge)
-        await judge.judge([Comparison(history, "56", "It is 54.")], seed=7)
-    → [Judgement(verdict=Verdict(5, 1, 1), votes=(Vote(…),))]
-
 A server gets every request at once, within its client's bound; a model in this process gets them
 in fixed chunks, so that a killed run goes on with the same ones. The order of the comparisons, and
 what else is judged, changes no request: its seeds come from its content.
@@ -81,7 +76,6 @@ class GenRmJudge:
 
     Args:
         models: each gives every comparison a vote.
-        config: parameters, retries and limits; its models are the caller's to open.
         cache: where votes are kept; None keeps them only within one call of `judge`.
         on_progress: called with the number of votes since its last call.
     """
@@ -132,7 +126,6 @@ class GenRmJudge:
         return judgements
 
     async def _votes(self, number: int, comparisons: Sequence[Comparison], seed: int) -> list[Vote]:
-        """One model's vote on each comparison."""
         model, config = self._models[number], self._config
         parameters = config.sampling.parameters()
         settings = RequestSettings(
@@ -257,14 +250,8 @@ async def judge_all(
     seed: int,
     on_progress: Callable[[int], None],
 ) -> tuple[list[Judgement], dict[str, Any], dict[str, Any]]:
-    """Judgements, all in flight at once, the judge's identity, and the costs.
-
-    Args:
-        folder: where votes are kept if the recipe names no cache that runs share.
-
-    Raises:
-        JudgeError: too many failed.
-    """
+    """Judgements, all in flight at once, the judge's identity, and the costs. Votes are kept in
+    `folder` if the recipe names no other cache. Raises JudgeError where too many failed."""
     async with contextlib.AsyncExitStack() as stack:
         models, shared = await open_judges(config.models, stack), config.cache
         kept = VerdictCache(Path(shared or folder), any_step=shared is not None)

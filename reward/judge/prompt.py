@@ -1,13 +1,8 @@
 """The judging prompt: a conversation and two final answers, in a layout that it knows.
 
-    judging_messages((Message("user", "7*8?"),), "56", "It is 54.", layout="compact")
-    → (Message("user", "[U]7*8?\\n[A1]56[/A1]\\n[A2]It is 54.[/A2]\\n[verdict]"),)
-
 `roles` is for templates that know the roles of the released GenRM; `message` is one user message of
-the same structure, in our words; `compact` is few tokens, for small judges made here.
-
-Whatever of a conversation or an answer looks like part of the frame is written otherwise: an answer
-ends where the frame says, whatever it contains.
+the same structure, in our words; `compact` is few tokens, for small judges made here. Whatever of a
+conversation or an answer looks like part of the frame is written otherwise.
 """
 
 from __future__ import annotations

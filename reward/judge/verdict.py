@@ -2,8 +2,6 @@
 
     parse_verdict('Both add up. {"score_1": 4, "score_2": 2.5, "ranking": 2}') → Verdict(4, 2.5, 2)
     training_reward(Verdict(4, 2, 2), Gold(5, 2, 1)) == -2.0
-    await VerdictReward().reward([Group(prompt, completions)], seed=0)
-    → [GroupRewards(rewards=(-1.0, -21.0), parts={"format": (1.0, 0.0), "ranking_error": …, …})]
 
 Scores are helpfulness, 1 to 5. The ranking runs from 1 (answer 1 much better) to 6 (answer 2 much
 better); 3.5 is its middle, which prefers neither. A verdict that cannot be read is None.

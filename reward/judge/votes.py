@@ -1,15 +1,4 @@
-"""A comparison, the calls that a model answers it with, its votes, and where they are kept.
-
-Comparison(history=(Message("user", "7*8?"),), answer_1="56", answer_2="It is 54.")
-→ Judgement(verdict=Verdict(5, 1, 1), votes=(Vote(Verdict(5, 1, 1), text='{"score_1": …'),))
-
-cache = VerdictCache(out / "judgements")
-cache.add("9c1e…", vote, seed=7)
-cache.get("9c1e…", seed=7)     → the very vote: a step that is done again finds what it paid for
-cache.get("9c1e…", seed=8)     → None: another step asks anew
-VerdictCache(folder, any_step=True).get("9c1e…", seed=8)
-                               → Vote(Verdict(4, 2, 2), text="…", cached=True)
-"""
+"""A comparison, the calls that a model answers it with, its votes, and where they are kept."""
 
 from __future__ import annotations
 
@@ -64,7 +53,6 @@ class Vote:
 
     @property
     def retries(self) -> int:
-        """Calls after the first."""
         return max(0, self.calls - 1)
 
 
@@ -142,12 +130,9 @@ def refuse_failures(
 
 @dataclass(frozen=True, slots=True)
 class RequestSettings:
-    """How one model is called.
+    """How one model is called; `identity` decides its answers beside the messages and the seed.
 
-    Attributes:
-        identity: JSON-able, what decides its answers beside the messages and the seed.
-        attempts: calls that a vote may take.
-        max_characters: of a prompt's messages; None: no limit.
+    `attempts` are the calls that a vote may take, `max_characters` those of a prompt's messages.
     """
 
     identity: Mapping[str, Any]
@@ -171,11 +156,9 @@ class RequestSettings:
 
 
 class VoteRequest:
-    """Called (`next_call`, `take`) until there is a vote; requests of one key are the same request.
+    """Called (`next_call`, `take`) until there is a `vote`; it `keeps` one that the model gave.
 
-    Attributes:
-        vote: None as long as another call may bring a verdict.
-        keeps: whether the vote is worth keeping: the model answered.
+    Two requests of one key are the same request.
     """
 
     def __init__(self, messages: tuple[Message, ...], settings: RequestSettings) -> None:
@@ -199,7 +182,6 @@ class VoteRequest:
         )
 
     def take(self, generation: Generation) -> None:
-        """Read the answer to the last call."""
         self._calls += 1
         step = generation.step
         if step is None or generation.error is not None:
@@ -290,11 +272,8 @@ class VerdictCache:
         return replace(vote, cached=True)
 
     def add(self, key: str, vote: Vote, *, seed: int) -> None:
-        """Keep a vote. One with a verdict outlives the process when this returns.
-
-        One without is only remembered, until `keep_failures`: a judge that fails too often to go on
-        is called again by the same command; its failures do not stand.
-        """
+        """Keep a vote. One without a verdict is only remembered until `keep_failures`: a judge that
+        fails too often to go on is called again by the same command."""
         if vote.verdict is None:
             if (key, seed) not in self._places:
                 self._lost.setdefault((key, seed), vote)

@@ -91,6 +91,7 @@ def test_mistakes_are_named(tmp_path, text, overrides, message):
         ("profile", ProfileConfig, "parameters.temperature=1", "renamed: 'sampling'"),
         ("build_dpo", BuildDpoConfig, "categories.given=1", "renamed: 'offline'"),
         ("rlhf", RlhfConfig, "sampling.batch_size=1", "moved: 'rollouts.batch_size'"),
+        ("rlhf", RlhfConfig, "model={config: {model_type: qwen3}}", "set model.path"),
         # who judges
         ("rlhf", RlhfConfig, "judge.models=[]", "judge.models"),
         ("rlhf", RlhfConfig, "judge.models.0.checkpoint=null", "checkpoint is required"),

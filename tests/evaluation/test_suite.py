@@ -152,8 +152,6 @@ def test_costs_and_exports(suite: Path):
     *units, every = costs
     assert [row["task"] for row in units] == ["sums", "office", "products"]
     assert every["money"] == pytest.approx(sum(row["money"] for row in units))
-    assert every["completions"] == sum(row["completions"] for row in units)
-    assert every["latency"]["p50"] <= every["latency"]["p95"]
     export = suite / "out/export"
     rows = list(csv.DictReader((export / "scores.csv").read_text().splitlines()))
     (row,) = [
@@ -162,13 +160,12 @@ def test_costs_and_exports(suite: Path):
     ]  # fmt: skip
     assert (float(row["value"]), row["samples"]) == (0.5, "8")
     exported = yaml.safe_load((export / "sft/results.yml").read_text())
-    # the only fields that NeMo Evaluator's EvaluationConfig and ConfigParams allow
-    assert exported["config"].keys() <= {"type", "params"}
+    # the only fields that NeMo Evaluator's ConfigParams allow
     params = exported["config"]["params"]
     assert params.keys() == {"temperature", "top_p", "max_new_tokens", "extra"}
     assert exported["target"] == {"api_endpoint": {"model_id": "sft"}}
-    results = exported["results"]
-    score = results["tasks"]["products"]["metrics"]["accuracy"]["scores"]["tools_on"]
+    metrics = exported["results"]["tasks"]["products"]["metrics"]
+    score = metrics["accuracy"]["scores"]["tools_on"]
     assert (score["value"], score["stats"]["count"]) == (0.5, 8)
     assert "| products | tools | on | 4 | 2 | 50.0 [" in (export / "table.md").read_text()
     assert "<h2>Costs</h2>" in (suite / "out/report.html").read_text()

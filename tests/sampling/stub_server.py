@@ -79,9 +79,6 @@ class Stub:
         body = await self._take(request)
         if isinstance(body, web.StreamResponse):
             return body
-        if "prompt_logprobs" in body:
-            rows = [{str(t): {"logprob": -t / 10}} for t in body["prompt"]]
-            return web.json_response({"choices": [{"prompt_logprobs": [None, *rows[1:]]}]})
         ids = self._ids(body)
         choice = {"token_ids": ids, "finish_reason": "stop", "logprobs": None}
         if ids[-1] not in body["stop_token_ids"]:

@@ -1,14 +1,10 @@
 """Run programs that a model wrote: no network, no files of this machine, bounded, killed whole.
 
     result = await run_sandboxed(["python3", "a.py"], files={"a.py": b"print(6*7)"})
-    result.stdout == b"42\\n"
-
     async with open_sandbox(Limits(seconds=5)) as box:      # one scratch directory, several runs
-        await box.write("data.csv", b"1,2")
         await box.run(["wc", "-c", "data.csv"])
 
-The host never opens a path in the scratch directory, so a symbolic link planted there leads
-nowhere. docs/guides/tools.md says what is contained and what is not promised.
+The host never opens a path in the scratch directory, so a symbolic link there leads nowhere.
 """
 
 from __future__ import annotations

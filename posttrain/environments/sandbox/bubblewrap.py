@@ -1,13 +1,9 @@
 """The sandbox as a bubblewrap command: what a program sees, who it is, what it may use.
 
-    box = Box(Limits())
-    with launch_run(box, ["python3", "-"], stdin=b"print(1)") as launch:
-        supervise(launch, limits=box.limits, stop=stop)
-
 Everything a program can write to lives in memory and is bounded: /scratch and /dev/shm. Its limits
-are set *inside* the sandbox; outside they would count this user's other processes, bubblewrap's own
-among them. As root there is no user namespace: root's processes are exempt from the limit on
-processes even there, so the program becomes a throw-away user instead.
+are set *inside* the sandbox; outside they would count this user's other processes. As root there is
+no user namespace: root's processes are exempt from the limit on processes even there, so the
+program becomes a throw-away user instead.
 """
 
 from __future__ import annotations
@@ -124,7 +120,6 @@ class Box:
 
     @property
     def environment(self) -> dict[str, str]:
-        """All that a sandboxed program finds in its environment."""
         moved = self.interpreter.source is not None
         return {
             "PATH": f"{MOUNT}/bin:/usr/local/bin:/usr/bin:/bin",
@@ -145,15 +140,8 @@ class Box:
     def options(
         self, *, seccomp: int, status: int, files: Sequence[tuple[str, int]] = (), kept: bool
     ) -> list[str]:
-        """Options of a run.
-
-        Args:
-            seccomp: descriptor of the filter.
-            status: descriptor that bubblewrap reports to.
-            files: paths in the scratch directory, and descriptors of what to put there.
-            kept: the scratch directory is `SCRATCH` of the mount namespace that bubblewrap is
-                started in, not a fresh one.
-        """
+        """Options of a run; `seccomp`, `status` and those of `files` are descriptors. `kept`: the
+        scratch directory is that of the mount namespace that bubblewrap is started in."""
         return [
             *self._namespaces(),
             "--die-with-parent", "--new-session", "--as-pid-1",
@@ -168,11 +156,8 @@ class Box:
         ]  # fmt: skip
 
     def holder_options(self, *, status: int) -> list[str]:
-        """Options of the process that holds a scratch directory between runs.
-
-        It sees what a run sees, and this machine's /proc and /dev, without which bubblewrap cannot
-        start in it. Nothing model-written runs in it.
-        """
+        """Options of the process that holds a scratch directory between runs. It sees what a run
+        sees, and this machine's /proc and /dev, without which bubblewrap cannot start in it."""
         bwrap = self.programs["bwrap"]
         return [
             *([] if self.user is not None else ["--unshare-user"]),
@@ -266,13 +251,7 @@ def _bound(name: str, kind: int, value: int, *, spare: int = 0) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A command to start.
-
-    Attributes:
-        keep: descriptors that it inherits.
-        status: where it reports.
-        copies: ours of what it inherits, to close once it has started.
-    """
+    """A command to start, which inherits `keep` and reports to `status`; `copies` are ours."""
 
     box: Box
     argv: list[str]
@@ -294,12 +273,8 @@ def launch_run(
     """A run of `argv` in the box; None: of what holds a scratch directory, and then writes a line.
 
     Options and file contents go through anonymous memory, not through arguments: a program in the
-    sandbox can read the command line of the process that reaps its children.
-
-    Args:
-        stdin: what the program reads; then it is at its end.
-        files: paths in the scratch directory → contents, put there first.
-        holder: process id of what holds the scratch directory, None for a fresh one.
+    sandbox can read the command line of the process that reaps its children. `holder` is the
+    process that holds the scratch directory, None for a fresh one.
     """
     status, report = os.pipe()
     with contextlib.ExitStack() as own, contextlib.ExitStack() as copies:
@@ -336,7 +311,6 @@ def _data(content: bytes, copies: contextlib.ExitStack) -> int:
 
 
 def _enter(box: Box, holder: int) -> list[str]:
-    """What starts bubblewrap where the holder's scratch directory is."""
     enter = [box.programs["nsenter"], f"--mount=/proc/{holder}/ns/mnt"]
     if box.user is None:
         enter += [f"--user=/proc/{holder}/ns/user", "--preserve-credentials"]

@@ -1,11 +1,9 @@
 """Run one sandboxed program and stay until its whole process tree is gone.
 
-    supervise(launch, limits=Limits(seconds=5), stop=stop)  → SandboxResult(b"42\\n", b"", 0)
-
 One thread a program, since a watch in the event loop would sleep whenever something blocks the
-loop. The tree is killed through the first process of its namespace: when that is gone, nothing of
-it is left. A shell stands between us and bubblewrap, which then does not die before its child can
-follow; the guardian (`guarded_group`) ends what is left where this process itself is killed.
+loop. The tree is killed through the first process of its namespace. A shell stands between us and
+bubblewrap, which then does not die before its child can follow; the guardian (`guarded_group`) ends
+what is left where this process itself is killed.
 """
 
 from __future__ import annotations
@@ -48,7 +46,6 @@ class SandboxResult:
 
     @property
     def ok(self) -> bool:
-        """Whether it ended by itself, with exit code 0."""
         return self.exit_code == 0 and self.limit is None
 
 
@@ -63,7 +60,6 @@ class _Tree:
     killed: bool = False
 
     def report(self, name: str) -> int | None:
-        """A number that bubblewrap has reported."""
         match = re.search(rb'"%s"\s*:\s*(\d+)' % name.encode(), bytes(self.status))
         return None if match is None else int(match[1])
 
@@ -87,7 +83,6 @@ class _Tree:
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def wait(self) -> None:
-        """Wait until a killed tree is gone: its first process ends last."""
         if self.pidfd is not None:
             select.select([self.pidfd], [], [])
             os.close(self.pidfd)
@@ -186,11 +181,8 @@ _LATE = 0.2  # seconds of processor time for the signal to end a process
 
 
 def _processes(root: int) -> list[int]:
-    """Process ids of `root` and all its descendants.
-
-    A daemon that leaves its parent stays in the tree: in a process namespace its new parent is the
-    namespace's first process, which is the root of the tree.
-    """
+    """Process ids of `root` and all its descendants. A daemon stays in the tree: its new parent is
+    the namespace's first process, which is the root."""
     processes, waiting = [root], [root]
     while waiting:
         parent = Path(f"/proc/{waiting.pop()}/task")
@@ -211,11 +203,8 @@ def _memory_kb(pid: int) -> int:
 
 
 def socket_bytes(pid: int) -> int:
-    """What the sockets of a process's network namespace may hold queued, in bytes.
-
-    The kernel says what TCP sockets hold, and of others only that they are there: each then counts
-    with the most that it can hold, for a program may not raise that (`syscalls`).
-    """
+    """What the sockets of a process's network namespace may hold queued, in bytes. The kernel says
+    what TCP sockets hold; each other one counts with the most that it can hold."""
     total, most = 0, _WMEM_DEFAULT
     with contextlib.suppress(OSError):
         most = int(_WMEM.read_text("ascii"))
@@ -242,11 +231,8 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def excess(root: int, limits: Limits) -> Limit | None:
-    """The watched bound that the tree under `root` is beyond, if any.
-
-    A process beyond its processor time has ignored the kernel's signal, which ends any other; the
-    kernel's own end to it would come later, and could not be told from other kills.
-    """
+    """The watched bound that the tree under `root` is beyond, if any. A process beyond its
+    processor time has ignored the kernel's signal, which ends any other."""
     processes = _processes(root)
     resident = sum(map(_memory_kb, processes))
     if resident + socket_bytes(root) // 1024 > limits.memory_mb * 1024:
@@ -290,9 +276,8 @@ def guarded_group() -> int:
     """The process group that ends with this process; its guardian is started at the first call.
 
     Bubblewrap can die with its parent, but its own child follows it only some milliseconds after it
-    was made: killed in between, it leaves a process behind that waits for ever. So what starts a
-    sandbox is put into the guardian's process group, whose members the guardian kills. A sandbox
-    leaves that group only when it is bound to die with bubblewrap.
+    was made: killed in between, it leaves a process behind. So what starts a sandbox is put into
+    the guardian's group, which the guardian kills, until it is bound to die with bubblewrap.
     """
     place = (os.getpid(), os.getsid(0))
     with _lock:

@@ -1,12 +1,8 @@
 """The system calls a sandboxed program is refused, as a seccomp filter in classic BPF.
 
-    filter_program("x86_64")  → b"\x20\x00…", what `bwrap --seccomp` loads
-
-Namespaces take most powers away already. This takes away what they leave: new namespaces (most
-kernel exploits start there), other socket families than Unix and IP (vsock reaches a virtual
-machine's host and knows no namespace), memory that no limit counts (memfd, System V, larger socket
-buffers), and kernel interfaces that a calculation has no use for. A refused call fails; it does not
-kill.
+This takes away what namespaces leave: new namespaces (most kernel exploits start there), other
+socket families than Unix and IP (vsock reaches a virtual machine's host), memory that no limit
+counts, and kernel interfaces that a calculation has no use for. A refused call fails.
 """
 
 from __future__ import annotations

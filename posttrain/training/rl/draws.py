@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import os
 import random
 import statistics
 from collections import Counter
@@ -80,7 +81,9 @@ class PromptDraws:
             raise ConfigError(f"curriculum: {error}") from error
         self._n, self._config = n, config.pools_config
         # of every step, the mean pass rate aimed at; None where there is no target
-        self._targets = [own and sum(s * k / n for k, s in enumerate(own)) for own in shares]
+        self._targets = [
+            None if own is None else sum(s * k / n for k, s in enumerate(own)) for own in shares
+        ]
         dynamic = recipe.dynamic_sampling
         self.rounds = dynamic.max_gen_batches if dynamic else 1
         # whether later steps depend on what came of earlier ones
@@ -97,8 +100,8 @@ class PromptDraws:
         self._forget()
 
     def _forget(self) -> None:
-        """As before the first step."""
-        self._next, self._open = 0, False
+        """As before the first step; what the file has from here on is a killed run's."""
+        self._next, self._open, self._whole = 0, False, True
         rates = ((name, k / self._n) for own in self._pools.values() for name, k in own.items())
         self._rates = dict(rates)
         self._times: Counter[str] = Counter()
@@ -190,8 +193,14 @@ class PromptDraws:
         self._next, self._open = self._next + 1, False
         step = {"step": self._next, "groups": [astuple(group) for group in groups]}
         self._lines.append(json_text(step))
-        if main:
+        if main and self._whole:
             atomic_write_text(self._file, "".join(line + "\n" for line in self._lines))
+        elif main:
+            with self._file.open("a", encoding="utf-8") as handle:
+                handle.write(self._lines[-1] + "\n")
+                handle.flush()
+                os.fsync(handle.fileno())
+        self._whole = False
 
     def _note(self, groups: Sequence[DrawnGroup]) -> None:
         """Move prompts between the pools."""

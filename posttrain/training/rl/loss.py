@@ -52,10 +52,7 @@ def importance(
     if config is None:
         return Importance(ratio, torch.ones_like(ratio), strayed, torch.ones_like(count).bool())
     bounded = ratio.clamp(config.token_low, config.token_high)
-    if config.outside == "mask":
-        weight = torch.where(bounded == ratio, ratio, 0.0)
-    else:
-        weight = torch.where(ratio > 0, bounded, 0.0)  # 0: not finite
+    weight = torch.where(bounded == ratio, ratio, 0.0) if config.outside == "mask" else bounded
     kept = (strayed <= config.sequence_limit) & _near(difference.sum(-1), count, config)
     weight = torch.where(kept[:, None], weight, 0.0)
     return Importance(ratio, weight, strayed, kept)

@@ -300,8 +300,7 @@ def _value(sign: _Sign, rows: Rows, window: int) -> float | None:
     first, last = (_mean(part, sign.key or sign.name) for part in parts)
     if not sign.relative or last is None:
         return last
-    # a window that is also the first says nothing about change
-    return last / first if first and len(rows) > window else None
+    return last / first if first else None
 
 
 def _mean(rows: Rows, key: str) -> float | None:

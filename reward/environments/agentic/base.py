@@ -1,10 +1,5 @@
 """What every agentic family is: a fixture from a seed, tools on its files, a checked end state.
 
-    environment = MultiStepPlan()
-    prompt = environment.prompt(environment.rows(seed=0, count=1)[0])
-    await environment.verify(prompt, completion)  → Score(1.0, None, "every check holds")
-    environment.policies(prompt)["out_of_order"]  → Policy(script, fails="wrong_answer")
-
 A row carries the seed of its fixture and a digest, not the fixture: what a checker knows is never
 in a sandbox. Checks read the final files alone. Code of the model runs in a further sandbox without
 any other file of the run; its results leave that and are compared here.
@@ -104,7 +99,6 @@ class Final:
                 raise Wrong(f"{path} was changed")
 
     def text(self, path: str) -> str:
-        """A file's text. Raises Wrong where there is none."""
         content = self.files.get(path)
         if content is None or len(content) > _LARGEST_ANSWER:
             raise Wrong(f"{path} is missing" if content is None else f"{path} is too large")
@@ -123,7 +117,6 @@ class Final:
                 raise Wrong(f"{path}: {name} is {str(given[name])[:80]!r}")
 
     def object(self, path: str) -> dict[str, Any]:
-        """The JSON object in a file."""
         try:
             given = load_json(self.text(path))
         except ValueError as error:
@@ -201,12 +194,10 @@ class Fixture:
 
     @property
     def digest(self) -> str:
-        """Of all that a run sees."""
         seen = [self.task, dict(self.files), self.tables, self.first_error, self.tools]
         return digest_of(seen)[:16]
 
     def initial(self) -> dict[str, bytes]:
-        """The first files, the database among them."""
         files = {path: text.encode() for path, text in self.files.items()}
         if self.tables:
             with sqlite3.connect(":memory:") as connection:
@@ -225,7 +216,6 @@ class Family(RLVREnvironment):
         return _built(type(self), metadata_of(prompt)["fixture"])
 
     def row(self, seed: int, number: int) -> dict[str, Any]:
-        """A task; two seeds share none."""
         key = f"{seed}/{number}"
         fixture = _built(type(self), key)
         return {
@@ -282,7 +272,6 @@ class Family(RLVREnvironment):
         return [says("Done.")]
 
     def policies(self, prompt: Prompt) -> dict[str, Policy]:
-        """Scripted runs: the oracle, one that does nothing, and wrong ones."""
         fixture = self.fixture(prompt)
         look = ("list_files", {"path": "."})
         path = next(iter(fixture.files))

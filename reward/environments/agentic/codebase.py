@@ -1,12 +1,5 @@
-"""Two families about reading code.
-
-`refactor_duplicated_code`: a block in two modules, and one that resembles it. Passes: a new module
-defines the shared function, both modules call it, neither keeps a copy of the block (names of
-variables aside), and every public function gives the results it gave before.
-
-`trace_through_codebase`: what a value becomes, and through which functions. Passes: `answer.json`
-has both. Modules that nobody imports have functions of the same names with other constants, and the
-entry picks its route by a table in a further file.
+"""Two families about reading code: move a block that two modules share into a function (a third
+resembles it); and what a value becomes, through which functions (unused modules mislead).
 """
 
 from __future__ import annotations
@@ -139,7 +132,6 @@ def _functions(tree: ast.Module) -> list[ast.FunctionDef]:
 
 
 def _calls(tree: ast.Module, name: str) -> bool:
-    """Whether a function of the module calls one of this name."""
     called = [
         node.func
         for function in _functions(tree)

@@ -1,17 +1,6 @@
-"""Four families about what to do, and when not to.
-
-`handle_ambiguous_requirement`: four terms of a request, of which one may be open. Passes: where the
-project's terms leave one open, `decision.json` has a question about it, or an assumption with the
-total that follows from it; where they settle all, no question and the right total.
-
-`know_when_to_stop`: a moving average. Passes: `answer.json` states the number where there are
-enough observations, and how many there are where not; a second file may have the rest.
-
-`multi_step_plan`: files to write in order, each from what the one before it holds. Passes: every
-file has its content, they were first written in their order, and nothing else was left.
-
-`recover_from_tool_error`: the first call fails, whatever it is, and its error points to a stale
-copy that gives another total. Passes: `total.json` has the number of the file that the task names.
+"""Four families about what to do, and when not to: a requirement of which one term may be open; a
+moving average that may not be defined; files to write in order; and a first call that fails with
+an error that points to a stale copy.
 """
 
 from __future__ import annotations

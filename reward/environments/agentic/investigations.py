@@ -1,10 +1,5 @@
-"""Two families about finding something in data.
-
-`investigate_log`: what made requests fail, somewhere in about 700 lines. The loudest host, the
-first change in the log and the count of all errors are decoys.
-
-`sql_investigation`: which account has paid too much, in a SQLite database. Void payments, cancelled
-invoices and a namesake mislead plain sums.
+"""Two families about finding something in data: the change behind an incident in a log, where the
+loudest host is a decoy; and the account that paid too much, in a SQLite database.
 """
 
 # ruff: noqa: S608 - the SQL is of this file, or a scripted run's

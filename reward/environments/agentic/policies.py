@@ -1,10 +1,6 @@
 """Scripted policies as a model: they go through the same tool loop as any checkpoint.
 
-    sampler = PolicySampler(prompts, "oracle")
-    completions = await roll_out(tasks, sampler, open_environment=…, limits=LIMITS)
-
-What a policy of this name writes depends on the prompt alone. Nothing is rendered: a step is the
-script's next message, and a token is four characters.
+Nothing is rendered: a step is the script's next message, and a token is four characters.
 """
 
 from __future__ import annotations
@@ -28,7 +24,6 @@ ENVIRONMENT_OF = {kind.name: kind for kind in FAMILIES}
 
 
 def policies_of(prompt: Prompt) -> dict[str, Policy]:
-    """All policies of a prompt's family."""
     return ENVIRONMENT_OF[str(prompt.environment)]().policies(prompt)
 
 
@@ -78,7 +73,6 @@ def _characters(message: Message) -> int:
 
 
 async def run_policy(prompts: Sequence[Prompt], name: str) -> list[Completion]:
-    """A policy's completion of each prompt."""
     return await roll_out(
         [Task(prompt, 0, 0) for prompt in prompts],
         PolicySampler(prompts, name),

@@ -1,14 +1,7 @@
 """Two families about one broken line, and the small functions that they are made of.
 
-`fix_failing_test`: three modules and their tests. Passes: every function gives the right results
-for arguments that the tests do not have, and the tests are as they were.
-
-`minimal_fix`: a long file. Passes: the functions give the right results, at most `MOST_CHANGED`
-lines are added or removed in the one file, and no other file differs.
-
-    function = choose(random.Random(0), count=3)[0]
-    function.source(broken=True)  → "def share_cents(amounts, people):\\n …"
-    function.expected([100, 3])  → [34, 33, 33]
+`fix_failing_test` has three modules with tests; `minimal_fix` a long file, of which few lines may
+change.
 """
 
 from __future__ import annotations
@@ -119,14 +112,12 @@ class Function:
     wrong_line: str
 
     def source(self, *, broken: bool = False) -> str:
-        """The function as text."""
         line = self.wrong_line if broken else self.right_line
         purpose = self.template.purpose.format(**self.constants)
         body = self.template.body.format(line=line, **self.constants)
         return f'def {self.name}({self.template.parameters}):\n    """{purpose}"""\n{body}\n'
 
     def expected(self, arguments: Arguments, *, broken: bool = False) -> Any:
-        """What the right source (or the broken one) gives."""
         space: dict[str, Any] = {}
         exec(self.source(broken=broken), space)  # noqa: S102 - our own text
         return space[self.name](*json.loads(json.dumps(arguments)))
@@ -148,7 +139,6 @@ class Function:
 
 
 def choose(rng: random.Random, count: int) -> list[Function]:
-    """So many different functions."""
     functions: list[Function] = []
     for template in rng.sample(_TEMPLATES, count):
         k = rng.randrange(200, 900, 50)

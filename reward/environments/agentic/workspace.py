@@ -1,14 +1,8 @@
 """The files of one run behind five tools: read_file, write_file, list_files, shell, sql.
 
-    workspace = Workspace({"src/a.py": b"x = 1\\n"}, tools=TOOLS)
-    await workspace.call("read_file", {"path": "src/a.py"})  → "x = 1\\n"
-    await workspace.call("shell", {"command": "python3 src/a.py"})  → "(no output, exit code 0)"
-    workspace.snapshot()  → '{"changes":{…},"calls":[…],…}'
-
 Between calls the files are bytes in this process, by path: there is no directory to leave, no link
 to follow and nothing that two runs share. A command runs in a sandbox of its own that is given the
-files; when it ends every process in there is killed, and the regular files that it leaves are taken
-back. Symbolic links, file modes and names that are not UTF-8 are not kept.
+files, and the regular files that it leaves are taken back.
 """
 
 from __future__ import annotations
@@ -187,7 +181,6 @@ class Workspace:
             self.files = files
 
     async def _run(self, argv: list[str]) -> str:
-        """The output of a program, after which its files are ours."""
         try:
             words = [word.encode() for word in argv]
         except UnicodeEncodeError:
@@ -260,7 +253,6 @@ def changed_paths(before: Files, after: Files) -> list[str]:
 
 
 def final_files(initial: Files, state: Mapping[str, Any]) -> dict[str, bytes]:
-    """The files that a snapshot describes."""
     files = dict(initial)
     for path, content in state["changes"].items():
         if content is None:

@@ -131,6 +131,12 @@ def test_micro_batches_keep_order_and_are_as_equal_as_can_be(count: int, parts: 
     assert all(part[0].place == (3, 2) for part in found if part not in real)
 
 
+def test_a_failed_rollout_is_not_trained_whatever_its_reward():
+    failed = Completion("a", 0, (), "failed", error="no room")
+    scored = group(failed, completion(1, step((10,))), rewards=(1.0, 0.0))
+    assert scored.in_loss("train") == [1]
+
+
 def test_a_batch_of_which_nothing_could_be_made_says_why():
     failed = Completion("a", 0, (), "failed", error="no room")
     scored = group(failed, failed, rewards=(None, None))
