@@ -142,6 +142,32 @@ def test_accuracy_is_watched_and_is_no_part_of_the_reward():
     assert plain.rewards == found.rewards
 
 
+def test_all_groups_are_graded_in_one_call():
+    """So that the grader's workers share them, and a slow answer holds up no other group."""
+    calls: list[int] = []
+
+    class Counted(Says):
+        def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
+            calls.append(len(attempts))
+            return super().grade(attempts)
+
+    graders = {"says": Counted()}
+    reward = JudgedReward(
+        judge_of(fair), config=config(), pairing=PairingConfig(), length=NO_LENGTH, graders=graders
+    )
+    asked = {"grader": "says", "gold": "1"}
+    fields = (asked, {}, asked, {"grader": "says"})
+    answers = (["1", "2"], ["1", "1"], ["?", "1"], ["1", "1"])
+    groups = [
+        Group(prompt(n, **own), tuple(completions(words)))
+        for n, (own, words) in enumerate(zip(fields, answers, strict=True))
+    ]
+    found = asyncio.run(reward.reward(groups, seed=1))
+    accuracies = [one.parts.get("accuracy") for one in found]
+    assert accuracies == [(1.0, 0.0), None, (None, 1.0), None]
+    assert calls == [4]
+
+
 @pytest.mark.parametrize(("own", "shown"), [("Be kind.", "Be kind."), (7, "Be short.")])
 def test_a_prompts_own_principle_goes_before_the_recipes(own: Any, shown: str):
     sampler = Scripted(fair)

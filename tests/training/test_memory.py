@@ -22,7 +22,14 @@ from posttrain.training.activations import (
     rollout_bytes,
 )
 from posttrain.training.launch import Launched
-from posttrain.training.memory import MemoryPlan, memory_line, plan_memory, state_bytes
+from posttrain.training.memory import (
+    MemoryPlan,
+    device_room,
+    memory_line,
+    plan_memory,
+    state_bytes,
+    whole_bytes,
+)
 from posttrain.training.plan import GIB, ModelSize
 from posttrain.training.sft.stage import SftStage
 from posttrain.training.shards import make_shards
@@ -59,6 +66,18 @@ def test_what_each_sharding_keeps(
 ):  # fmt: skip
     parts = state_bytes(size, Launched(processes, sharding, "cpu", precision))
     assert parts == {"weights": weights, "optimizer": optimizer}
+
+
+@pytest.mark.parametrize(("sharding", "gathered"), [("none", 0), ("zero2", 0), ("fsdp2", 1600)])
+def test_weights_that_are_split_are_gathered_to_sample(sharding: str, gathered: int):
+    assert whole_bytes(SIZE, Launched(4, sharding, "cpu", "bf16")) == gathered
+
+
+def test_processes_of_a_machine_share_its_memory(monkeypatch: pytest.MonkeyPatch):
+    plan = MemoryPlan(weights=100, optimizer=0, step=StepMemory(0, 0, 0))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    total = memory.device_bytes(torch.device("cpu"))
+    assert 100 < device_room(torch.device("cpu"), plan) <= total // 4 + 100
 
 
 @pytest.mark.parametrize("make", [attention_model, hybrid_model])
