@@ -52,7 +52,8 @@ def load_recipe(path: Path | str, schema: type[Schema], overrides: Sequence[str]
     """
     raw = apply_overrides(read_recipe(path), overrides)
     given = (override.partition("=") for override in overrides)
-    if nulls := [key for key, _, text in given if parse_value(text) is None]:
+    # an empty value is a shell's unset variable, not a null
+    if nulls := [k for k, _, text in given if text.strip() and parse_value(text) is None]:
         try:
             schema.model_validate_json(json.dumps(raw))
         except ValidationError as error:
