@@ -86,6 +86,7 @@ def test_mistakes_are_named(tmp_path, text, overrides, message):
         ("profile", ProfileConfig, "backend.kind=transfomers", "did you mean 'transformers'"),
         ("profile", ProfileConfig, "prompts.0.augment={templates: 5}", "templates': Input should be"),
         ("build_sft", BuildSftConfig, "sources=[{name: a, hub: '', split: train}]", "40-digit commit"),
+        ("eval", EvalConfig, "checkpoints={path: x, backend: {kind: vllm}}", r"\.kind' .valid: backend, path"),
         ("eval", EvalConfig, "checkpoints={a: {pat: x}}", r"'checkpoints\.a\.EvaluatedConfig\.pat' .did you mean 'path'"),
         ("profile", ProfileConfig, "backend={kind: chat, model: m, url: 'localhost:80'}", "begins with http"),
         ("profile", ProfileConfig, "backend={kind: chat, model: m, url: 'http://me:pw@h/v1'}", "no user, key or query"),
