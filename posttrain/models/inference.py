@@ -37,7 +37,8 @@ def load_for_inference(
     """
     refuse_adapter(path)
     try:
-        place = torch.device(_auto_device() if device == "auto" else device)
+        found = "cuda" if torch.cuda.is_available() else "cpu"
+        place = torch.device(found if device == "auto" else device)
         auto = torch.bfloat16 if place.type == "cuda" else torch.float32
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
@@ -57,10 +58,6 @@ def load_for_inference(
             f"{rows} rows: they do not belong together"
         )
     return model.eval()
-
-
-def _auto_device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def weights_digest(path: str, model: PreTrainedModel | None = None) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig
+import transformers
 
 from posttrain.chat import ChatTemplate, render
 from posttrain.errors import ConfigError, DataError, RenderError
@@ -30,7 +30,9 @@ def positions_of(checkpoint: str) -> int:
     """
     try:
         local = Path(checkpoint).is_dir()
-        return positions(AutoConfig.from_pretrained(checkpoint, local_files_only=local))
+        # by its module: the name alone would import torch
+        config = transformers.AutoConfig.from_pretrained(checkpoint, local_files_only=local)
+        return positions(config)
     except (OSError, ValueError) as error:
         raise ConfigError(f"checkpoint {checkpoint}: its config cannot be read: {error}") from error
 

@@ -93,9 +93,8 @@ def test_a_tool_this_machine_cannot_run_is_no_result():
     def refuse(text: str) -> str:
         raise ConfigError("install it")
 
-    box = Toolbox([Tool("refuse", "", TEXT, refuse)])
     with pytest.raises(ConfigError, match="install it"):
-        asyncio.run(box.open(PROMPT).call("refuse", {"text": "x"}))
+        asyncio.run(Toolbox([Tool("refuse", "", TEXT, refuse)]).call("refuse", {"text": "x"}))
 
 
 def test_toolkits_by_name():

@@ -107,6 +107,9 @@ def run_script(arguments: Sequence[str], samplers: Sequence[ScriptedSampler] = (
 
     with (
         patch("posttrain.evaluation.stage.opened_sampler", opened),
+        # intervals have tests of their own
+        patch("posttrain.evaluation.intervals.DRAWS", 50),
+        patch("posttrain.evaluation.compare.PERMUTATIONS", 99),
         patch("data_builders.prompts.build.toolkits_for", lambda *_: toolkits),
         patch("data_builders.environments.all_graders", lambda *_, **__: graders),
         patch("data_builders.prompts.evaluation.all_graders", lambda *_: graders),

@@ -150,6 +150,14 @@ def test_what_an_older_version_or_another_machine_left_out_is_named(tmp_path):
     assert "sft_data gone: not at ../gone" in missing
 
 
+def test_a_merged_checkpoint_has_a_report(tmp_path):
+    run = Run.open(tmp_path / "merged", kind="checkpoint", config={})
+    run.finish(counts=Counts(1, 1), files={}, stats={"check": {}, "dtype": "bfloat16"})
+    assert "merged lists no log.jsonl" in section(
+        page_of(tmp_path / "merged"), "Not in this report"
+    )
+
+
 def test_the_console_shows_the_figures_of_the_page(finished, page):
     stats = read_artifact(finished / "sft_data").stats
     console = Console(file=io.StringIO(), width=200)

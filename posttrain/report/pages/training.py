@@ -60,6 +60,8 @@ def tiles(node: Node) -> list[ui.Tile]:
             (f"{last['accuracy']:.1%}", "pairs ranked right", margin),
             (f"{last['chosen_change']:+.2f}", "change of the chosen, nats", change),
         ]
+    if "train_loss" not in stats:  # a merged checkpoint
+        return []
     share = ui.ratio(stats["trained"], stats["tokens"], 0)
     read = f"{stats['tokens'] / 1e6:,.2f} M"
     loss = "–" if stats["train_loss"] is None else f"{stats['train_loss']:.3f}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accelerate.utils import gather_object
 
@@ -31,7 +31,6 @@ from posttrain.training.rl.batch import (
 )
 from posttrain.training.rl.curriculum import Draw
 from posttrain.training.rl.draws import DrawnGroup, PromptDraws
-from posttrain.training.rl.files import StepClock
 from posttrain.training.rl.metrics import (
     Stats,
     batch_metrics,
@@ -39,7 +38,9 @@ from posttrain.training.rl.metrics import (
     group_stats,
     verifier_seconds,
 )
-from posttrain.training.rl.policy import LiveEngine
+
+if TYPE_CHECKING:
+    from posttrain.training.rl.trainer import GroupTrainer
 
 Place = tuple[int, int]
 
@@ -100,32 +101,16 @@ class RolloutStep:
 
 
 class StepMaker:
-    """Makes one step after the other; what it makes depends on the step's number alone.
+    """Makes one step after the other; what it makes depends on the step's number alone."""
 
-    Args:
-        engine: samples from the policy in training.
-        micro_batches: of an update on each process.
-    """
-
-    def __init__(
-        self,
-        recipe: GroupTraining,
-        rollouts: Rollouts,
-        engine: LiveEngine,
-        *,
-        accelerator: Any,
-        clock: StepClock,
-        micro_batches: int,
-        pad_id: int,
-    ) -> None:
-        self.recipe, self.rollouts, self.engine = recipe, rollouts, engine
-        self.sampler = rollouts.make_sampler(engine)
-        self.accelerator, self.clock = accelerator, clock
-        self.micro_batches, self.pad_id = micro_batches, pad_id
-        self.prompts = {prompt.id: prompt for prompt in rollouts.prompts}
-        self.rounds = rollouts.curriculum.rounds if rollouts.curriculum else 1
+    def __init__(self, trainer: GroupTrainer) -> None:
+        self.recipe, self.rollouts, self.engine = trainer.recipe, trainer.rollouts, trainer.engine
+        self.clock, self.pad_id, self.args = trainer.clock, trainer.pad_id, trainer.args
+        self.sampler = self.rollouts.make_sampler(self.engine)
+        self.prompts = {prompt.id: prompt for prompt in self.rollouts.prompts}
+        self.rounds = self.rollouts.curriculum.rounds if self.rollouts.curriculum else 1
         self.own = own_positions(
-            recipe, processes=accelerator.num_processes, process=accelerator.process_index
+            self.recipe, processes=self.args.world_size, process=self.args.process_index
         )
 
     def make(self, number: int) -> RolloutStep:
@@ -250,7 +235,7 @@ class StepMaker:
                 for one, group, own in zip(drawn, stats, passes, strict=True)
                 if one.draw is not None
             ],
-            main=self.accelerator.is_main_process,
+            main=self.args.process_index == 0,
         )
         return figures
 
@@ -288,7 +273,7 @@ class StepMaker:
     def _in_loss(self, groups: Sequence[ScoredGroup]) -> list[Batch]:
         """The micro-batches of an update: the rows in the loss of its groups."""
         rows = trained_rows(groups, overlong=self.recipe.loss.overlong)
-        parts = micro_batches(rows, groups, count=self.micro_batches)
+        parts = micro_batches(rows, groups, count=self.args.gradient_accumulation_steps)
         return [collate(part, pad_id=self.pad_id) for part in parts]
 
 

@@ -63,15 +63,7 @@ class GroupTrainer(Resumable, GRPOTrainer):
                 "do not hold those: set moe.bias_update_rate=0, or train without an adapter"
             )
         self.engine = ENGINES[recipe.rollouts.engine](self)
-        self.steps = StepMaker(
-            recipe,
-            rollouts,
-            self.engine,
-            accelerator=self.accelerator,
-            clock=self.clock,
-            micro_batches=self.args.gradient_accumulation_steps,
-            pad_id=pad_id,
-        )
+        self.steps = StepMaker(self)
         self._sums = TokenSums()
         self._current: RolloutStep | None = None
         self._violation: dict[str, float] = {}

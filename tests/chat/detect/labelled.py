@@ -155,26 +155,30 @@ def _generated(template: ChatTemplate, turn: Turn) -> str | None:
     return None
 
 
-def negatives(shared: Path) -> Iterator[Case]:
-    """Real chat, reasoning, code, schemas, tool results and talk about tools, without a call."""
+def negatives(shared: Path, *, one_in: int = 1) -> Iterator[Case]:
+    """Real chat, reasoning, code, schemas, tool results and talk about tools, without a call.
+
+    Args:
+        one_in: take one row or file in so many.
+    """
     for name, pairs in _PAIRS.items():
-        for k, row in enumerate(rows(shared, name)):
+        for k, row in enumerate(rows(shared, name)[::one_in]):
             for prompt, answer in pairs(row):
                 yield Case(f"{name}/{k}", name, False, answer or "", prompt)
     for name in ("reasoning_ma_content", "reasoning_ma_inline"):
-        for k, row in enumerate(rows(shared, name)):
+        for k, row in enumerate(rows(shared, name)[::one_in]):
             user, reply = row["messages"][0], row["messages"][-1]
             trace, answer = reply.get("reasoning_content"), reply["content"] or ""
             if trace is None and "</think>" in answer:
                 trace, _, answer = answer.partition("</think>")
             yield Case(f"{name}/{k}", name, False, answer, user["content"], reasoning=trace)
     for name in ("tau_bench_airline", "sgd_openai_tools"):
-        for k, row in enumerate(rows(shared, name)[::5]):
+        for k, row in enumerate(rows(shared, name)[:: 5 * one_in]):
             for message in row["messages"]:
                 role, content = message["role"], message.get("content")
                 if role in ("assistant", "tool") and content:
                     yield Case(f"{name}/{k}", f"{name}_{role}", False, content)
-    yield from _documents()
+    yield from _documents(one_in)
 
 
 _FENCED = "```{}\n{}\n```"
@@ -207,13 +211,13 @@ def package(name: str, folder: str = "") -> Path:
     return Path(spec.origin).parent / folder
 
 
-def _documents() -> Iterator[Case]:
+def _documents(one_in: int) -> Iterator[Case]:
     """Chat templates, what they declare, and code of others that parses and renders calls."""
     shows, says = (
         "Show me the source of this model's chat template.",
         "What does the system prompt say?",
     )
-    for path in sorted(package("trl", "chat_templates").glob("*.jinja")):
+    for path in sorted(package("trl", "chat_templates").glob("*.jinja"))[::one_in]:
         source = path.read_text("utf-8")
         for text in (source, _FENCED.format("jinja", source)):
             yield Case(f"jinja/{path.stem}", "jinja", False, text, shows)
@@ -223,9 +227,8 @@ def _documents() -> Iterator[Case]:
             system = template.text([{"role": "user", "content": "Hi"}], tools=[WEATHER])
             yield Case(f"declares/{path.stem}", "declares", False, system, says)
     speaks = re.compile(r"tool_call|python_tag|TOOL_CALLS|function_call|<function|\"arguments\"")
-    for path in (
-        p for name in ("trl", "huggingface_hub") for p in sorted(package(name).rglob("*.py"))
-    ):
+    code = [p for name in ("trl", "huggingface_hub") for p in sorted(package(name).rglob("*.py"))]
+    for path in code[::one_in]:
         source = path.read_text("utf-8")
         for node in ast.parse(source).body if speaks.search(source) else []:
             piece = ast.get_source_segment(source, node) or ""

@@ -217,7 +217,7 @@ def test_shares_modes_and_offline_pairs_are_what_was_asked(samples: Path, tmp_pa
         ({"categories": {"no_tools": 0.5, "with_tools": 0.4}}, "sum to 0.9, they must sum to 1"),
         ({"categories": {"no_toolz": 1.0}}, "no_tool"),
         ({"samples": []}, "built from samples"),
-        ({"categories": {"offline": 1.0}, "samples": []}, "both or neither"),
+        ({"categories": {"offline": 1.0}, "samples": []}, "both,? or neither"),
         ({"pairs_per_promt": 3}, "did you mean 'pairs_per_prompt'"),
     ],
 )

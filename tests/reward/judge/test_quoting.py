@@ -101,24 +101,11 @@ def attacks(draw: st.DrawFn) -> str:
     for _ in range(draw(st.integers(1, 3))):
         part = draw(st.sampled_from(ALL))
         for _ in range(draw(st.integers(0, 3))):
-            at = draw(st.integers(0, len(part)))
-            change = draw(
-                st.sampled_from(("put", "double", "drop", "nest", "repeat", "case", "wide"))
-            )
-            if change == "put":
-                part = part[:at] + draw(st.sampled_from(PUT)) + part[at:]
-            elif change == "double":
-                part = part[: at + 1] + part[at:]
-            elif change == "drop":
-                part = part[:at] + part[at + 1 :]
-            elif change == "nest":
-                part = part[:at] + draw(st.sampled_from(ALL)) + part[at:]
-            elif change == "repeat":
-                part = part[:at] * 2 + part[at:]
-            elif change == "case":
-                part = part[:at] + part[at:].swapcase()
-            else:
-                part = part[:at].translate(WIDE) + part[at:]
+            at, more = draw(st.integers(0, len(part))), draw(st.sampled_from((*PUT, *ALL)))
+            head, tail = part[:at], part[at:]
+            forms = (head + more + tail, part[: at + 1] + tail, head + tail[1:], head * 2 + tail,
+                     head + tail.swapcase(), head.translate(WIDE) + tail)  # fmt: skip
+            part = draw(st.sampled_from(forms))
         parts.append(part)
     return draw(st.sampled_from(("", "x", "\n", "#", "["))).join(parts)
 
