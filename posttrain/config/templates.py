@@ -62,9 +62,8 @@ def fill(text: str, question: str, options: Mapping[str, str]) -> str:
 def _read(given: Any) -> Any:
     """The templates of a shipped set or of a file; a list is one already."""
     if not isinstance(given, str):
-        if not isinstance(given, list | tuple) or not given:
-            return given
-        return tuple(PromptTemplate.model_validate(one) for one in cast(list[Any], given))
+        rows = cast(list[Any], given) if isinstance(given, list | tuple) else []
+        return tuple(map(PromptTemplate.model_validate, rows)) or cast(object, given)
     shipped = SHIPPED / f"{given}.yaml"
     path = shipped if shipped.is_file() else Path(given)
     if path.suffix not in (".yaml", ".yml"):
