@@ -110,17 +110,18 @@ class JudgedReward:
     def _accuracies(self, groups: Sequence[Group]) -> list[Values | None]:
         """Per group the grader's score of each rollout; None without a grader."""
         values: list[Values | None] = [None] * len(groups)
-        for name, grader in self._graders.items():
+        for name, grader in self._graders.items():  # at once: a slow answer then holds up no group
             own = {
-                k: [Attempt(group.prompt, completion) for completion in group.completions]
-                for k, group in enumerate(groups)
-                if group.prompt.grader == name and group.prompt.gold is not None
+                k: g
+                for k, g in enumerate(groups)
+                if g.prompt.grader == name and g.prompt.gold is not None
             }
-            # in one call: where the grader has several workers, one slow answer holds up no group
-            attempts = [attempt for of_group in own.values() for attempt in of_group]
+            attempts = [
+                Attempt(group.prompt, c) for group in own.values() for c in group.completions
+            ]
             scores = iter(grader.grade(attempts) if attempts else ())
-            for k in own:
-                values[k] = tuple(next(scores).value for _ in own[k])
+            for k, group in own.items():
+                values[k] = tuple(next(scores).value for _ in group.completions)
         return values
 
 

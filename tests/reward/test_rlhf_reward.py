@@ -142,30 +142,27 @@ def test_accuracy_is_watched_and_is_no_part_of_the_reward():
     assert plain.rewards == found.rewards
 
 
-def test_all_groups_are_graded_in_one_call():
-    """So that the grader's workers share them, and a slow answer holds up no other group."""
-    calls: list[int] = []
+def test_all_groups_are_graded_at_once():
+    class Counting(Says):
+        calls = 0
 
-    class Counted(Says):
         def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
-            calls.append(len(attempts))
+            self.calls += 1
             return super().grade(attempts)
 
-    graders = {"says": Counted()}
     reward = JudgedReward(
-        judge_of(fair), config=config(), pairing=PairingConfig(), length=NO_LENGTH, graders=graders
-    )
-    asked = {"grader": "says", "gold": "1"}
-    fields = (asked, {}, asked, {"grader": "says"})
-    answers = (["1", "2"], ["1", "1"], ["?", "1"], ["1", "1"])
+        judge_of(fair), config=config(), pairing=PairingConfig(), length=NO_LENGTH,
+        graders={"says": (grader := Counting())},
+    )  # fmt: skip
+    answers = (("1", "2"), ("3", "4"), ("?", "1"))
+    own = ({"grader": "says", "gold": "1"}, {}, {"grader": "says", "gold": "1"})
     groups = [
-        Group(prompt(n, **own), tuple(completions(words)))
-        for n, (own, words) in enumerate(zip(fields, answers, strict=True))
+        Group(prompt(**prompted), tuple(completions(texts)))
+        for prompted, texts in zip(own, answers, strict=True)
     ]
-    found = asyncio.run(reward.reward(groups, seed=1))
-    accuracies = [one.parts.get("accuracy") for one in found]
-    assert accuracies == [(1.0, 0.0), None, (None, 1.0), None]
-    assert calls == [4]
+    results = asyncio.run(reward.reward(groups, seed=1))
+    parts = [result.parts.get("accuracy") for result in results]
+    assert (parts, grader.calls) == ([(1.0, 0.0), None, (None, 1.0)], 1)
 
 
 @pytest.mark.parametrize(("own", "shown"), [("Be kind.", "Be kind."), (7, "Be short.")])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -41,6 +42,7 @@ from posttrain.rollouts import Step
 from posttrain.sampling.sampler import Generation, Parameters, Request, Sampler, seed_of
 
 UNBOUNDED = 1_000_000  # all that wait are decoded in one batch
+_REMEMBERED = 100_000  # turns that `inspect eval` can go on from
 _QUIET_TURNS = 25  # turns of the event loop in which no request came
 
 
@@ -84,7 +86,9 @@ class SamplerAPI(ModelAPI):
         self._sampler, self._thinking = sampler, thinking
         self._stack = contextlib.AsyncExitStack()
         self._opening = asyncio.Lock()
-        self._turns: dict[str, Generation] = {}
+        self._turns: OrderedDict[str, Generation] = OrderedDict()
+        # of a sampler that was given, every turn becomes a record
+        self._keeps_all = sampler is not None
         self._pending: list[tuple[Request, asyncio.Future[Generation]]] = []
         self._collector: asyncio.Task[None] | None = None
 
@@ -117,6 +121,8 @@ class SamplerAPI(ModelAPI):
         output = to_output(generation.step, self.model_name, prompt_ids=generation.prompt_ids)
         assert output.message.id is not None
         self._turns[output.message.id] = generation
+        if len(self._turns) > _REMEMBERED and not self._keeps_all:
+            self._turns.popitem(last=False)
         return output
 
     def _request(
