@@ -72,10 +72,14 @@ def output_of(step: StageStep) -> Path:
     stage = runpy.run_path(str(HERE / f"{step.stage}.py"))
     printed = io.StringIO()
     try:
-        with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        with contextlib.redirect_stdout(printed):
             stage["main"](["--config", step.recipe, *step.overrides, "--print-config"])
     except ConfigError as error:
         raise ConfigError(f"{step.stage} {step.recipe}: {error}") from error
+    except SystemExit as end:
+        if end.code:  # argparse has said why
+            given = " ".join(step.overrides)
+            raise ConfigError(f"{step.stage} {step.recipe} does not take {given}") from None
     out = (yaml.safe_load(printed.getvalue()) or {}).get("out")
     if out is None:
         raise ConfigError(f"{step.stage} {step.recipe} names no out")

@@ -6,7 +6,7 @@
 Not part of a key: layout, the order of JSON keys, source, license, metadata, dialect, ids of calls,
 names of tool results. MinHash of word 3-grams finds near-duplicates, exact Jaccard decides (Broder
 1997, "On the resemblance and containment of documents"; bands as in Leskovec et al., "Mining of
-Massive Datasets", 3.4; why 3-grams, and signs as words: docs/evidence/benchmarks.md).
+Massive Datasets", 3.4; what 3-grams find: docs/evidence/benchmarks.md).
 """
 
 from __future__ import annotations

@@ -228,21 +228,22 @@ def offline_candidate(pair: Pair, number: int, rows: int, seed: int) -> Candidat
 
 def pair_rows(raws: RawRows, config: SourceConfig, *, seed: int) -> Iterator[PairRow]:
     """Each pair as one row with `chosen` and `rejected`; rows that are none with their reason."""
-
-    def read() -> Iterator[tuple[RawRow | Dropped, object]]:
-        for raw in raws:
-            if isinstance(raw, Dropped):
-                yield raw, object()
-                continue
-            row = dict(canonical(raw.row, config))
-            # rated responses to one prompt follow each other
-            rated = _RATED.issubset(row)
-            yield raw._replace(row=row), [row["prompt"]] if rated else object()
-
-    for _, group in itertools.groupby(read(), key=lambda item: item[1]):
-        raw_rows = [raw for raw, _ in group]
-        rated = [raw for raw in raw_rows if isinstance(raw, RawRow)]
-        yield _pair(rated, seed) if rated else raw_rows[0], len(raw_rows)
+    group: list[RawRow] = []  # rated responses to one prompt, until another row comes
+    for raw in raws:
+        if isinstance(raw, Dropped):
+            yield raw, 1
+            continue
+        raw = raw._replace(row=dict(canonical(raw.row, config)))
+        rated = _RATED.issubset(raw.row)
+        if group and not (rated and raw.row["prompt"] == group[0].row["prompt"]):
+            yield _pair(group, seed), len(group)
+            group = []
+        if rated:
+            group.append(raw)
+        else:
+            yield _pair([raw], seed), 1
+    if group:
+        yield _pair(group, seed), len(group)
 
 
 def _pair(raws: Sequence[RawRow], seed: int) -> RawRow | Dropped:

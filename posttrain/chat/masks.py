@@ -168,7 +168,8 @@ def _compose_turns(
     cut: Callable[[Located], tuple[Segment, ...]],
 ) -> list[tuple[Segment, ...]]:
     """History from one render of everything, each earlier turn's own steps from a render of it."""
-    whole = locate_single_pass(template, rows, plans[-1].trained, prompts, **options)
+    last = plans[-1]  # what follows it is not trained, and would change how it is written
+    whole = locate_single_pass(template, rows[: last.stop], last.trained, prompts, **options)
     history = cut(whole)
     ends = list(itertools.accumulate(len(segment.text) for segment in history))
     earlier: list[tuple[Segment, ...]] = []

@@ -5,9 +5,9 @@ Defaults live on the schema field and nowhere else.
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict
 
 
 class Strict(BaseModel):
@@ -25,12 +25,11 @@ class Strict(BaseModel):
         protected_namespaces=(),
     )
 
-    @model_validator(mode="after")
-    def _checked(self) -> Self:
+    def model_post_init(self, context: Any, /) -> None:
+        # no validator: pydantic would then name a union's member by it, in the place of an error
         for owner in reversed(type(self).__mro__):
             if "check" in vars(owner):
                 vars(owner)["check"](self)
-        return self
 
     def check(self) -> None:
         """Raises ValueError for keys that exclude each other; every class's runs, bases first."""

@@ -52,7 +52,8 @@ def load_recipe(path: Path | str, schema: type[Schema], overrides: Sequence[str]
     """
     raw = apply_overrides(read_recipe(path), overrides)
     given = (override.partition("=") for override in overrides)
-    if nulls := [key for key, _, text in given if parse_value(text) is None]:
+    # an empty value is a shell's unset variable, not a null
+    if nulls := [k for k, _, text in given if text.strip() and parse_value(text) is None]:
         try:
             schema.model_validate_json(json.dumps(raw))
         except ValidationError as error:
@@ -183,12 +184,17 @@ def nearest(name: str, valid: Sequence[str], *, or_list: bool = True) -> str:
 def _keys_at(schema: type[BaseModel], loc: tuple[Any, ...]) -> list[str]:
     """Keys of the blocks at a place. Besides keys it has positions, names in mappings, and for a
     union the class's name or the tag of the block that was tried."""
-    blocks = [schema]
+    blocks, above = [schema], 0
     for part in map(str, loc):
+        if above:  # a position or a name, which may be that of a field
+            above -= 1
+            continue
         fields = [block.model_fields[part] for block in blocks if part in block.model_fields]
-        inner = [one for f in fields for _, one in parts_of(f.annotation) if is_block(one)]
+        parts = [(path, one) for f in fields for path, one in parts_of(f.annotation)]
+        inner = {one: path.count(".N") for path, one in parts if is_block(one)}
         named = [block for block in blocks if part in (block.__name__, *tags_of(block)[1])]
-        blocks = named or inner or blocks
+        above = 0 if named else max(inner.values(), default=0)
+        blocks = named or [*inner] or blocks
     return sorted({name for block in blocks for name in block.model_fields})
 
 

@@ -133,8 +133,9 @@ class RowPlace(Strict):
             "revision and subset belong to a hub id": self.path and (self.revision or self.subset),
             f"a hub id needs its revision as a 40-digit commit (found {self.revision!r}): a branch "
             "or tag can move and the build could not be repeated. The commit stands at "
-            f"https://huggingface.co/datasets/{self.hub}/commits/main": self.hub and not commit,
-            "a hub id needs its split, e.g. split: train": self.hub and self.split is None,
+            f"https://huggingface.co/datasets/{self.hub}/commits/main":
+                self.hub is not None and not commit,
+            "a hub id needs its split, e.g. split: train": self.hub is not None and not self.split,
         })  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from pydantic import BeforeValidator, Field
 
@@ -62,7 +62,8 @@ def fill(text: str, question: str, options: Mapping[str, str]) -> str:
 def _read(given: Any) -> Any:
     """The templates of a shipped set or of a file; a list is one already."""
     if not isinstance(given, str):
-        return tuple(PromptTemplate.model_validate(one) for one in given) if given else given
+        rows = cast(list[Any], given) if isinstance(given, list | tuple) else []
+        return tuple(map(PromptTemplate.model_validate, rows)) or cast(object, given)
     shipped = SHIPPED / f"{given}.yaml"
     path = shipped if shipped.is_file() else Path(given)
     if path.suffix not in (".yaml", ".yml"):

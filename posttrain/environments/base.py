@@ -63,7 +63,7 @@ class Tool:
     """A tool.
 
     Attributes:
-        parameters: the JSON schema of an object.
+        parameters: the JSON schema of an object; anything else raises ConfigError.
         run: takes the object's properties by name and returns text; may be a coroutine function.
     """
 
@@ -72,13 +72,24 @@ class Tool:
     parameters: Mapping[str, Any]
     run: Callable[..., str | Awaitable[str]]
 
+    def __post_init__(self) -> None:
+        # imported here: sampling's recipes load this module, and most declare no tools
+        from jsonschema import Draft202012Validator
+        from jsonschema.exceptions import SchemaError
+
+        try:
+            Draft202012Validator.check_schema(self.parameters)
+        except SchemaError as error:
+            raise ConfigError(f"tool {self.name}: parameters: {error.message}") from error
+        if self.parameters.get("type") != "object":
+            raise ConfigError(f"tool {self.name}: parameters must be a schema of type object")
+
     def schema(self) -> dict[str, Any]:
         function = {"name": self.name, "description": self.description}
         return {"type": "function", "function": function | {"parameters": dict(self.parameters)}}
 
     def violation(self, arguments: Mapping[str, Any]) -> str | None:
         """In which way arguments break the schema, None if they keep it."""
-        # imported here: sampling's recipes load this module, and most declare no tools
         from jsonschema import Draft202012Validator
 
         checker: Any = Draft202012Validator(self.parameters)

@@ -186,10 +186,12 @@ def _frame(
     axes.set_yticks(*y)
     axes.set_ylim(y[0][0], y[0][-1])
     axes.grid(axis="y", clip_on=False)
-    left, top = 34 + CHARACTER * max(map(len, y[1])), 10
+    left, top, height = 34 + CHARACTER * max(map(len, y[1])), 10, HEIGHT
     if len(keys) > 1:
         columns = max(1, min(len(keys), 400 // (CHARACTER * max(map(len, keys)) + 34)))
-        top += 24 * math.ceil(len(keys) / columns)
+        lines = math.ceil(len(keys) / columns)
+        top, height = top + 24 * lines, HEIGHT + 24 * (lines - 1)
+        axes.get_figure(root=True).set_size_inches(WIDTH / 72, height / 72)
         handles, labels = axes.get_legend_handles_labels()
         order = slice(None, None, -1) if axes.lines else slice(None)
         axes.legend(
@@ -203,11 +205,11 @@ def _frame(
             handlelength=1.3,
             handleheight=0.8,
         )
-    _place(axes, left, 18, top, 52, HEIGHT)
+    _place(axes, left, 18, top, 52, height)
     text = axes.figure.text
-    text((left / WIDTH + 1) / 2, 6 / HEIGHT, chart.x, ha="center")
+    text((left / WIDTH + 1) / 2, 6 / height, chart.x, ha="center")
     side: dict[str, Any] = {"rotation": "vertical", "rotation_mode": "anchor", "va": "top"}
-    text(6 / WIDTH, (HEIGHT - top + 52) / 2 / HEIGHT, chart.y, ha="center", **side)
+    text(6 / WIDTH, (height - top + 52) / 2 / height, chart.y, ha="center", **side)
 
 
 def _place(axes: Axes, left: int, right: int, top: int, bottom: int, height: int) -> None:
@@ -232,7 +234,7 @@ def _intervals(axes: Axes, chart: IntervalChart, height: int) -> None:
         (dot,) = axes.plot(row.share, place, "o", color=colour, markersize=9, clip_on=False)
         dot.set_gid(titled(f"{row.label}: {share}"))
         axes.text(1.03, place, share, va="center_baseline", color=INK)
-    labels = [row.label for row in chart.rows]
+    labels = [_short(row.label) for row in chart.rows]
     axes.set_xlim(0, 1)
     axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.set_xticks([0, 0.5, 1], ["0 %", "50 %", "100 %"])
@@ -243,6 +245,11 @@ def _intervals(axes: Axes, chart: IntervalChart, height: int) -> None:
     left = min(WIDTH * 2 // 3, CHARACTER * max(map(len, labels)) + 10)
     _place(axes, left, 70, 4, 48, height)
     axes.figure.text((left + WIDTH - 70) / WIDTH / 2, 6 / height, chart.x, ha="center")
+
+
+def _short(label: str, most: int = 42) -> str:
+    """A label that has room beside the intervals: its beginning and its end."""
+    return label if len(label) <= most else f"{label[: most // 2]}…{label[1 - most // 2 :]}"
 
 
 def titled(text: str) -> str:

@@ -247,7 +247,12 @@ def is_shown(place: int, total: int) -> bool:
 
 def room(samples: int, texts: int = 1) -> int:
     """Characters to show of each text, where so many samples have so many texts each."""
-    return max(200, min(SHOWN_CHARACTERS, MOST_CHARACTERS // max(1, samples)) // max(1, texts))
+    return max(200, min(SHOWN_CHARACTERS, MOST_CHARACTERS // max(1, samples * texts)))
+
+
+def each(most: int, texts: int) -> int:
+    """Characters of each of so many texts that have about `most` between them."""
+    return most // min(max(1, texts), 15)
 
 
 def plain(value: object) -> str:

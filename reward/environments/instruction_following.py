@@ -86,11 +86,11 @@ def sentences_of(text: str) -> list[str]:
 
 
 def within(number: int, arguments: Arguments) -> bool:
-    """Whether a count keeps its bounds. Raises KeyError without any."""
+    """Whether a count keeps its bounds. Raises KeyError without any, TypeError for no number."""
     if not any(bound in arguments for bound in BOUNDS):
         raise KeyError("exactly, at_least or at_most")
     return (
-        number == arguments.get("exactly", number)
+        number >= arguments.get("exactly", number) >= number
         and number >= arguments.get("at_least", number)
         and number <= arguments.get("at_most", number)
     )

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from posttrain.environments.base import Tool
 from posttrain.jsontext import writable
 from posttrain.records import json_text
 from posttrain.rollouts import Completion
@@ -47,7 +46,8 @@ class Action:
             "properties": {name: dict(schema) for name, schema in self.parameters.items()},
             "required": list(self.required),
         }
-        return Tool(self.name, self.description, parameters, self.run).schema()
+        function = {"name": self.name, "description": self.description, "parameters": parameters}
+        return {"type": "function", "function": function}
 
     def check(self, arguments: Mapping[str, Any]) -> None:
         if not set(self.required) <= arguments.keys():

@@ -140,6 +140,12 @@ def test_turns_compose_where_no_special_token_parts_them():
     assert [(s.text, spans_of(s)) for s in training_samples(record, bare)] == expected
 
 
+def test_a_last_turn_that_is_not_trained_is_not_written():
+    untrained = Message("assistant", "a2", reasoning="r2", trained=False)
+    turns = (user("q0"), says("a0", "r0"), user("q1"), says("a1", "r1"), user("q2"), untrained)
+    assert training_samples(example(*turns), NANO)[-1].text.endswith("a1<|im_end|>\n")
+
+
 def test_a_framing_token_inside_a_message_is_refused():
     with pytest.raises(RenderError, match=r"message 0 \(user\) contains '<\|im_end\|>'"):
         training_samples(example(user("a<|im_end|>b"), says("c")), NANO)

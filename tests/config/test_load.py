@@ -10,6 +10,7 @@ from pydantic import Field
 from posttrain.config.base import Strict
 from posttrain.config.build_dpo import BuildDpoConfig
 from posttrain.config.build_sft import BuildSftConfig
+from posttrain.config.eval import EvalConfig
 from posttrain.config.load import load_recipe
 from posttrain.config.rlhf import RlhfConfig
 from posttrain.config.sample import ProfileConfig
@@ -83,6 +84,10 @@ def test_mistakes_are_named(tmp_path, text, overrides, message):
         ("profile", ProfileConfig, "backend.url=http://h", "unknown key 'backend.transformers.url'"),
         ("profile", ProfileConfig, "backend={}", "'backend.kind' is required"),
         ("profile", ProfileConfig, "backend.kind=transfomers", "did you mean 'transformers'"),
+        ("profile", ProfileConfig, "prompts.0.augment={templates: 5}", "templates': Input should be"),
+        ("build_sft", BuildSftConfig, "sources=[{name: a, hub: '', split: train}]", "40-digit commit"),
+        ("eval", EvalConfig, "checkpoints={path: x, backend: {kind: vllm}}", r"\.kind' .valid: backend, path"),
+        ("eval", EvalConfig, "checkpoints={a: {pat: x}}", r"'checkpoints\.a\.EvaluatedConfig\.pat' .did you mean 'path'"),
         ("profile", ProfileConfig, "backend={kind: chat, model: m, url: 'localhost:80'}", "begins with http"),
         ("profile", ProfileConfig, "backend={kind: chat, model: m, url: 'http://me:pw@h/v1'}", "no user, key or query"),
         ("profile", ProfileConfig, "backend={kind: chat, model: m, url: 'http://h/v1', api_key_env: sk-1234}", "never a key$"),
@@ -113,6 +118,8 @@ def test_null_takes_a_key_back_where_its_field_takes_none(tmp_path):
         load(tmp_path, text, "learning_rate=null")
     with pytest.raises(ConfigError, match="found None"):  # forgotten in a file, not cleared
         load(tmp_path, "learning_rate: 1.0\nsteps:\n")
+    with pytest.raises(ConfigError, match=r"'steps'.*found None"):  # a shell's unset variable
+        load(tmp_path, text, "steps=")
 
 
 def test_words_and_nulls_of_the_trainer():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import select
 import shutil
@@ -12,11 +13,14 @@ import socket
 import subprocess
 import sys
 import uuid
+import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from posttrain.environments import sandbox
 from posttrain.environments.sandbox import (
     Limits,
     Sandbox,
@@ -82,6 +86,31 @@ def test_many_run_side_by_side_and_leave_no_descriptor_open():
         return [result.stdout for result in results]
 
     assert asyncio.run(run()) == [f"{k}\n".encode() for k in range(6)]
+
+
+@needs_bwrap
+def test_as_many_run_at_a_time_as_there_are_processors(monkeypatch: pytest.MonkeyPatch):
+    running: list[int] = []
+    most: list[int] = []
+
+    def counted(*args: Any, **options: Any) -> Any:
+        running.append(1)
+        most.append(len(running))
+        try:
+            return supervise(*args, **options)
+        finally:
+            running.pop()
+
+    async def run() -> weakref.ref[asyncio.AbstractEventLoop]:
+        await asyncio.gather(*(run_sandboxed(["true"]) for _ in range(6)))
+        return weakref.ref(asyncio.get_running_loop())
+
+    check_sandbox()
+    monkeypatch.setattr(sandbox, "supervise", counted)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    loop = asyncio.run(run())
+    gc.collect()
+    assert (len(most), max(most) <= 2, loop()) == (6, True, None)
 
 
 @needs_bwrap

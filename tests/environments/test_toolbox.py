@@ -97,6 +97,12 @@ def test_a_tool_this_machine_cannot_run_is_no_result():
         asyncio.run(Toolbox([Tool("refuse", "", TEXT, refuse)]).call("refuse", {"text": "x"}))
 
 
+@pytest.mark.parametrize("parameters", [{"type": "object", "properties": 5}, {"type": "string"}])
+def test_a_tool_without_a_schema_of_an_object_is_refused(parameters: dict[str, object]):
+    with pytest.raises(ConfigError, match="broken"):
+        Tool("broken", "", parameters, repeat)
+
+
 def test_toolkits_by_name():
     for names in ("calculator", ["calculator"], " calculator "):
         box = open_toolkit(names)

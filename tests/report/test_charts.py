@@ -107,6 +107,20 @@ def test_intervals_keep_their_order_and_their_place():
     assert on_x - places["0 %"][0] == pytest.approx(0.6 * whole, abs=0.01)
 
 
+def test_long_names_leave_room_for_what_is_drawn():
+    label = "nemotron-3-nano-after-dpo, gpqa_diamond, with_tools, reasoning on"
+    (text,) = (t for t in tick_places(chart_svg(IntervalChart([Interval(label, 0, 0.5, 1)], "c")))
+               if t.startswith("nemotron"))  # fmt: skip
+    assert len(text) < 46
+    assert text.endswith(", reasoning on")
+    one, six = (
+        lines([Series(f"runs/experiment-of-november-{k}", [0, 1], [1, k], "a") for k in range(n)])
+        for n in (1, 6)
+    )
+    high = [tick_places(svg)["0"][1] - tick_places(svg)["1"][1] for svg in (one, six)]
+    assert high[1] * 6 > high[0]  # six lines of keys take nothing from the axes
+
+
 def test_labels_are_text_and_not_markup_or_mathematics():
     svg = bars([("<b>$x^2$&", [1])], x="<i>", y="&")
     assert {"<b>$x^2$&", "<i>", "&"} <= set(tick_places(svg))

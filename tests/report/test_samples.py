@@ -80,6 +80,12 @@ def test_a_long_text_keeps_both_its_ends():
     assert ui.shortened("abc", 3) == "abc"
 
 
+def test_few_samples_of_many_texts_are_shown_as_long_as_many_of_one():
+    assert ui.room(32, 9) == ui.room(1) == ui.SHOWN_CHARACTERS
+    assert 2000 * 3 * ui.room(2000, 3) <= ui.MOST_CHARACTERS
+    assert ui.each(3000, 50) == 200
+
+
 def sample(source: str, finish: str, reward: float | None, text: str) -> ui.Sample:
     fold = ui.Fold(text, [ui.Dialogue(f"{text} of {source}")])
     return ui.Sample(fold, {"source": source, "finish": finish}, {"reward": reward})

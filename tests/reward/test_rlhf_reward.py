@@ -142,6 +142,29 @@ def test_accuracy_is_watched_and_is_no_part_of_the_reward():
     assert plain.rewards == found.rewards
 
 
+def test_all_groups_are_graded_at_once():
+    class Counting(Says):
+        calls = 0
+
+        def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
+            self.calls += 1
+            return super().grade(attempts)
+
+    reward = JudgedReward(
+        judge_of(fair), config=config(), pairing=PairingConfig(), length=NO_LENGTH,
+        graders={"says": (grader := Counting())},
+    )  # fmt: skip
+    answers = (("1", "2"), ("3", "4"), ("?", "1"))
+    own = ({"grader": "says", "gold": "1"}, {}, {"grader": "says", "gold": "1"})
+    groups = [
+        Group(prompt(**prompted), tuple(completions(texts)))
+        for prompted, texts in zip(own, answers, strict=True)
+    ]
+    results = asyncio.run(reward.reward(groups, seed=1))
+    parts = [result.parts.get("accuracy") for result in results]
+    assert (parts, grader.calls) == ([(1.0, 0.0), None, (None, 1.0)], 1)
+
+
 @pytest.mark.parametrize(("own", "shown"), [("Be kind.", "Be kind."), (7, "Be short.")])
 def test_a_prompts_own_principle_goes_before_the_recipes(own: Any, shown: str):
     sampler = Scripted(fair)

@@ -72,6 +72,7 @@ def test_a_dry_run_lists_all_and_checks_the_first_unfinished(chain, started, tmp
         ({"stage": "tiny_word"}, "did you mean 'tiny_world'"),
         ({"stage": "preview"}, "there is no stage 'preview'"),
         ({"overrides": ["sed=3"]}, "did you mean 'seed'"),
+        ({"overrides": ["--out", "same"]}, "does not take --out same"),
         ({"overrides": ["out=same"]}, "two stages write to same"),
     ],
 )

@@ -17,15 +17,15 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from weakref import WeakKeyDictionary
+from weakref import WeakValueDictionary
 
 from posttrain.environments.sandbox.bubblewrap import Box, Launch, Limits, launch_run
 from posttrain.environments.sandbox.supervise import SandboxResult, supervise
 from posttrain.errors import ConfigError
 
 _PROBE = Limits(seconds=60, cpu_seconds=60)
-# a semaphore belongs to an event loop
-_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+# a semaphore belongs to an event loop, which it holds: both go when nobody waits
+_turns: WeakValueDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakValueDictionary()
 
 
 @functools.cache

@@ -324,7 +324,7 @@ def _example(row: ui.Row, most: int) -> ui.Sample:
     about += f" · {tokens:,} tokens" + (f" · {calls}" if calls else "")
     text = "\n".join(f"{message.role}: {message.content}" for message in prompt.messages)
     blocks: list[ui.Block] = [ui.Dialogue(ui.shortened(text, most))]
-    each = most // max(1, len(completion.steps))
+    each = ui.each(most, len(completion.steps))
     for number, step in enumerate(completion.steps):
         if failed is not None and number == failed[0]:
             mark = ui.Styled(f"Step {number}, where the run failed: {failed[1]}", "mark")

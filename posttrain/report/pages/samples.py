@@ -107,7 +107,7 @@ def _example(prompt: ui.Row, completion: ui.Row, most: int) -> ui.Sample:
     }
     about = f" · reasoning {reasoning} · {prompt['source']} · {completion['finish']}"
     title = (ui.Styled(prompt["setting"], "bold"), f"{about} · {tokens:,} tokens")
-    words, each = turns(prompt, most), most // max(1, len(steps))
+    words, each = turns(prompt, most), ui.each(most, len(steps))
     for step in steps:
         words += [ui.Styled(ui.shortened(step["text"], each), "mark"), "\n"]
         words += [part for m in step["results"] for part in _turn("tool", m["content"], each)]
@@ -117,7 +117,7 @@ def _example(prompt: ui.Row, completion: ui.Row, most: int) -> ui.Sample:
 
 def turns(prompt: ui.Row, most: int) -> list[str | ui.Styled]:
     """The messages of a prompt and its gold, each behind its role."""
-    each = most // max(1, len(prompt["messages"]))
+    each = ui.each(most, len(prompt["messages"]))
     words = [part for m in prompt["messages"] for part in _turn(m["role"], m["content"], each)]
     return words if prompt["gold"] is None else [*words, *_turn("gold", prompt["gold"], most)]
 

@@ -44,7 +44,7 @@ class Dealing:
     long: float = 2.0
 
 
-# from the best mixed to plain best-fit decreasing; measured in docs/guides/data.md
+# from the best mixed to plain best-fit decreasing; measured in docs/evidence/benchmarks.md
 _DEALINGS = (
     Dealing(reserve=0.03, limit=0.03),
     Dealing(reserve=0.06, limit=0.06),

@@ -199,7 +199,8 @@ def step_line(row: Mapping[str, Any]) -> str | None:
     if "rollouts" not in row:
         return None
     reward = f"{row['reward']:.3f} ±{row['reward_std']:.2f}" if "reward" in row else "none"
-    parts = (f"{key} {row[name]:{form}}" for key, name, form in _LINE if name in row)
+    shown = (one for one in _LINE if one[1] in row and (row[one[1]] or one[1] != "unscored"))
+    parts = (f"{key} {row[name]:{form}}" for key, name, form in shown)
     return "  ".join((f"reward {reward}", *parts))
 
 
@@ -300,7 +301,8 @@ def _value(sign: _Sign, rows: Rows, window: int) -> float | None:
     first, last = (_mean(part, sign.key or sign.name) for part in parts)
     if not sign.relative or last is None:
         return last
-    return last / first if first else None
+    # a window that is also the first says nothing about change
+    return last / first if first and len(rows) > window else None
 
 
 def _mean(rows: Rows, key: str) -> float | None:

@@ -172,6 +172,10 @@ def test_where_strict_and_columns_that_neither_side_was_read_from(tmp_path: Path
     found = read(tmp_path, rows, text, counts, where={"good": True})
     assert [type(one) for one in found] == [Pair, Dropped]
     assert counts.unread == {"rating": (1, "4")}
+    # a row that is left out does not part the responses around it
+    rows = [rated("a", 1), rated("x", 2) | {"verbosity": 0}, rated("b", 4)]
+    left_out, pair = read(tmp_path, rows, text, where={"verbosity": 1})
+    assert [type(left_out), type(pair)] == [Dropped, Pair]
     (null,) = read(tmp_path, [ROW | {"chosen": None}], text, dialect="chosen_rejected")
     assert null.reason == "empty_answer"
     with pytest.raises(DataError, match=r"pairs.jsonl:1: identical"):

@@ -11,6 +11,7 @@ import pytest
 from benchmarks.attacks import ATTACKS
 from benchmarks.environment_tasks import rows
 from benchmarks.red_team import attacks_on
+from posttrain.errors import DataError
 from reward.environments import ENVIRONMENTS
 from reward.environments.base import same_value
 from reward.environments.code import find_program, same_output
@@ -97,6 +98,13 @@ def test_every_constraint_reads_hostile_texts(text: str):
         assert constraint.holds(text, arguments | {"place": 1, "paragraph": 1}) in (True, False), (
             kind
         )
+
+
+def test_a_bound_that_is_no_number_is_refused():
+    for bound in ("exactly", "at_least", "at_most"):
+        metadata = {"constraints": [{"kind": "words", bound: "5"}]}
+        with pytest.raises(DataError, match="TypeError"):
+            ENVIRONMENTS["instruction_following"]().prompt({"question": "x", "metadata": metadata})
 
 
 def test_the_reward_of_a_fraction_is_a_pass_only_when_whole():

@@ -6,7 +6,7 @@ import pytest
 
 from posttrain.config.grpo import GuardConfig, Limit
 from posttrain.errors import TrainingError
-from posttrain.training.rl.metrics import check_health
+from posttrain.training.rl.metrics import check_health, step_line
 
 
 def look(limit: Limit, name: str, values: list[float], *, last: bool = False) -> list[str]:
@@ -37,6 +37,7 @@ def test_a_window_that_is_not_full_says_nothing_before_the_end():
         ("entropy", Limit(warn=0.5, stop=0.1), [2, 2, 1.5], [2, 2, 0.9, 0.9], [2, 2, 0.1, 0.1]),
         ("entropy", Limit(warn=0.5, stop=0.1), [2, 0.1], [2, 2, 0.9, 0.9], [2, 2, 0.1, 0.1]),
         ("length", Limit(warn=2, stop=5), [10, 10, 15, 20], [10, 10, 20, 30], [10, 10, 50, 60]),
+        ("length", Limit(warn=1, stop=5), [10, 10], [10, 10, 10], [10, 10, 50, 60]),
     ],
 )
 def test_each_sign_warns_and_stops(
@@ -52,3 +53,10 @@ def test_each_sign_warns_and_stops(
 
 def test_a_figure_that_is_missing_is_no_sign():
     assert check_health([{"step": 1, "rollouts": 8}], GuardConfig(window=1)) == []
+
+
+def test_the_line_of_a_step_speaks_of_what_was_unscored_if_anything_was():
+    row = {"rollouts": 8, "reward": 0.5, "reward_std": 0.1, "truncated": 0.0, "unscored": 0.0}
+    assert step_line(row) == "reward 0.500 ±0.10  truncated 0%"
+    assert step_line(row | {"unscored": 0.25}) == "reward 0.500 ±0.10  truncated 0%  unscored 25%"
+    assert step_line({"loss": 0.1}) is None
