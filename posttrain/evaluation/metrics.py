@@ -191,8 +191,8 @@ _KINDS: tuple[Callable[[Record], bool], ...] = (
 def examples(records: Sequence[Record]) -> list[Record]:
     """Up to `EACH` of each kind from every cell, the first of each, in the order of the records."""
     chosen: set[int] = set()
-    for cell, own in by_cell(records).items():
-        if cell.task != ALL:
+    for own in by_cell(records).values():
+        if len({record.prompt.source for record in own}) == 1:  # a single task may be named "all"
             for kind in _KINDS:
                 chosen |= {id(record) for record in [r for r in own if kind(r)][:EACH]}
     return [record for record in records if id(record) in chosen]

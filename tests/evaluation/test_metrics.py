@@ -132,6 +132,9 @@ def test_examples_are_few_and_of_each_kind():
     shown = examples(rows)
     assert [r.completion.index for r in shown] == [0, 1, 2, 3, 4, 5]
     assert sum(r.verdict.any for r in shown) == 2
+    # a single task may have the name of the row over all tasks
+    named = [replace(row, prompt=replace(row.prompt, source="all")) for row in rows]
+    assert len(examples(named)) == len(shown)
 
 
 def test_each_is_graded_by_the_grader_that_it_names_and_failures_by_none():
