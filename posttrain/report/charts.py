@@ -191,7 +191,9 @@ def _frame(
         columns = max(1, min(len(keys), 400 // (CHARACTER * max(map(len, keys)) + 34)))
         lines = math.ceil(len(keys) / columns)
         top, height = top + 24 * lines, HEIGHT + 24 * (lines - 1)
-        axes.get_figure(root=True).set_size_inches(WIDTH / 72, height / 72)
+        figure = axes.get_figure(root=True)
+        assert figure is not None
+        figure.set_size_inches(WIDTH / 72, height / 72)
         handles, labels = axes.get_legend_handles_labels()
         order = slice(None, None, -1) if axes.lines else slice(None)
         axes.legend(
