@@ -155,10 +155,10 @@ def test_all_groups_are_graded_at_once():
         graders={"says": (grader := Counting())},
     )  # fmt: skip
     answers = (("1", "2"), ("3", "4"), ("?", "1"))
-    own = ({"grader": "says", "gold": "1"}, {}, {"grader": "says", "gold": "1"})
+    graded: dict[str, Any] = {"grader": "says", "gold": "1"}
     groups = [
         Group(prompt(**prompted), tuple(completions(texts)))
-        for prompted, texts in zip(own, answers, strict=True)
+        for prompted, texts in zip((graded, {}, graded), answers, strict=True)
     ]
     results = asyncio.run(reward.reward(groups, seed=1))
     parts = [result.parts.get("accuracy") for result in results]
