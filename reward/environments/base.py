@@ -189,22 +189,23 @@ def _messages(row: Row) -> tuple[Message, ...]:
         return (Message("user", question),)
     if question is not None or not isinstance(given, list) or not given:
         raise DataError("a row has either question (text) or messages (a list)")
-    try:
-        messages = tuple(map(_message, cast(list[Any], given)))
-    except (KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"messages: {type(error).__name__}: {error}") from error
+    messages = tuple(map(_message, cast(list[Any], given)))
     if messages[-1].role not in ("user", "tool"):
         raise DataError("the last message is neither the user's nor a tool's")
     return messages
 
 
-def _message(own: dict[str, Any]) -> Message:
+def _message(given: Any) -> Message:
+    own = cast(dict[str, Any], given if isinstance(given, dict) else {})
     content = own.get("content")
     if own.get("role") not in ROLES or not isinstance(content, str | None):
-        raise DataError("a message has a role and text as its content")
+        raise DataError("a message is an object with a role and text as its content")
     calls: list[ToolCall] = []
     for call in own.get("tool_calls") or ():
-        name, arguments = str(call["function"]["name"]), call["function"]["arguments"]
+        try:
+            name, arguments = str(call["function"]["name"]), call["function"]["arguments"]
+        except (KeyError, TypeError) as error:
+            raise DataError("a tool call has a function with name and arguments") from error
         text = arguments if isinstance(arguments, str) else json_text(arguments)
         calls.append(ToolCall(name, text, call.get("id")))
     return Message(

@@ -121,6 +121,19 @@ def test_fields_of_another_shape_drop_the_row_and_never_stop_the_others(field: s
     assert reason.startswith("malformed_row")
 
 
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ("2+2? \\boxed{}", "object with a role"),
+        ({"role": "assistant", "tool_calls": [{"name": "add"}]}, "a tool call has a function"),
+    ],
+)
+def test_a_message_of_another_shape_is_named(message: Any, reason: str):
+    row = {"environment": "math", "gold": "4", "messages": [message]}
+    admitted = asyncio.run(admit(iter([row]), {"math": ENVIRONMENTS["math"]()}))
+    assert reason in dict(admitted.dropped)[0]
+
+
 def test_a_script_is_replayed_with_one_state_and_the_users_turns():
     environment = Counter()
     prompt = environment.prompt({"question": "count", "gold": 2})
