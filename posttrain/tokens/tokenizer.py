@@ -27,7 +27,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from posttrain.config.sft import ModelConfig
 from posttrain.errors import ConfigError, DataError
-from posttrain.tokens.tiktoken.encoder import TiktokenEncoder, disagreement
+from posttrain.tokens.tiktoken.encoder import TiktokenEncoder, disagreement, probe_texts
 from posttrain.tokens.tiktoken.ranks import PATTERNS, pattern_of, ranks_of
 
 TURN_END = "<|im_end|>"
@@ -156,14 +156,15 @@ def check_same_tokenizer(tokenizer: PreTrainedTokenizerBase, model: ModelConfig)
 class Encoder:
     """Tokenisation without special tokens, truncation or padding.
 
-    `fast` gives the same ids as `backend`; where it is absent, `reason` says why. With `cuts` long
-    texts are given to `backend` in pieces.
+    `fast` gives the same ids as `backend`, and the same spans with `fast_offsets`; where it is
+    absent, `reason` says why. With `cuts` long texts are given to `backend` in pieces.
     """
 
     backend: tokenizers.Tokenizer
     digest: str
     fast: TiktokenEncoder | None = None
     reason: str = ""
+    fast_offsets: bool = False
     cuts: bool = False
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
@@ -178,7 +179,12 @@ class Encoder:
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """The character span of each token."""
-        return self.backend.encode(text, add_special_tokens=False).offsets
+        spans = self.fast.offsets(text) if self.fast is not None and self.fast_offsets else None
+        return (
+            spans
+            if spans is not None
+            else self.backend.encode(text, add_special_tokens=False).offsets
+        )
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens included."""
@@ -256,20 +262,29 @@ def encoder_of(
     cuts = parts_at_lines(from_json(text))
     if backend == "tokenizers":
         return Encoder(own, digest, cuts=cuts)
-    fast = ranks_of(own, text)
-    if not isinstance(fast, str):
+    why = ranks = ranks_of(own, text)
+    if not isinstance(ranks, str):
         slow = partial(_arrays, own)
-        fast, special = TiktokenEncoder(fast, slow=slow), list(fast.special)
-        bad = disagreement(fast.arrays, slow, special=special, more=probes)
+        fast = TiktokenEncoder(ranks, slow=slow)
+        bad = disagreement(fast.arrays, slow, special=list(ranks.special), more=probes)
         if bad is None:
-            return Encoder(own, digest, fast)
-        fast = f"other ids for {bad!r:.80}"
+            return Encoder(own, digest, fast, fast_offsets=_same_offsets(own, fast))
+        why = f"other ids for {bad!r:.80}"
     if backend == "tiktoken":
         raise ConfigError(
-            f"tiktoken cannot stand for the tokenizer {tokenizer.name_or_path!r}: {fast}; "
+            f"tiktoken cannot stand for the tokenizer {tokenizer.name_or_path!r}: {why}; "
             "set tokenizer.backend to auto or tokenizers"
         )
-    return Encoder(own, digest, reason=f"not tiktoken: {fast}", cuts=cuts)
+    return Encoder(own, digest, reason=f"not tiktoken: {why}", cuts=cuts)
+
+
+def _same_offsets(own: tokenizers.Tokenizer, fast: TiktokenEncoder) -> bool:
+    """Whether the tokenizer gives the true spans of tokens; some leave out white space."""
+    found = ((fast.offsets(text), text) for text in probe_texts([]))
+    return all(
+        spans is None or spans == own.encode(text, add_special_tokens=False).offsets
+        for spans, text in found
+    )
 
 
 def parts_at_lines(tokenizer: Mapping[str, Any]) -> bool:

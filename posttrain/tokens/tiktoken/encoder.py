@@ -39,6 +39,8 @@ class TiktokenEncoder:
         self._separator = f"\x00{secrets.token_hex(8)}\x01"
         self._mark = len(ranks.ids)
         self._ids = np.append(ranks.ids, np.int32(-1))
+        written = [*ranks.merges, *(token.encode() for token in ranks.special)]
+        self._sizes = np.array([*map(len, written), 0], np.int64)  # bytes a rank stands for
         self._nfc, self._slow = ranks.nfc, slow
         self._odd = odd_characters(nfc=ranks.nfc)
         self._encoding = tiktoken.Encoding(
@@ -63,6 +65,23 @@ class TiktokenEncoder:
                 results[k] = ids
         return [ids for ids in results if ids is not None]
 
+    def offsets(self, text: str) -> list[tuple[int, int]] | None:
+        """The character span of each token, that of the character for parts of one; None for a text
+        that is not given to tiktoken."""
+        if not self._takes(text):
+            return None
+        sizes = self._sizes.take(self._ranks(text))
+        ends = np.cumsum(sizes)
+        starts = ends - sizes
+        if not text.isascii():
+            first = (np.frombuffer(text.encode(), np.uint8) & 0xC0) != 0x80
+            character = np.cumsum(first) - 1
+            starts, ends = character[starts], character[ends - 1] + 1
+        return list(zip(starts.tolist(), ends.tolist(), strict=True))
+
+    def _ranks(self, text: str) -> npt.NDArray[np.uint32]:
+        return self._encoding.encode_to_numpy(text, allowed_special="all", disallowed_special=())
+
     def _takes(self, text: str) -> bool:
         if len(text) >= _LONGEST_RUN and _RUN.search(text):
             return False
@@ -73,9 +92,7 @@ class TiktokenEncoder:
         return not self._nfc or unicodedata.is_normalized("NFC", text)
 
     def _joined(self, texts: Sequence[str]) -> Iterable[Ids]:
-        ranks = self._encoding.encode_to_numpy(
-            self._separator.join(texts), allowed_special="all", disallowed_special=()
-        )
+        ranks = self._ranks(self._separator.join(texts))
         marks = np.flatnonzero(ranks == self._mark)
         assert len(marks) == len(texts) - 1, "only this process knows its separator"
         ids = self._ids.take(ranks)
