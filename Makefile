@@ -8,8 +8,8 @@ RECIPES ?= recipes/tiny
 AT ?= .
 RUNS = $(AT)/runs/tiny
 # by the shell, for a folder's name may have blanks
-RECIPES_DIR := $(shell cd "$(RECIPES)" && pwd)
-OWN := $(shell cd "$(RECIPES)" && ls | sed -n 's/[.]yaml$$//p')
+RECIPES_DIR := $(shell CDPATH= cd "$(RECIPES)" && pwd)
+OWN := $(shell CDPATH= cd "$(RECIPES)" && ls | sed -n 's/[.]yaml$$//p')
 # stages at a time; the seed of what trains and samples (without it: the recipes' own)
 JOBS ?= 2
 SEED ?=
@@ -157,7 +157,8 @@ chain-rlvr:
 	$(call stage,rlvr,rlvr_second,train on verified answers again,rlvr_second/report.html: pass rates rise,$(seed))
 	$(call stage,eval,eval_rlvr,ask each model held-out questions,eval_rlvr/report.html: accuracy stage by stage)
 
-# a file's tests stay together: they share what is slow to make
+# a file's tests stay together: they share what is slow to make. One that waits for ever ends its
+# worker (pyproject.toml), which a new one would only repeat
 test: $(BIN)/.installed-dev
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --max-worker-restart 0
 

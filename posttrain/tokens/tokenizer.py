@@ -180,11 +180,9 @@ class Encoder:
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """The character span of each token."""
         spans = self.fast.offsets(text) if self.fast is not None and self.fast_offsets else None
-        return (
-            spans
-            if spans is not None
-            else self.backend.encode(text, add_special_tokens=False).offsets
-        )
+        if spans is None:
+            spans = self.backend.encode(text, add_special_tokens=False).offsets
+        return spans
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens included."""
