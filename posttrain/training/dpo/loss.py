@@ -8,7 +8,6 @@ step's pairs, over all processes, and by category."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +25,6 @@ SUMS: tuple[str, ...] = (
 )  # fmt: skip
 OF_CATEGORY = ("margin", "accuracy", "chosen_change", "rejected_change")
 TIE = 1e-6
-OUTWEIGHED = 100  # times the preference term, from which the SFT term is warned of; ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,22 +43,6 @@ def describe_loss(loss: LossConfig) -> str:
         f"{loss.preference_weight:g} × −log σ({loss.beta:g} × margin) + {loss.sft_weight:g} × SFT "
         f"on chosen ({loss.sft_form} of its tokens){kl}"
     )
-
-
-def sft_outweighs(loss: LossConfig, *, chosen_sum: float, chosen_mean: float) -> str | None:
-    """A warning where training begins as SFT, the preference being a hundredth of the loss or less.
-
-    Args:
-        chosen_sum, chosen_mean: the SFT term of either form before training, in nats.
-    """
-    ratio = loss.sft_weight * (chosen_sum if loss.sft_form == "sum" else chosen_mean)
-    ratio /= loss.preference_weight * math.log(2)
-    if ratio < OUTWEIGHED:
-        return None
-    ways = [f"loss.sft_weight={loss.sft_weight / ratio:.1g} weighs both alike"]
-    if loss.sft_form == "sum":
-        ways.insert(0, f"loss.sft_form=mean makes it {ratio * chosen_mean / chosen_sum:,.2g} times")
-    return f"the SFT term begins at {ratio:,.0f} times the preference term: {', '.join(ways)}"
 
 
 def score_pairs(

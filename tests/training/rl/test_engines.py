@@ -24,8 +24,8 @@ from posttrain.config.load import validate
 from posttrain.errors import ConfigError
 from posttrain.hashing import digest_of
 from posttrain.training.plan import GIB
+from posttrain.training.rl.policy import WeightSync
 from posttrain.training.rl.stage import GroupStage
-from posttrain.training.rl.vllm import WeightSync
 from tests.training.forks import forked
 from tests.training.rl.policy import (
     Scripted,
