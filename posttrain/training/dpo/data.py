@@ -26,6 +26,7 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedModel
 
+from posttrain.config.dpo import SftForm
 from posttrain.errors import ConfigError, DataError
 from posttrain.models.load import recurrent_layers
 from posttrain.models.room import room_text
@@ -300,9 +301,11 @@ def _pair_mask(number: torch.Tensor, segment: torch.Tensor) -> torch.Tensor:
     return (earlier & same_pair & ((key == query) | (key == -1)))[:, None]
 
 
-def probe_layout(score: Score, pairs: Pairs, layout: str, *, pad_id: int, dtype: str) -> float:
+def probe_layout(
+    score: Score, pairs: Pairs, layout: str, *, pad_id: int, dtype: str
+) -> tuple[float, dict[SftForm, float]]:
     """Score a few pairs of all lengths in the batch layout, and each completion alone: the largest
-    difference, in nats a token.
+    difference, a token, and what the SFT term is in either form. All in nats.
 
     Raises:
         ConfigError: a layout in which tokens see what they should not; with the difference.
@@ -322,7 +325,8 @@ def probe_layout(score: Score, pairs: Pairs, layout: str, *, pad_id: int, dtype:
             f"{apart:.2g} nats a token from the same completion alone (limit {limit:g} in "
             f"{dtype}). Set layout: unpacked"
         )
-    return apart
+    nats = -sums[:, 0].sum()
+    return apart, {"sum": float(nats / len(probed)), "mean": float(nats / tokens[:, 0].sum())}
 
 
 def _alone(pair: dict[str, Any], side: str) -> Batch:

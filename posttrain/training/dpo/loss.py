@@ -8,13 +8,15 @@ step's pairs, over all processes, and by category."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from posttrain.config.dpo import LossConfig
+from posttrain.config.dpo import LossConfig, SftForm
 from posttrain.records import CATEGORIES
 from posttrain.tokens.encode import IGNORED
 
@@ -25,6 +27,7 @@ SUMS: tuple[str, ...] = (
 )  # fmt: skip
 OF_CATEGORY = ("margin", "accuracy", "chosen_change", "rejected_change")
 TIE = 1e-6
+OUTWEIGHED = 100  # times the preference term, from which the SFT term is warned of; ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,18 @@ def describe_loss(loss: LossConfig) -> str:
         f"{loss.preference_weight:g} × −log σ({loss.beta:g} × margin) + {loss.sft_weight:g} × SFT "
         f"on chosen ({loss.sft_form} of its tokens){kl}"
     )
+
+
+def sft_outweighs(loss: LossConfig, sft: Mapping[SftForm, float]) -> str | None:
+    """A warning where training begins as SFT, the preference being a hundredth of the loss or less;
+    `sft`: the term of either form before training, in nats."""
+    ratio = loss.sft_weight * sft[loss.sft_form] / (loss.preference_weight * math.log(2))
+    if ratio < OUTWEIGHED:
+        return None
+    ways = [f"loss.sft_weight={loss.sft_weight / ratio:.1g} weighs both alike"]
+    if loss.sft_form == "sum":
+        ways.insert(0, f"loss.sft_form=mean makes it {ratio * sft['mean'] / sft['sum']:,.2g} times")
+    return f"the SFT term begins at {ratio:,.0f} times the preference term: {', '.join(ways)}"
 
 
 def score_pairs(

@@ -27,7 +27,7 @@ from posttrain.training.dpo.data import (
     make_pair_collator,
     probe_layout,
 )
-from posttrain.training.dpo.loss import describe_loss
+from posttrain.training.dpo.loss import describe_loss, sft_outweighs
 from posttrain.training.dpo.reference import (
     ReferenceKey,
     ReferenceStore,
@@ -187,12 +187,14 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
         """The layout measured on the model."""
         layout, dtype = trainer.layout, str(trainer.base_model.dtype).removeprefix("torch.")
         pad_id = cast(PreTrainedTokenizerBase, trainer.processing_class).pad_token_id
-        apart = probe_layout(
+        apart, sft = probe_layout(
             trainer.probe, trainer.pairs, layout, pad_id=cast(int, pad_id), dtype=dtype
         )
-        text = f"{layout}: log-probability a token in its batch vs alone {apart:.1e}"
+        lines = [("probe", f"{layout}: log-probability a token in its batch vs alone {apart:.1e}")]
+        if warning := sft_outweighs(self.recipe.loss, sft):
+            lines.append(("warning", warning))
         # an upper bound to one digit: the last bits differ between machines
-        return Preflight([("probe", text)], {"batch_vs_alone": float(f"{apart:.0e}")})
+        return Preflight(lines, {"batch_vs_alone": float(f"{apart:.0e}")})
 
     def largest_batch(self, trainer: PairTrainer) -> Mapping[str, torch.Tensor]:
         """Of the longest pairs."""

@@ -20,6 +20,7 @@ from posttrain.training.dpo.loss import (
     ScoredPairs,
     pair_terms,
     score_pairs,
+    sft_outweighs,
     total_loss,
 )
 from tests.training.dpo.pairs import make_pairs
@@ -183,3 +184,14 @@ def test_the_kl_term_is_zero_at_the_reference_and_positive_elsewhere():
     assert kl(tokens) == [0.0, 0.0]
     shifted = kl(tokens - torch.tensor([0.1, 0.0, 0.0, -0.3]))
     assert shifted == pytest.approx([math.exp(0.1) - 1.1, math.exp(-0.3) - 0.7])
+
+
+def test_an_sft_term_that_outweighs_the_preference_is_told_the_ways_out():
+    def warning(**loss) -> str | None:  # 4,000 tokens: 0.2 × 2080 / ln 2 = 600
+        return sft_outweighs(LossConfig(**loss), {"sum": 2080.0, "mean": 0.52})
+
+    text = str(warning())
+    for part in ("600 times", "sft_form=mean makes it 0.15 times", "sft_weight=0.0003"):
+        assert part in text
+    assert warning(sft_form="mean") is warning(sft_weight=0.0) is None
+    assert "sft_form" not in str(warning(sft_form="mean", sft_weight=200.0))
