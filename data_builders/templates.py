@@ -13,7 +13,7 @@ from data_builders.keyed import key64, unit
 from posttrain.chat.parse import ParsedCompletion
 from posttrain.config.build_sft import SftAugment
 from posttrain.config.prompts import AnySource
-from posttrain.config.templates import PLACEHOLDER, PromptTemplate
+from posttrain.config.templates import PLACEHOLDER, PromptTemplate, fill
 from posttrain.records import Example, with_messages
 from posttrain.rollouts import Completion, Prompt, Step
 from reward.graders.base import Attempt, Grader
@@ -43,7 +43,7 @@ def _templated(prompt: Prompt, question: str | None, template: PromptTemplate) -
     options: Mapping[str, str] = {}
     if template.shows_options:
         options = json.loads(prompt.metadata)["options"]
-    text = template.filled(own.content if question is None else question, options)
+    text = fill(template.text, own.content if question is None else question, options)
     messages = [*prompt.messages]
     messages[last] = replace(own, content=text)
     name = f"{prompt.id}/{template.name}"

@@ -43,8 +43,3 @@ class DeduplicationConfig(Strict):
     def near_threshold(self, source: str) -> float | None:
         """The threshold of a source, `None` where near-duplicates are not looked for."""
         return self.near and self.near.per_source.get(source, self.near.threshold)
-
-    def sources_named(self) -> list[tuple[str, str]]:
-        """Every source that the block names, with the key that names it."""
-        named = [("precedence", name) for name in self.precedence]
-        return named + [("near.per_source", n) for n in (self.near.per_source if self.near else ())]
