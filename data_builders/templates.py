@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from data_builders.keyed import key64, unit
@@ -40,9 +40,7 @@ def in_templates(
 def _templated(prompt: Prompt, question: str | None, template: PromptTemplate) -> Prompt:
     last = max(i for i, message in enumerate(prompt.messages) if message.role == "user")
     own = prompt.messages[last]
-    options: Mapping[str, str] = {}
-    if template.shows_options:
-        options = json.loads(prompt.metadata)["options"]
+    options = json.loads(prompt.metadata)["options"] if template.shows_options else {}
     text = fill(template.text, own.content if question is None else question, options)
     messages = [*prompt.messages]
     messages[last] = replace(own, content=text)
