@@ -7,8 +7,7 @@ from pydantic import Field
 
 from posttrain.config.audit import SupervisionLimits
 from posttrain.config.base import Name, Strict, refuse_shares, refuse_twice, refuse_unknown
-from posttrain.config.decontamination import DecontaminationConfig
-from posttrain.config.deduplication import DeduplicationConfig
+from posttrain.config.overlap import DecontaminationConfig, DeduplicationConfig
 from posttrain.config.source import SourceConfig
 from posttrain.config.templates import AugmentConfig, check_templates
 

@@ -7,8 +7,8 @@ from pydantic import Field
 
 from posttrain.config.backend import REACHING, BackendConfig, check_checkpoint
 from posttrain.config.base import Strict
-from posttrain.config.decontamination import DecontaminationConfig
 from posttrain.config.judge import LabelJudgeConfig, StepSampling
+from posttrain.config.overlap import DecontaminationConfig
 from posttrain.config.prompts import NO_TOOLS, AnySource, Setting, check_prompts
 from posttrain.sampling.rollout import RolloutLimits
 
