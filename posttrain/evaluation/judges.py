@@ -19,9 +19,9 @@ from posttrain.errors import DataError
 from posttrain.evaluation.compare import differences, length_difference, rate_difference
 from posttrain.evaluation.intervals import Values, length, rate
 from posttrain.hashing import digest_of
-from posttrain.report.console import print_sections
+from posttrain.report.console import open_console, print_sections
 from posttrain.report.pages.judging import evaluation_figures
-from posttrain.rollouts import Completion, Prompt
+from posttrain.rollouts import Completion, Prompt, metadata_of
 from posttrain.runs import (
     Counts,
     Manifest,
@@ -156,8 +156,8 @@ def _cell(checkpoint: str, source: str, judged: Sequence[Judged], seed: int) -> 
     }
 
 
-Read = Callable[[str, Prompt, Completion], Judged | None]
-"""A checkpoint's name, a prompt and its judgement → what it is worth; None: the backend failed."""
+Read = Callable[[Prompt, Completion], tuple[int | None, dict[str, float | None]] | None]
+"""A prompt and its judgement → `prefers` and figures of `Judged`; None: the backend failed."""
 Judgements = Sequence[tuple[Prompt, Completion, Judged | None]]
 
 
@@ -249,7 +249,7 @@ def _measured(
     for name in checkpoints:
         completions = read_completions(out / RECORDS / f"{name}.jsonl")
         own = ((by_id[completion.prompt_id], completion) for completion in completions)
-        judgements[name] = [(p, c, read(name, p, c)) for p, c in own]
+        judgements[name] = [(p, c, _judged(name, p, c, read(p, c))) for p, c in own]
     judged = [one for rows in judgements.values() for *_, one in rows if one is not None]
     return judgements, {
         "cells": judge_cells(judged, seed=seed),
@@ -258,8 +258,31 @@ def _measured(
     }
 
 
-def rescore(run: Path, read: Read, console: Console) -> None:
+def _judged(
+    checkpoint: str,
+    prompt: Prompt,
+    completion: Completion,
+    reading: tuple[int | None, dict[str, float | None]] | None,
+) -> Judged | None:
+    if reading is None:
+        return None
+    (prefers, figures), about = reading, metadata_of(prompt)
+    tokens = completion.reasoning_tokens + completion.answer_tokens
+    return Judged(
+        checkpoint=checkpoint,
+        source=prompt.source,
+        question=about["question"],
+        pair=about["pair"],
+        index=completion.index,
+        swapped=about["swapped"],
+        prefers=prefers,
+        figures=figures | {"truncated": float(completion.truncated), "tokens": tokens},
+    )
+
+
+def rescore(run: Path, read: Read) -> None:
     """Read a finished run's judgements again, without a model, and print their figures."""
+    console = open_console()
     manifest = read_artifact(run, kind=KIND)
     prompts = read_prompts(run / PROMPTS)
     names = manifest.stats["checkpoints"]
