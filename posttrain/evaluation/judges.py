@@ -32,7 +32,6 @@ from posttrain.runs import (
     read_artifact,
 )
 from posttrain.sampling.generate import (
-    MADE_BY,
     bind,
     generate,
     prompt_lines,
@@ -94,11 +93,10 @@ def _values(judged: Sequence[Judged]) -> dict[str, Values]:
         for name, value in one.figures.items():
             if value is not None:
                 values[name].append((float(value), one.question))
-    orders: dict[bool, dict[tuple[str, int], Judged]] = {False: {}, True: {}}
+    swapped = {(one.pair, one.index): one for one in judged if one.swapped}
     for one in judged:
-        orders[one.swapped][one.pair, one.index] = one
-    for key, one in orders[False].items():
-        if (other := orders[True].get(key)) is None:
+        other = swapped.get((one.pair, one.index))
+        if one.swapped or other is None:
             continue
         right = [side.figures["pairwise_accuracy"] for side in (one, other)]
         if None not in right:
@@ -112,11 +110,22 @@ def _values(judged: Sequence[Judged]) -> dict[str, Values]:
 def judge_cells(judged: Sequence[Judged], *, seed: int) -> list[Row]:
     """A row a checkpoint × source, and one over all sources where there are several; `seed` is of
     the bootstrap of means."""
-    return [
-        _cell(checkpoint, source, own, seed)
-        for checkpoint in dict.fromkeys(one.checkpoint for one in judged)
-        for source, own in _by_source(judged, checkpoint)
-    ]
+    rows: list[Row] = []
+    for checkpoint in dict.fromkeys(one.checkpoint for one in judged):
+        for source, own in _by_source(judged, checkpoint):
+            values = _values(own)
+            figures = {name: rate(values[name]) for name in RATES}
+            for name in MEANS:
+                spread = length(values[name], seed=seed)
+                figures[name] = spread and spread.mean
+            rows.append({
+                "checkpoint": checkpoint,
+                "source": source,
+                "pairs": len({one.pair for one in own}),
+                "judgements": len(own),
+                **{name: figure and asdict(figure) for name, figure in figures.items()},
+            })  # fmt: skip
+    return rows
 
 
 def judge_differences(judged: Sequence[Judged], *, seed: int) -> list[Row]:
@@ -140,20 +149,6 @@ def _by_source(judged: Sequence[Judged], checkpoint: str) -> list[tuple[str, lis
     names = list(dict.fromkeys(one.source for one in own))
     cells = [(name, [one for one in own if one.source == name]) for name in names]
     return [*cells, (ALL, own)] if len(names) > 1 else cells
-
-
-def _cell(checkpoint: str, source: str, judged: Sequence[Judged], seed: int) -> Row:
-    values = _values(judged)
-    rates = {name: rate(values[name]) for name in RATES}
-    spreads = {name: length(values[name], seed=seed) for name in MEANS}
-    figures = rates | {name: spread and spread.mean for name, spread in spreads.items()}
-    return {
-        "checkpoint": checkpoint,
-        "source": source,
-        "pairs": len({one.pair for one in judged}),
-        "judgements": len(judged),
-        **{name: figure and asdict(figure) for name, figure in figures.items()},
-    }
 
 
 Read = Callable[[str, Prompt, Completion], Judged | None]
@@ -188,7 +183,7 @@ def run_evaluation(
     atomic_write_text(out / PROMPTS, prompt_lines(prompts))
     total = len(prompts) * recipe.n * len(recipe.checkpoints)
     with ProgressBar(total=total, console=console) as progress:
-        asyncio.run(_judge_all(recipe, prompts, progress))
+        samplers = asyncio.run(_judge_all(recipe, prompts, progress))
     names = list(recipe.checkpoints)
     judgements, metrics = _measured(out, names, prompts, read, seed=recipe.seed)
     examples = [row for name in names for row in _to_read(name, judgements[name])]
@@ -205,10 +200,7 @@ def run_evaluation(
         seed=recipe.seed,
         stats={
             "checkpoints": names,
-            "samplers": {
-                name: json.loads((out / WORK / name / MADE_BY).read_text("utf-8"))["sampler"]
-                for name in names
-            },
+            "samplers": samplers,
             "prompts": digest_of(prompt_lines(prompts)),
             "layout": data.stats["layout"],
         },
@@ -217,15 +209,16 @@ def run_evaluation(
 
 async def _judge_all(
     recipe: EvalGenRmConfig, prompts: Sequence[Prompt], progress: ProgressBar
-) -> None:
-    out = Path(recipe.out)
+) -> dict[str, Row]:
+    """Every checkpoint's judgements, into its file; returns what identifies the samplers."""
+    out, digest, samplers = Path(recipe.out), digest_of(prompt_lines(prompts)), dict[str, Row]()
     (out / RECORDS).mkdir(exist_ok=True)
     tasks = tasks_of(prompts, lambda _: recipe.n, seed=recipe.seed)
     for name in recipe.checkpoints:
         backend, work = recipe.backend_of(name), out / WORK / name
         async with opened_sampler(backend, checkpoint=recipe.path_of(name), parts=False) as sampler:
-            digest = digest_of(prompt_lines(prompts))
-            bind(work, {"prompts": digest, "sampler": dict(sampler.identity)})
+            samplers[name] = dict(sampler.identity)
+            bind(work, {"prompts": digest, "sampler": samplers[name]})
             await generate(
                 tasks,
                 sampler,
@@ -238,6 +231,7 @@ async def _judge_all(
                 max_failure_rate=recipe.max_failure_rate,
                 progress=progress,
             )
+    return samplers
 
 
 def _measured(
