@@ -27,9 +27,8 @@ def test_rate_and_time_left_are_of_this_run():
     for _ in range(10):
         progress.add(done=1)
     assert progress.line() == (
-        "50 of 100 completions (40 from before) · 3,000 tokens · 150 tokens/s · 2 min to go"
+        "50 of 100 completions (40 from before) · 3,000 tokens · 150 tokens/s · 0:01:40 to go"
     )
-    assert progress.row()["tokens_per_second"] == 150.0
 
 
 def test_plain_lines_come_now_and_then():

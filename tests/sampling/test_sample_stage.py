@@ -50,8 +50,6 @@ def test_the_artifact(done: Path):
     assert isinstance(tokenizer.chat_template, str)
     assert not (done / "out/work").exists()
     assert (done / "out/report.html").is_file()
-    (speed,) = (done / "out/speed.jsonl").read_text().splitlines()
-    assert json.loads(speed)["completions"] == 60
     page = (done / "out/report.html").read_text("utf-8")
     assert all(text in page for text in ("24 prompts", "not_chosen", "&lt;function=add&gt;"))
     # a finished stage does nothing
