@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,8 +18,6 @@ from posttrain.errors import DataError
 from posttrain.evaluation.compare import differences, length_difference, rate_difference
 from posttrain.evaluation.intervals import Values, length, rate
 from posttrain.hashing import digest_of
-from posttrain.report.console import print_sections
-from posttrain.report.pages.judging import evaluation_figures
 from posttrain.rollouts import Completion, Prompt
 from posttrain.runs import (
     Counts,
@@ -29,7 +26,6 @@ from posttrain.runs import (
     Run,
     atomic_write_json,
     atomic_write_text,
-    read_artifact,
 )
 from posttrain.sampling.generate import (
     bind,
@@ -184,9 +180,19 @@ def run_evaluation(
     total = len(prompts) * recipe.n * len(recipe.checkpoints)
     with ProgressBar(total=total, console=console) as progress:
         samplers = asyncio.run(_judge_all(recipe, prompts, progress))
-    names = list(recipe.checkpoints)
-    judgements, metrics = _measured(out, names, prompts, read, seed=recipe.seed)
-    examples = [row for name in names for row in _to_read(name, judgements[name])]
+    by_id = {prompt.id: prompt for prompt in prompts}
+    judgements: dict[str, Judgements] = {}
+    for name in recipe.checkpoints:
+        completions = read_completions(out / RECORDS / f"{name}.jsonl")
+        own = ((by_id[completion.prompt_id], completion) for completion in completions)
+        judgements[name] = [(p, c, read(name, p, c)) for p, c in own]
+    judged = [one for rows in judgements.values() for *_, one in rows if one is not None]
+    metrics = {
+        "cells": judge_cells(judged, seed=recipe.seed),
+        "differences": judge_differences(judged, seed=recipe.seed),
+        "failed": {name: sum(one is None for *_, one in own) for name, own in judgements.items()},
+    }
+    examples = [row for name, own in judgements.items() for row in _to_read(name, own)]
     atomic_write_json(out / METRICS, metrics)
     atomic_write_text(out / EXAMPLES, "".join(map(row_line, examples)))
     files: dict[str, int | None] = {PROMPTS: len(prompts), METRICS: None, EXAMPLES: len(examples)}
@@ -199,7 +205,7 @@ def run_evaluation(
         parents=parents,
         seed=recipe.seed,
         stats={
-            "checkpoints": names,
+            "checkpoints": list(judgements),
             "samplers": samplers,
             "prompts": digest_of(prompt_lines(prompts)),
             "layout": data.stats["layout"],
@@ -232,35 +238,6 @@ async def _judge_all(
                 progress=progress,
             )
     return samplers
-
-
-def _measured(
-    out: Path, checkpoints: Sequence[str], prompts: Sequence[Prompt], read: Read, *, seed: int
-) -> tuple[dict[str, Judgements], dict[str, Any]]:
-    """Every checkpoint's judgements, compared with their golds, and the figures."""
-    by_id = {prompt.id: prompt for prompt in prompts}
-    judgements: dict[str, Judgements] = {}
-    for name in checkpoints:
-        completions = read_completions(out / RECORDS / f"{name}.jsonl")
-        own = ((by_id[completion.prompt_id], completion) for completion in completions)
-        judgements[name] = [(p, c, read(name, p, c)) for p, c in own]
-    judged = [one for rows in judgements.values() for *_, one in rows if one is not None]
-    return judgements, {
-        "cells": judge_cells(judged, seed=seed),
-        "differences": judge_differences(judged, seed=seed),
-        "failed": {name: sum(one is None for *_, one in own) for name, own in judgements.items()},
-    }
-
-
-def rescore(run: Path, read: Read, console: Console) -> None:
-    """Read a finished run's judgements again, without a model, and print their figures."""
-    manifest = read_artifact(run, kind=KIND)
-    prompts = read_prompts(run / PROMPTS)
-    names = manifest.stats["checkpoints"]
-    _, metrics = _measured(run, names, prompts, read, seed=manifest.seed)
-    print_sections(console, evaluation_figures(metrics))
-    same = metrics == json.loads((run / METRICS).read_text("utf-8"))
-    console.print("unchanged" if same else f"other figures than {run / METRICS}", highlight=False)
 
 
 def _to_read(checkpoint: str, judgements: Judgements) -> list[dict[str, Any]]:
