@@ -20,8 +20,8 @@ def main(argv: list[str] | None = None) -> None:
     recipe, options = parse_recipe(parser, BuildDpoConfig, argv)
     from rich.console import Console
 
-    from data_builders.environments import all_graders
     from data_builders.pairs import build as pairs
+    from data_builders.registry import all_graders
     from posttrain.report import run_stage
     from posttrain.report.console import print_sections
     from posttrain.report.pages.samples import pair_figures, pair_rows, planned_pairs

@@ -72,8 +72,8 @@ def rescore(argv: list[str], console: Console) -> None:
     if options.out is not None and not options.out.startswith("out="):
         raise ConfigError(f"rescore takes out=DIR, not {options.out!r}")
 
-    from data_builders.environments import all_graders
     from data_builders.prompts.evaluation import grade_by_name
+    from data_builders.registry import all_graders
     from posttrain.evaluation.run import JOURNALS, LABELS, changed_grades, read_run
     from posttrain.evaluation.stage import keep_rescored, metrics_of, rescored_records
     from posttrain.report import write_report

@@ -16,9 +16,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from data_builders.environments import AnyToolkit, toolkit_of
 from data_builders.keyed import key64, unit
 from data_builders.prompts.questions import RowQuestion, distinct_questions, total_counts
+from data_builders.registry import AnyToolkit, toolkit_of
 from data_builders.rows.files import find_files, input_files
 from data_builders.rows.read import RowCounts
 from data_builders.rows.where import unmet
@@ -77,7 +77,7 @@ class PromptPlan:
     def __init__(
         self, sources: Sequence[AnySource], settings: Sequence[Setting], *, seed: int, out: Path
     ) -> None:
-        from data_builders.environments import all_graders
+        from data_builders.registry import all_graders
 
         self.graders, self._toolkits = all_graders(), toolkits_for(sources, settings)
         check_names(sources, settings, graders=self.graders, toolkits=self._toolkits)

@@ -8,8 +8,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data_builders.environments import all_graders
 from data_builders.prompts.build import BASE, PromptPlan, missing_inputs
+from data_builders.registry import all_graders
 from data_builders.sft.inputs import Input, as_stats
 from posttrain.config.eval import EvalConfig
 from posttrain.errors import ConfigError, DataError

@@ -12,7 +12,7 @@ import yaml
 
 pytest.importorskip("inspect_ai")
 
-from data_builders.environments import EnvironmentGrader
+from data_builders.registry import EnvironmentGrader
 from posttrain.chat.parse import ParsedCompletion
 from posttrain.config.eval import EvalSetting, InspectTask
 from posttrain.config.judge import LabelJudgeConfig
@@ -306,7 +306,7 @@ def test_a_judges_answers_are_kept_and_given_again_without_it(tmp_path: Path, mo
     async def opened(models, stack):
         return [JudgeSampler(model, "message", tokens=("<|im_end|>",))]
 
-    monkeypatch.setattr("data_builders.environments.open_judges", opened)
+    monkeypatch.setattr("data_builders.registry.open_judges", opened)
     backend = {"kind": "chat", "url": "http://localhost:1/v1", "model": "judge"}
     judge = LabelJudgeConfig.model_validate({"backend": backend, "sampling": {"temperature": 0.0}})
     labels = tmp_path / "journals/judge.jsonl"
