@@ -24,11 +24,6 @@ class Encoded:
     ids: tuple[int, ...]
     mask: tuple[bool, ...]
 
-    @property
-    def tokens(self) -> int:
-        """Prompt and completion together."""
-        return len(self.prompt_ids) + len(self.ids)
-
 
 @dataclass(frozen=True, slots=True)
 class PairEncoder:

@@ -21,7 +21,7 @@ from typing import Any
 from data_builders.dialects import Conversation, RowProblem, canonical, reading_of
 from data_builders.dialects.texts import read_side
 from data_builders.filters.structure import structural_drop
-from data_builders.judging.labels import number
+from data_builders.judging.dialects import number
 from data_builders.judging.pair import marked_turns, shared_messages
 from data_builders.keyed import key64
 from data_builders.pairs.candidates import CandidatePair

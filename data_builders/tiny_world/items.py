@@ -158,8 +158,8 @@ def family_items(
         yield make_item(Place(seed, split, family, index), choices)
 
 
-def message_of(row: Mapping[str, Any], *, thinking: bool = True) -> Message:
-    """A message of an item's prompt as a record's message; its reasoning only with thinking on."""
+def message_of(row: Mapping[str, Any]) -> Message:
+    """A message of an item as a record's message."""
     calls = tuple(
         ToolCall(c["function"]["name"], c["function"]["arguments"], c["id"])
         for c in row.get("tool_calls", ())
@@ -167,7 +167,7 @@ def message_of(row: Mapping[str, Any], *, thinking: bool = True) -> Message:
     return Message(
         role=row["role"],
         content=row["content"],
-        reasoning=row.get("reasoning_content") if thinking else None,
+        reasoning=row.get("reasoning_content"),
         tool_calls=calls,
         tool_call_id=row.get("tool_call_id"),
         name=row.get("name"),

@@ -1,8 +1,6 @@
 """The sandboxed Jinja that chat templates run in, and the marks that find messages in its output.
 
     {% for message in messages %}   →   {% for message in messages %}{{ message | __mark__ }}
-    …                                   …
-    {% endfor %}                        {% endfor %}{{ none | __mark__ }}
 
 The environment mirrors `transformers.utils.chat_template_utils`. The sandbox keeps a template from
 Python's insides, from files and from changing what it is given; it does not bound time: loops may
@@ -143,14 +141,13 @@ class _LoopMarker(NodeTransformer):
         self.aliases = aliases
         self.marked = 0
 
-    def visit_For(self, node: nodes.For) -> nodes.Node | list[nodes.Node]:
+    def visit_For(self, node: nodes.For) -> nodes.Node:
         over_messages = any(n.name in self.aliases for n in _names(node.iter))
         if not over_messages or not isinstance(node.target, nodes.Name) or not _writes(node):
             return self.generic_visit(node)
         self.marked += 1
-        start = _mark(nodes.Name(node.target.name, "load"), node.lineno)
-        node.body = [start, *node.body]
-        return [node, _mark(nodes.Const(None), node.lineno)]
+        node.body.insert(0, _mark(nodes.Name(node.target.name, "load"), node.lineno))
+        return node
 
 
 def _names(node: nodes.Node) -> list[nodes.Name]:
