@@ -50,11 +50,8 @@ class Decontaminator:
             DataError: a row that cannot be read.
         """
         files = [items for file in config.files for items in read_items(file, base_dir)]
-        index = RunIndex.build(
-            (item for file in files for item in file.items),
-            ngram=config.ngram,
-            common=config.common,
-        )
+        items = (item for file in files for item in file.items)
+        index = RunIndex(items, ngram=config.ngram, common=config.common)
         numbers, seen = iter(index.number.tolist()), set[int]()
         counts: list[dict[str, Any]] = []
         warnings: list[str] = []

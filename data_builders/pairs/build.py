@@ -148,7 +148,7 @@ def build_pairs(
     """
     # -- every completion graded, every prompt's candidate pairs
     tokenizer, work, proposed = renderer.tokenizer, out / "work", Proposed()
-    encode = encoder_of(tokenizer).encode
+    encode = encoder_of(tokenizer).arrays
     encoder = PairEncoder(renderer.template, encode, special_ids(tokenizer))
     with (out / "scores.jsonl").open("w", encoding="utf-8") as file:
         for number, samples in enumerate(recipe.samples):

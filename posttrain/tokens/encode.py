@@ -20,9 +20,7 @@ from posttrain.chat.masks import TrainingSample
 
 IGNORED = -100
 Item = TypeVar("Item")
-# texts → token ids, without special tokens added at either end
-Encode = Callable[[Sequence[str]], list[list[int]]]
-# the same, (n,) int32 each
+# texts → token ids, (n,) int32 each, without special tokens added at either end
 EncodeArrays = Callable[[Sequence[str]], list[npt.NDArray[np.int32]]]
 
 

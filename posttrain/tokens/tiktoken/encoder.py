@@ -52,18 +52,13 @@ class TiktokenEncoder:
 
     def arrays(self, texts: Sequence[str]) -> list[Ids]:
         """Ids of each text, int32; views of one array a call."""
-        results: list[Ids | None] = [None] * len(texts)
-        fast: list[int] = []
-        slow: list[int] = []
-        for k, text in enumerate(texts):
-            (fast if self._takes(text) else slow).append(k)
+        results: dict[int, Ids] = {}
+        fast = [k for k, text in enumerate(texts) if self._takes(text)]
         for batch in batches(fast, lambda k: len(texts[k]), most=_JOINED, count=len(fast)):
-            for k, ids in zip(batch, self._joined([texts[k] for k in batch]), strict=True):
-                results[k] = ids
-        if slow:
-            for k, ids in zip(slow, self._slow([texts[k] for k in slow]), strict=True):
-                results[k] = ids
-        return [ids for ids in results if ids is not None]
+            results |= zip(batch, self._joined([texts[k] for k in batch]), strict=True)
+        if slow := [k for k in range(len(texts)) if k not in results]:
+            results |= zip(slow, self._slow([texts[k] for k in slow]), strict=True)
+        return [results[k] for k in range(len(texts))]
 
     def offsets(self, text: str) -> list[tuple[int, int]] | None:
         """The character span of each token, that of the character for parts of one; None for a text
