@@ -1,8 +1,7 @@
 """All runs of words of the evaluation items, to be looked up by the millions.
 
-A run that more than `common` items have is a template; an item's own words are those in none. An
-item with fewer own words than a run has is found by all of its words: followed by its options, if
-it has any, or as a whole message.
+A run that more than `common` items have is a template; an item's own words are those in none. With
+fewer own words than a run has, an item is found by all its words, with its options or as a message.
 """
 
 from __future__ import annotations

@@ -103,9 +103,7 @@ def _form(index: RunIndex, number: int) -> str:
 def _warnings(file: FileItems, forms: list[str], config: DecontaminationConfig) -> list[str]:
     """What of a file is not looked for amid other words, by file name, as the manifest has it.
 
-    Raises:
-        ConfigError: it has nothing to look for, or nothing that could be found in another text; it
-            would let everything pass without a word.
+    Raises ConfigError: it has nothing that could be found in another text.
     """
     name = f"decontamination: {Path(file.path).name}"
     if not forms:

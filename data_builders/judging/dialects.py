@@ -203,10 +203,7 @@ def _conversation(row: Row, how: Reading, field: str) -> tuple[Message, ...]:
 
 
 def _scores_by_side(row: Row, source: PreferenceSource) -> Mapping[str, Any]:
-    """Scores of the chosen and the rejected, under our names or the usual ones.
-
-    The usual ones are on any scale: without one in the recipe they say nothing.
-    """
+    """Scores of the chosen and the rejected; the usual names say nothing without a scale."""
     if source.scores is None or row.get("score_1") is not None:
         return row
     return {"score_1": row.get("score_chosen"), "score_2": row.get("score_rejected")}

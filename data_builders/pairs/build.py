@@ -105,9 +105,7 @@ class BuiltPairs:
 def load_pair_renderer(recipe: BuildDpoConfig, parents: Sequence[Manifest]) -> PromptRenderer:
     """The tokenizer and template of the samples; the recipe's where there is none with them.
 
-    Raises:
-        ConfigError: neither or both are there, two artifacts have different ones, or the template
-            reads a clock.
+    Raises ConfigError: neither or both are there, two artifacts differ, a template reads a clock.
     """
     for (a, left), (b, right) in itertools.pairwise(zip(recipe.samples, parents, strict=True)):
         tokenizers = [parent.stats.get("tokenizer", {}).get("digest") for parent in (left, right)]

@@ -1,7 +1,6 @@
 """A completion as token ids and the mask of what the model sampled.
 
-Ids are those that were sampled. Only where a server hid them are they made from the text, once for
-each distinct text: then everything an assistant said is taken as sampled.
+Only where a server hid its ids are they made from the text: all an assistant said is then sampled.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Items of the tiny world: any one of them can be made alone, from its seed and its place.
 
-Content is held out by its key: a keyed hash of what a question is about, the same for every seed
-and every wording, sends one in eight to the held-out side. An item of a split is the first draw
-whose key falls on that side, so that no seed can bring held-out content into training.
+A keyed hash of what a question is about, the same for every seed and wording, sends one in eight to
+the held-out side. An item of a split is the first draw whose key falls on that side.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
     {% for message in messages %}   →   {% for message in messages %}{{ message | __mark__ }}
 
 The environment mirrors `transformers.utils.chat_template_utils`. The sandbox keeps a template from
-Python's insides, from files and from changing what it is given; it does not bound time: loops may
-nest, so use templates from where you would take a tokenizer.
+Python's insides, from files and from changing what it is given; it does not bound time.
 """
 
 from __future__ import annotations
@@ -181,14 +180,10 @@ Renderer = Callable[..., str]
 
 
 def compile_template(source: str) -> tuple[Renderer, bool]:
-    """Compile a template with marks.
+    """A function of the template's variables, and whether a message loop was found to mark.
 
-    Returns:
-        A function of the template's variables, and whether a message loop was found to mark. The
-        variable `__mark__`, a function of a message, says what each turn of the loop begins with.
-
-    Raises:
-        jinja2.TemplateSyntaxError: the source is not a template.
+    The variable `__mark__`, a function of a message, says what each turn of the loop begins with.
+    Raises `jinja2.TemplateSyntaxError`.
     """
     env = _environment()
     tree = env.parse(source)

@@ -203,11 +203,7 @@ def cut_segments(
     template: ChatTemplate,
     untrained_close: frozenset[int],
 ) -> tuple[Segment, ...]:
-    """Cut text at mask boundaries, and before messages that begin with a special token.
-
-    Raises:
-        RenderError: a message of `untrained_close` has no `</think>` in its rendered text.
-    """
+    """Cut text at mask boundaries, and before messages that begin with a special token."""
     text = located.text
     trained: set[tuple[int, int]] = set()
     for k, span in located.spans.items():

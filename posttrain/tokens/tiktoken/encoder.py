@@ -1,8 +1,7 @@
 """Texts → ids through tiktoken, with the ids that `tokenizers` gives, several times as fast.
 
-All texts of a call are tokenised as one, joined by a separator that is a special token, which parts
-a text exactly. Texts on which the two libraries could differ, or on which tiktoken's backtracking
-gives up, go to `tokenizers` one by one.
+Texts on which the two libraries could differ, or on which tiktoken's backtracking gives up, go to
+`tokenizers` one by one.
 """
 
 from __future__ import annotations
@@ -96,10 +95,7 @@ class TiktokenEncoder:
 
 
 def _grouped(pattern: str) -> str:
-    """The same pattern with all alternatives before its look-ahead in one group.
-
-    Rust's engine tries those beside a look-ahead one by one, and a group without any all at once.
-    """
+    """All alternatives before the look-ahead in one group, which Rust tries all at once."""
     before, look_ahead, after = pattern.partition(r"|\s+(?!\S)")
     return f"(?:{before}){look_ahead}{after}"
 
@@ -119,11 +115,7 @@ _PLANES = ((0, 0xD800), (0xE000, 0x40000), (0xE0000, 0xE1000))
 
 @functools.cache
 def odd_characters(*, nfc: bool) -> re.Pattern[str] | None:
-    """A pattern for the characters that the two class, or normalise, differently.
-
-    Args:
-        nfc: the tokenizer normalises to NFC, which is left to Python's table of it.
-    """
+    """A pattern for the characters that the two class, or (with `nfc`) normalise, differently."""
     unknown = [
         chr(c) for plane in _PLANES for c in range(*plane) if unicodedata.category(chr(c)) == "Cn"
     ]
