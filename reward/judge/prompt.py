@@ -266,9 +266,7 @@ def quoted(text: str, frame: re.Pattern[str] = FRAMES) -> str:
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     if not text.replace("\n", "").isprintable():
         text = _UNSEEN.sub(_written_out, text)
-    if text.isascii() or (
-        unicodedata.is_normalized("NFKC", text) and not _IGNORABLE.search(text)
-    ):
+    if text.isascii() or (unicodedata.is_normalized("NFKC", text) and not _IGNORABLE.search(text)):
         return frame.sub(r"\g<0>\\", text)
     visible = _IGNORABLE.sub("\0", text)
     forms = ["" if c == "\0" else unicodedata.normalize("NFKC", c) for c in visible]
