@@ -10,13 +10,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from posttrain.errors import ConfigError, DataError
 from posttrain.jsontext import jsonl_rows
 from posttrain.report.html import RunState, page_html
+from posttrain.report.lineage import recipe
 from posttrain.report.pages.training import so_far
-from posttrain.report.section import Dialogue, Fold, Section
+from posttrain.report.section import Fold, Section
 from posttrain.runs import MANIFEST, STAGE, atomic_write_text, locked, read_owner
 
 REPORT, LOG = "report.html", "log.jsonl"
@@ -80,13 +79,10 @@ def write_unfinished(artifact: Path, *, running: bool, out: Path | None = None) 
 
 def _write(artifact: Path, target: Path, state: RunState) -> Path:
     owner = read_owner(artifact)
-    config = yaml.safe_dump(owner["config"], sort_keys=False, allow_unicode=True, width=100)
-    recipe = Section("Recipe", [Fold("as it was resolved", [Dialogue(config)])])
     sections = [part for part in so_far(log_so_far(artifact)) if part.blocks]
+    sections.append(Section("Recipe", [Fold("as it was resolved", [recipe(owner["config"])])]))
     name, kicker = artifact.resolve().name, f"{owner['kind']}, not finished"
-    atomic_write_text(
-        target, page_html([*sections, recipe], title=name, kicker=kicker, state=state)
-    )
+    atomic_write_text(target, page_html(sections, title=name, kicker=kicker, state=state))
     return target
 
 

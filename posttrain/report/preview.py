@@ -15,8 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from posttrain.report.lineage import Node, trace
-from posttrain.report.pages.provenance import counts, details, lineage
+from posttrain.report.lineage import Node, ancestry, counts, details, trace
 from posttrain.report.section import (
     Block,
     Dialogue,
@@ -41,7 +40,7 @@ def artifact_sections(path: Path) -> Iterator[Section]:
     """What an artifact is and was made from, its counts, and the tables of its own page."""
     nodes = trace(path)
     missing = [f"{node.name}: {node.missing}" for node in nodes if node.manifest is None]
-    yield Section(f"{nodes[0].kind} {path}", [lineage(nodes), *missing])
+    yield Section(f"{nodes[0].kind} {path}", [ancestry(nodes), *missing])
     yield counts(nodes[:1])
     yield from figures(nodes[0])  # rows are shown below
     yield Section("Config", [details(nodes[0], _FILES_SHOWN)])
@@ -66,8 +65,7 @@ def _chosen(
     root: Node, prefix: str, rows: int, seed: int
 ) -> tuple[list[tuple[str, int, int]], int]:
     """Chosen rows of the shards, each with its shard, its number and its place there; the total."""
-    assert root.manifest is not None
-    files = [file for file in root.manifest.files if file.path.startswith(prefix)]
+    files = [file for file in root.artifact.files if file.path.startswith(prefix)]
     total = sum(file.rows or 0 for file in files)
     wanted = sorted(random.Random(seed).sample(range(total), min(rows, total)))
     found: list[tuple[str, int, int]] = []
@@ -129,8 +127,7 @@ def _sides(row: dict[str, Any], decode: Decode, limit: int | None) -> Iterator[B
 
 def row_sections(root: Node, *, rows: int, seed: int, limit: int | None) -> Iterator[Section]:
     """Some rows of every JSON Lines file, chosen by the seed; `limit` characters a text."""
-    assert root.manifest is not None
-    for file in root.manifest.files:
+    for file in root.artifact.files:
         if file.path.endswith(".jsonl"):
             count = file.rows or 0
             number = random.Random(f"{seed} {file.path}")

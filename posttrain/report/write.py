@@ -16,12 +16,11 @@ from rich.console import Console
 
 from posttrain.report.console import print_sections
 from posttrain.report.html import UNFINISHED, page_html
-from posttrain.report.lineage import Node, trace
+from posttrain.report.lineage import Node, counts, provenance, trace
 from posttrain.report.live import REPORT, is_running, is_unfinished, write_unfinished
 from posttrain.report.pages import (
     evaluation,
     judging,
-    provenance,
     rlvr,
     samples,
     sft_data,
@@ -43,7 +42,6 @@ PAGES: dict[str, tuple[Callable[[Node], Sections], Callable[[Node], list[Tile]]]
     "pass_rates": (rlvr.profile_sections, rlvr.profile_tiles),
     "samples": (samples.sections, samples.tiles),
     "sft_data": (sft_data.sections, sft_data.tiles),
-    "tiny_world": (provenance.tiny_world, lambda node: []),
     "win_rate": (judging.win_rate_sections, judging.win_rate_tiles),
 }
 
@@ -97,7 +95,7 @@ def ensure_report(artifact: Path | str) -> Path:
 def show_finished(console: Console, artifact: Path) -> None:
     """Print an artifact's figures and counts, write its report, and say where both are."""
     node = trace(artifact)[0]
-    print_sections(console, [*figures(node), provenance.counts([node])], charts=False)
+    print_sections(console, [*figures(node), counts([node])], charts=False)
     console.print(f"{artifact}  digest {node.digest[:16]}", highlight=False)
     console.print(f"{write_report(artifact)}", highlight=False)
 
@@ -141,7 +139,7 @@ def _page(nodes: Sequence[Node]) -> str:
     """The page of an artifact (the first node) and its ancestors."""
     root = nodes[0]
     parts = [(node.name, part) for node in nodes for part in own_sections(node)]
-    parts += [(root.name, figure(nodes)) for figure in (provenance.counts, provenance.provenance)]
+    parts += [(root.name, figure(nodes)) for figure in (counts, provenance)]
     times = Counter(part.title for _, part in parts if part.blocks)
     sections = [
         part

@@ -38,7 +38,7 @@ def test_a_checkpoint_shows_its_whole_lineage(finished, page):
     assert len(ids) == len(set(ids)) >= len(sections(page))
     assert sections(page) == [
         "Training", "Speed", "Mixture", "Drops by source", "Sources", "Lengths", "Reasoning control",
-        "Packing", "Supervision", "Worst offenders", "Sample conversations", "Tiny world", "Counts", "Provenance",
+        "Packing", "Supervision", "Worst offenders", "Sample conversations", "Counts", "Provenance",
     ]  # fmt: skip
     for folder in ("sft", "sft_data", "world"):
         assert read_artifact(finished / folder).digest in page

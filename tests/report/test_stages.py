@@ -41,7 +41,7 @@ def test_world_and_data_have_reports(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "world.yaml").write_text(WORLD)
     world = ["--config", "world.yaml"]
     script("tiny_world").main(world)
-    assert "<h2>Tiny world</h2>" in (tmp_path / "world" / "report.html").read_text()
+    assert "<h2>Counts</h2>" in (tmp_path / "world" / "report.html").read_text()
     check_started_again(tmp_path / "world", lambda: script("tiny_world").main(world))
     (tmp_path / "data.yaml").write_text(DATA)
     data = ["--config", "data.yaml"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from posttrain.chat.detect import FoundCall, searched
 from posttrain.evaluation.run import record_from_row
 from posttrain.report import section as ui
-from posttrain.report.lineage import Node, listed_text, samples_to_read
+from posttrain.report.lineage import Node, listed_path, samples_to_read
 from posttrain.report.pages import agentic
 from posttrain.rollouts import Step
 
@@ -17,11 +17,6 @@ if TYPE_CHECKING:
     from posttrain.evaluation.compare import GateRow
 
 METRICS, COSTS = "metrics.json", "costs.json"
-_NVIDIA = (
-    "NVIDIA states of its own model in its own harness: AIME25 80.88 to 84.58 % correct with 1.25 "
-    "to 0 % of hallucinated calls, GPQA 65.15 to 69.19 % with 8.33 to 0.7 % (Nemotron 3 Nano "
-    "report, arXiv 2512.20848, Appendix C, Table 7). None of it was measured here."
-)
 _HEADLINE = {"accuracy": "correct", "hallucination": "undeclared calls", "truncated": "truncated"}
 
 
@@ -32,8 +27,7 @@ def sections(node: Node) -> ui.Sections:
     path = node.path / COSTS
     spent = json.loads(path.read_text("utf-8")) if path.is_file() else []
     if (found := metrics.get("agentic")) is not None:
-        assert node.manifest is not None
-        yield from agentic.figures(found, node.manifest.config.get("expect", {}), spent)
+        yield from agentic.figures(found, node.artifact.config.get("expect", {}), spent)
     if spent:
         yield costs(spent)
     few, every = "examples.jsonl", "records/"
@@ -73,9 +67,9 @@ def tiles(node: Node) -> list[ui.Tile]:
 
 def read_metrics(node: Node) -> ui.Row:
     """The figures of an evaluation, which its manifest lists."""
-    text = listed_text(node, METRICS)
-    assert text is not None
-    return json.loads(text)
+    path = listed_path(node, METRICS)
+    assert path is not None
+    return json.loads(path.read_text("utf-8"))
 
 
 def between(rate: ui.Row) -> str:
@@ -107,7 +101,6 @@ def before_and_after(cells: Sequence[ui.Row], pairs: Sequence[ui.Row]) -> Iterat
         "both answered; p is McNemar's exact test with one sample a question, else a permutation "
         "test. Undeclared calls: completions with a tool call where no tool is declared."
     )
-    yield ui.Fold("NVIDIA's own figures, for the shape of the effect", [_NVIDIA])
     intervals = [
         ui.Interval(
             ", ".join([cell["checkpoint"], *place(cell)]),

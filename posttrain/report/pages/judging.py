@@ -38,12 +38,6 @@ def judging_prompts(stats: ui.Row) -> Iterator[ui.Block]:
     swap = "in both orders" if stats["swap"] else "in one order"
     yield f"Layout {stats['layout']}; trained {swap}. Questions are held out whole, not pairs."
     yield ui.Table(head, rows)
-    yield ui.BarChart(
-        [(ranking, [n]) for ranking, n in stats["train"]["rankings"].items()],
-        "ranking: 1 is response 1 by far, 6 is response 2",
-        "prompts",
-        "Gold rankings that are trained on. Both orders of a pair mirror each other.",
-    )
 
 
 @ui.section("Pairs by source")

@@ -21,8 +21,7 @@ def sections(node: Node) -> ui.Sections:
 
 
 def tiles(node: Node) -> list[ui.Tile]:
-    assert node.manifest is not None
-    counts, stats = node.manifest.counts, node.stats
+    counts, stats = node.artifact.counts, node.stats
     found: list[ui.Tile] = [(f"{counts.kept:,}", "rows kept", f"of {counts.rows_in:,}")]
     if "splits" in stats:
         train = stats["splits"]["train"]
