@@ -87,8 +87,8 @@ def test_few_samples_of_many_texts_are_shown_as_long_as_many_of_one():
 
 
 def sample(source: str, finish: str, reward: float | None, text: str) -> ui.Sample:
-    fold = ui.Fold(text, [ui.Dialogue(f"{text} of {source}")])
-    return ui.Sample(fold, {"source": source, "finish": finish}, {"reward": reward})
+    values = {"source": source, "finish": finish}
+    return ui.Sample(text, [ui.Dialogue(f"{text} of {source}")], values, {"reward": reward})
 
 
 SMALL = [

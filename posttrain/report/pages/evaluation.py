@@ -101,20 +101,19 @@ def before_and_after(cells: Sequence[ui.Row], pairs: Sequence[ui.Row]) -> Iterat
         "both answered; p is McNemar's exact test with one sample a question, else a permutation "
         "test. Undeclared calls: completions with a tool call where no tool is declared."
     )
-    intervals = [
-        ui.Interval(
-            ", ".join([cell["checkpoint"], *place(cell)]),
-            rate["low"],
-            rate["value"],
-            rate["high"],
-            "b" if cell["checkpoint"] == names[0] and len(names) > 1 else "a",
-        )
-        for cell in cells
-        if (rate := cell["rates"].get("hallucination")) is not None
-    ]
+    intervals: list[ui.Interval] = []
+    for cell in cells:
+        if (rate := cell["rates"].get("hallucination")) is not None:
+            label, style = ", ".join([cell["checkpoint"], *place(cell)]), _style(cell, names)
+            bounds = (rate[name] for name in ("low", "value", "high"))
+            intervals.append(ui.Interval(label, *bounds, style))
     if intervals:
         caption = "Where no tool is declared, with 95 % intervals."
         yield ui.IntervalChart(intervals, "completions with an undeclared call", caption)
+
+
+def _style(row: ui.Row, names: Sequence[str]) -> str:
+    return "b" if row["checkpoint"] == names[0] and len(names) > 1 else "a"
 
 
 def place(row: ui.Row) -> list[str]:
@@ -221,16 +220,13 @@ def prompt_sensitivity(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
     names = list(dict.fromkeys(row["checkpoint"] for row in rows))
     for where in dict.fromkeys(tuple(place(row)) for row in rows):
         same = [row for row in rows if tuple(place(row)) == where]
-        bars = [
-            ui.Interval(
-                f"{one['template']}, {row['checkpoint']}"
-                + (f" ({one['unscored']:,} unscored)" if one["unscored"] else ""),
-                *(one["low"], one["mean"], one["high"]),
-                "b" if row["checkpoint"] == names[0] and len(names) > 1 else "a",
-            )
-            for places in zip(*(row["templates"] for row in same), strict=True)
-            for row, one in zip(same, places, strict=True)
-        ]
+        bars: list[ui.Interval] = []
+        for places in zip(*(row["templates"] for row in same), strict=True):
+            for row, one in zip(same, places, strict=True):
+                lost = f" ({one['unscored']:,} unscored)" if one["unscored"] else ""
+                label = f"{one['template']}, {row['checkpoint']}{lost}"
+                bounds = (one[name] for name in ("low", "mean", "high"))
+                bars.append(ui.Interval(label, *bounds, _style(row, names)))
         task, setting, thinking = where
         caption = f"{task}, {setting}, reasoning {thinking}: 95 % intervals of sampling alone."
         yield ui.IntervalChart(bars, "accuracy by template", caption)
@@ -331,8 +327,8 @@ def _example(row: ui.Row, most: int) -> ui.Sample:
         name = "" if call.name is None else f" of {call.name}"
         blocks.append(f"{call.kind}{name} in the {call.part}, step {call.step}: {call.form}")
     blocks.append(f"{record.score.explanation} · gold {prompt.gold}")
-    fold = ui.Fold((ui.Styled(record.checkpoint, "bold"), about), blocks)
-    return ui.Sample(fold, values, {"score": value, "tokens": tokens})
+    title = (ui.Styled(record.checkpoint, "bold"), about)
+    return ui.Sample(title, blocks, values, {"score": value, "tokens": tokens})
 
 
 def _step(step: Step, calls: Sequence[FoundCall], most: int) -> list[str | ui.Styled]:

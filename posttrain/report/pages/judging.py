@@ -138,8 +138,8 @@ def _judgement(row: ui.Row, most: int) -> ui.Sample:
     gold = (ui.Styled("\n[gold]", "faint"), f" {row['gold']}")
     words = [f"{ui.shortened(row['request'], most)}\n", answer, *gold]
     title = (ui.Styled(row["checkpoint"], "bold"), f" · {row['prompt']} · {reward}")
-    fold = ui.Fold(title, [ui.Dialogue(words)])
-    return ui.Sample(fold, {"judge": row["checkpoint"]}, {"reward": row["reward"]})
+    values, figures = {"judge": row["checkpoint"]}, {"reward": row["reward"]}
+    return ui.Sample(title, [ui.Dialogue(words)], values, figures)
 
 
 # win rate
@@ -202,6 +202,6 @@ def _duel(row: ui.Row, most: int) -> ui.Sample:
             verdict = row[name]["verdict"] or row[name]["reason"]
             words += [ui.Styled(f"[{order}]", "faint"), f" {verdict}\n"]
     outcome = _OUTCOMES[row["outcome"]]
-    fold = ui.Fold((ui.Styled(outcome, "bold"), f" · {row['prompt']}"), [ui.Dialogue(words)])
+    title = (ui.Styled(outcome, "bold"), f" · {row['prompt']}")
     characters = {f"{side}, characters": len(row[side]) for side in ("before", "after")}
-    return ui.Sample(fold, {"outcome": outcome}, characters)
+    return ui.Sample(title, [ui.Dialogue(words)], {"outcome": outcome}, characters)

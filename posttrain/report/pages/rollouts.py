@@ -123,7 +123,7 @@ def _group(group: ui.Row, most: int) -> ui.Sample:
     blocks = [ui.Dialogue(turns(prompt, most)), ui.Columns(sides)]
     blocks += _judgements(group["judgements"])
     title = (ui.Styled(step, "bold"), f"{about} · rewards {spread}")
-    return ui.Sample(ui.Fold(title, blocks), values, figures)
+    return ui.Sample(title, blocks, values, figures)
 
 
 def _outcome(rollout: ui.Row) -> str:

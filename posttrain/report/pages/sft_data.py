@@ -207,9 +207,7 @@ def _conversation(row: ui.Row, most: int) -> ui.Sample:
     budget = f", cut to {row['budget']} tokens" if row["budget"] is not None else ""
     about = f" · turn {row['turn']}, reasoning {row['reasoning']}{budget}, {row['tokens']:,} tokens"
     record = ui.Styled(f" · {row['record_id'][:12]}", "code")
-    fold = ui.Fold(
-        (ui.Styled(row["source"], "bold"), about, record),
-        [supervision.marked_segments(row["segments"])],
-    )
+    title = (ui.Styled(row["source"], "bold"), about, record)
+    segments = supervision.marked_segments(row["segments"])
     values = {"source": row["source"], "reasoning": row["reasoning"]}
-    return ui.Sample(fold, values, {"tokens": row["tokens"]})
+    return ui.Sample(title, [segments], values, {"tokens": row["tokens"]})
