@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from posttrain.errors import DataError
-from posttrain.report import write_report
 from posttrain.report.curves import bins
+from posttrain.report.write import write_report
 from tests.report.conftest import write_rows
 from tests.report.group_runs import write_run
 from tests.report.reading import Reader, cells, page_of, section, sections
