@@ -54,10 +54,11 @@ def page_html(
     tiles: Sequence[ui.Tile] = (),
     state: RunState | None = None,
 ) -> str:
-    """The page; a script is in it only where there are samples to pick from, or a run goes on."""
+    """The page of the sections that have content; a script is in it only where there are samples to
+    pick from, or a run goes on."""
     picks = any(isinstance(block, ui.Samples) for part in sections for block in part.blocks)
     page = _template().render(
-        sections=sections,
+        sections=[part for part in sections if part.blocks],
         title=title,
         kicker=kicker,
         tiles=tiles,

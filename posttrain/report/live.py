@@ -79,8 +79,8 @@ def write_unfinished(artifact: Path, *, running: bool, out: Path | None = None) 
 
 def _write(artifact: Path, target: Path, state: RunState) -> Path:
     owner = read_owner(artifact)
-    sections = [part for part in so_far(log_so_far(artifact)) if part.blocks]
-    sections.append(Section("Recipe", [Fold("as it was resolved", [recipe(owner["config"])])]))
+    own = Section("Recipe", [Fold("as it was resolved", [recipe(owner["config"])])])
+    sections = [*so_far(log_so_far(artifact)), own]
     name, kicker = artifact.resolve().name, f"{owner['kind']}, not finished"
     atomic_write_text(target, page_html(sections, title=name, kicker=kicker, state=state))
     return target

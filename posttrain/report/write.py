@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ def figures(node: Node) -> Sections:
 
 
 def write_report(artifact: Path | str, *, out: Path | str | None = None) -> Path:
-    """Write the report of an artifact and its lineage; every stage calls this at its end.
+    """Write the report of an artifact and its ancestors; every stage calls this at its end.
 
     Args:
         artifact: a finished artifact's directory, or that of a training run that has begun.
@@ -77,7 +77,22 @@ def write_report(artifact: Path | str, *, out: Path | str | None = None) -> Path
     target = Path(out) if out is not None else artifact / REPORT
     if is_unfinished(artifact):
         return write_unfinished(artifact, running=is_running(artifact), out=target)
-    page = _page(trace(artifact))
+    nodes = trace(artifact)
+    root = nodes[0]
+    parts = [(node, part) for node in nodes for part in own_sections(node)]
+    parts += [(root, part) for part in (counts(nodes), provenance(nodes))]
+    times = Counter(part.title for _, part in parts if part.blocks)
+    sections: list[Section] = []
+    for node, part in parts:
+        alone = times[part.title] == 1 or node.name == root.name
+        title = part.title if alone else f"{part.title}: {node.name}"
+        sections.append(Section(title, part.blocks))
+    missing = [f"{part.title}: {part.missing}" for _, part in parts if part.missing]
+    missing += [f"{node.kind} {node.name}: {node.missing}" for node in nodes if node.missing]
+    sections.append(Section("Not in this report", missing))
+    tiles = PAGES[root.kind][1](root) if root.kind in PAGES else []
+    kicker = f"{root.kind.replace('_', ' ')} {root.digest[:12]}"
+    page = page_html(sections, title=root.name, kicker=kicker, tiles=tiles[:MOST_TILES])
     atomic_write_text(target, page)
     return target
 
@@ -133,25 +148,3 @@ def run_stage(
         if scratch is not None:
             shutil.rmtree(out / scratch, ignore_errors=True)
         (show_up_to_date if complete else show_finished)(console, out)
-
-
-def _page(nodes: Sequence[Node]) -> str:
-    """The page of an artifact (the first node) and its ancestors."""
-    root = nodes[0]
-    parts = [(node.name, part) for node in nodes for part in own_sections(node)]
-    parts += [(root.name, figure(nodes)) for figure in (counts, provenance)]
-    times = Counter(part.title for _, part in parts if part.blocks)
-    sections = [
-        part
-        if times[part.title] == 1 or name == root.name
-        else Section(f"{part.title}: {name}", part.blocks)
-        for name, part in parts
-        if part.blocks
-    ]
-    missing = [f"{part.title}: {part.missing}" for _, part in parts if part.missing]
-    missing += [f"{node.kind} {node.name}: {node.missing}" for node in nodes if node.missing]
-    if missing:
-        sections.append(Section("Not in this report", missing))
-    tiles = PAGES[root.kind][1](root) if root.kind in PAGES else []
-    kicker = f"{root.kind.replace('_', ' ')} {root.digest[:12]}"
-    return page_html(sections, title=root.name, kicker=kicker, tiles=tiles[:MOST_TILES])

@@ -162,8 +162,8 @@ def test_the_report_loads_nothing_heavy():
 
 
 def test_what_an_older_version_or_another_machine_left_out_is_named(tmp_path):
-    for name in ("old", "gone"):
-        Run.open(tmp_path / name, kind="sft_data", config={}).finish(counts=Counts(1, 1), files={})
+    for n, name in enumerate(("old", "gone")):
+        Run.open(tmp_path / name, kind="sft_data", config={}).finish(counts=Counts(n, n), files={})
     merged = Run.open(tmp_path / "merged", kind="checkpoint", config={})
     merged.finish(counts=Counts(1, 1), files={}, stats={"check": {}, "dtype": "bfloat16"})
     missing = section(page_of(tmp_path / "merged"), "Not in this report")
