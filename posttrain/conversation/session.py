@@ -164,10 +164,7 @@ def open_checkpoint(
     path: str, terminal: Terminal, *, chat_template: str
 ) -> tuple[Sampler, dict[str, Any]]:
     """The sampler of a folder or hub id, and the sampling parameters of its generation config.
-
-    Raises:
-        ConfigError: something is not there or does not fit.
-    """
+    Raises ConfigError: something is not there or does not fit."""
     # imported here: a server needs neither torch nor a tokenizer
     from transformers.utils.logging import disable_progress_bar
 

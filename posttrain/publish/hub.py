@@ -176,11 +176,8 @@ def _card(
 
 def _figures(evaluation: Path, digest: str) -> tuple[list[Any], list[str]]:
     """An evaluation's figures of the checkpoint with this digest: entries of `model-index`, and
-    lines of Markdown.
-
-    Raises:
-        DataError: no finished evaluation, or it did not sample this checkpoint.
-    """
+    lines of Markdown. Raises DataError: no finished evaluation, or it did not sample this
+    checkpoint."""
     from huggingface_hub import EvalResult
 
     manifest = read_artifact(evaluation, kind="evaluation")

@@ -44,11 +44,8 @@ class Node:
 
 
 def trace(artifact: Path) -> list[Node]:
-    """The artifact and its ancestors, each once, parents after children.
-
-    Raises:
-        DataError: the artifact itself has no manifest or a damaged one.
-    """
+    """The artifact and its ancestors, each once, parents after children. Raises DataError: the
+    artifact itself has no manifest or a damaged one."""
     manifest = read_artifact(artifact, verify=False)
     root = Node(artifact.resolve().name, manifest.kind, manifest.digest, 0, artifact, manifest)
     nodes = [root]
@@ -73,11 +70,8 @@ def _find(parent: Parent, child: Node) -> Node:
 
 
 def listed_path(node: Node, name: str) -> Path | None:
-    """A file that the manifest lists, `None` when it lists none of this name.
-
-    Raises:
-        DataError: the file is gone, or is not what the manifest says.
-    """
+    """A file that the manifest lists, `None` when it lists none of this name. Raises DataError: the
+    file is gone, or is not what the manifest says."""
     entry = next((file for file in node.artifact.files if file.path == name), None)
     if entry is None:
         return None

@@ -38,11 +38,8 @@ def is_running(artifact: Path) -> bool:
 
 
 def log_so_far(artifact: Path) -> list[dict[str, Any]]:
-    """The rows of a log that may be written to now: a last line without its end waits.
-
-    Raises:
-        DataError: a line is no row of a log.
-    """
+    """The rows of a log that may be written to now: a last line without its end waits. Raises
+    DataError: a line is no row of a log."""
     whole = (artifact / LOG).read_bytes().rpartition(b"\n")[0]
     try:
         rows = jsonl_rows(whole.decode())
