@@ -39,7 +39,6 @@ _FOLDERS = {
     "rollouts": "samples of the training prompts",
     **dict.fromkeys(("resume", "reference", "tensorboard"), "state of the run"),
 }
-_PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 # a home directory says who trained and where
 _HOME = re.compile(r"(?<![\w.])(?:/(?:home|Users)/[\w.-]+|/root(?=/)|[A-Za-z]:\\+Users\\+[\w.-]+)")
 # the usual providers' tokens, private keys, and passwords in addresses
@@ -115,7 +114,12 @@ def upload_plan(
         raise ConfigError(f"{folder} has no weights in safetensors; nothing else is published")
     card, warnings = _card(folder, repository, manifest, evaluations, license)
     files[CARD] = card.encode()
-    files[LINEAGE] = (json.dumps(public_manifest(folder, files), indent=1) + "\n").encode()
+    # for readers elsewhere; `digest` stays what evaluations and later stages name
+    body: dict[str, Any] = json.loads((folder / MANIFEST).read_text("utf-8"))
+    body["files"] = [entry for entry in body["files"] if entry["path"] in files]
+    for parent in body["parents"]:
+        parent["path"] = PureWindowsPath(parent["path"]).name
+    files[LINEAGE] = (json.dumps(_without_paths(body), indent=1) + "\n").encode()
     files = dict(sorted(files.items()))
     for name, source in files.items():
         _refuse_private(name, source, folder)
@@ -126,15 +130,12 @@ def upload_plan(
 def _why_not(name: str) -> str | None:
     """Why a listed file is not published; None: it is."""
     folder, inside, rest = name.partition("/")
-    if inside:
-        if folder == "additional_chat_templates" and rest.endswith(".jinja"):
-            return None
-        if folder.startswith("checkpoint-epoch-"):
-            return "another epoch of the same run"
-        return _FOLDERS.get(folder, "no file of a checkpoint")
-    if name.endswith((".safetensors", ".safetensors.index.json")) or name in _TOKENIZER | _TEXTS:
+    weights = name.endswith((".safetensors", ".safetensors.index.json"))
+    if not inside and (weights or name in _TOKENIZER | _TEXTS):
         return None
-    return "no safetensors" if name.endswith(_PICKLES) else "no file of a checkpoint"
+    if folder == "additional_chat_templates" and rest.endswith(".jinja"):
+        return None
+    return _FOLDERS.get(folder, "no file of a checkpoint")
 
 
 def _card(
@@ -231,19 +232,6 @@ def _cells(cell: Mapping[str, Any]) -> list[str]:
 
 def _interval(rate: Mapping[str, Any]) -> str:
     return f"{rate['low']:.1%} to {rate['high']:.1%}"
-
-
-def public_manifest(folder: Path, files: Mapping[str, object]) -> dict[str, Any]:
-    """The manifest for readers elsewhere: published files only, and no path of this machine.
-
-    `digest` stays the artifact's own: it is what evaluations and later stages name.
-    """
-    body = cast(dict[str, Any], json.loads((folder / MANIFEST).read_text("utf-8")))
-    body["files"] = [entry for entry in body["files"] if entry["path"] in files]
-    body["parents"] = [
-        parent | {"path": PureWindowsPath(parent["path"]).name} for parent in body["parents"]
-    ]
-    return cast(dict[str, Any], _without_paths(body))
 
 
 def _without_paths(value: Any) -> Any:
