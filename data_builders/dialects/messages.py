@@ -1,6 +1,4 @@
-"""Messages of any dialect → `Message`s, and with the system text and tools of their row a
-`Conversation`.
-"""
+"""Messages of any dialect → `Message`s, and with a row's system text and tools a `Conversation`."""
 
 from __future__ import annotations
 

@@ -68,8 +68,7 @@ def prepare_sources(
         scratch: names this build; parts that it left unfinished are removed.
 
     Raises:
-        DataError: more of a source was lost to a reason than the recipe's limits allow; as soon as
-            its last part is done.
+        DataError: a source lost more to a reason than the recipe allows; after its last part.
     """
     folder = folder.resolve()  # workers may have been started elsewhere
     for unfinished in folder.glob(f"*/*.{scratch}-*"):

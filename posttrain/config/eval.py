@@ -78,8 +78,7 @@ class InspectTask(Strict):
 
     task: a registered name such as `inspect_evals/tau2_airline`, or `path/to/file.py@name`.
     arguments: of the task.
-    score: the scorer whose value counts, with `.key` where it has several, or `.*` for their mean;
-        null: its only one.
+    score: the scorer that counts, with `.key` for a value, `.*` for the mean; null: its only one.
     roles: further models by the role that the task calls them, such as its user or its grader.
     count: how many of its samples to take, the first ones; null takes all.
     obtain: where its data come from, shown where they are missing.
@@ -256,8 +255,7 @@ class GateRule(Strict):
 
     figure: a share of metrics.json such as `accuracy`, or a length such as `answer_tokens`.
     margin: by how much it may be worse, in the figure's own unit.
-    worse: the direction that counts; null: lower for accuracy, adherence and called_tool, higher
-        for the others.
+    worse: the direction; null: lower for accuracy, adherence, called_tool, higher for the others.
     task, setting, thinking: of the compared rows; task `all` pools them; null: each one.
     """
 
@@ -305,8 +303,7 @@ class EvalGenRmConfig(CheckpointsConfig):
 class WinRateConfig(Strict):
     """One policy against another on the same prompts, each pair of answers judged in both orders.
 
-    before, after: a `samples` artifact; or an evaluation, as RUN:NAME where it has several
-        checkpoints.
+    before, after: a `samples` artifact, or an evaluation (RUN:NAME if it has several checkpoints).
     judge: as in RLHF; not one that `after` was trained with, which it has learnt to please.
     prompts: how many, chosen by a keyed hash of their ids; null takes all that both answered.
     """

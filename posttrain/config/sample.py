@@ -44,11 +44,9 @@ class ToolLoopSampling(SamplingConfig):
 class SampleConfig(Strict):
     """One set of samples.
 
-    checkpoint: the model, a directory; with a server, the one that it serves (optional: it gives
-        the tokenizer and the lineage).
+    checkpoint: a directory; with a server, what it serves (optional: for tokenizer and lineage).
     n: completions of each prompt.
-    chunk: in process, the completions that are made and kept together; a killed run makes at most
-        so many again.
+    chunk: in process, completions that are kept together; a killed run makes at most so many again.
     max_failure_rate: largest share of completions that a backend may have given up on.
     """
 
