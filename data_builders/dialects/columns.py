@@ -186,9 +186,9 @@ def _refuse_row_masks(row: Row, reading: Reading) -> None:
 
 def _speaks(value: Any) -> bool:
     """Whether a value holds more than a switch or a name: several words, a list or an object."""
-    return len(value.split(None, 1)) > 1 if isinstance(value, str) else bool(
-        value and isinstance(value, list | Mapping)
-    )  # fmt: skip
+    if isinstance(value, str):
+        return len(value.split(None, 1)) > 1
+    return isinstance(value, list | Mapping) and bool(value)
 
 
 def _stands_in(text: str, messages: tuple[Message, ...]) -> bool:
