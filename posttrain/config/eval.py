@@ -232,17 +232,14 @@ class EvalConfig(CheckpointsConfig):
         for name in tasks:
             if name not in known:
                 raise ConfigError(f"there is no task {name!r}{nearest(name, known)}")
-        kept = tuple(
-            setting.model_copy(
-                update={"sources": tuple(n for n in setting.sources or known if n in tasks)}
-            )
-            for setting in self.settings
-            if set(setting.sources or known) & set(tasks)
-        )
+        kept: list[EvalSetting] = []
+        for setting in self.settings:
+            if sources := tuple(n for n in setting.sources or known if n in tasks):
+                kept.append(setting.model_copy(update={"sources": sources}))
         if not kept:
             raise ConfigError(f"no setting uses {', '.join(tasks)}")
-        sources = tuple(source for source in self.prompts if source.name in tasks)
-        return self.model_copy(update={"prompts": sources, "settings": kept})
+        prompts = tuple(source for source in self.prompts if source.name in tasks)
+        return self.model_copy(update={"prompts": prompts, "settings": tuple(kept)})
 
     def of_rows(self) -> Self | None:
         """The recipe without the tasks of inspect; None where it has no other."""
