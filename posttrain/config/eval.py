@@ -300,7 +300,7 @@ class EvalGenRmConfig(CheckpointsConfig):
 class WinRateConfig(Strict):
     """One policy against another on the same prompts, each pair of answers judged in both orders.
 
-    before, after: a `samples` artifact, or an evaluation (RUN:NAME if it has several checkpoints).
+    before, after: an evaluation, as RUN:NAME where it has several checkpoints.
     judge: as in RLHF; not one that `after` was trained with, which it has learnt to please.
     prompts: how many, chosen by a keyed hash of their ids; null takes all that both answered.
     """

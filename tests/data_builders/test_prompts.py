@@ -10,23 +10,27 @@ from unittest.mock import patch
 
 import pytest
 
-from data_builders.environments import EnvironmentGrader, Environments, toolkit_of
-from data_builders.prompts.build import PromptSet, prompt_inputs
+from data_builders.prompts.build import PromptPlan, PromptSet, prompt_inputs
+from data_builders.registry import EnvironmentGrader, Environments, toolkit_of
 from data_builders.tiny_world.items import Place, heldout_row, make_item, training_row
+from posttrain.config.load import validate
 from posttrain.errors import ConfigError, DataError
 from posttrain.records import Message, ToolCall
 from posttrain.rollouts import Prompt, metadata_of, prompt_from_row, prompt_to_row
 from reward.environments import ENVIRONMENTS
+from reward.graders.base import Attempt
 from tests.data_builders.small_prompts import (
     GRADERS,
     GSM,
     TOOL,
     TOOLKITS,
     Numbers,
+    Recipe,
     build,
     build_recipe,
     questions,
 )
+from tests.reward.graders.attempts import completion_of
 
 
 def test_a_question_and_its_gold(tmp_path: Path):
@@ -181,22 +185,33 @@ def test_a_setting_may_name_its_sources_and_inputs_are_hashed(tmp_path: Path):
 @pytest.mark.parametrize(
     ("settings", "source", "message"),
     [
-        ([{"name": "a", "tools": "ading"}], {}, r"no toolkit 'ading' \(did you mean 'adding'\?\)"),
         ([{"name": "a", "tools": "given"}], {}, r"asks nothing: no_tools_given 3"),
-        ([{"name": "a"}], {"grader": "number"}, r"no grader 'number' \(did you mean 'numbers'"),
         ([{"name": "a"}], {"where": {"nn": 1}}, r"none of 3 rows has \(did you mean 'n'\?\)"),
         ([{"name": "a"}], {"gold_pattern": "####"}, r"no group"),
         ([{"name": "a"}], {"gold_pattern": "(zzz)"}, r"nothing: gold_unreadable 3, such as .*:1"),
         ([{"name": "a"}], {"gold_pattern": "("}, r"gold_pattern"),
         ([{"name": "a"}], {"template": "{questoin}"}, r"no \{question\}"),
-        ([{"name": "a/b"}], {}, r"use letters"),
         ([{"name": "a", "thinking": 0.0, "reasoning_budget": 5}], {}, r"reasoning is off"),
-        ([{"name": "a", "thinkin": 1.0}], {}, r"did you mean 'settings.0.thinking'|'thinking'"),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, settings: Any, source: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):
         build(tmp_path, questions(3), settings, **{**GSM, **source})
+
+
+@pytest.mark.parametrize(
+    ("setting", "source", "message"),
+    [({"tools": "calculater"}, {}, "setting 'a'.*'calculator'"),
+     ({}, {"grader": "exct"}, "source 's'.*'exact'"),
+     ({}, {"environment": "pithon"}, "source 's'.*'python'"),
+     ({}, {"format": "environment", "environment": "meth"}, "source 's'.*'math'")],
+)  # fmt: skip
+def test_names_that_nothing_has(tmp_path: Path, setting: Any, source: Any, message: str):
+    row = {"name": "s", "path": "x.jsonl", "format": "chat", **source}
+    raw = {"prompts": [{"gold": "g", **row} if "grader" in source else row]}
+    recipe = validate(raw | {"settings": [{"name": "a", **setting}]}, Recipe, where="recipe")
+    with pytest.raises(ConfigError, match=message):
+        PromptPlan(recipe.prompts, recipe.settings, seed=0, out=tmp_path)
 
 
 def test_real_questions(shared: Path):
@@ -221,9 +236,6 @@ def test_real_questions(shared: Path):
     assert {p.gold for p in made.prompts if p.source == "mmlu"} == {"A", "B", "C", "D"}
     airline = [p for p in made.prompts if p.source == "airline"]
     assert all(p.messages[0].role == "system" and p.tools for p in airline)
-
-
-# -- the tiny world
 
 
 def world_row(family: str, index: int, *, heldout: bool = False) -> dict[str, Any]:
@@ -280,9 +292,6 @@ def test_rows_whose_user_answers_back_are_dropped(tmp_path: Path):
     asking = sum(row["metadata"]["grading"] == "question" for row in rows)
     made = build_world(tmp_path, rows, BOTH[1:])
     assert made.row_counts["s"].dropped["needs_replies"] == asking > 0
-
-
-# -- conversations
 
 
 def chat_row() -> dict[str, Any]:
@@ -343,9 +352,6 @@ def test_calls_in_the_history_need_declared_tools(tmp_path: Path):
     assert given.messages[3].tool_calls == (ToolCall("add", "{}", "c1"),)
 
 
-# -- rows of an RLVR environment
-
-
 def test_rows_of_an_environment_bring_their_verifier(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -375,3 +381,14 @@ def test_rows_of_an_environment_bring_their_verifier(
     assert counts.dropped["malformed_row"] == 2
     verifier = Environments().verifier(made.prompts[0])
     assert isinstance(verifier, ENVIRONMENTS["math"])
+
+
+def test_each_attempt_is_graded_by_the_environment_of_its_prompt():
+    choice = {"question": "Which? \\boxed{}", "gold": "B", "metadata": {"options": ["3", "4"]}}
+    prompts = [
+        ENVIRONMENTS["math"]().prompt({"question": "2+2? \\boxed{}", "gold": "4"}),
+        ENVIRONMENTS["multiple_choice"]().prompt(choice),
+    ]
+    texts = ("\\boxed{4}", "\\boxed{B}", "4", "\\boxed{A}")
+    attempts = [Attempt(p, completion_of(t)) for p, t in zip(prompts * 2, texts, strict=True)]
+    assert [score.value for score in EnvironmentGrader().grade(attempts)] == [1.0, 1.0, 0.0, 0.0]

@@ -136,7 +136,7 @@ def test_looking_up_is_counting(tmp_path):
         return f"say it in one {body}" if rng.random() < 0.5 else body
 
     texts = [drawn(6, 14) for _ in range(30)]
-    index = RunIndex.build((Item("f", k, "q", t) for k, t in enumerate(texts)), ngram=4, common=3)
+    index = RunIndex((Item("f", k, "q", t) for k, t in enumerate(texts)), ngram=4, common=3)
     grams = [{tuple(t.split()[i : i + 4]) for i in range(len(t.split()) - 3)} for t in texts]
     every: list[Overlap | None] = []
     for _ in range(200):
