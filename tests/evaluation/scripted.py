@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from posttrain.chat.detect import CallDetection, FoundCall
+from posttrain.evaluation.run import Record
 from posttrain.records import Message, Score
-from posttrain.rollouts import Completion, Prompt
+from posttrain.rollouts import Completion, Prompt, Step
 from posttrain.sampling.sampler import Generation, Request
 from tests.sampling.scripted import Scripted, call, tool
 
@@ -61,6 +63,16 @@ def prompt(number: int, *, thinking=True, tools=False, source="maths", gold="56"
         grader=grader,
         source=source,
     )
+
+
+def record(
+    number: int, value: float | None, *steps: Step, called=False, index=0, name="sft"
+) -> Record:
+    """A graded completion of `prompt(number)`, with an undeclared call or without one."""
+    call = FoundCall("hermes_json", "answer", 0, 4, "call", "f", "undeclared")
+    completion = Completion(prompt(number).id, index, steps, "stop")
+    verdict = CallDetection((call,) if called else ())
+    return Record(name, prompt(number), completion, Score(value, None, ""), verdict)
 
 
 def turn(answer: str, *, thinking=True, reasoning="because") -> str:

@@ -19,8 +19,6 @@ from posttrain.sampling.sampler import Request
 from tests.data_builders.small_build import script, write_tokenizer
 from tests.sampling.scripted import END, TOOLS, Adder, Scripted, call
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-
 
 class Adding:
     """A toolkit of one tool."""
