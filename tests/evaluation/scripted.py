@@ -8,7 +8,7 @@ from posttrain.chat.detect import CallDetection, FoundCall
 from posttrain.evaluation.run import Record
 from posttrain.records import Message, Score
 from posttrain.rollouts import Completion, Prompt, Step
-from posttrain.sampling.sampler import Generation, Request
+from posttrain.sampling.sampler import Request
 from tests.sampling.scripted import Scripted, call, tool
 
 CALCULATOR = tool("calculate", required=["expression"], expression="string")
@@ -17,22 +17,10 @@ Answer = Callable[[Request], str]
 
 
 class ScriptedSampler(Scripted):
-    """`answer` writes a whole turn; "FAIL" is a failed request."""
+    """`answer` writes a whole turn."""
 
     def __init__(self, answer: Answer, *, batched: bool = True) -> None:
         super().__init__(lambda request, _: answer(request), batched=batched)
-
-    @property
-    def batches(self) -> list[list[Request]]:
-        return self.calls
-
-    async def sample(self, requests: Sequence[Request], *, progress=None) -> list[Generation]:
-        return [
-            Generation(None, error="the server went away")
-            if g.step and g.step.text == "FAIL"
-            else g
-            for g in await super().sample(requests, progress=progress)
-        ]
 
 
 class Calculator:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -126,12 +124,3 @@ def records(out: Path) -> dict[str, bytes]:
     """Every file of records, by its path."""
     found = sorted((out / "records").rglob("*.jsonl"))
     return {path.relative_to(out).as_posix(): path.read_bytes() for path in found}
-
-
-class Mortal(ScriptedSampler):
-    """Kills its process at a call of `sample`, as nothing can be caught."""
-
-    async def sample(self, requests, *, progress=None):
-        if len(self.batches) == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return await super().sample(requests, progress=progress)

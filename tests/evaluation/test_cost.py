@@ -74,10 +74,10 @@ def test_a_journal_gives_every_answer_again_and_invents_none(tmp_path):
 
     timed = TimedSampler(model, tmp_path / "times.jsonl")
     first = ask(JournaledSampler(timed, path), 1, 2, 1)
-    assert [len(batch) for batch in model.batches] == [2]  # the same request is made once
+    assert [len(batch) for batch in model.calls] == [2]  # the same request is made once
     path.write_bytes(path.read_bytes() + b'{"key": "torn')
     again = ask(JournaledSampler(timed, path), 2, 3, 1)
-    assert [len(batch) for batch in model.batches] == [2, 1]
+    assert [len(batch) for batch in model.calls] == [2, 1]
     assert [g.step for g in again[::2]] == [first[1].step, first[0].step]
     replayed = ask(JournaledSampler(None, path), 3, 4)
     assert replayed[0].step == again[1].step

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -80,14 +78,3 @@ def sample(recipe: Path, *overrides: str, sampler: Scripted | None = None) -> Sc
     ):
         script("sample").main(["--config", str(recipe), *overrides])
     return sampler
-
-
-class Mortal(Scripted):
-    """Kills its process at a call of `sample`, as nothing can be caught."""
-
-    kill_at = 0
-
-    async def sample(self, requests, *, progress=None):
-        if len(self.calls) == self.kill_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return await super().sample(requests, progress=progress)
