@@ -9,7 +9,8 @@ import json
 import os
 import random
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,6 +108,16 @@ class Scripted:
             if progress is not None:
                 progress(len(text))
         return found
+
+
+def opening(sampler_of: Callable[[str], Scripted]) -> Callable[..., Any]:
+    """A stand-in for `opened_sampler`: the sampler of a checkpoint's path."""
+
+    @asynccontextmanager
+    async def opened(*_: object, checkpoint: str, **__: object) -> AsyncIterator[Scripted]:
+        yield sampler_of(checkpoint)
+
+    return opened
 
 
 @dataclass

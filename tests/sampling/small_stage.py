@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -15,7 +13,7 @@ import yaml
 # they keep `all_graders` from their import on: imported later, one that stands in for it
 from posttrain.sampling.sampler import Request
 from tests.data_builders.small_build import script, write_tokenizer
-from tests.sampling.scripted import END, TOOLS, Adder, Scripted, call
+from tests.sampling.scripted import END, TOOLS, Adder, Scripted, call, opening
 
 
 class Adding:
@@ -67,12 +65,8 @@ def sample(recipe: Path, *overrides: str, sampler: Scripted | None = None) -> Sc
     """
     sampler = sampler or Scripted(answer)
 
-    @asynccontextmanager
-    async def opened(*_: object, **__: object) -> AsyncIterator[Scripted]:
-        yield sampler
-
     with (
-        patch("posttrain.sampling.open.opened_sampler", opened),
+        patch("posttrain.sampling.open.opened_sampler", opening(lambda _: sampler)),
         patch("data_builders.prompts.build.toolkits_for", lambda *_: {"adding": Adding()}),
         patch("data_builders.registry.all_graders", dict),
     ):
