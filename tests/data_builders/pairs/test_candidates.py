@@ -170,8 +170,8 @@ def some(category: str, prompts: int, ranks: int = 1, **more) -> list[CandidateP
 
 
 def take(candidates, shares, **more) -> Selection:
-    how = {"total": None, "thinking_on": None, "match_length": False} | more
-    return select(candidates, shares=shares, **how)
+    recipe = BuildDpoConfig(out="", samples=("samples",), categories=shares, **more)
+    return select(candidates, recipe)
 
 
 def test_shares_hold_and_every_pair_is_counted():
