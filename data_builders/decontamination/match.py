@@ -15,7 +15,7 @@ from data_builders.decontamination.index import SHORTEST, Overlap, RunIndex
 from data_builders.decontamination.items import FileItems, read_items, texts_in
 from data_builders.dedup.words import words_of
 from data_builders.rows.raw import Drop
-from posttrain.config.decontamination import DecontaminationConfig
+from posttrain.config.overlap import DecontaminationConfig
 from posttrain.errors import ConfigError
 from posttrain.jsontext import load_json
 from posttrain.records import Example

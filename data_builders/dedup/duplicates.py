@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from data_builders.dedup.columns import BANDS, SIDE, DedupColumns, similarity
-from posttrain.config.deduplication import DeduplicationConfig
+from posttrain.config.overlap import DeduplicationConfig
 
 Int = npt.NDArray[np.int64]
 Float = npt.NDArray[np.float64]

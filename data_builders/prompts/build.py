@@ -16,9 +16,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from data_builders.environments import AnyToolkit, all_graders, toolkit_of
 from data_builders.keyed import key64, unit
 from data_builders.prompts.questions import RowQuestion, distinct_questions, total_counts
+from data_builders.registry import AnyToolkit, all_graders, toolkit_of
 from data_builders.rows.files import find_files, input_files
 from data_builders.rows.read import RowCounts
 from data_builders.rows.where import unmet

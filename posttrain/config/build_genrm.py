@@ -6,7 +6,7 @@ from pydantic import Field
 
 from posttrain.config.base import Name, Strict, refuse_twice
 from posttrain.config.build_sft import TokenizerConfig
-from posttrain.config.source import RowPlace, SourceConfig, Where
+from posttrain.config.source import RowPlace, SourceConfig
 from posttrain.records import Role
 
 PreferenceDialect = Literal[
@@ -19,7 +19,7 @@ PreferenceField = Literal[
 ]  # fmt: skip
 Ties = Literal["drop", "middle"]
 LayoutName = Literal["roles", "message", "compact"]
-_SHARED = (*RowPlace.model_fields, "where", "strict", "roles")
+_SHARED = (*RowPlace.model_fields, "strict", "roles")
 MIDDLE = 3.5
 
 
@@ -40,7 +40,7 @@ class ScoresConfig(Strict):
 class PreferenceSource(RowPlace):
     """Where a source's rows are and what their preference means.
 
-    where, roles, strict: as for a source of training rows.
+    roles, strict: as for a source of training rows.
     dialect: name it to forbid recognition by structure.
     fields: canonical name → the row's own name for it (a dotted path reaches inside objects).
     win: ranking of a pair of which only the winner is known, where response 1 won, and 7 − win
@@ -53,7 +53,6 @@ class PreferenceSource(RowPlace):
     """
 
     name: Name
-    where: Where | None = None
     strict: bool = False
     roles: dict[str, Role] = Field(default_factory=dict[str, Role])
     dialect: PreferenceDialect | None = None

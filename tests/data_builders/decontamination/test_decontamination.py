@@ -17,7 +17,7 @@ from data_builders.decontamination.items import Item, read_items
 from data_builders.decontamination.match import Decontaminator
 from data_builders.dedup.words import words_of
 from data_builders.rows.raw import Drop
-from posttrain.config.decontamination import DecontaminationConfig, EvaluationFile
+from posttrain.config.overlap import DecontaminationConfig, EvaluationFile
 from posttrain.errors import ConfigError, DataError
 from posttrain.records import Example, ToolCall
 from tests.data_builders.dedup.copies import chat, sentence
