@@ -53,7 +53,7 @@ def evaluation_plan(
 ) -> EvaluationPlan:
     """What an evaluation is made from; `limit` is of the prompts of each task and setting.
 
-    Raises as `build_prompts` and `task_prompts`, and DataError for a task without a usable row.
+    Raises as `PromptPlan.build` and `task_prompts`, and DataError for a task without a usable row.
     """
     from posttrain.evaluation.run import JOURNALS, LABELS, units_of
     from posttrain.evaluation.stage import EvaluationPlan
