@@ -20,7 +20,7 @@ from posttrain.hashing import digest_of
 from posttrain.records import Message, Score
 from posttrain.rollouts import Completion, Prompt, metadata_of
 from posttrain.sampling.sampler import Request, seed_of
-from reward.environments.base import RLVREnvironment, Script, says
+from reward.environments.base import RLVREnvironment
 from reward.graders.base import one_line, unscored
 from reward.judge.judge import JudgeSampler
 from reward.judge.prompt import look_alikes, quoted, shown_answer
@@ -119,9 +119,6 @@ class EquivalenceEnvironment(JudgedEnvironment):
             float(labels[0] is True), one_line(answer), f"{relation} the gold, both orders"
         )
 
-    def gold(self, prompt: Prompt) -> Script:
-        return says(prompt.gold or "")
-
 
 class RubricEnvironment(JudgedEnvironment):
     name = "rubric"
@@ -142,9 +139,6 @@ class RubricEnvironment(JudgedEnvironment):
                 return unscored(answer, "no readable label", "verifier_error")
             missed += label != (wanted == "YES")
         return Score(float(not missed), one_line(answer), f"{missed} items not met")
-
-    def gold(self, prompt: Prompt) -> Script | None:
-        return says(prompt.gold) if prompt.gold else None
 
 
 def _items(prompt: Prompt) -> list[tuple[str, str]]:

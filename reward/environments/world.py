@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from posttrain.environments.base import Environment
 from posttrain.jsontext import writable
 from posttrain.records import json_text
 from posttrain.rollouts import Completion
@@ -62,8 +63,8 @@ class Action:
                 raise Refused(f"{name} is one of {', '.join(schema['enum'])}")
 
 
-class World:
-    """An `Environment`: tables of its own, and the actions that read and change them."""
+class World(Environment):
+    """Tables of its own, and the actions that read and change them."""
 
     def __init__(self, tables: Tables, actions: Sequence[Action]) -> None:
         self.tables: Tables = copy.deepcopy(tables)
@@ -87,8 +88,6 @@ class World:
     def snapshot(self) -> str:
         # ASCII, since a model may have written half a surrogate pair
         return json.dumps({"tables": self.tables}, separators=(",", ":"))
-
-    async def close(self) -> None: ...
 
 
 def row_of(tables: Tables, table: str, key: str) -> Record:

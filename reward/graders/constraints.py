@@ -101,10 +101,6 @@ def _score(attempt: Attempt, result: JobResult, problem: str | None) -> Score:
     return Score(float(not broken), None, why, figures=figures)
 
 
-def _no_download(*_: object, **__: object) -> bool:
-    return False
-
-
 def _plain(value: Any) -> Any:
     """An argument as checkers keep it: stripped, in lower case, lists in any order."""
     if isinstance(value, list):
@@ -117,7 +113,7 @@ def check_constraints(
 ) -> dict[str, Any]:
     """The job of a worker: whether each constraint holds, strictly and loosely, or the problem."""
     nltk: Any = importlib.import_module("nltk")
-    nltk.download = _no_download  # an import must not reach for the network
+    nltk.download = lambda *_, **__: False  # an import must not reach for the network
     langdetect: Any = importlib.import_module("langdetect")
     langdetect.DetectorFactory.seed = 0  # else the same text is of one language today only
     common: Any = importlib.import_module(f"{PACKAGE}.common")

@@ -215,8 +215,6 @@ class Family(RLVREnvironment):
         key = f"{seed}/{number}"
         fixture = _built(type(self), key)
         return {
-            "environment": self.name,
-            "id": f"{self.name}-{seed}-{number}",
             "messages": [
                 {"role": "system", "content": SYSTEM.format(name=fixture.digest[:8])},
                 {"role": "user", "content": fixture.task},

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from posttrain.environments.base import Tool, Toolbox, clip
+from posttrain.environments.base import Environment, Tool, Toolbox, clip
 from posttrain.environments.sandbox import Limits
 from posttrain.jsontext import writable
 from posttrain.records import json_text
@@ -91,8 +91,8 @@ BASIC = ("read_file", "write_file", "list_files", "shell")
 ISOLATED = ("-I", "-S", "-c")  # neither the directory nor variables reach a program's imports
 
 
-class Workspace:
-    """An `Environment`: the files of one completion.
+class Workspace(Environment):
+    """The files of one completion.
 
     Args:
         tools: names in `TOOLS`.
@@ -232,8 +232,6 @@ class Workspace:
             "infrastructure": self._infrastructure,
         }
         return writable(json_text(state))
-
-    async def close(self) -> None: ...
 
 
 def inside(path: str) -> str:
