@@ -13,7 +13,6 @@ import torch
 from transformers import PreTrainedModel
 
 from posttrain.errors import ConfigError
-from posttrain.models.adapters import AdapterReach, trainable_routers
 from posttrain.models.load import parameter_count
 from posttrain.tokens.tokenizer import SpecialTokens
 from posttrain.training.launch import Launched
@@ -24,14 +23,6 @@ MEASURED_UP_TO = 300_000_000
 ASSUMED_UTILISATION = 0.4
 
 Line = tuple[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class RunPlan:
-    """(name, sentence) lines, and bytes on disk at most."""
-
-    lines: list[Line]
-    disk_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,29 +52,8 @@ def checkpoint_bytes(size: ModelSize, *, kept: int) -> int:
     return (kept + 1) * (size.weight_bytes + 8 * size.trainable) + size.weight_bytes
 
 
-def model_lines(size: ModelSize, launched: Launched) -> list[Line]:
-    """What is trained and on what."""
-    return [
-        ("model", f"{size.parameters:,} parameters, {size.trainable:,} trained"),
-        (
-            "launch",
-            f"{launched.world_size} process(es) on {launched.device}, sharding "
-            f"{launched.sharding}, {launched.precision}",
-        ),
-    ]
-
-
-def disk_line(disk_bytes: int) -> Line:
-    """What the run leaves on disk at most."""
-    return "disk", f"{disk_bytes / GIB:.2f} GiB at most, resume checkpoints included"
-
-
 def check_disk(needed: int, out: Path) -> None:
-    """Stop when the checkpoints, of `needed` bytes, cannot fit.
-
-    Raises:
-        ConfigError: with what is needed and what is free.
-    """
+    """Raises ConfigError: the `needed` bytes are not free on the disk of `out`."""
     existing = next(p for p in (out, *out.resolve().parents) if p.exists())
     free = shutil.disk_usage(existing).free
     if free < needed:
@@ -95,19 +65,12 @@ def check_disk(needed: int, out: Path) -> None:
 
 def check_enough(
     rows: int, *, name: str, batch: int, batches: int, max_epochs: int, updates: int = 1
-) -> int:
-    """How many rows the run draws.
-
-    Args:
-        name: of a row, in the plural.
-        updates: optimiser steps on each batch.
-
-    Raises:
-        ConfigError: more than `max_epochs` allows; with the ways out.
-    """
+) -> None:
+    """Raises ConfigError: the run draws more rows, called `name`, than `max_epochs` allows; with
+    the ways out. `updates`: optimiser steps on each batch."""
     total = batch * batches
     if total <= rows * max_epochs:
-        return total
+        return
     most = rows * max_epochs // batch * updates
     ways = [
         f"give {-(-total // max_epochs):,} {name}",
@@ -123,7 +86,7 @@ def check_enough(
 
 
 def batch_line(trainer: Any, launched: Launched, *, name: str, row_tokens: float) -> Line:
-    """How an optimiser step is made up; `row_tokens`: of one row of data, on average."""
+    """How an optimiser step is made up of rows of `row_tokens` tokens on average."""
     args, batch = trainer.args, trainer.global_batch
     return "batch", (
         f"{batch} {name} = {args.per_device_train_batch_size} × "
@@ -206,17 +169,3 @@ def check_stops(model: PreTrainedModel, special: SpecialTokens) -> str:
             f"it must stop at {special.end_id} and pad with something else"
         )
     return f"generation stops at {stop_ids}, pads with {generation.pad_token_id}"
-
-
-def adapter_lines(model: PreTrainedModel, reach: Sequence[AdapterReach]) -> list[Line]:
-    """What an adapter reaches.
-
-    Raises:
-        ConfigError: it would train routers.
-    """
-    if reach and (trained := trainable_routers(model)):
-        raise ConfigError(f"the adapter would train routers: {', '.join(trained)}")
-    return [
-        (f"adapter {r.target}", f"{r.tensors} tensors, {r.share:.1%} of the parameters")
-        for r in reach
-    ]

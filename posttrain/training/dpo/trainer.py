@@ -169,11 +169,6 @@ class PairTrainer(Resumable, DPOTrainer):
         labels, segment = inputs["labels"], inputs["segment"]
         return score_pairs(log_probs, labels, segment, pairs=len(inputs["row"]))
 
-    def mean_margin(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        """A loss of about the same cost, for timing: it needs no reference."""
-        scored = self.score(self.model, inputs)
-        return (scored.chosen - scored.rejected).mean()
-
     def probe(self, inputs: dict[str, torch.Tensor]) -> ScoredPairs:
         """`score` before training, without dropout or gradient."""
         training = self.model.training

@@ -15,14 +15,7 @@ from posttrain.config.backend import Server
 from posttrain.config.grpo import GroupTraining, InProcessRollouts, LoraServer, RolloutEngine
 from posttrain.errors import ConfigError
 from posttrain.group_rewards import GroupRewards
-from posttrain.training.plan import (
-    GIB,
-    MEASURED_UP_TO,
-    ModelSize,
-    RunPlan,
-    checkpoint_bytes,
-    disk_line,
-)
+from posttrain.training.plan import GIB, MEASURED_UP_TO, Line, ModelSize, checkpoint_bytes
 from posttrain.training.rl.batch import collate, trained_rows, with_advantages
 from posttrain.training.rl.trainer import GroupTrainer
 from posttrain.training.stage import PreparedRun
@@ -53,7 +46,9 @@ async def check_reachable(name: str, url: str) -> None:
     writer.close()
 
 
-def make_plan(prepared: PreparedRun[GroupTrainer], size: ModelSize, *, measure: bool) -> RunPlan:
+def make_plan(
+    prepared: PreparedRun[GroupTrainer], size: ModelSize, *, measure: bool
+) -> tuple[list[Line], int]:
     """Count and estimate.
 
     Args:
@@ -82,7 +77,6 @@ def make_plan(prepared: PreparedRun[GroupTrainer], size: ModelSize, *, measure: 
         ("loss", _loss_line(recipe)),
         ("batch", batch),
         ("steps", steps),
-        disk_line(disk),
         ("rollouts", _rollouts_line(recipe.rollouts, size, whole=whole)),
     ]
     here = recipe.rollouts.engine == "in_process"
@@ -93,7 +87,7 @@ def make_plan(prepared: PreparedRun[GroupTrainer], size: ModelSize, *, measure: 
             "made and trained on here; rewards come on top"
         )
         lines.append(("time", time_line))
-    return RunPlan(lines, disk)
+    return lines, disk
 
 
 def _seconds_a_rollout(trainer: GroupTrainer) -> float:

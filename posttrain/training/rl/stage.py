@@ -46,13 +46,13 @@ from posttrain.training.arguments import LEARNING_RATE, batch_layout, make_argum
 from posttrain.training.finish import RESUME, RunOutcome
 from posttrain.training.launch import Launched
 from posttrain.training.moe import freeze_routers
-from posttrain.training.plan import ModelSize, RunPlan, check_enough
+from posttrain.training.plan import Line, ModelSize, check_enough
 from posttrain.training.rl.draws import PromptDraws
 from posttrain.training.rl.metrics import domain_stats, domain_table, run_stats
 from posttrain.training.rl.plan import make_plan
 from posttrain.training.rl.step import Rollouts, accumulation
 from posttrain.training.rl.trainer import GroupTrainer
-from posttrain.training.stage import PolicyTokenizer, Preflight, PreparedRun, TrainingStage
+from posttrain.training.stage import Preflight, PreparedRun, TrainingStage
 
 WARMUP_STEPS = 10  # of the reference code's RLVR recipe
 # seconds: a process waits at a gather until the others have rolled out and judged; torch's own
@@ -76,7 +76,7 @@ def grpo_arguments(
     Raises:
         ConfigError: an unknown field, a value the trainer refuses, groups that would be split.
     """
-    micro, processes = batch_layout(recipe, GRPOConfig, env)
+    micro, processes = batch_layout(recipe.trainer, GRPOConfig, env)
     revision, num_iterations = recipe.model.revision, recipe.loss.num_iterations
     micro_batches = accumulation(recipe, micro=micro, processes=processes)
     args = make_arguments(
@@ -181,7 +181,11 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
     def data_parents(self) -> list[Parent]:
         return list(self.parents)
 
-    def load_tokenizer(self, args: GRPOConfig) -> PolicyTokenizer:
+    @property
+    def template_digest(self) -> str:
+        return self._rendering[0].digest
+
+    def load_tokenizer(self, args: GRPOConfig) -> Any:
         """The policy's own, with the template that the prompts are rendered with."""
         recipe, num_iterations = self.recipe, self.recipe.loss.num_iterations
         if not self.prompts:
@@ -202,28 +206,27 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
                 updates=num_iterations,
             )
         tokenizer = load_any_tokenizer(str(recipe.model.path), revision=recipe.model.revision)
-        template, _, vocabulary = self._rendering
-        tokenizer.chat_template = template.source
-        return PolicyTokenizer(tokenizer, vocabulary, template.digest)
+        tokenizer.chat_template = self._rendering[0].source
+        return tokenizer
 
     @cached_property
-    def _rendering(self) -> tuple[ChatTemplate, Encoder, int]:
+    def _rendering(self) -> tuple[ChatTemplate, Encoder]:
         recipe = self.recipe
         rendering = Rendering(
             chat_template=recipe.chat_template, template_variables=recipe.template_variables
         )
         path, revision = str(recipe.model.path), recipe.model.revision
-        return rendering_of(rendering, path, revision=revision, key="chat_template")
+        return rendering_of(rendering, path, revision=revision, key="chat_template")[:2]
 
     def load_data(self, args: GRPOConfig, special: SpecialTokens) -> Dataset:
         """The prompts' ids: TRL wants a dataset; `get_batch_samples` decides what is drawn."""
-        template, encoder, _ = self._rendering
+        template, encoder = self._rendering
         self._lengths = prompt_lengths(self.prompts, template, encoder)
         return Dataset.from_dict({"prompt": [prompt.id for prompt in self.prompts]})
 
     def make_trainer(self, data: Dataset, special: SpecialTokens, **parts: Any) -> GroupTrainer:
         """The trainer around what samples from the policy."""
-        recipe, model, (template, encoder, _) = self.recipe, parts["model"], self._rendering
+        recipe, model, (template, encoder) = self.recipe, parts["model"], self._rendering
         self._routers = freeze_routers(model, freeze=recipe.moe.freeze_router)
         stops = generation_stops(str(recipe.model.path), model)
 
@@ -279,7 +282,7 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
 
     def plan(
         self, prepared: PreparedRun[GroupTrainer], size: ModelSize, *, measure: bool
-    ) -> RunPlan:
+    ) -> tuple[list[Line], int]:
         return make_plan(prepared, size, measure=measure)
 
     def train(self, prepared: PreparedRun[GroupTrainer], directory: Run) -> Manifest | None:

@@ -188,7 +188,7 @@ def test_the_kl_term_is_zero_at_the_reference_and_positive_elsewhere():
 
 def test_an_sft_term_that_outweighs_the_preference_is_told_the_ways_out():
     def warning(**loss) -> str | None:  # 4,000 tokens: 0.2 × 2080 / ln 2 = 600
-        return sft_outweighs(LossConfig(**loss), chosen_sum=2080.0, chosen_mean=0.52)
+        return sft_outweighs(LossConfig(**loss), {"sum": 2080.0, "mean": 0.52})
 
     text = str(warning())
     for part in ("600 times", "sft_form=mean makes it 0.15 times", "sft_weight=0.0003"):

@@ -161,21 +161,6 @@ def test_a_finished_directory_is_complete_and_tampering_is_seen(learned: SftConf
         _ = SftStage(copy).open().complete
 
 
-def test_the_hybrid_trains_unpacked_with_expert_balance(recipe: MakeRecipe, hybrid_path: Path):
-    made = recipe(
-        model={"path": str(hybrid_path)},
-        balance={"coefficient": 1e-2},
-        trainer={"num_train_epochs": 2, "learning_rate": 5e-3},
-    )
-    out = finish(made)
-    rows = [row for row in log_rows(out) if "loss" in row]
-    assert read_artifact(out).stats["document_masking"] == "unpacked"
-    assert rows[-1]["loss"] < rows[0]["loss"]
-    # one MoE layer: the mean over sequences of a term whose minimum is about 1
-    assert 0.9 < rows[0]["balance"] < 4
-    assert rows[0]["max_violation"] > 0
-
-
 def test_lora_reaches_the_experts_and_merges_into_plain_weights(
     recipe: MakeRecipe, hybrid_path: Path
 ):
