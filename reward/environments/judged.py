@@ -82,13 +82,12 @@ class JudgedEnvironment(RLVREnvironment):
     def __init__(self, judge: LabelJudge | None = None) -> None:
         self._judge = judge
 
-    async def label(
-        self, task: str, parts: Sequence[tuple[str, str]], *, label: str
-    ) -> bool | None:
-        """As `LabelJudge.label`. Raises ConfigError where there is no judge."""
+    @property
+    def judge(self) -> LabelJudge:
+        """Raises ConfigError where there is none."""
         if self._judge is None:
             raise ConfigError(f"the environment {self.name} needs a judge model: set judge:")
-        return await self._judge.label(task, parts, label=label)
+        return self._judge
 
 
 class EquivalenceEnvironment(JudgedEnvironment):
@@ -103,7 +102,7 @@ class EquivalenceEnvironment(JudgedEnvironment):
             return Score(1.0, one_line(answer), "the gold word for word")
         question = "\n".join(message.content for message in prompt.messages)
         labels = [
-            await self.label(
+            await self.judge.label(
                 _EQUIVALENCE,
                 [("the question", question), ("answer A", first), ("answer B", second)],
                 label="equivalent",
@@ -134,7 +133,7 @@ class RubricEnvironment(JudgedEnvironment):
         turns = "\n".join(f"{m.role}: {m.content}" for m in prompt.messages)
         for question, wanted in _items(prompt):
             parts = [("the conversation", turns), ("the response", answer), ("the item", question)]
-            label = await self.label(_RUBRIC, parts, label="yes")
+            label = await self.judge.label(_RUBRIC, parts, label="yes")
             if label is None:
                 return unscored(answer, "no readable label", "verifier_error")
             missed += label != (wanted == "YES")
