@@ -30,10 +30,7 @@ class Refused(Exception):
 @dataclass(frozen=True, slots=True)
 class Action:
     """A tool on the tables; its parameters are of type string or integer, perhaps with an `enum`.
-
-    `run` takes the tables and the arguments by name, and raises Refused before it has changed
-    anything.
-    """
+    `run` takes the tables and the arguments by name, and raises Refused before any change."""
 
     name: str
     description: str

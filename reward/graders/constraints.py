@@ -1,9 +1,8 @@
-"""The graders "ifeval" and "ifbench": every constraint of a prompt, as the benchmarks check it.
+"""The graders "ifeval" and "ifbench": 1 where every constraint of a prompt holds for the answer.
 
-The value is 1 where every constraint holds for the answer as it is. Of the figures, `loose` is the
-same where a first line, a last line or asterisks may be left out; the other two are shares of
-constraints. The checkers are those of if-verifiable (extra `eval-suite`), which come from the
-benchmarks' own code, and run in workers. A prompt that cannot be checked here is refused.
+Of the figures, `loose` is the same where a first line, a last line or asterisks may be left out;
+the other two are shares of constraints. The checkers are those of if-verifiable (extra
+`eval-suite`), which come from the benchmarks' own code.
 """
 
 from __future__ import annotations
@@ -101,6 +100,10 @@ def _score(attempt: Attempt, result: JobResult, problem: str | None) -> Score:
     return Score(float(not broken), None, why, figures=figures)
 
 
+def _no_download(*_: object, **__: object) -> bool:
+    return False
+
+
 def _plain(value: Any) -> Any:
     """An argument as checkers keep it: stripped, in lower case, lists in any order."""
     if isinstance(value, list):
@@ -113,7 +116,7 @@ def check_constraints(
 ) -> dict[str, Any]:
     """The job of a worker: whether each constraint holds, strictly and loosely, or the problem."""
     nltk: Any = importlib.import_module("nltk")
-    nltk.download = lambda *_, **__: False  # an import must not reach for the network
+    nltk.download = _no_download  # an import must not reach for the network
     langdetect: Any = importlib.import_module("langdetect")
     langdetect.DetectorFactory.seed = 0  # else the same text is of one language today only
     common: Any = importlib.import_module(f"{PACKAGE}.common")

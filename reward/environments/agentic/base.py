@@ -127,11 +127,7 @@ class Final:
 
     async def computes(self, expected: Sequence[tuple[str, str, list[Any], Any]]) -> None:
         """Call functions of the final `.py` files (module, name, arguments) and compare results.
-
-        Raises:
-            Wrong: a result differs, or there is none.
-            OSError: the sandbox did not start.
-        """
+        Raises Wrong: a result differs, or there is none; OSError: the sandbox did not start."""
         code = {p: data for p, data in self.files.items() if p.endswith(".py")}
         order = marshal.dumps((code, [(m, n, list(a)) for m, n, a, _ in expected]))
         result = await run_program([*ISOLATED, _CALLS], order, _CHECK_LIMITS)

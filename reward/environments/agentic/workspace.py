@@ -94,10 +94,8 @@ ISOLATED = ("-I", "-S", "-c")  # neither the directory nor variables reach a pro
 class Workspace(Environment):
     """The files of one completion.
 
-    Args:
-        tools: names in `TOOLS`.
-        deliverables: files without which the task is not done; () means any change at all.
-        first_error: the result of the first sound call, which is then not carried out.
+    `tools` are names in `TOOLS`; `deliverables` files without which the task is not done, () means
+    any change; `first_error` is the result of the first sound call, which is not carried out.
     """
 
     def __init__(
