@@ -41,18 +41,25 @@ from posttrain.tokens.tokenizer import (
     special_tokens,
 )
 from posttrain.training.activations import RolloutShape
-from posttrain.training.finish import RESUME, RunOutcome, artifact_files, write_card
 from posttrain.training.launch import (
     Launched,
     await_shared,
     check_device,
     check_launch,
+    gather_head,
     read_launch,
 )
-from posttrain.training.log import LivePage, LogRows, write_page
 from posttrain.training.memory import MemoryPlan, device_room, memory_line, plan_memory
+from posttrain.training.output import (
+    RESUME,
+    LivePage,
+    LogRows,
+    RunOutcome,
+    artifact_files,
+    write_card,
+    write_page,
+)
 from posttrain.training.plan import GIB, Line, ModelSize, check_disk, check_stops, model_size
-from posttrain.training.sharding import gather_head
 from posttrain.training.trainer import Resumable, train_to_the_end
 
 KIND = "checkpoint"

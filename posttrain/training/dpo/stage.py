@@ -35,8 +35,8 @@ from posttrain.training.dpo.reference import (
     initial_weights,
 )
 from posttrain.training.dpo.trainer import PairTrainer
-from posttrain.training.finish import REFERENCE, RunOutcome
 from posttrain.training.launch import Launched
+from posttrain.training.output import REFERENCE, RunOutcome
 from posttrain.training.plan import (
     Line,
     ModelSize,
@@ -281,8 +281,7 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
             f"Policy and reference: {base}. {steps:,} steps of {trainer.global_batch} pairs, "
             f"{stats['epochs']:.2f} epochs.",
             "",
-            f"Loss: {loss.preference_weight:g} × sigmoid (β {loss.beta:g}) + {loss.sft_weight:g} × "
-            f"SFT on chosen ({loss.sft_form}) + {loss.kl_weight:g} × KL.",
+            f"Loss: {describe_loss(loss)}.",
             "",
             "| last logged step | |",
             "|---|---|",
