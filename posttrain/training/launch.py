@@ -33,6 +33,14 @@ class Launched:
     device: str
     precision: str
 
+    @property
+    def text(self) -> str:
+        """For the plan."""
+        return (
+            f"{self.world_size} process(es) on {self.device}, sharding {self.sharding}, "
+            f"{self.precision}"
+        )
+
 
 def read_launch(accelerator: Accelerator) -> Launched:
     """Read the layout off the accelerator that the trainer uses."""

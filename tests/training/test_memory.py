@@ -13,7 +13,7 @@ from trl.kernels import chunked_logprob
 from posttrain.config.grpo import ColocatedVllm
 from posttrain.config.sft import AdapterConfig
 from posttrain.errors import ConfigError
-from posttrain.training import activations, memory
+from posttrain.training import activations, plan
 from posttrain.training.activations import (
     RolloutShape,
     StepMemory,
@@ -22,15 +22,16 @@ from posttrain.training.activations import (
     rollout_bytes,
 )
 from posttrain.training.launch import Launched
-from posttrain.training.memory import (
+from posttrain.training.plan import (
+    GIB,
     MemoryPlan,
+    ModelSize,
     device_room,
     memory_line,
     plan_memory,
     state_bytes,
     whole_bytes,
 )
-from posttrain.training.plan import GIB, ModelSize
 from posttrain.training.sft.stage import SftStage
 from posttrain.training.shards import make_shards
 from tests.training.conftest import MakeRecipe
@@ -44,8 +45,8 @@ HALF = replace(SIZE, weight_bytes=1600, trainable_bytes=1600)
 
 @pytest.fixture(autouse=True)
 def measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "measure_step", measure_step)
-    monkeypatch.setattr(memory, "rollout_bytes", rollout_bytes)
+    monkeypatch.setattr(plan, "measure_step", measure_step)
+    monkeypatch.setattr(plan, "rollout_bytes", rollout_bytes)
 
 
 @pytest.mark.parametrize(
@@ -74,10 +75,10 @@ def test_weights_that_are_split_are_gathered_to_sample(sharding: str, gathered: 
 
 
 def test_processes_of_a_machine_share_its_memory(monkeypatch: pytest.MonkeyPatch):
-    plan = MemoryPlan(weights=100, optimizer=0, step=StepMemory(0, 0, 0))
+    needed = MemoryPlan(weights=100, optimizer=0, step=StepMemory(0, 0, 0))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    total = memory.device_bytes(torch.device("cpu"))
-    assert 100 < device_room(torch.device("cpu"), plan) <= total // 4 + 100
+    total = plan.device_bytes(torch.device("cpu"))
+    assert 100 < device_room(torch.device("cpu"), needed) <= total // 4 + 100
 
 
 @pytest.mark.parametrize("make", [attention_model, hybrid_model])
@@ -220,7 +221,7 @@ def test_the_share_of_a_vllm_on_the_same_device_is_left_to_it(
     recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
 ):
     """One that sleeps needs its share beside weights and optimiser only."""
-    monkeypatch.setattr("posttrain.training.memory.device_bytes", lambda _: 10 * GIB)
+    monkeypatch.setattr("posttrain.training.plan.device_bytes", lambda _: 10 * GIB)
     trainer = SftStage(recipe()).prepare().trainer
     batch = {name: torch.zeros(1, 8, dtype=torch.long) for name in ("input_ids", "labels")}
     step = StepMemory(activations=2 * GIB, gathered=0, gradients=GIB)

@@ -41,6 +41,7 @@ from posttrain.training.plan import (
     Line,
     ModelSize,
     batch_line,
+    check_batch,
     check_enough,
     checkpoint_bytes,
     time_line,
@@ -178,7 +179,7 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
 
     def check(self, trainer: PairTrainer, special: SpecialTokens, launched: Launched) -> Preflight:
         """The pairs against the model, and the layout measured on it."""
-        self.check_batch(trainer, self.recipe.batch, name="pairs")
+        check_batch(trainer, self.recipe.batch, name="pairs")
         model, pairs, layout = trainer.model, trainer.pairs, trainer.layout
         tokens = check_pairs(pairs, rows=embedding_rows(model), longest=positions(model.config))
         return Preflight([("tokens", tokens)], {"layout": layout})

@@ -46,7 +46,7 @@ from posttrain.training.arguments import LEARNING_RATE, batch_layout, make_argum
 from posttrain.training.launch import Launched
 from posttrain.training.moe import freeze_routers
 from posttrain.training.output import RESUME, RunOutcome
-from posttrain.training.plan import Line, ModelSize, check_enough
+from posttrain.training.plan import Line, ModelSize, check_batch, check_enough
 from posttrain.training.rl.draws import PromptDraws
 from posttrain.training.rl.metrics import domain_stats, domain_table, run_stats
 from posttrain.training.rl.plan import describe_loss, make_plan
@@ -245,7 +245,7 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         """The launch, and room for the prompts and what follows them."""
         recipe, updates = self.recipe, self.recipe.loss.num_iterations
         per_update = recipe.prompts_per_step * recipe.num_generations // updates
-        self.check_batch(trainer, per_update, name="rollouts")
+        check_batch(trainer, per_update, name="rollouts")
         if launched.sharding == "fsdp1":
             raise ConfigError("rollouts cannot gather weights of FSDP 1: set fsdp_version: 2")
         if recipe.rollouts.engine == "lora_server":
