@@ -50,28 +50,24 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "sharding", "processes", "precision", "weights", "optimizer"),
+    ("size", "sharding", "processes", "precision", "weights", "optimizer", "to_sample"),
     [
-        (SIZE, "none", 1, "fp32", 3200, 6400),
-        (SIZE, "none", 2, "fp32", 3200, 6400),
+        (SIZE, "none", 1, "fp32", 3200, 6400, 0),
+        (SIZE, "none", 2, "fp32", 3200, 6400, 0),
         # DeepSpeed keeps a float32 copy of the part that a process updates
-        (SIZE, "zero2", 4, "bf16", 1600, 2400),
-        (SIZE, "zero3", 4, "bf16", 400, 2400),
+        (SIZE, "zero2", 4, "bf16", 1600, 2400, 0),
+        (SIZE, "zero3", 4, "bf16", 400, 2400, 1600),
         # FSDP2 holds trained weights in float32
-        (HALF, "fsdp2", 4, "bf16", 800, 1600),
+        (HALF, "fsdp2", 4, "bf16", 800, 1600, 1600),
     ],
 )
-def test_what_each_sharding_keeps(
+def test_what_each_sharding_keeps_and_gathers_to_sample(
     size: ModelSize, sharding: str, processes: int, precision: str, weights: int,
-    optimizer: int,
+    optimizer: int, to_sample: int,
 ):  # fmt: skip
-    parts = state_bytes(size, Launched(processes, sharding, "cpu", precision))
-    assert parts == {"weights": weights, "optimizer": optimizer}
-
-
-@pytest.mark.parametrize(("sharding", "gathered"), [("none", 0), ("zero2", 0), ("fsdp2", 1600)])
-def test_weights_that_are_split_are_gathered_to_sample(sharding: str, gathered: int):
-    assert whole_bytes(SIZE, Launched(4, sharding, "cpu", "bf16")) == gathered
+    launched = Launched(processes, sharding, "cpu", precision)
+    assert state_bytes(size, launched) == {"weights": weights, "optimizer": optimizer}
+    assert whole_bytes(size, launched) == to_sample
 
 
 def test_processes_of_a_machine_share_its_memory(monkeypatch: pytest.MonkeyPatch):
