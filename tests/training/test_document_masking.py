@@ -92,23 +92,18 @@ def test_the_hybrid_is_done_right_unpacked():
             choose_document_masking(asked, model)
 
 
-def test_the_probe_sees_state_leak_through_a_mamba_layer():
-    probe = probe_document_masking(hybrid_model(), make_collator("block_diagonal", 0), packs())
-    assert probe.apart > 1e-3
-    with pytest.raises(ConfigError, match="leaks on this model"):
-        check_probe(probe, "block_diagonal")
+@pytest.mark.parametrize("document_masking", ["block_diagonal", "varlen"])
+def test_the_probe_sees_state_leak_through_a_mamba_layer(document_masking: str):
+    """Under `varlen` with what TRL sends, but for the `seq_idx` that only the kernels take."""
 
-
-def test_positions_alone_do_not_keep_a_recurrent_layer_apart():
-    """What TRL sends, without the `seq_idx` that only the kernels take."""
-
-    def positions_only(rows: list[dict]) -> dict:
-        batch = make_collator("varlen", 0)(rows)
+    def collate(rows: list[dict]) -> dict:
+        batch = make_collator(document_masking, 0)(rows)
         return {key: batch[key] for key in ("input_ids", "labels", "position_ids")}
 
-    probe = probe_document_masking(hybrid_model(), positions_only, packs())
+    probe = probe_document_masking(hybrid_model(), collate, packs())
+    assert probe.apart > 1e-3
     with pytest.raises(ConfigError, match="leaks on this model"):
-        check_probe(probe, "varlen")
+        check_probe(probe, document_masking)
 
 
 def test_block_diagonal_is_refused_under_flash_attention():
