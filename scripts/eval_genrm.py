@@ -2,17 +2,12 @@
 
 posttrain eval_genrm --config tiny/eval_genrm
 posttrain eval_genrm --config F out=runs/x pairs=100 --dry-run
-posttrain eval_genrm rescore RUN               # read the records again
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from rich.console import Console
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.eval import EvalGenRmConfig
@@ -26,24 +21,16 @@ KIND, WORK = "genrm_evaluation", "work"
 
 
 def main(argv: list[str] | None = None) -> None:
-    given = sys.argv[1:] if argv is None else argv
-    console = Console(width=None if sys.stdout.isatty() else 180)
-    if given[:1] == ["rescore"]:
-        parser = argparse.ArgumentParser(description="Figures of a run's records, read again.")
-        parser.add_argument("run", type=Path, help="a finished evaluation of judges")
-        run: Path = parser.parse_args(given[1:]).run
-        from posttrain.evaluation.judges import rescore
-
-        rescore(run, judged_of, console)
-        return
     parser = recipe_parser("Evaluate judges on held-out pairs.")
-    recipe, options = parse_recipe(parser, EvalGenRmConfig, given)
+    recipe, options = parse_recipe(parser, EvalGenRmConfig, argv)
     out, data = Path(recipe.out), read_artifact(recipe.data, kind="genrm_data")
 
     from posttrain.evaluation.judges import held_out, run_evaluation
     from posttrain.report import run_stage
+    from posttrain.report.console import open_console
     from posttrain.sampling.open import checkpoint_parents
 
+    console = open_console()
     prompts = held_out(recipe, data)
     parents = [parent_of(recipe.data, relative_to=out, manifest=data)]
     parents += checkpoint_parents(map(recipe.path_of, recipe.checkpoints), out=out)

@@ -7,6 +7,7 @@ posttrain launch --config_file accelerate/ddp rlhf --config tiny/rlhf
 import asyncio
 import contextlib
 from pathlib import Path
+from typing import Any
 
 from posttrain.config.backend import Server
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
@@ -31,8 +32,7 @@ def main(argv: list[str] | None = None) -> None:
     from reward.judge.votes import VerdictCache
     from reward.rlhf import JudgedReward
 
-    parents = plan.parents + judge_parents(recipe.judge.models, out=out)
-    prompts = plan.build()
+    prompts, parents = plan.build(), plan.parents + judge_parents(recipe.judge.models, out=out)
     about = {key: prompts.stats()[key] for key in ("sources", "templates")}
     # a mistake in trainer: shows before a judge is loaded
     grpo_arguments(recipe, out=out / RESUME)
@@ -43,13 +43,9 @@ def main(argv: list[str] | None = None) -> None:
             judges = runner.run(open_judges(recipe.judge.models, stack))
 
             def judged_reward(cache: VerdictCache | None = None) -> JudgedReward:
-                return JudgedReward(
-                    GenRmJudge(judges, recipe.judge, cache=cache),
-                    config=recipe.judge,
-                    pairing=recipe.pairing,
-                    length=recipe.length,
-                    graders=plan.graders,
-                )
+                judge = GenRmJudge(judges, recipe.judge, cache=cache)
+                blocks: Any = {"pairing": recipe.pairing, "length": recipe.length}
+                return JudgedReward(judge, config=recipe.judge, graders=plan.graders, **blocks)
 
             stage = GroupStage(
                 recipe,

@@ -1,10 +1,9 @@
 """The pairs that each prompt can give, and those of them that make the data set.
 
-Where no tool is declared a completion with a call is never chosen, nor one that holds the markup of
-a call without being one: what is chosen is learnt, and half a call is learnt as a way around the
-penalty. In no_tools and with_tools the final answer alone decides; in hallucination_penalty any
-call is rejected, whatever its answer. Every prompt's first pair is taken before any prompt's second
-one, in the order of a keyed hash.
+Where no tool is declared a completion with a call is never chosen, nor one with half a call: what
+is chosen is learnt. In no_tools and with_tools the final answer alone decides; in
+hallucination_penalty any call is rejected, whatever its answer. Every prompt's first pair is taken
+before any prompt's second one, in the order of a keyed hash.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Sources × settings → prompts, and the counts of every row that became none.
 
-Rows are read, matched with `where`, taken as questions, and ordered by a keyed hash of their
-content; from the front of that order so many are taken as `count` says, skipping those whose gold
-answer its own grader refuses.
+A source's questions are ordered by a keyed hash of their content; the first `count` are taken whose
+gold answer its own grader accepts.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from data_builders.environments import AnyToolkit, toolkit_of
 from data_builders.keyed import key64, unit
 from data_builders.prompts.questions import RowQuestion, distinct_questions, total_counts
+from data_builders.registry import AnyToolkit, all_graders, toolkit_of
 from data_builders.rows.files import find_files, input_files
 from data_builders.rows.read import RowCounts
 from data_builders.rows.where import unmet
@@ -77,10 +76,11 @@ class PromptPlan:
     def __init__(
         self, sources: Sequence[AnySource], settings: Sequence[Setting], *, seed: int, out: Path
     ) -> None:
-        from data_builders.environments import all_graders
-
         self.graders, self._toolkits = all_graders(), toolkits_for(sources, settings)
-        check_names(sources, settings, graders=self.graders, toolkits=self._toolkits)
+        for source in sources:
+            if source.grader is not None and source.grader not in self.graders:
+                hint = nearest(source.grader, (*self.graders,))
+                raise ConfigError(f"source {source.name!r}: no grader {source.grader!r}{hint}")
         self.inputs, self.parents = prompt_inputs(sources, BASE, out=out)
         self._sources, self._settings, self._seed = sources, settings, seed
 
@@ -132,11 +132,10 @@ def build_prompts(
     """All prompts of a recipe, chosen by the seed.
 
     Raises:
-        ConfigError: a path that is not there, a `where` that matches nothing, a grader or toolkit
-            that does not exist, a setting that asks nothing.
+        ConfigError: a path that is not there, a `where` that matches nothing, a setting that asks
+            nothing.
         DataError: a file that cannot be read, or a source with fewer usable rows than its `count`.
     """
-    check_names(sources, settings, graders=graders, toolkits=toolkits)
     made = PromptSet([], {}, {setting.name: Counter() for setting in settings})
     taken: list[Taken] = []
     seen: set[str] = set()
@@ -235,23 +234,6 @@ def _refused(batch: Sequence[Taken], source: AnySource, grader: Grader | None) -
     return [next((why for why in found if why is not None), None) for found in each]
 
 
-def check_names(
-    sources: Sequence[AnySource],
-    settings: Sequence[Setting],
-    *,
-    graders: Mapping[str, object],
-    toolkits: Mapping[str, object],
-) -> None:
-    """Raises ConfigError for a grader or toolkit that does not exist, naming the nearest."""
-    declared = (NO_TOOLS, GIVEN_TOOLS, *toolkits)
-    named = [("source", s.name, "grader", s.grader, (*graders,)) for s in sources]
-    named += [("source", s.name, "toolkit", s.environment, (*toolkits,)) for s in sources]
-    named += [("setting", s.name, "toolkit", s.tools, declared) for s in settings]
-    for what, own, kind, name, known in named:
-        if name is not None and name not in known:
-            raise ConfigError(f"{what} {own!r}: no {kind} {name!r}{nearest(name, known)}")
-
-
 def _listed(reasons: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in reasons.items()) or "none is dropped"
 
@@ -282,47 +264,40 @@ def in_setting(
     *,
     seed: int,
 ) -> list[Prompt]:
-    """The question's prompts in a setting that asks it: two where both modes are asked."""
-    share = setting.thinking
-    if share == "both":
-        modes = (True, False)
-    else:
-        modes = (unit(seed, "thinking", setting.name, question.digest) < share,)
-    return [_prompt(question, source, setting, toolkits, thinking) for thinking in modes]
+    """The question's prompts in a setting that asks it: two where both modes are asked.
 
-
-def _prompt(
-    question: RowQuestion,
-    source: AnySource,
-    setting: Setting,
-    toolkits: Mapping[str, AnyToolkit],
-    thinking: bool,
-) -> Prompt:
-    """With the tools that the setting declares; `metadata.tools_declared`, if any, follows them."""
+    They have the tools that the setting declares; `metadata.tools_declared`, if any, follows them.
+    """
+    modes: tuple[bool, ...] = (True, False)
+    if setting.thinking != "both":
+        modes = (unit(seed, "thinking", setting.name, question.digest) < setting.thinking,)
     task = f"{source.name}-{question.digest}"  # the same in every setting
-    prompt = Prompt(
-        id=f"{task}/{setting.name}/{'on' if thinking else 'off'}",
-        task=task,
-        setting=setting.name,
-        messages=tuple(m if thinking else replace(m, reasoning=None) for m in question.messages),
-        thinking=thinking,
-        reasoning_budget=setting.reasoning_budget if thinking else None,
-        grader=source.grader,
-        gold=question.gold,
-        source=source.name,
-        metadata=question.metadata,
-    )
-    tools, environment = None, None
-    if source.format == "environment" or setting.tools == GIVEN_TOOLS:
-        tools, environment = question.tools, source.environment
-    elif setting.tools != NO_TOOLS:
-        tools, environment = toolkits[setting.tools].schemas(prompt), setting.tools
-    metadata = json.loads(prompt.metadata)
-    if "tools_declared" in metadata:
-        names = [tool.get("function", tool)["name"] for tool in json.loads(tools or "[]")]
-        metadata |= {"tools_declared": names, "with_tools": bool(names)}
-        prompt = replace(prompt, metadata=json_text(metadata))
-    return replace(prompt, tools=tools, environment=environment)
+    prompts: list[Prompt] = []
+    for on in modes:
+        prompt = Prompt(
+            id=f"{task}/{setting.name}/{'on' if on else 'off'}",
+            task=task,
+            setting=setting.name,
+            messages=tuple(m if on else replace(m, reasoning=None) for m in question.messages),
+            thinking=on,
+            reasoning_budget=setting.reasoning_budget if on else None,
+            grader=source.grader,
+            gold=question.gold,
+            source=source.name,
+            metadata=question.metadata,
+        )
+        tools, environment = None, None
+        if source.format == "environment" or setting.tools == GIVEN_TOOLS:
+            tools, environment = question.tools, source.environment
+        elif setting.tools != NO_TOOLS:
+            tools, environment = toolkits[setting.tools].schemas(prompt), setting.tools
+        metadata = json.loads(prompt.metadata)
+        if "tools_declared" in metadata:
+            names = [tool.get("function", tool)["name"] for tool in json.loads(tools or "[]")]
+            metadata |= {"tools_declared": names, "with_tools": bool(names)}
+            prompt = replace(prompt, metadata=json_text(metadata))
+        prompts.append(replace(prompt, tools=tools, environment=environment))
+    return prompts
 
 
 def _is_generated(source: AnySource | PreferenceSource) -> bool:

@@ -8,8 +8,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data_builders.environments import all_graders
 from data_builders.prompts.build import BASE, PromptPlan, missing_inputs
+from data_builders.registry import all_graders
 from data_builders.sft.inputs import Input, as_stats
 from posttrain.config.eval import EvalConfig
 from posttrain.errors import ConfigError, DataError
@@ -30,6 +30,8 @@ def open_tasks(recipe: EvalConfig) -> PromptPlan | None:
 
     Raises as `PromptPlan`, and ConfigError with all that any task lacks and how to get it.
     """
+    if recipe.inspect_logs:
+        require_inspect("inspect_logs", extra="inspect")
     rows, missing = recipe.of_rows(), []
     if rows is not None:
         missing += missing_inputs(rows.row_tasks, BASE, judge=recipe.judge is not None)
@@ -116,3 +118,11 @@ def _inspect_tasks(recipe: EvalConfig) -> tuple[list[Prompt], dict[str, Any]]:
 def grade_by_name(graders: Mapping[str, Grader]) -> Grade:
     """The graders as evaluation calls them."""
     return lambda name, attempts: graders[name].grade([Attempt(*attempt) for attempt in attempts])
+
+
+def grade_of(run: Path) -> Grade:
+    """As a finished run graded its records; a judge's labels are those that it kept."""
+    from posttrain.evaluation.run import JOURNALS, LABELS
+
+    labels = run / JOURNALS / LABELS
+    return grade_by_name(all_graders(None, labels if labels.is_file() else None))

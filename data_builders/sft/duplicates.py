@@ -16,7 +16,7 @@ import numpy.typing as npt
 from data_builders.dedup.columns import DedupColumns
 from data_builders.dedup.duplicates import REASONS, Duplicates, find_duplicates
 from data_builders.sft.prepared import PreparedSource
-from posttrain.config.deduplication import DeduplicationConfig
+from posttrain.config.overlap import DeduplicationConfig
 
 Int = npt.NDArray[np.int64]
 Drops = Sequence[Mapping[str, Int]]

@@ -4,8 +4,7 @@
     located.spans    {1: (71, 95)}    text[71:95] == "2+2 is 4.\\n</think>\\n4<|im_end|>\\n"
 
 Words begin where the generation prompt, which is never trained, ends, and end where the next
-message begins. `locate_prefix` renders prefixes, as NVIDIA's reference does; `locate_single_pass`
-reads the marks of one render. `options` are the declared tools and what switches thinking.
+message begins. `options` are the declared tools and what switches thinking.
 """
 
 from __future__ import annotations
@@ -115,9 +114,7 @@ def locate_single_pass(
 ) -> Located:
     """Locate by the marks of one render; `first` is what the first message is called.
 
-    Raises:
-        RenderError: the template refused the conversation, or a wanted message is not where a
-            generation prompt would put it.
+    Raises RenderError: a wanted message is not where a generation prompt would put it.
     """
     layout = template.layout(messages, **options)
     if layout.starts is None:
@@ -148,10 +145,9 @@ def locate_prefix(
     prompts: Prompts,
     **options: Any,
 ) -> Located:
-    """Locate by rendering, for each wanted message, the conversation before and through it.
+    """Locate by rendering the conversation before and through each message, as NVIDIA's reference.
 
-    Raises:
-        RenderError: no generation prompt makes the text before a message a prefix of the whole.
+    Raises RenderError: no generation prompt makes the text before a message a prefix of the whole.
     """
     full = template.text(messages, **options)
     spans: dict[int, tuple[int, int]] = {}
@@ -203,8 +199,7 @@ def locate_generation_tags(
 ) -> Located:
     """Locate by the author's `{% generation %}` blocks, for templates without a generation prompt.
 
-    Raises:
-        RenderError: the blocks cannot be matched to the assistant messages one to one.
+    Raises RenderError: the blocks cannot be matched to the assistant messages one to one.
     """
     layout = template.layout(messages, **options)
     speakers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]

@@ -1,8 +1,4 @@
-"""What has been established about a template by trying it, once, on probe conversations.
-
-The single pass is only trusted after it gave the prefix-by-prefix answer on every probe that the
-template accepts.
-"""
+"""What has been established about a template by trying it, once, on probe conversations."""
 
 from __future__ import annotations
 

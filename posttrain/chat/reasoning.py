@@ -69,11 +69,7 @@ def truncate_reasoning(trace: str, *, budget: int, offsets: Offsets) -> str | No
     """The first `budget` tokens of a trace, or `None` when it is no longer than that.
 
     The cut falls between characters; white space at it is dropped: templates write their own.
-
-    Args:
-        trace: the reasoning, without tags.
-        budget: tokens to keep, at least 1.
-        offsets: text → the character span of each of its tokens, in order.
+    `offsets` gives the character span of each token of a text, in order.
     """
     if budget < 1:
         raise ValueError(f"a reasoning budget is at least 1 token, got {budget}")

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from posttrain.config.backend import REACHING, BackendConfig, check_checkpoint, without_reaching
+from posttrain.config.backend import REACHING, BackendConfig, check_checkpoint
 from posttrain.config.base import Strict, source
 from posttrain.sampling.sampler import Parameters
 
@@ -42,23 +42,33 @@ class JudgeSampling(StepSampling):
     max_tokens: int = Field(default=16384, ge=1, json_schema_extra=_REFERENCE)
 
 
-class JudgeModel(Strict):
-    """One model that judges.
+class AskedModel(Strict):
+    """A model beside the one that is trained or evaluated.
 
+    backend: what it runs on.
     checkpoint: the model, a directory or hub id; with a server, the one that it serves (it gives
         the tokenizer).
-    layout: how it is asked; `auto` is `roles` where its template knows the roles of the released
-        GenRM, else `message`; a chat endpoint needs a name.
-    thinking: whether it reasons before its verdict.
+    thinking: whether it reasons before it answers.
     """
 
     backend: BackendConfig
     checkpoint: str | None = None
-    layout: LayoutName = "auto"
     thinking: bool = True
 
     def check(self) -> None:
         check_checkpoint(self.backend, self.checkpoint, "checkpoint")
+
+
+class JudgeModel(AskedModel):
+    """One model that judges.
+
+    layout: how it is asked; `auto` is `roles` where its template knows the roles of the released
+        GenRM, else `message`; a chat endpoint needs a name.
+    """
+
+    layout: LayoutName = "auto"
+
+    def check(self) -> None:
         if self.backend.kind == "chat" and self.layout == "auto":
             raise ValueError(
                 "a chat endpoint hides its template: set layout to roles for the released GenRM, "
@@ -66,27 +76,23 @@ class JudgeModel(Strict):
             )
 
 
-class LabelJudgeConfig(Strict):
+class LabelJudgeConfig(AskedModel):
     """The model that environments without a rule of their own ask: equivalence, rubrics.
 
-    checkpoint, thinking: as of `JudgeModel`.
     retries: further questions, with new seeds, where a label cannot be read.
     """
 
-    backend: BackendConfig
-    checkpoint: str | None = None
-    thinking: bool = True
     sampling: JudgeSampling = JudgeSampling()
     retries: int = Field(default=3, ge=0, json_schema_extra=_REFERENCE)
 
     def model(self) -> JudgeModel:
         """As judges are opened."""
-        shared = {name: getattr(self, name) for name in ("backend", "checkpoint", "thinking")}
+        shared = {name: getattr(self, name) for name in AskedModel.model_fields}
         return JudgeModel(**shared, layout="message")
 
     def identity(self) -> dict[str, Any]:
         """What decides its labels."""
-        return self.model_dump(mode="json") | {"backend": without_reaching(self.backend)}
+        return self.model_dump(mode="json", exclude={"backend": REACHING})
 
 
 class JudgeConfig(Strict):
@@ -116,9 +122,8 @@ class JudgeConfig(Strict):
 
     def owner_config(self) -> dict[str, Any]:
         """What the verdicts depend on: the digest of an output directory is taken of this."""
-        reaching: Any = {"__all__": {"backend": {*REACHING}}}
-        left_out: Any = {"models": reaching, "max_failure_rate": True, "cache": True}
-        return self.model_dump(mode="json", exclude=left_out)
+        how = {"models": {"__all__": {"backend": REACHING}}, "max_failure_rate": True}
+        return self.model_dump(mode="json", exclude={**how, "cache": True})
 
 
 class PairingConfig(Strict):

@@ -5,10 +5,10 @@ from typing import Any
 
 from pydantic import Field
 
-from posttrain.config.backend import BackendConfig, check_checkpoint, without_reaching
+from posttrain.config.backend import REACHING, BackendConfig, check_checkpoint
 from posttrain.config.base import Strict
-from posttrain.config.decontamination import DecontaminationConfig
 from posttrain.config.judge import LabelJudgeConfig, StepSampling
+from posttrain.config.overlap import DecontaminationConfig
 from posttrain.config.prompts import NO_TOOLS, AnySource, Setting, check_prompts
 from posttrain.sampling.rollout import RolloutLimits
 
@@ -70,8 +70,8 @@ class SampleConfig(Strict):
 
     def owner_config(self) -> dict[str, Any]:
         """What the samples depend on: the digest of the output directory is taken of this."""
-        config = self.model_dump(mode="json", exclude={"out", "max_failure_rate"})
-        return config | {"backend": without_reaching(self.backend)}
+        beside = {"out": True, "max_failure_rate": True, "backend": REACHING}
+        return self.model_dump(mode="json", exclude=beside)
 
     def most_tokens(self, setting: str) -> int:
         """The longest that a completion in a setting can be, tool results not counted."""

@@ -43,13 +43,9 @@ class PromptTemplate(Strict):
             "{answer} has to be in its answer once": answers != 1,
         })  # fmt: skip
 
-    def filled(self, question: str, options: Mapping[str, str]) -> str:
-        """The user message; what is filled in is not looked at again."""
-        return fill(self.text, question, options)
-
 
 def fill(text: str, question: str, options: Mapping[str, str]) -> str:
-    """A text with its placeholders filled.
+    """A text with its placeholders filled; what is filled in is not looked at again.
 
     Args:
         options: letter → text.

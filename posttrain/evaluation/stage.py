@@ -374,5 +374,5 @@ def keep_rescored(stage: Run, run: Path, manifest: Manifest, records: Records) -
 def write_tables(out: Path, prices: Mapping[str, Price]) -> None:
     """Costs and exports of a finished run, beside what its manifest lists: prices may change."""
     manifest, records = read_run(out)
-    costs = write_costs(out, records, prices)
-    write_exports(out / EXPORT, json.loads((out / METRICS).read_text("utf-8")), costs, manifest)
+    write_costs(out, records, prices)
+    write_exports(out / EXPORT, json.loads((out / METRICS).read_text("utf-8")), manifest)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 from rich.cells import cell_len
@@ -39,6 +40,11 @@ _STYLES = {"": "", "bold": "bold", "faint": "dim", "code": "", "mark": "green"}
 _WORDS = 12
 # neighbours of one style in two shades, so that tokens can be told apart
 _SHADES = {"mark": ("green", "bright_green"), "": ("bright_black", "white")}
+
+
+def open_console() -> Console:
+    """A console as wide as the terminal, or, where there is none, as the widest table."""
+    return Console(width=None if sys.stdout.isatty() else 180)
 
 
 def print_sections(console: Console, sections: Iterable[Section], *, charts: bool = True) -> None:

@@ -44,6 +44,10 @@ _NUMBERED = re.compile(r"^[ \t]*\d+[.)][ \t]+\S", re.MULTILINE)
 _NO_WIDTH = re.compile("[\u00ad\u200b-\u200f\u2060-\u2064\ufeff]")  # between letters of one word
 
 
+def _nothing(text: str, rng: random.Random) -> dict[str, Any]:
+    return {}
+
+
 @dataclass(frozen=True, slots=True)
 class Constraint:
     """One kind of constraint.
@@ -56,7 +60,7 @@ class Constraint:
 
     words: str
     check: Callable[[str, Arguments], bool]
-    draw: Draw
+    draw: Draw = _nothing
 
     def holds(self, text: str, arguments: Arguments) -> bool:
         return self.check(_NO_WIDTH.sub("", text).replace("\r\n", "\n").strip(), arguments)
@@ -94,10 +98,6 @@ def within(number: int, arguments: Arguments) -> bool:
         and number >= arguments.get("at_least", number)
         and number <= arguments.get("at_most", number)
     )
-
-
-def _nothing(text: str, rng: random.Random) -> dict[str, Any]:
-    return {}
 
 
 def _counted(words: str, items: Callable[[str], Sized]) -> Constraint:
@@ -230,12 +230,12 @@ CONSTRAINTS: dict[str, Constraint] = {
         lambda t, a: not any(_phrase(word).search(t) for word in a["words"]),
         _other_words,
     ),
-    "no_commas": Constraint("Use no commas.", lambda t, a: not set(",，") & set(t), _nothing),
+    "no_commas": Constraint("Use no commas.", lambda t, a: not set(",，") & set(t)),
     "lowercase": Constraint(
-        "Write in lower case only.", lambda t, a: t == t.lower() and _has_letters(t), _nothing
+        "Write in lower case only.", lambda t, a: t == t.lower() and _has_letters(t)
     ),
     "uppercase": Constraint(
-        "Write in capital letters only.", lambda t, a: t == t.upper() and _has_letters(t), _nothing
+        "Write in capital letters only.", lambda t, a: t == t.upper() and _has_letters(t)
     ),
     "starts_with": Constraint(
         'Begin with "{text}".',
@@ -272,22 +272,18 @@ CONSTRAINTS: dict[str, Constraint] = {
         lambda t, a: all(words_of(s)[:1] == [str(a["word"]).lower()] for s in sentences_of(t)),
         lambda t, r: {"word": words_of(t)[0]},
     ),
-    "different_starts": Constraint(
-        "No two sentences begin with the same word.", _same_start, _nothing
-    ),
+    "different_starts": Constraint("No two sentences begin with the same word.", _same_start),
     "title": Constraint(
         "Have a title in double angular brackets, as <<a title>>.",
         lambda t, a: re.search(r"<<[^<>\n]{1,200}>>", t) is not None,
-        _nothing,
     ),
     "quoted": Constraint(
         "Put the whole answer in double quotation marks.",
         lambda t, a: len(t) > 2 and t[0] in '"“' and t[-1] in '"”',
-        _nothing,
     ),
-    "json": Constraint("Answer with one JSON object alone.", _is_json, _nothing),
+    "json": Constraint("Answer with one JSON object alone.", _is_json),
     "no_repeats": Constraint(
-        "Use no word twice.", lambda t, a: len(set(words_of(t))) == len(words_of(t)), _nothing
+        "Use no word twice.", lambda t, a: len(set(words_of(t))) == len(words_of(t))
     ),
 }
 

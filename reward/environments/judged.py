@@ -44,10 +44,8 @@ PROMPT_DIGEST = digest_of([_TASK, _EQUIVALENCE, _RUBRIC])  # of all that a judge
 
 
 class LabelJudge:
-    """A model that is asked for one boolean; the same text gets the same seeds.
-
-    `retries` are further calls, with other seeds, where a label cannot be read.
-    """
+    """A model that is asked for one boolean; the same text gets the same seeds. `retries` are
+    further calls, with other seeds, where a label cannot be read."""
 
     def __init__(
         self, model: JudgeSampler, *, sampling: JudgeSampling | None = None, retries: int = 3
@@ -59,14 +57,8 @@ class LabelJudge:
     async def label(
         self, task: str, parts: Sequence[tuple[str, str]], *, label: str
     ) -> bool | None:
-        """The label; None where no answer of the model has one.
-
-        Args:
-            parts: (name, text) of what is judged; texts cannot forge the marks around them.
-
-        Raises:
-            JudgeError: the model could not be called.
-        """
+        """The label; None where no answer of the model has one. `parts` are (name, text) of what
+        is judged: no text can forge the marks around it. Raises JudgeError: no call succeeds."""
         shown = "\n\n".join(
             f"[Begin of {name}]\n{quoted(text, self._frame)}\n[End of {name}]"
             for name, text in parts
@@ -118,13 +110,14 @@ class EquivalenceEnvironment(JudgedEnvironment):
             )
             for first, second in ((gold, answer), (answer, gold))
         ]
-        if None in labels:
-            return unscored(answer, "no readable label", "verifier_error")
-        if labels[0] != labels[1]:
+        if None in labels or labels[0] != labels[1]:
             changes = "the label changes with the order of the answers"
-            return unscored(answer, changes, "verifier_error")
-        said = "equivalent to" if labels[0] else "not"
-        return Score(float(labels[0] is True), one_line(answer), f"{said} the gold, both orders")
+            problem = "no readable label" if None in labels else changes
+            return unscored(answer, problem, "verifier_error")
+        relation = "equivalent to" if labels[0] else "not"
+        return Score(
+            float(labels[0] is True), one_line(answer), f"{relation} the gold, both orders"
+        )
 
     def gold(self, prompt: Prompt) -> Script:
         return says(prompt.gold or "")

@@ -156,10 +156,10 @@ def test_every_message_is_rendered_at_most_twice(monkeypatch: pytest.MonkeyPatch
     record = example(*messages)
     profile_of(NANO)
     rendered: list[int] = []
-    original = ChatTemplate._run
+    original = ChatTemplate.text
     monkeypatch.setattr(
         ChatTemplate,
-        "_run",
+        "text",
         lambda self, rows, *a, **k: (rendered.append(len(rows)), original(self, rows, *a, **k))[1],
     )
     samples = training_samples(record, NANO)

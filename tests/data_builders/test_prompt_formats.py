@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from data_builders.environments import EnvironmentGrader, Environments, toolkit_of
+from data_builders.registry import EnvironmentGrader, Environments, toolkit_of
 from data_builders.tiny_world.items import Place, heldout_row, make_item, training_row
 from posttrain.records import Message, ToolCall
 from posttrain.rollouts import Prompt, metadata_of
 from reward.environments import ENVIRONMENTS
+from reward.graders.base import Attempt
 from tests.data_builders.small_prompts import GRADERS, TOOL, TOOLKITS, Numbers, build
+from tests.reward.graders.attempts import completion_of
 
 # -- the tiny world
 
@@ -170,3 +172,14 @@ def test_rows_of_an_environment_bring_their_verifier(
     assert counts.dropped["malformed_row"] == 2
     verifier = Environments().verifier(made.prompts[0])
     assert isinstance(verifier, ENVIRONMENTS["math"])
+
+
+def test_each_attempt_is_graded_by_the_environment_of_its_prompt():
+    choice = {"question": "Which? \\boxed{}", "gold": "B", "metadata": {"options": ["3", "4"]}}
+    prompts = [
+        ENVIRONMENTS["math"]().prompt({"question": "2+2? \\boxed{}", "gold": "4"}),
+        ENVIRONMENTS["multiple_choice"]().prompt(choice),
+    ]
+    texts = ("\\boxed{4}", "\\boxed{B}", "4", "\\boxed{A}")
+    attempts = [Attempt(p, completion_of(t)) for p, t in zip(prompts * 2, texts, strict=True)]
+    assert [score.value for score in EnvironmentGrader().grade(attempts)] == [1.0, 1.0, 0.0, 0.0]

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from data_builders.prompts.build import prompt_inputs
+from data_builders.prompts.build import PromptPlan, prompt_inputs
+from posttrain.config.load import validate
 from posttrain.errors import ConfigError, DataError
 from posttrain.rollouts import metadata_of, prompt_from_row, prompt_to_row
-from tests.data_builders.small_prompts import GSM, build, build_recipe, questions
+from tests.data_builders.small_prompts import GSM, Recipe, build, build_recipe, questions
 
 
 def test_a_question_and_its_gold(tmp_path: Path):
@@ -166,9 +167,7 @@ def test_a_setting_may_name_its_sources_and_inputs_are_hashed(tmp_path: Path):
 @pytest.mark.parametrize(
     ("settings", "source", "message"),
     [
-        ([{"name": "a", "tools": "ading"}], {}, r"no toolkit 'ading' \(did you mean 'adding'\?\)"),
         ([{"name": "a", "tools": "given"}], {}, r"asks nothing: no_tools_given 3"),
-        ([{"name": "a"}], {"grader": "number"}, r"no grader 'number' \(did you mean 'numbers'"),
         ([{"name": "a"}], {"where": {"nn": 1}}, r"none of 3 rows has \(did you mean 'n'\?\)"),
         ([{"name": "a"}], {"gold_pattern": "####"}, r"no group"),
         ([{"name": "a"}], {"gold_pattern": "(zzz)"}, r"nothing: gold_unreadable 3, such as .*:1"),
@@ -182,6 +181,21 @@ def test_a_setting_may_name_its_sources_and_inputs_are_hashed(tmp_path: Path):
 def test_mistakes_are_named(tmp_path: Path, settings: Any, source: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):
         build(tmp_path, questions(3), settings, **{**GSM, **source})
+
+
+@pytest.mark.parametrize(
+    ("setting", "source", "message"),
+    [({"tools": "calculater"}, {}, "setting 'a'.*'calculator'"),
+     ({}, {"grader": "exct"}, "source 's'.*'exact'"),
+     ({}, {"environment": "pithon"}, "source 's'.*'python'"),
+     ({}, {"format": "environment", "environment": "meth"}, "source 's'.*'math'")],
+)  # fmt: skip
+def test_names_that_nothing_has(tmp_path: Path, setting: Any, source: Any, message: str):
+    row = {"name": "s", "path": "x.jsonl", "format": "chat", **source}
+    raw = {"prompts": [{"gold": "g", **row} if "grader" in source else row]}
+    recipe = validate(raw | {"settings": [{"name": "a", **setting}]}, Recipe, where="recipe")
+    with pytest.raises(ConfigError, match=message):
+        PromptPlan(recipe.prompts, recipe.settings, seed=0, out=tmp_path)
 
 
 def test_real_questions(shared: Path):

@@ -91,7 +91,7 @@ def metrics(out: Path) -> dict[str, Any]:
     return json.loads((out / "metrics.json").read_text())
 
 
-def test_two_judges_are_told_apart(recipe: Path, capsys: pytest.CaptureFixture[str]):
+def test_two_judges_are_told_apart(recipe: Path):
     tmp_path = recipe
     cells = {cell["checkpoint"]: cell for cell in metrics(tmp_path / "out")["cells"]}
     knows_it, by_place = cells["knows"], cells["first"]
@@ -111,8 +111,6 @@ def test_two_judges_are_told_apart(recipe: Path, capsys: pytest.CaptureFixture[s
     assert manifest.counts.kept == knows_it["pairs"]
     assert not (tmp_path / "out/work").exists()
     assert "first → knows" in (tmp_path / "out/report.html").read_text()
-    script("eval_genrm").main(["rescore", str(tmp_path / "out")])
-    assert "unchanged" in capsys.readouterr().out
     shown = [json.loads(line) for line in (tmp_path / "out/examples.jsonl").open()]
     kinds = {(e["checkpoint"], e["right"]) for e in shown}
     assert kinds == {("first", 0.0), ("first", 1.0), ("knows", 1.0)}

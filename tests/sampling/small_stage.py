@@ -78,7 +78,7 @@ def sample(recipe: Path, *overrides: str, sampler: Scripted | None = None) -> Sc
     with (
         patch("posttrain.sampling.open.opened_sampler", opened),
         patch("data_builders.prompts.build.toolkits_for", lambda *_: {"adding": Adding()}),
-        patch("data_builders.environments.all_graders", dict),
+        patch("data_builders.registry.all_graders", dict),
     ):
         script("sample").main(["--config", str(recipe), *overrides])
     return sampler

@@ -12,14 +12,11 @@ from posttrain.chat.parse import ParsedCompletion
 from posttrain.config.load import nearest
 from posttrain.errors import ConfigError
 from posttrain.records import Message
-from posttrain.rollouts import Completion, Prompt, Step
-from posttrain.sampling.rollout import RolloutLimits, Task, roll_out
-from posttrain.sampling.sampler import Generation, Parameters, Request
+from posttrain.rollouts import Prompt, Step
+from posttrain.sampling.sampler import Generation, Request
 from reward.environments.agentic import FAMILIES
 from reward.environments.agentic.base import Policy
 
-TURNS = 15
-LIMITS = RolloutLimits(Parameters(max_tokens=8192), max_turns=TURNS)
 ENVIRONMENT_OF = {kind.name: kind for kind in FAMILIES}
 
 
@@ -70,12 +67,3 @@ class PolicySampler:
 
 def _characters(message: Message) -> int:
     return len(message.content) + sum(len(call.arguments) for call in message.tool_calls)
-
-
-async def run_policy(prompts: Sequence[Prompt], name: str) -> list[Completion]:
-    return await roll_out(
-        [Task(prompt, 0, 0) for prompt in prompts],
-        PolicySampler(prompts, name),
-        open_environment=lambda p: ENVIRONMENT_OF[str(p.environment)]().open(p),
-        limits=LIMITS,
-    )

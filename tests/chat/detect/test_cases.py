@@ -6,7 +6,8 @@ from random import Random
 
 import pytest
 
-from posttrain.chat.detect import detect_calls, has_call_marker
+from posttrain.chat.detect import detect_calls
+from posttrain.chat.detect.markers import has_call_marker
 from tests.chat.detect.forms import FORMS
 
 CALL = '{"name": "get_weather", "arguments": {"city": "Paris"}}'

@@ -17,7 +17,7 @@ from data_builders.decontamination.items import Item, read_items
 from data_builders.decontamination.match import Decontaminator
 from data_builders.dedup.words import words_of
 from data_builders.rows.raw import Drop
-from posttrain.config.decontamination import DecontaminationConfig, EvaluationFile
+from posttrain.config.overlap import DecontaminationConfig, EvaluationFile
 from posttrain.errors import ConfigError, DataError
 from posttrain.records import Example, ToolCall
 from tests.data_builders.dedup.copies import chat, sentence
@@ -136,7 +136,7 @@ def test_looking_up_is_counting(tmp_path):
         return f"say it in one {body}" if rng.random() < 0.5 else body
 
     texts = [drawn(6, 14) for _ in range(30)]
-    index = RunIndex.build((Item("f", k, "q", t) for k, t in enumerate(texts)), ngram=4, common=3)
+    index = RunIndex((Item("f", k, "q", t) for k, t in enumerate(texts)), ngram=4, common=3)
     grams = [{tuple(t.split()[i : i + 4]) for i in range(len(t.split()) - 3)} for t in texts]
     every: list[Overlap | None] = []
     for _ in range(200):

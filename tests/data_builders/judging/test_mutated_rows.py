@@ -71,6 +71,6 @@ def check(pair: PreferencePair) -> None:
     assert pair.response_1.strip() != pair.response_2.strip()
     assert LOWEST_RANKING <= pair.gold.ranking <= HIGHEST_RANKING
     assert (pair.gold.score_1 is None) == (pair.gold.score_2 is None)
-    assert pair.swapped().swapped() == pair or pair.reasoning is not None
+    assert pair.swapped().swapped() == pair
     assert pair.key == pair.swapped().key
     assert pair.frame is not None or pair.history[-1].role in ("user", "tool")

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from data_builders.tiny_world.families import FAMILIES
 from data_builders.tiny_world.items import family_items, message_of, training_row
-from data_builders.tiny_world.tokenizer import (
+from data_builders.tiny_world.write import (
     END,
     PAD,
     TAGS,

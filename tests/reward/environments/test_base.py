@@ -16,7 +16,6 @@ from posttrain.records import Score
 from posttrain.rollouts import Completion, Prompt
 from reward.environments import ENVIRONMENTS, base
 from reward.environments.base import RLVREnvironment, Script, admit, calls, replay, says
-from reward.graders.base import Attempt
 from reward.graders.workers import Workers
 from tests.reward.environments.scoring import verify
 
@@ -198,14 +197,3 @@ def test_empty_truncated_and_failed_completions_never_reach_a_verifier(finish, a
     completion = asyncio.run(replay(environment, prompt, says(answer)))
     completion = replace(completion, finish=finish, state='{"total": 0}')
     assert asyncio.run(environment.verify(prompt, completion)).value == value
-
-
-def test_an_environment_is_a_grader_too():
-    environment = ENVIRONMENTS["math"]()
-    prompt = environment.prompt(TASK)
-    attempts = [
-        Attempt(prompt, asyncio.run(replay(environment, prompt, says(t))))
-        for t in ("\\boxed{4}", "4", "\\boxed{5}")
-    ]
-    assert [s.value for s in environment.grade(attempts)] == [1.0, 0.0, 0.0]
-    assert environment.refuse([prompt]) == [None]
