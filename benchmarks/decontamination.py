@@ -25,7 +25,7 @@ from benchmarks.deduplication import sets_in
 from data_builders.decontamination.items import Item, read_items
 from data_builders.decontamination.match import Decontaminator
 from data_builders.rows.raw import Drop
-from posttrain.config.decontamination import DecontaminationConfig, EvaluationFile
+from posttrain.config.overlap import DecontaminationConfig, EvaluationFile
 from posttrain.records import Example
 from tests.data_builders.dedup.copies import chat
 

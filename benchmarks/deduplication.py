@@ -32,8 +32,8 @@ from data_builders.dedup.columns import BANDS, DedupColumns, column_batch
 from data_builders.dedup.duplicates import REASONS, find_duplicates
 from data_builders.keyed import shuffled_keys
 from data_builders.rows.read import read_examples
-from posttrain.config.deduplication import DeduplicationConfig, NearConfig
 from posttrain.config.load import validate
+from posttrain.config.overlap import DeduplicationConfig, NearConfig
 from posttrain.config.source import SourceConfig
 from posttrain.records import Example, Message, make_example
 from tests.data_builders.dedup.copies import (

@@ -27,8 +27,7 @@ from math_verify import parse, verify
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from reward.graders import GRADERS
-from tests.reward.graders.attempts import prompt_of, values
-from tests.reward.graders.near_misses import near_misses
+from tests.reward.graders.attempts import near_misses, prompt_of, values
 
 PHRASINGS = yaml.safe_load(Path(__file__).with_name("graders_phrasings.yaml").read_text("utf-8"))
 NUMBERS = (

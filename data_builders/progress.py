@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, Task, TextColumn
 
 _EVERY = 30.0  # seconds between the lines of a log
 
@@ -18,7 +18,7 @@ class Stages:
     """Shows one stage after the other. A stage without a total shows what is done."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
+        self._console, self._printed = console, 0.0
         columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn()
         self._progress = Progress(
             *columns,
@@ -27,11 +27,6 @@ class Stages:
             disable=not console.is_terminal,
             transient=True,
         )
-        self._task = self._progress.add_task("", text="", total=None)
-        self._name, self._unit = "", ""
-        self._total: int | None = None
-        self._done = self._skipped = 0
-        self._started = self._printed = 0.0
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -42,27 +37,29 @@ class Stages:
 
     def start(self, name: str, *, total: int | None = None, unit: str = "", done: int = 0) -> None:
         """Begin a stage; `done` of its `total`, if that is known, is from an earlier run."""
-        self._name, self._unit, self._total = name, unit, total
-        self._done = self._skipped = done
-        self._started = self._printed = time.monotonic()
-        self._progress.reset(self._task, total=total, completed=done, description=name, text="")
+        for task in self._progress.tasks:
+            self._progress.remove_task(task.id)
+        self._progress.add_task(name, total=total, completed=done, before=done, unit=unit, text="")
+        self._printed = time.monotonic()
 
     def advance(self, count: int) -> None:
         """So much more is done."""
-        self._done += count
-        now = time.monotonic()
-        self._progress.update(self._task, completed=self._done, text=self.describe(now))
+        (task,) = self._progress.tasks
+        self._progress.advance(task.id, count)
+        text, now = _text(task), time.monotonic()
+        self._progress.update(task.id, text=text)
         if not self._console.is_terminal and now - self._printed >= _EVERY:
             self._printed = now
-            self._console.print(f"{self._name}: {self.describe(now)}", highlight=False)
+            self._console.print(f"{task.description}: {text}", highlight=False)
 
-    def describe(self, now: float) -> str:
-        """E.g. "12,800 of ~18,000,000 rows, 2,130 rows/s, 2:20:43 left"."""
-        seconds = now - self._started
-        rate = (self._done - self._skipped) / seconds if seconds > 0 else 0.0
-        of = "" if self._total is None else f" of ~{self._total:,}"
-        text = f"{self._done:,}{of} {self._unit}, {rate:,.0f} {self._unit}/s"
-        if self._total is not None and rate > 0:
-            left = max(self._total - self._done, 0) / rate
-            text += f", {timedelta(seconds=round(left))} left"
-        return text
+
+def _text(task: Task) -> str:
+    """E.g. "12,800 of ~18,000,000 rows, 2,130 rows/s, 2:20:43 left"."""
+    unit, seconds = task.fields["unit"], task.elapsed
+    rate = (task.completed - task.fields["before"]) / seconds if seconds else 0.0
+    of = "" if task.total is None else f" of ~{task.total:,}"
+    text = f"{task.completed:,}{of} {unit}, {rate:,.0f} {unit}/s"
+    if task.total is not None and rate > 0:
+        left = max(task.total - task.completed, 0) / rate
+        text += f", {timedelta(seconds=round(left))} left"
+    return text

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from data_builders.keyed import key64, unit
 from posttrain.chat.parse import ParsedCompletion
 from posttrain.config.build_sft import SftAugment
 from posttrain.config.prompts import AnySource
-from posttrain.config.templates import PLACEHOLDER, PromptTemplate
+from posttrain.config.templates import PLACEHOLDER, PromptTemplate, fill
 from posttrain.records import Example, with_messages
 from posttrain.rollouts import Completion, Prompt, Step
 from reward.graders.base import Attempt, Grader
@@ -40,10 +40,8 @@ def in_templates(
 def _templated(prompt: Prompt, question: str | None, template: PromptTemplate) -> Prompt:
     last = max(i for i, message in enumerate(prompt.messages) if message.role == "user")
     own = prompt.messages[last]
-    options: Mapping[str, str] = {}
-    if template.shows_options:
-        options = json.loads(prompt.metadata)["options"]
-    text = template.filled(own.content if question is None else question, options)
+    options = json.loads(prompt.metadata)["options"] if template.shows_options else {}
+    text = fill(template.text, own.content if question is None else question, options)
     messages = [*prompt.messages]
     messages[last] = replace(own, content=text)
     name = f"{prompt.id}/{template.name}"

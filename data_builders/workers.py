@@ -22,6 +22,7 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+from posttrain import errors
 from posttrain.errors import ConfigError, PosttrainError
 
 OnProgress = Callable[[int], None]
@@ -78,11 +79,6 @@ class _Worker:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
         self.number: int | None = None
-
-    def give(self, number: int, job: Job) -> None:
-        self.number = number
-        with contextlib.suppress(BrokenPipeError):  # it is dead; `receive` finds out
-            self.connection.send((number, job))
 
     def end(self) -> None:
         self.process.kill()
@@ -153,9 +149,10 @@ def _matters(worker: _Worker, failed: dict[int, BaseException]) -> bool:
 
 
 def _give_next(worker: _Worker, waiting: Iterator[tuple[int, Job]]) -> None:
-    found = next(waiting, None)
-    if found is not None:
-        worker.give(*found)
+    if (found := next(waiting, None)) is not None:
+        worker.number, job = found
+        with contextlib.suppress(BrokenPipeError):  # it is dead; `_receive` finds out
+            worker.connection.send(job)
 
 
 def _serve(connection: Connection, make_state: Callable[[], Any]) -> None:
@@ -167,7 +164,7 @@ def _serve(connection: Connection, make_state: Callable[[], Any]) -> None:
 
     while True:
         try:
-            _, job = connection.recv()
+            job = connection.recv()
         except (EOFError, OSError):
             return
         try:
@@ -245,7 +242,7 @@ class RayPool:
         )
         for row in done.iter_rows():
             if row["error"]:
-                raise _errors()[row["error"]](row["message"])
+                raise getattr(errors, row["error"], RuntimeError)(row["message"])
             on_progress(row["rows_read"])
             yield row["id"], None
 
@@ -265,9 +262,3 @@ class _Actor:
             made = sendable(found)
             error, message = type(made).__name__, str(made)
         return {"id": row["id"], "rows_read": sum(rows_read), "error": error, "message": message}
-
-
-def _errors() -> dict[str, type[Exception]]:
-    """What `sendable` gives, by name."""
-    kinds: list[type[Exception]] = [RuntimeError, PosttrainError]
-    return {kind.__name__: kind for kind in [*kinds, *PosttrainError.__subclasses__()]}

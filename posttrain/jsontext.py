@@ -57,6 +57,8 @@ def encode_json(value: object) -> str:
 
 def writable(text: str) -> str:
     """Text that UTF-8 can hold: a surrogate pair becomes its character, half of one an escape."""
+    if text.isascii():
+        return text
     paired = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
     return paired.encode("utf-8", "backslashreplace").decode()
 

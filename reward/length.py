@@ -27,14 +27,10 @@ Values = list[float | None]
 
 @dataclass(frozen=True, slots=True)
 class Adjusted:
-    """Rewards and what was added to the base for each, one value a response; None: unscored."""
+    """Rewards and, by part, what was added to the base; a value a response, None: unscored."""
 
     rewards: Values
-    reasoning_length: Values
-    answer_length: Values
-    reasoning_bonus: Values
-    answer_bonus: Values
-    style: Values
+    parts: dict[str, Values]
 
 
 def length_adjustments(
@@ -120,14 +116,14 @@ def length_adjustments(
         "style": _centred(densities, answered, style_coefficient),
     }
     spread: dict[str, Values] = {
-        name: [None if reward is None else part.get(i, 0.0) for i, reward in enumerate(base)]
+        name: [part.get(i, 0.0) if i in known else None for i in range(len(base))]
         for name, part in parts.items()
     }
     rewards: Values = [
         None if reward is None else math.fsum([reward, *(p.get(i, 0.0) for p in parts.values())])
         for i, reward in enumerate(base)
     ]
-    return Adjusted(rewards, **spread)
+    return Adjusted(rewards, spread)
 
 
 def _centred(
@@ -162,21 +158,14 @@ def with_lengths(
 ) -> tuple[Column, dict[str, Column]]:
     """Rewards, one a rollout, and their parts; None where `base` is None."""
     reasoning, answers = _lengths(completions, config)
-    densities = None
-    if config.style_coefficient:
-        densities = [style_density(completion.answer) for completion in completions]
+    densities = [style_density(c.answer) for c in completions] if config.style_coefficient else None
     adjusted = length_adjustments(
         base,
         reasoning,
         answers,
-        reasoning_coefficient=config.reasoning_coefficient,
-        answer_coefficient=config.answer_coefficient,
-        reasoning_bonus=config.reasoning_bonus,
-        answer_bonus=config.answer_bonus,
-        quality_percentile=config.quality_percentile,
         truncated=[completion.truncated for completion in completions],
         style_densities=densities,
-        style_coefficient=config.style_coefficient,
+        **config.model_dump(exclude={"unit", "absolute_penalty"}),
     )
     penalties = tuple(
         -config.absolute_penalty * (r + a) / PENALTY_UNITS if scored is not None else None
@@ -186,10 +175,10 @@ def with_lengths(
         None if reward is None or penalty is None else reward + penalty
         for reward, penalty in zip(adjusted.rewards, penalties, strict=True)
     )
-    names = ["reasoning_length", "answer_length", "reasoning_bonus", "answer_bonus"]
-    names += ["style"] if config.style_coefficient else []
     parts: dict[str, Column] = {"base": tuple(base)}
-    parts |= {name: tuple(getattr(adjusted, name)) for name in names}
+    parts |= {name: tuple(values) for name, values in adjusted.parts.items()}
+    if not config.style_coefficient:
+        del parts["style"]
     if config.absolute_penalty:
         parts["absolute_penalty"] = penalties
     parts["reasoning_tokens"] = tuple(float(c.reasoning_tokens) for c in completions)
@@ -233,9 +222,7 @@ _MARKS = (
 
 def style_density(text: str) -> float:
     """Marks per character outside fenced code, white space around it not counted; 0 of nothing.
-
-    Each emoji character counts: a flag is two, a sequence as many as it is made of.
-    """
+    Each emoji character counts: a flag is two, a sequence as many as it is made of."""
     prose = _CODE.sub("", text).strip()
     if not prose:
         return 0.0

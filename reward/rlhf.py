@@ -29,11 +29,8 @@ Paired = tuple[int, int, Comparison]  # the indices of the rollouts that are com
 class JudgedReward:
     """A `GroupReward`: groups of answers, compared in pairs.
 
-    Args:
-        config: `max_failure_rate` of it is held against all comparisons of a step.
-        pairing, length: who is compared with whom; what length adds.
-        graders: by name; a prompt that names one and has a gold answer is graded, to be watched
-            beside the reward: no part of it.
+    `max_failure_rate` of `config` is held against all comparisons of a step. A prompt that names
+    one of `graders` and has a gold answer is graded: to be watched, no part of the reward.
     """
 
     def __init__(
@@ -111,17 +108,12 @@ class JudgedReward:
         """Per group the grader's score of each rollout; None without a grader."""
         values: list[Values | None] = [None] * len(groups)
         for name, grader in self._graders.items():  # at once: a slow answer then holds up no group
-            own = {
-                k: g
-                for k, g in enumerate(groups)
-                if g.prompt.grader == name and g.prompt.gold is not None
-            }
-            attempts = [
-                Attempt(group.prompt, c) for group in own.values() for c in group.completions
-            ]
+            prompts = [(k, group.prompt, group.completions) for k, group in enumerate(groups)]
+            own = [one for one in prompts if one[1].grader == name and one[1].gold is not None]
+            attempts = [Attempt(prompt, c) for _, prompt, completions in own for c in completions]
             scores = iter(grader.grade(attempts) if attempts else ())
-            for k, group in own.items():
-                values[k] = tuple(next(scores).value for _ in group.completions)
+            for k, _, completions in own:
+                values[k] = tuple(next(scores).value for _ in completions)
         return values
 
 

@@ -78,8 +78,7 @@ async def verify_all(
 ) -> list[Verified]:
     """Every completion, some at once; in order."""
     gate = asyncio.Semaphore(AT_ONCE)
-    jobs = [_verify(prompt, completion, verifier_of, gate) for prompt, completion in attempts]
-    return list(await asyncio.gather(*jobs))
+    return await asyncio.gather(*(_verify(*attempt, verifier_of, gate) for attempt in attempts))
 
 
 async def _verify(
@@ -139,10 +138,12 @@ class RoutedReward:
             self.begin(*attempt)
         tasks = [self._begun.pop(id(completion)) for _, completion in present]
         results = iter(await asyncio.gather(*tasks))
-        verified = [
-            [next(results) if _present(c) else None for c in group.completions] for group in groups
+        return [
+            self._rewards(
+                group, [next(results) if _present(c) else None for c in group.completions]
+            )
+            for group in groups
         ]
-        return [self._rewards(*pair) for pair in zip(groups, verified, strict=True)]
 
     def _rewards(self, group: Group, verified: Sequence[Verified | None]) -> GroupRewards:
         """Rewards of a group; None where the sampler gave the rollout up, which no verifier did."""

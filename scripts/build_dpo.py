@@ -17,8 +17,8 @@ KIND = "dpo_data"
 def main(argv: list[str] | None = None) -> None:
     parser = recipe_parser("Build preference pairs from graded samples.")
     recipe, options = parse_recipe(parser, BuildDpoConfig, argv)
-    from data_builders.environments import all_graders
     from data_builders.pairs import build as pairs
+    from data_builders.registry import all_graders
     from posttrain.report.console import open_console, print_sections
     from posttrain.report.pages.samples import pair_figures, pair_rows, planned_pairs
     from posttrain.report.write import run_stage

@@ -2,34 +2,27 @@
 
 posttrain eval_genrm --config tiny/eval_genrm
 posttrain eval_genrm --config F out=runs/x pairs=100 --dry-run
-posttrain eval_genrm rescore RUN               # read the records again
 """
 
-import argparse
-import sys
+from __future__ import annotations
+
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.eval import EvalGenRmConfig
-from posttrain.rollouts import Completion, Prompt
+from posttrain.rollouts import Completion, Prompt, metadata_of
 from posttrain.runs import Run, parent_of, read_artifact
 
+if TYPE_CHECKING:
+    from posttrain.evaluation.judges import Judged
+
 KIND, WORK = "genrm_evaluation", "work"
-Figures = dict[str, float | None]
 
 
 def main(argv: list[str] | None = None) -> None:
-    given = sys.argv[1:] if argv is None else argv
-    if given[:1] == ["rescore"]:
-        parser = argparse.ArgumentParser(description="Figures of a run's records, read again.")
-        parser.add_argument("run", type=Path, help="a finished evaluation of judges")
-        run: Path = parser.parse_args(given[1:]).run
-        from posttrain.evaluation.judges import rescore
-
-        rescore(run, read)
-        return
     parser = recipe_parser("Evaluate judges on held-out pairs.")
-    recipe, options = parse_recipe(parser, EvalGenRmConfig, given)
+    recipe, options = parse_recipe(parser, EvalGenRmConfig, argv)
     out, data = Path(recipe.out), read_artifact(recipe.data, kind="genrm_data")
 
     from posttrain.evaluation.judges import held_out, run_evaluation
@@ -50,19 +43,30 @@ def main(argv: list[str] | None = None) -> None:
         return
 
     def make(run: Run) -> None:
-        run_evaluation(run, recipe, prompts, read, data=data, parents=parents, console=console)
+        run_evaluation(run, recipe, prompts, judged_of, data=data, parents=parents, console=console)
 
     run_stage(console, out, kind=KIND, config=config, make=make, scratch=WORK)
 
 
-def read(prompt: Prompt, completion: Completion) -> tuple[int | None, Figures] | None:
-    """What a judgement prefers, and its figures against gold; None where the backend failed."""
+def judged_of(checkpoint: str, prompt: Prompt, completion: Completion) -> Judged | None:
+    """A judgement compared with its gold; None where the backend failed."""
+    from posttrain.evaluation.judges import Judged
     from reward.judge.verdict import gold_from, outcome_of, preferred
 
-    outcome = outcome_of(completion, gold_from(prompt))
+    outcome, about = outcome_of(completion, gold_from(prompt)), metadata_of(prompt)
     if outcome is None:
         return None
-    return outcome.verdict and preferred(outcome.verdict), outcome.figures
+    length = completion.reasoning_tokens + completion.answer_tokens
+    return Judged(
+        checkpoint=checkpoint,
+        source=prompt.source,
+        question=about["question"],
+        pair=about["pair"],
+        index=completion.index,
+        swapped=about["swapped"],
+        prefers=None if outcome.verdict is None else preferred(outcome.verdict),
+        figures=outcome.figures | {"truncated": float(completion.truncated), "tokens": length},
+    )
 
 
 if __name__ == "__main__":

@@ -17,9 +17,9 @@ def main(argv: list[str] | None = None) -> None:
     recipe, options = parse_recipe(recipe_parser("Train a policy by RLVR."), RlvrConfig, argv)
     read_artifact(recipe.pass_rates, kind="pass_rates", verify=False)  # before anything is loaded
 
-    from data_builders.environments import Environments, open_label_judge
     from data_builders.prompts.profile import read_profile
-    from posttrain.training.finish import RESUME
+    from data_builders.registry import Environments, open_label_judge
+    from posttrain.training.output import RESUME
     from posttrain.training.rl.draws import PromptDraws
     from posttrain.training.rl.stage import GroupStage, grpo_arguments
     from reward.rlvr import Domain, RoutedReward

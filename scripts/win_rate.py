@@ -23,22 +23,28 @@ def main(argv: list[str] | None = None) -> None:
     out = Path(recipe.out)
 
     from data_builders.keyed import key64
-    from posttrain.evaluation.win_rate import pair_up, read_answers, write_duels
+    from posttrain.evaluation.compare import side_of
+    from posttrain.evaluation.win_rate import pair_up, write_duels
     from posttrain.report.console import open_console
     from posttrain.report.write import run_stage
+    from posttrain.runs import parent_of, read_artifact
     from reward.judge.judge import judge_all, judge_parents
     from reward.judge.prompt import shown_answer
     from reward.judge.votes import Comparison
     from reward.rlhf import principle_of
 
     console = open_console()
-    sides = [read_answers(path, out) for path in (recipe.before, recipe.after)]
+    sides = [side_of(path) for path in (recipe.before, recipe.after)]
+    parents = [
+        parent_of(side.run, relative_to=out, manifest=read_artifact(side.run, verify=False))
+        for side in sides
+    ]
     order = partial(key64, recipe.seed, "duel")
-    pairs, counts = pair_up(recipe, *sides, order=order, answer_of=shown_answer)
+    pairs, counts = pair_up(*sides, prompts=recipe.prompts, order=order, answer_of=shown_answer)
     judges = judge_parents(recipe.judge.models, out=out)
     config = recipe.owner_config() | {
         # one run may hold both sides
-        "sides": [[side.parent.digest, side.name] for side in sides],
+        "sides": [[p.digest, s.checkpoint] for p, s in zip(parents, sides, strict=True)],
         "judges": [parent.digest for parent in judges],
     }
     matches = [
@@ -67,9 +73,9 @@ def main(argv: list[str] | None = None) -> None:
         # seconds differ from run to run: they are printed, not kept
         print(f"{ledger['calls']:,} calls in {ledger.pop('seconds'):.0f} s")
         rows = [judgement.row() for judgement in judgements]
-        parents = [*(side.parent for side in sides), *judges]
+        made_of = [*parents, *judges]
         write_duels(
-            run, recipe, pairs, rows, counts=counts, ledger=ledger, parents=parents, judge=identity
+            run, recipe, pairs, rows, counts=counts, ledger=ledger, parents=made_of, judge=identity
         )
 
     run_stage(console, out, kind=KIND, config=config, make=make, scratch=WORK)

@@ -14,7 +14,7 @@ from data_builders.rows.files import find_files
 from data_builders.rows.raw import RawRow
 from data_builders.rows.read import RowCounts, read_each, read_rows
 from data_builders.rows.where import lookup
-from posttrain.config.decontamination import EvaluationFile
+from posttrain.config.overlap import EvaluationFile
 from posttrain.config.source import SourceConfig
 from posttrain.errors import ConfigError
 

@@ -9,7 +9,7 @@ To add a dialect: one function here, one line in `DIALECTS`, its shape in `recog
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -30,7 +30,7 @@ from data_builders.dialects.texts import (
     prompt_completion,
     read_side,
 )
-from data_builders.rows.where import lookup
+from data_builders.rows.where import lookup, named_paths
 from posttrain.chat.reasoning import OPEN
 from posttrain.config.source import SourceConfig
 
@@ -39,20 +39,13 @@ __all__ = ["DIALECTS", "Conversation", "Reading", "RowProblem", "read_row", "rec
 
 def read_list(row: Row, reading: Reading, *, dialect: str, key: str) -> Conversation:
     """The conversation of a row whose messages carry their author under `key`."""
-    found = find_list(row)
-    if found is None:
+    if (found := find_list(row)) is None:
         raise not_a(dialect, row, f"no list of messages under {', '.join(LIST_KEYS)}")
     where, listed = found
     if reading.role is None and not all(item.get(key) is not None for item in listed):
         raise not_a(dialect, row, f"not every message of {where} has {key!r}")
-    return conversation(
-        row,
-        read_messages(listed, reading, where),
-        reading,
-        read=(where,),
-        listed=listed,
-        where=where,
-    )
+    turns = read_messages(listed, reading, where)
+    return conversation(row, turns, reading, read=(where,), listed=listed, where=where)
 
 
 DIALECTS: dict[str, Callable[[Row, Reading], Conversation]] = {
@@ -109,17 +102,8 @@ def reading_of(config: SourceConfig, *, trains: bool = True) -> Reading:
         prefilled_think=config.prefilled_think,
         trains=trains,
         maps=bool(config.fields),
-        named=frozenset(path.partition(".")[0] for path in _named(config)),
+        named=frozenset(path.partition(".")[0] for path in named_paths(config)),
     )
-
-
-def _named(config: SourceConfig) -> Iterator[str]:
-    """Paths that the recipe names, whatever for."""
-    yield from config.fields.values()
-    yield from config.metadata
-    yield from config.where or ()
-    if config.license_field is not None:
-        yield config.license_field
 
 
 def canonical(row: Row, config: SourceConfig) -> Row:
@@ -180,8 +164,7 @@ def _text_shapes(keys: set[str]) -> list[str]:
 
 def _by_messages(row: Row, messages: list[Mapping[str, Any]], reading: Reading) -> str:
     if all(item.get(reading.role or "role") is not None for item in messages):
-        inline = any(map(_inline, messages, [reading] * len(messages)))
-        return "inline_think" if inline else "openai"
+        return "inline_think" if any(_inline(m, reading) for m in messages) else "openai"
     if all(item.get("from") is not None for item in messages):
         return "sharegpt"
     raise not_a("any known dialect", row, "not every message has role, nor every one from")

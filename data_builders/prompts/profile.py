@@ -17,9 +17,9 @@ from typing import Any
 
 from rich.console import Console
 
-from data_builders.environments import Environments, open_label_judge
 from data_builders.pairs.grading import read_groups
 from data_builders.prompts.build import PromptPlan
+from data_builders.registry import Environments, open_label_judge
 from data_builders.sft.inputs import Input, evaluation_files, load_decontaminator
 from posttrain.config.sample import ProfileConfig
 from posttrain.errors import DataError

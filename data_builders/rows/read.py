@@ -176,13 +176,7 @@ def read_examples(
     allowed_licenses: Collection[str] | None = None,
     counts: RowCounts | None = None,
 ) -> Iterator[Example | Dropped]:
-    """Stream a source's records; raises as `read_rows` does, and with `strict` at a bad row.
-
-    Args:
-        base_dir: where the source's relative paths start.
-        allowed_licenses: licenses that may pass, compared without case; `None` lets all pass.
-        counts: counts into this.
-    """
+    """A source's records without their places; raises as `read_rows` and `examples_of` do."""
     rows = read_rows(config, base_dir)
     placed = examples_of(rows, config, allowed_licenses=allowed_licenses, counts=counts)
     return (item if isinstance(item, Dropped) else item.example for item in placed)
@@ -192,10 +186,15 @@ def examples_of(
     rows: RawRows,
     config: SourceConfig,
     *,
-    allowed_licenses: Collection[str] | None,
-    counts: RowCounts | None,
+    allowed_licenses: Collection[str] | None = None,
+    counts: RowCounts | None = None,
 ) -> Iterator[PlacedExample | Dropped]:
-    """As `read_examples`, of rows that may be a part of the source's."""
+    """The records of a source's rows, or of a part of them; with `strict` raises at a bad row.
+
+    Args:
+        allowed_licenses: licenses that may pass, compared without case; `None` lets all pass.
+        counts: counts into this.
+    """
     allowed = None if allowed_licenses is None else {name.lower() for name in allowed_licenses}
     counts = counts or RowCounts()
     reading = reading_of(config)

@@ -72,17 +72,22 @@ def _comparable(value: Any, operand: Any) -> bool:
     return isinstance(value, str if isinstance(operand, str) else int | float)
 
 
+def named_paths(config: SourceConfig) -> Iterator[str]:
+    """The fields that a source names, whatever for."""
+    yield from (*config.fields.values(), *config.metadata, *(config.where or ()))
+    if config.license_field is not None:
+        yield config.license_field
+
+
 class SeenFields:
     """Which of the fields that a source names its rows have, so that a wrong name is an error.
 
-    Bounded, whatever the number of rows: the first names that rows have at any depth, and a few
-    values of each field of `where`.
+    Bounded: the first names that rows have at any depth, a few values of each field of `where`.
     """
 
     def __init__(self, config: SourceConfig) -> None:
-        named = (*config.fields.values(), *config.metadata, config.license_field)
         self._where: Conditions = config.where or {}
-        self._missing = {name for name in (*named, *self._where) if name is not None}
+        self._missing = set(named_paths(config))
         self._rows = self._matched = 0
         self._keys: dict[str, None] = {}
         self._values: dict[str, dict[str, None]] = {path: {} for path in self._where}

@@ -1,6 +1,4 @@
-"""Deduplication as a step of a build, before anything is held out, and the lines of `dropped.jsonl`
-for drops after preparation.
-"""
+"""Deduplication as a step of a build, and the `dropped.jsonl` of drops after preparation."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ import numpy.typing as npt
 from data_builders.dedup.columns import DedupColumns
 from data_builders.dedup.duplicates import REASONS, Duplicates, find_duplicates
 from data_builders.sft.prepared import PreparedSource
-from posttrain.config.deduplication import DeduplicationConfig
+from posttrain.config.overlap import DeduplicationConfig
 
 Int = npt.NDArray[np.int64]
 Drops = Sequence[Mapping[str, Int]]

@@ -16,7 +16,7 @@ from data_builders.decontamination.match import Decontaminator
 from data_builders.rows.files import count_saved, find_files, input_files
 from data_builders.rows.parts import Part, Piece, cut_file, gather, part_size
 from posttrain.config.build_sft import BuildSftConfig, SftSource
-from posttrain.config.decontamination import DecontaminationConfig
+from posttrain.config.overlap import DecontaminationConfig
 from posttrain.errors import ConfigError, DataError
 from posttrain.hashing import digest_of, sha256_file
 from posttrain.runs import MANIFEST, Manifest, Parent, parent_of, read_artifact

@@ -145,7 +145,7 @@ def first_texts(recipe: BuildSftConfig, base_dir: Path) -> list[str]:
     for source in recipe.sources:
         # what is wrong with the fields that it names is a problem beside others: `check_probe`
         rows = matching_rows(open_rows(source, base_dir), SeenFields(source))
-        items = examples_of(rows, source, allowed_licenses=recipe.licenses, counts=None)
+        items = examples_of(rows, source, allowed_licenses=recipe.licenses)
         placed = (i for i in islice(items, _ROWS_AT_MOST) if isinstance(i, PlacedExample))
         for item in islice(placed, _TRIED):
             texts += [t for m in item.example.messages for t in (m.content, m.reasoning or "")]

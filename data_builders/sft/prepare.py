@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -34,6 +34,7 @@ from posttrain.config.build_sft import (
     ChoiceBudgets,
     LogUniformBudgets,
     LossKind,
+    ReasoningConfig,
     SftSource,
 )
 from posttrain.errors import RenderError
@@ -46,16 +47,6 @@ if TYPE_CHECKING:  # loads transformers
 LEFT_OUT = "left_out_"  # and the kind of what a template leaves out: the reason of a drop
 # text → the character span of each of its tokens
 Offsets = Callable[[str], Sequence[tuple[int, int]]]
-
-
-@dataclass(frozen=True, slots=True)
-class ControlPlan:
-    """The rates that hold for one source, and where budgets come from."""
-
-    strip: float
-    truncate: float
-    budgets: LogUniformBudgets | ChoiceBudgets
-    seed: int
 
 
 class Preparer:
@@ -75,13 +66,8 @@ class Preparer:
         self.recipe, self.source, self.renderer = recipe, source, renderer
         self.decontaminator, self.screen = decontaminator, Screen(source.filters, renderer.encode)
         self.split_steps = recipe.tokenizer.split_steps
-        own, shared = source.reasoning, recipe.reasoning
-        self.control = ControlPlan(
-            strip=shared.strip if own.strip is None else own.strip,
-            truncate=shared.truncate if own.truncate is None else own.truncate,
-            budgets=shared.budgets,
-            seed=recipe.seed,
-        )
+        own = source.reasoning.model_dump(exclude_none=True)
+        self.reasoning = recipe.reasoning.model_copy(update=own)
         self.special_texts = renderer.special_texts
         # (largest special id + 2,): which ids the template's own source does not spell
         self._foreign = np.zeros(max(self.special_texts, default=-1) + 2, np.bool_)
@@ -165,16 +151,18 @@ def prepare_unbounded(examples: Sequence[Example], preparer: Preparer) -> list[P
 
 
 def _controlled(example: Example, preparer: Preparer) -> Prepared:
+    template, seed = None, preparer.recipe.seed
     if preparer.split_steps:
         example = serial_calls(example)
-    template = None
     if (augment := preparer.source.augment) is not None:
-        example, template = augmented(example, augment, seed=preparer.control.seed)
-    record = control_reasoning(example, preparer.control, preparer.renderer.offsets)
+        example, template = augmented(example, augment, seed=seed)
+    record = control_reasoning(example, preparer.reasoning, preparer.renderer.offsets, seed=seed)
     return record._replace(template=template) if template else record
 
 
-def control_reasoning(example: Example, plan: ControlPlan, offsets: Offsets) -> Prepared:
+def control_reasoning(
+    example: Example, config: ReasoningConfig, offsets: Offsets, *, seed: int
+) -> Prepared:
     """Strip a record, or cut some of its traces, or leave it alone; its id decides.
 
     Args:
@@ -182,7 +170,7 @@ def control_reasoning(example: Example, plan: ControlPlan, offsets: Offsets) -> 
     """
     if example.reasoning_mode == "off":
         return Prepared(example)
-    if unit(plan.seed, "strip", example.id) < plan.strip:
+    if unit(seed, "strip", example.id) < config.strip:
         return Prepared(strip_reasoning(example), stripped=True)
     messages = list(example.messages)
     traces, cuts, too_short = 0, list[Cut](), 0
@@ -190,11 +178,12 @@ def control_reasoning(example: Example, plan: ControlPlan, offsets: Offsets) -> 
         if message.role != "assistant" or not message.reasons:
             continue
         traces += 1
-        if unit(plan.seed, "truncate", example.id, position) >= plan.truncate:
+        if unit(seed, "truncate", example.id, position) >= config.truncate:
             continue
         trace = message.reasoning or ""
         spans = offsets(trace)
-        budget = budget_for(len(spans), plan, example.id, position)
+        u = unit(seed, "budget", example.id, position)
+        budget = budget_for(len(spans), config.budgets, u)
         # tokenised once, not once more for the cut
         short = budget and truncate_reasoning(
             trace, budget=budget, offsets=lambda _, spans=spans: spans
@@ -208,10 +197,8 @@ def control_reasoning(example: Example, plan: ControlPlan, offsets: Offsets) -> 
     return Prepared(changed, traces=traces, cuts=tuple(cuts), too_short=too_short)
 
 
-def budget_for(length: int, plan: ControlPlan, record_id: str, position: int) -> int | None:
-    """A budget below `length` tokens, or `None` when the distribution has none so short."""
-    u = unit(plan.seed, "budget", record_id, position)
-    budgets = plan.budgets
+def budget_for(length: int, budgets: LogUniformBudgets | ChoiceBudgets, u: float) -> int | None:
+    """The budget at `u` in [0, 1) of those below `length` tokens; `None` where there is none."""
     if isinstance(budgets, ChoiceBudgets):
         shorter = sorted({b for b in budgets.choices if b < length})
         return shorter[int(u * len(shorter))] if shorter else None

@@ -100,9 +100,10 @@ def write_splits(
     for split, groups in (("train", {"": plan.train}), ("eval", plan.evaluation)):
         numbers, packs = pack_split(split, groups, plan, sources, recipe)
         labels = list(groups) if split == "eval" else None
-        files = SplitFiles(scratch / split, columns, plan.passes, labels)
-        numbers.astype("<u4").tofile(files.numbers)
-        packs.tofile(files.packs)
+        paths = scratch / f"{split}.numbers", scratch / f"{split}.packs"
+        numbers.astype("<u4").tofile(paths[0])
+        packs.tofile(paths[1])
+        files = SplitFiles(*paths, columns, plan.passes, labels)
         for k, (own, within) in enumerate(cut_shards(packs, recipe.shards)):
             jobs.append(ShardJob(f"{split}-{k:05d}", own, within, files, out))
     stages.start("writing shards", total=sum(len(job.sequences) for job in jobs), unit="sequences")
@@ -167,24 +168,14 @@ def cut_shards(packs: Rows, config: ShardConfig) -> list[tuple[range, range]]:
 class SplitFiles:
     """What all shards of a split share. `groups` label packs, None where they have no label.
 
-    `path` names the files of what `pack_split` returned. `sources`: name, folders of the parts and
-    `sequence_starts` of each.
+    `numbers` and `packs` hold what `pack_split` gave; `sources`: name, folders, `sequence_starts`.
     """
 
-    path: Path
+    numbers: Path
+    packs: Path
     sources: Sequence[tuple[str, Sequence[Path], npt.NDArray[np.int64]]]
     passes: Sequence[Pass]
     groups: Sequence[str] | None
-
-    @property
-    def numbers(self) -> Path:
-        """The numbers of the split's sequences."""
-        return self.path.with_suffix(".numbers")
-
-    @property
-    def packs(self) -> Path:
-        """Its packs."""
-        return self.path.with_suffix(".packs")
 
     def entries(self, numbers: Numbers, reader: Reader) -> Rows:
         """An `ENTRY` for each of the planned sequences with these numbers, but for its pack."""

@@ -163,7 +163,7 @@ BackendConfig = Annotated[
     Field(discriminator="kind"),
 ]
 # how a server is reached decides nothing about its answers: a run may go on with other values
-REACHING = frozenset({"url", "concurrency", "timeout", "retries", "api_key_env"})
+REACHING: Any = {"url", "concurrency", "timeout", "retries", "api_key_env"}  # of `model_dump`
 
 
 def check_checkpoint(backend: BackendConfig, checkpoint: str | None, key: str) -> None:
@@ -172,8 +172,3 @@ def check_checkpoint(backend: BackendConfig, checkpoint: str | None, key: str) -
         raise ValueError(f"{key} is required with backend.kind {backend.kind}")
     if checkpoint is None and backend.kind == "completions" and backend.tokenizer is None:
         raise ValueError(f"name backend.tokenizer, or in {key} what the server serves")
-
-
-def without_reaching(backend: BackendConfig | None) -> dict[str, Any] | None:
-    """A backend without how its server is reached."""
-    return None if backend is None else backend.model_dump(mode="json", exclude={*REACHING})

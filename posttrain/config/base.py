@@ -4,10 +4,12 @@ Defaults live on the schema field and nowhere else.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
+
+from posttrain.config.load import nearest
 
 
 class Strict(BaseModel):
@@ -56,6 +58,13 @@ def refuse_twice(kind: str, names: Sequence[str]) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ValueError(f"{kind} names must differ, found twice: {', '.join(twice)}")
+
+
+def refuse_unknown(what: str, names: Iterable[str], known: Sequence[str]) -> None:
+    """Raises ValueError with the nearest for the first name that is not known."""
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{what} {name!r}{nearest(name, known)}")
 
 
 def refuse_shares(where: str, shares: Sequence[float]) -> None:

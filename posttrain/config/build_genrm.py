@@ -6,7 +6,7 @@ from pydantic import Field
 
 from posttrain.config.base import Name, Strict, refuse_twice
 from posttrain.config.build_sft import TokenizerConfig
-from posttrain.config.source import RowPlace, SourceConfig, Where
+from posttrain.config.source import RowPlace, SourceConfig
 from posttrain.records import Role
 
 PreferenceDialect = Literal[
@@ -15,11 +15,11 @@ PreferenceDialect = Literal[
 PreferenceField = Literal[
     "context", "instruction", "input", "system", "role", "content",
     "response_1", "response_2", "chosen", "rejected", "conversation_a", "conversation_b",
-    "overall_preference", "winner", "ranking", "score_1", "score_2", "principle", "reasoning",
+    "overall_preference", "winner", "ranking", "score_1", "score_2", "principle",
 ]  # fmt: skip
 Ties = Literal["drop", "middle"]
 LayoutName = Literal["roles", "message", "compact"]
-_SHARED = (*RowPlace.model_fields, "where", "strict", "roles")
+_SHARED = (*RowPlace.model_fields, "strict", "roles")
 MIDDLE = 3.5
 
 
@@ -40,7 +40,7 @@ class ScoresConfig(Strict):
 class PreferenceSource(RowPlace):
     """Where a source's rows are and what their preference means.
 
-    where, roles, strict: as for a source of training rows.
+    roles, strict: as for a source of training rows.
     dialect: name it to forbid recognition by structure.
     fields: canonical name → the row's own name for it (a dotted path reaches inside objects).
     win: ranking of a pair of which only the winner is known, where response 1 won, and 7 − win
@@ -53,7 +53,6 @@ class PreferenceSource(RowPlace):
     """
 
     name: Name
-    where: Where | None = None
     strict: bool = False
     roles: dict[str, Role] = Field(default_factory=dict[str, Role])
     dialect: PreferenceDialect | None = None
@@ -82,7 +81,6 @@ class BuildGenRmConfig(Strict):
     max_tokens: of a rendered judging prompt; pairs with a longer one are dropped.
     max_characters: the same in characters of its texts, without a tokenizer.
     thinking: the judge reasons before its verdict.
-    sft: rows that bring the reasoning of a judgement also become rows for a warm-up by SFT.
     """
 
     out: str
@@ -95,14 +93,9 @@ class BuildGenRmConfig(Strict):
     max_tokens: int | None = Field(default=None, ge=1)
     max_characters: int | None = Field(default=None, ge=1)
     thinking: bool = True
-    sft: bool = False
     seed: int = Field(default=0, ge=0)
 
     def check(self) -> None:
         refuse_twice("source", [source.name for source in self.sources])
-        if self.sft and self.layout == "roles":
-            raise ValueError(
-                "sft: conversations for SFT have no roles response_1 and response_2; set layout"
-            )
         if self.max_tokens is not None and self.tokenizer is None:
             raise ValueError("max_tokens needs a tokenizer: to count with")

@@ -6,10 +6,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from posttrain.config.audit import SupervisionLimits
-from posttrain.config.base import Name, Strict, refuse_shares, refuse_twice
-from posttrain.config.decontamination import DecontaminationConfig
-from posttrain.config.deduplication import DeduplicationConfig
-from posttrain.config.load import nearest
+from posttrain.config.base import Name, Strict, refuse_shares, refuse_twice, refuse_unknown
+from posttrain.config.overlap import DecontaminationConfig, DeduplicationConfig
 from posttrain.config.source import SourceConfig
 from posttrain.config.templates import AugmentConfig, check_templates
 
@@ -270,11 +268,11 @@ class BuildSftConfig(Strict):
     def check(self) -> None:
         names = [source.name for source in self.sources]
         refuse_twice("source", names)
-        for key, name in self.deduplication.sources_named() if self.deduplication else ():
-            if name not in names:
-                raise ValueError(
-                    f"deduplication.{key}: there is no source {name!r}{nearest(name, names)}"
-                )
+        if (dedup := self.deduplication) is not None:
+            what = "deduplication.{}: there is no source"
+            refuse_unknown(what.format("precedence"), dedup.precedence, names)
+            per_source = dedup.near.per_source if dedup.near else ()
+            refuse_unknown(what.format("near.per_source"), per_source, names)
         without = [s.name for s in self.sources if not s.has_amount]
         if without and len(without) < len(self.sources):
             raise ValueError(

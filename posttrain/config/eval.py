@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import Field
 
-from posttrain.config.backend import BackendConfig, check_checkpoint, without_reaching
-from posttrain.config.base import Name, Strict, refuse, refuse_twice
-from posttrain.config.judge import JudgeConfig, LabelJudgeConfig
+from posttrain.config.backend import REACHING, BackendConfig, check_checkpoint
+from posttrain.config.base import Name, Strict, refuse, refuse_twice, refuse_unknown
+from posttrain.config.judge import AskedModel, JudgeConfig, LabelJudgeConfig
 from posttrain.config.load import nearest
 from posttrain.config.prompts import (
     GIVEN_TOOLS,
@@ -73,30 +73,13 @@ class CheckpointsConfig(Strict):
         return backend
 
 
-class InspectRole(Strict):
-    """A further model that an inspect task calls, such as its user or its grader.
-
-    backend: what it runs on.
-    checkpoint: as of a judge: the model, or the one that a server serves.
-    thinking: whether it is asked to reason.
-    """
-
-    backend: BackendConfig
-    checkpoint: str | None = None
-    thinking: bool = True
-
-    def check(self) -> None:
-        check_checkpoint(self.backend, self.checkpoint, "checkpoint")
-
-
 class InspectTask(Strict):
     """A task that was written for inspect, which brings its prompts, tools and scorer.
 
     task: a registered name such as `inspect_evals/tau2_airline`, or `path/to/file.py@name`.
     arguments: of the task.
-    score: the scorer whose value counts, with `.key` where it has several, or `.*` for their mean;
-        null: its only one.
-    roles: models by the role that the task calls them.
+    score: the scorer that counts, with `.key` for a value, `.*` for the mean; null: its only one.
+    roles: further models by the role that the task calls them, such as its user or its grader.
     count: how many of its samples to take, the first ones; null takes all.
     obtain: where its data come from, shown where they are missing.
     templates: every sample's input is given in each template of a set or a file.
@@ -107,7 +90,7 @@ class InspectTask(Strict):
     task: str
     arguments: dict[str, Any] = Field(default_factory=dict[str, Any])
     score: str | None = None
-    roles: dict[str, InspectRole] = Field(default_factory=dict[str, InspectRole])
+    roles: dict[str, AskedModel] = Field(default_factory=dict[str, AskedModel])
     count: int | None = Field(default=None, ge=1)
     obtain: str | None = None
     templates: Templates | None = None
@@ -178,12 +161,8 @@ class EvalConfig(CheckpointsConfig):
 
     def check(self) -> None:
         given = [s.environment for s in self.row_tasks if isinstance(s, EnvironmentPrompts)]
-        given.append("all")
+        refuse_unknown("expect: no source is of the family", self.expect, [*given, "all"])
         for family, (low, high) in self.expect.items():
-            if family not in given:
-                raise ValueError(
-                    f"expect: no source is of the family {family!r}{nearest(family, given)}"
-                )
             if low > high:
                 raise ValueError(f"expect.{family}: {low} is above {high}")
         check_prompts(cast(Any, self.prompts), self.settings)  # their names are all that it reads
@@ -198,15 +177,10 @@ class EvalConfig(CheckpointsConfig):
             })  # fmt: skip
         for name in self.checkpoints:
             check_chat(self.backend_of(name), self.settings)
-        for name in self.prices:
-            if name not in self.checkpoints:
-                hint = nearest(name, (*self.checkpoints,))
-                raise ValueError(f"prices: there is no checkpoint {name!r}{hint}")
+        refuse_unknown("prices: there is no checkpoint", self.prices, (*self.checkpoints,))
         for setting in self.settings:
-            for key in setting.sampling:
-                if key not in ToolLoopSampling.model_fields:
-                    hint = nearest(key, (*ToolLoopSampling.model_fields,))
-                    raise ValueError(f"setting {setting.name!r}: sampling has no {key!r}{hint}")
+            what = f"setting {setting.name!r}: sampling has no"
+            refuse_unknown(what, setting.sampling, (*ToolLoopSampling.model_fields,))
             self.sampling_of(setting.name)
             if not any(one.name in (setting.sources or (one.name,)) for one in self.inspect_tasks):
                 continue
@@ -234,21 +208,15 @@ class EvalConfig(CheckpointsConfig):
 
     def owner_config(self) -> dict[str, Any]:
         """What the records depend on: the digest of the output directory is taken of this."""
-        beside = {"out", "max_failure_rate", "inspect_logs", "prices", "estimate"}
-        config = self.model_dump(mode="json", exclude=beside)
-        config["backend"] = without_reaching(self.backend)
-        config["judge"] = self.judge and self.judge.identity()
-        for task, row in zip(self.prompts, config["prompts"], strict=True):
-            row.pop("obtain", None)
-            for name, role in task.roles.items() if isinstance(task, InspectTask) else ():
-                row["roles"][name]["backend"] = without_reaching(role.backend)
-        config["checkpoints"] = {
-            name: one
-            if isinstance(one, str)
-            else {"path": one.path, "backend": without_reaching(one.backend)}
-            for name, one in self.checkpoints.items()
+        beside = ("out", "max_failure_rate", "inspect_logs", "prices", "estimate")
+        model = {"backend": REACHING}
+        blocks = {
+            "judge": model,
+            "checkpoints": {"__all__": model},
+            "prompts": {"__all__": {"obtain": True, "roles": {"__all__": model}}},
         }
-        return config
+        left_out = {**dict.fromkeys(beside, True), **model, **blocks}
+        return self.model_dump(mode="json", exclude=left_out)
 
     def n_of(self, setting: str) -> int:
         """Completions of each prompt in a setting."""
@@ -264,17 +232,14 @@ class EvalConfig(CheckpointsConfig):
         for name in tasks:
             if name not in known:
                 raise ConfigError(f"there is no task {name!r}{nearest(name, known)}")
-        kept = tuple(
-            setting.model_copy(
-                update={"sources": tuple(n for n in setting.sources or known if n in tasks)}
-            )
-            for setting in self.settings
-            if set(setting.sources or known) & set(tasks)
-        )
+        kept: list[EvalSetting] = []
+        for setting in self.settings:
+            if sources := tuple(n for n in setting.sources or known if n in tasks):
+                kept.append(setting.model_copy(update={"sources": sources}))
         if not kept:
             raise ConfigError(f"no setting uses {', '.join(tasks)}")
-        sources = tuple(source for source in self.prompts if source.name in tasks)
-        return self.model_copy(update={"prompts": sources, "settings": kept})
+        prompts = tuple(source for source in self.prompts if source.name in tasks)
+        return self.model_copy(update={"prompts": prompts, "settings": tuple(kept)})
 
     def of_rows(self) -> Self | None:
         """The recipe without the tasks of inspect; None where it has no other."""
@@ -287,8 +252,7 @@ class GateRule(Strict):
 
     figure: a share of metrics.json such as `accuracy`, or a length such as `answer_tokens`.
     margin: by how much it may be worse, in the figure's own unit.
-    worse: the direction that counts; null: lower for accuracy, adherence and called_tool, higher
-        for the others.
+    worse: the direction; null: lower for accuracy, adherence, called_tool, higher for the others.
     task, setting, thinking: of the compared rows; task `all` pools them; null: each one.
     """
 
@@ -325,20 +289,18 @@ class EvalGenRmConfig(CheckpointsConfig):
 
     def owner_config(self) -> dict[str, Any]:
         """What the judgements depend on: the digest of the output directory is taken of this."""
-        config = self.model_dump(mode="json", exclude={"out", "max_failure_rate", "data"})
-        config["backend"] = without_reaching(self.backend)
-        config["checkpoints"] = {
-            name: {"path": self.path_of(name), "backend": without_reaching(self.backend_of(name))}
-            for name in self.checkpoints
-        }
+        beside = dict.fromkeys(("out", "max_failure_rate", "data"), True)
+        config = self.model_dump(mode="json", exclude={**beside, "backend": REACHING})
+        for name in self.checkpoints:
+            backend = self.backend_of(name).model_dump(mode="json", exclude=REACHING)
+            config["checkpoints"][name] = {"path": self.path_of(name), "backend": backend}
         return config
 
 
 class WinRateConfig(Strict):
     """One policy against another on the same prompts, each pair of answers judged in both orders.
 
-    before, after: a `samples` artifact; or an evaluation, as RUN:NAME where it has several
-        checkpoints.
+    before, after: an evaluation, as RUN:NAME where it has several checkpoints.
     judge: as in RLHF; not one that `after` was trained with, which it has learnt to please.
     prompts: how many, chosen by a keyed hash of their ids; null takes all that both answered.
     """

@@ -1,6 +1,5 @@
 """Which rows a source loses: structural checks and filters of the text, with their patterns."""
 
-from pathlib import Path
 from typing import Annotated, Any, cast
 
 import yaml
@@ -114,8 +113,7 @@ class TruncatedFilter(Strict):
     """Texts cut off at the limit their sampler had: they stop in mid-sentence, and just there.
 
     tokens: the source's known limits on a turn, trace and answer in one.
-    slack: how far off the count may be, as a share of the limit, for the text's author may have had
-        another tokenizer.
+    slack: how far off the count may be, as a share: the limit may be in another tokenizer's tokens.
     """
 
     tokens: tuple[Annotated[int, Field(ge=16)], ...] = Field(min_length=1)
@@ -139,33 +137,26 @@ class Pattern(Strict):
     place: str | None = Field(default=None, exclude=True, repr=False)
 
 
-def read_patterns(path: Path) -> list[Any]:
-    """The items of a pattern file, each with the place it stands at; not yet validated.
-
-    Raises:
-        ConfigError: there is no such file, it is no YAML mapping, or has no list under `patterns`.
-    """
-    given = read_mapping(path)
-    if set(given) != {"patterns"} or not isinstance(given["patterns"], list):
-        raise ConfigError(f"{path}: a file of patterns is a mapping with one list, patterns")
-    text = path.read_text(encoding="utf-8")
-    node = cast(Any, yaml.compose(text, Loader=yaml.SafeLoader))  # pyright: ignore[reportUnknownMemberType]  # PyYAML is untyped
-    ((_, nodes),) = node.value  # which know their lines
-    return [
-        {**_as_mapping(item), "place": f"{path}:{node.start_mark.line + 1}"}
-        for item, node in zip(cast(list[Any], given["patterns"]), nodes.value, strict=True)
-    ]
-
-
 def _as_mapping(item: Any) -> dict[str, Any]:
     return cast(dict[str, Any], item) if isinstance(item, dict) else {"pattern": item}
 
 
 def _read(given: object) -> object:
-    """Patterns of a list, or of the file that is named; the recipe then holds them themselves."""
-    items: object = read_patterns(recipe_file(given)) if isinstance(given, str) else given
-    # a tuple, for what a validator returns is no JSON any more and is taken as strictly as Python
-    return tuple(map(_as_mapping, cast(list[Any], items))) if isinstance(items, list) else items
+    """Patterns of a list, or of the named file, each with its place; the recipe then holds them."""
+    if not isinstance(given, str):
+        # a tuple, for what a validator returns is no JSON any more: taken as strictly as Python
+        return tuple(map(_as_mapping, cast(list[Any], given))) if isinstance(given, list) else given
+    path = recipe_file(given)
+    read = read_mapping(path)
+    if set(read) != {"patterns"} or not isinstance(read["patterns"], list):
+        raise ConfigError(f"{path}: a file of patterns is a mapping with one list, patterns")
+    text = path.read_text(encoding="utf-8")
+    node = cast(Any, yaml.compose(text, Loader=yaml.SafeLoader))  # pyright: ignore[reportUnknownMemberType]  # PyYAML is untyped
+    ((_, nodes),) = node.value  # which know their lines
+    return tuple(
+        {**_as_mapping(item), "place": f"{path}:{node.start_mark.line + 1}"}
+        for item, node in zip(cast(list[Any], read["patterns"]), nodes.value, strict=True)
+    )
 
 
 Patterns = Annotated[tuple[Pattern, ...], BeforeValidator(_read), Field(min_length=1)]

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from posttrain.config.backend import REACHING, Server
+from posttrain.config.backend import REACHING, Rendering, Server
 from posttrain.config.base import Strict, refuse, source
 from posttrain.config.sft import OWNED_EVERYWHERE, PolicyRecipe, owned_fields
 
@@ -184,8 +184,7 @@ class GrpoLossConfig(Strict):
     num_iterations: optimiser steps on each batch of rollouts; 1 is exactly on-policy.
     kl: weight of KL(policy ‖ initial policy), estimator k3, token by token. Above 0 a second copy
         of the model is kept (none with an adapter).
-    overlong: `mask` keeps truncated completions in their group's baseline and out of the loss;
-        `train` trains on them.
+    overlong: truncated completions: `mask` leaves them in the baseline alone, `train` trains them.
     importance: null multiplies nothing and masks nothing.
     force_on_policy_ratio: the clipped ratio is 1 in every update of a batch, and importance
         sampling corrects for all that moved since (Super, Ultra; not Nano).
@@ -259,21 +258,17 @@ class GuardConfig(Strict):
     length: Limit = Limit(warn=2.0, stop=5.0)
 
 
-class GroupTraining(PolicyRecipe):
+class GroupTraining(Rendering, PolicyRecipe):
     """One run of group-relative policy optimisation.
 
     prompts_per_step: groups in a batch of rollouts, over all processes.
     num_generations: rollouts of a prompt.
     max_epochs: how often a prompt may be drawn.
-    chat_template, template_variables: as for a backend that samples; `own` is the one that the
-        policy was trained with.
     """
 
     owned = OWNED_TRAINER_FIELDS
     method = "grpo"
 
-    chat_template: str = "own"
-    template_variables: dict[str, str] = Field(default_factory=dict)
     prompts_per_step: int = Field(default=128, ge=1, json_schema_extra=source("paper, 3.2"))
     num_generations: int = Field(default=16, ge=2, json_schema_extra=source("paper, 3.2"))
     max_epochs: int = Field(default=1, ge=1)

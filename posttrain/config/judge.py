@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from posttrain.config.backend import REACHING, BackendConfig, check_checkpoint, without_reaching
+from posttrain.config.backend import REACHING, BackendConfig, check_checkpoint
 from posttrain.config.base import Strict, source
 from posttrain.sampling.sampler import Parameters
 
@@ -42,23 +42,32 @@ class JudgeSampling(StepSampling):
     max_tokens: int = Field(default=16384, ge=1, json_schema_extra=_REFERENCE)
 
 
-class JudgeModel(Strict):
-    """One model that judges.
+class AskedModel(Strict):
+    """A model beside the one that is trained or evaluated.
 
-    checkpoint: the model, a directory or hub id; with a server, the one that it serves (it gives
-        the tokenizer).
-    layout: how it is asked; `auto` is `roles` where its template knows the roles of the released
-        GenRM, else `message`; a chat endpoint needs a name.
-    thinking: whether it reasons before its verdict.
+    backend: what it runs on.
+    checkpoint: a directory or hub id; with a server, what it serves, for its tokenizer.
+    thinking: whether it reasons before it answers.
     """
 
     backend: BackendConfig
     checkpoint: str | None = None
-    layout: LayoutName = "auto"
     thinking: bool = True
 
     def check(self) -> None:
         check_checkpoint(self.backend, self.checkpoint, "checkpoint")
+
+
+class JudgeModel(AskedModel):
+    """One model that judges.
+
+    layout: how it is asked; `auto` is `roles` where its template knows the roles of the released
+        GenRM, else `message`; a chat endpoint needs a name.
+    """
+
+    layout: LayoutName = "auto"
+
+    def check(self) -> None:
         if self.backend.kind == "chat" and self.layout == "auto":
             raise ValueError(
                 "a chat endpoint hides its template: set layout to roles for the released GenRM, "
@@ -66,27 +75,23 @@ class JudgeModel(Strict):
             )
 
 
-class LabelJudgeConfig(Strict):
+class LabelJudgeConfig(AskedModel):
     """The model that environments without a rule of their own ask: equivalence, rubrics.
 
-    checkpoint, thinking: as of `JudgeModel`.
     retries: further questions, with new seeds, where a label cannot be read.
     """
 
-    backend: BackendConfig
-    checkpoint: str | None = None
-    thinking: bool = True
     sampling: JudgeSampling = JudgeSampling()
     retries: int = Field(default=3, ge=0, json_schema_extra=_REFERENCE)
 
     def model(self) -> JudgeModel:
         """As judges are opened."""
-        shared = {name: getattr(self, name) for name in ("backend", "checkpoint", "thinking")}
+        shared = {name: getattr(self, name) for name in AskedModel.model_fields}
         return JudgeModel(**shared, layout="message")
 
     def identity(self) -> dict[str, Any]:
         """What decides its labels."""
-        return self.model_dump(mode="json") | {"backend": without_reaching(self.backend)}
+        return self.model_dump(mode="json", exclude={"backend": REACHING})
 
 
 class JudgeConfig(Strict):
@@ -94,13 +99,11 @@ class JudgeConfig(Strict):
 
     models: each votes on every match, and the verdicts that come are averaged field by field; the
         same model twice votes twice, with other seeds.
-    principle: what to judge by where a prompt's metadata has no `principle`; null: the layout's own
-        words.
+    principle: what to judge by where a prompt's metadata has none; null: the layout's own words.
     retries: further judgements, with new seeds, of a match whose judgement cannot be read.
     max_failure_rate: largest share of a step's matches that may be left without any verdict.
     max_characters: a longer judging prompt is not asked and has failed; null: no limit.
-    chunk: in process, the matches that are judged and kept together; a killed run judges at most so
-        many again.
+    chunk: in process, matches that are kept together; a killed run judges at most so many again.
     cache: a folder of verdicts that steps and runs share, so that a run depends on what is there;
         null: kept in `out` until the run is finished, and every step asks anew.
     """
@@ -116,9 +119,8 @@ class JudgeConfig(Strict):
 
     def owner_config(self) -> dict[str, Any]:
         """What the verdicts depend on: the digest of an output directory is taken of this."""
-        reaching: Any = {"__all__": {"backend": {*REACHING}}}
-        left_out: Any = {"models": reaching, "max_failure_rate": True, "cache": True}
-        return self.model_dump(mode="json", exclude=left_out)
+        how = {"models": {"__all__": {"backend": REACHING}}, "max_failure_rate": True}
+        return self.model_dump(mode="json", exclude={**how, "cache": True})
 
 
 class PairingConfig(Strict):
@@ -139,8 +141,7 @@ class LengthConfig(Strict):
     quality_percentile: of the group's base rewards, from which it is.
     unit: lengths in tokens, or in characters without surrounding white space (NVIDIA's code).
     style_coefficient: of the zero-sum adjustment by markup density; not in Nano's paper.
-    absolute_penalty: taken off for each 100 units of reasoning and answer, whatever the group does;
-        not in the paper.
+    absolute_penalty: for each 100 units of reasoning and answer, in any group; not in the paper.
     """
 
     reasoning_coefficient: float = Field(default=0.5, ge=0, json_schema_extra=_PAPER)

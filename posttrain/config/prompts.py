@@ -5,8 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from posttrain.config.base import Name, Strict, refuse, refuse_twice
-from posttrain.config.load import nearest
+from posttrain.config.base import Name, Strict, refuse, refuse_twice, refuse_unknown
 from posttrain.config.source import DialectName, FieldName, Metadata, RowPlace, SourceConfig, Where
 from posttrain.config.templates import (
     OPTION_LETTERS,
@@ -30,7 +29,6 @@ CHOICE_TEMPLATE = (
 class PromptSource(RowPlace):
     """What every source of prompts has.
 
-    where: keep only the rows that meet these conditions (`posttrain.config.source`).
     count: how many rows to take, chosen by a keyed hash of their content; null takes all.
     environment: the toolkit that runs calls of a row's own tools; null: a call ends the completion.
     metadata: fields of the row (dotted paths) to hand to graders, keyed by their last part.
@@ -40,7 +38,6 @@ class PromptSource(RowPlace):
     """
 
     name: Name
-    where: Where | None = None
     count: int | None = Field(default=None, ge=1)
     environment: str | None = None
     metadata: Metadata = ()
@@ -65,9 +62,9 @@ class PromptSource(RowPlace):
         )
 
     def rows(self) -> SourceConfig:
-        """The same place as a source of rows."""
-        shared = {key: getattr(self, key) for key in RowPlace.model_fields}
-        return SourceConfig(**shared, where=self.where, metadata=self.metadata)
+        """The same place as a source of rows, with how its rows are read."""
+        shared = SourceConfig.model_fields.keys() & type(self).model_fields.keys()
+        return SourceConfig(**{key: getattr(self, key) for key in shared})
 
 
 class TinyWorldPrompts(PromptSource):
@@ -140,11 +137,6 @@ class ChatPrompts(PromptSource):
     gold: str | None = None
     grader: str | None = None
 
-    def rows(self) -> SourceConfig:
-        """The same place, with how its rows are read."""
-        own = ("dialect", "fields", "roles", "prefilled_think")
-        return super().rows().model_copy(update={key: getattr(self, key) for key in own})
-
     def check(self) -> None:
         if self.grader is not None and self.gold is None:
             raise ValueError(f"source {self.name!r}: a grader needs the field of the gold answer")
@@ -213,7 +205,5 @@ def check_prompts(sources: tuple[PromptSource, ...], settings: tuple[Setting, ..
     refuse_twice("source", names)
     refuse_twice("setting", [setting.name for setting in settings])
     for setting in settings:
-        for name in setting.sources or ():
-            if name not in names:
-                hint = nearest(name, names)
-                raise ValueError(f"setting {setting.name!r}: there is no source {name!r}{hint}")
+        what = f"setting {setting.name!r}: there is no source"
+        refuse_unknown(what, setting.sources or (), names)

@@ -1,7 +1,7 @@
 """One source of rows in a data recipe: where its rows are, how to read them, which to drop."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -38,33 +38,25 @@ Metadata = Annotated[tuple[str, ...], AfterValidator(_distinct)]
 #    null. They are kept as {field: {operator: value}}, whatever form they came in.
 
 
-def _is_value(given: Any) -> bool:
-    return isinstance(given, str | int | float)
-
-
-def _is_ordered(given: Any) -> bool:
-    return _is_value(given) and not isinstance(given, bool)
-
-
-def _are_values(given: Any) -> bool:
-    items = cast(list[Any], given) if isinstance(given, list | tuple) else []
-    return len(items) > 0 and all(map(_is_value, items))
-
-
-def _is_truth(given: Any) -> bool:
-    return isinstance(given, bool)
-
-
-_VALUE = (_is_value, "a text, a number or a truth value (exists: false for null)")
-_ORDERED = (_is_ordered, "a number or a text")
-_SEVERAL = (_are_values, "a list of texts, numbers or truth values")
-# operator → whether it takes a value, and what it takes
-_TAKES: dict[str, tuple[Callable[[Any], bool], str]] = {
+_VALUE = "a text, a number or a truth value (exists: false for null)"
+_ORDERED = "a number or a text"
+_SEVERAL = "a list of texts, numbers or truth values"
+_TRUTH = "true or false"
+_TAKES = {
     **dict.fromkeys(("eq", "ne"), _VALUE),
     **dict.fromkeys(("ge", "gt", "le", "lt"), _ORDERED),
     **dict.fromkeys(("in", "not_in"), _SEVERAL),
-    "exists": (_is_truth, "true or false"),
+    "exists": _TRUTH,
 }
+
+
+def _is(what: str, given: Any) -> bool:
+    if what == _SEVERAL:
+        items = cast(list[Any], given) if isinstance(given, list | tuple) else []
+        return len(items) > 0 and all(_is(_VALUE, item) for item in items)
+    if isinstance(given, bool):
+        return what != _ORDERED
+    return what != _TRUTH and isinstance(given, str | int | float)
 
 
 def _conditions(given: Any) -> dict[str, dict[str, Any]]:
@@ -84,9 +76,8 @@ def _operators(field: str, given: Any) -> dict[str, Any]:
         if name not in _TAKES:
             hint = nearest(name.replace("te", "e"), [*_TAKES])  # gte and lte of other languages
             raise ValueError(f"{field}: there is no operator {name!r}{hint}")
-        takes, what = _TAKES[name]
-        if not takes(value):
-            raise ValueError(f"{field}: {name} takes {what}, found {value!r}")
+        if not _is(_TAKES[name], value):
+            raise ValueError(f"{field}: {name} takes {_TAKES[name]}, found {value!r}")
     if not operators or (operators.get("exists") is False and len(operators) > 1):
         raise ValueError(f"{field}: no row can meet {dict(operators)!r}")
     return operators
@@ -99,12 +90,12 @@ class RowPlace(Strict):
     """Where a source's rows are.
 
     path: file, HF dataset directory or glob, or a list of them, relative to the base directory:
-        `.jsonl`, `.ndjson`, `.json` (an object a line, or one array), each also `.gz` or `.zst`;
-        `.parquet`.
+        `.jsonl`, `.ndjson`, `.json` (lines, or one array), each also `.gz`, `.zst`; `.parquet`.
     hub: a Hugging Face dataset id, read as a stream.
     revision: of a hub id, as a 40-digit commit.
     subset: of a hub id that has several configurations.
     split: the split of a hub id, or of an HF directory that holds several.
+    where: keep only the rows that meet these conditions (`posttrain.config.source`).
     """
 
     name: str = Field(min_length=1)
@@ -113,6 +104,7 @@ class RowPlace(Strict):
     revision: str | None = None
     subset: str | None = None
     split: str | None = None
+    where: Where | None = None
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -145,7 +137,6 @@ class SourceConfig(RowPlace):
     dialect: name it to forbid recognition by structure; rows that do not fit are dropped.
     fields: canonical name → the row's own name for it (a dotted path reaches inside objects).
     roles: the row's own role names → ours, beside the usual ones.
-    where: keep only the rows that meet these conditions (`posttrain.config.source`).
     license: of every row, or of those that lack `license_field`.
     license_field: the row's own field (a dotted path) with its license.
     metadata: fields of the row (dotted paths) to carry along, keyed by their last part.
@@ -158,7 +149,6 @@ class SourceConfig(RowPlace):
     dialect: DialectName | None = None
     fields: dict[FieldName, str] = Field(default_factory=dict[FieldName, str])
     roles: dict[str, Role] = Field(default_factory=dict[str, Role])
-    where: Where | None = None
     license: str = "unknown"
     license_field: str | None = None
     metadata: Metadata = ()

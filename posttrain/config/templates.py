@@ -20,10 +20,8 @@ SHIPPED = Path(__file__).parent / "prompt_templates"
 class PromptTemplate(Strict):
     """One way to give a question.
 
-    text: of the user message; `{question}`, `{options}` and `{A}`, `{B}`, … are filled in, all
-        other braces stay.
-    answer: the line that gives an answer as the text requests it, with `{answer}`; null: the text
-        requests no format.
+    text: of the user message, with places `{question}`, `{options}`, `{A}`, …; other braces stay.
+    answer: how the text requests an answer, with `{answer}`; null: it requests no format.
     """
 
     name: Name
@@ -43,13 +41,9 @@ class PromptTemplate(Strict):
             "{answer} has to be in its answer once": answers != 1,
         })  # fmt: skip
 
-    def filled(self, question: str, options: Mapping[str, str]) -> str:
-        """The user message; what is filled in is not looked at again."""
-        return fill(self.text, question, options)
-
 
 def fill(text: str, question: str, options: Mapping[str, str]) -> str:
-    """A text with its placeholders filled.
+    """A text with its placeholders filled; what is filled in is not looked at again.
 
     Args:
         options: letter → text.

@@ -122,13 +122,11 @@ def busy_seconds(times: Iterable[Row]) -> float:
 
 def write_costs(
     out: Path, records: Mapping[str, Sequence[Record]], prices: Mapping[str, Price]
-) -> list[Row]:
+) -> None:
     """Write `costs.json` of a run beside what its manifest lists: prices may change later."""
     units = [(name, unit) for name, own in records.items() for unit in by_unit(own)]
     times = {unit: read_lines(times_path(out, *unit))[0] for unit in units}
-    rows = cost_rows(records, prices, times)
-    atomic_write_json(out / COSTS, rows)
-    return rows
+    atomic_write_json(out / COSTS, cost_rows(records, prices, times))
 
 
 def estimate_rows(

@@ -26,8 +26,8 @@ _SPREAD = ("sd", "floor", "debiased", "p", "consistency", "consistency_within")
 _ESTIMATE = ("value", "low", "high", "questions", "samples")
 
 
-def write_exports(folder: Path, metrics: Row, costs: Sequence[Row], manifest: Manifest) -> None:
-    """Write every export of a run's `metrics.json` and `costs.json`."""
+def write_exports(folder: Path, metrics: Row, manifest: Manifest) -> None:
+    """Write every export of a run's `metrics.json`."""
     cells, sensitive = metrics["cells"], metrics.get("sensitivity", [])
     lines = io.StringIO()
     writer = csv.writer(lines, lineterminator="\n")
@@ -38,7 +38,7 @@ def write_exports(folder: Path, metrics: Row, costs: Sequence[Row], manifest: Ma
             for name, found in figures(row):
                 writer.writerow((*place, name, *(found.get(key) for key in _ESTIMATE)))
     atomic_write_text(folder / "scores.csv", lines.getvalue())
-    atomic_write_text(folder / "table.md", markdown_tables(cells, sensitive, costs))
+    atomic_write_text(folder / "table.md", markdown_tables(cells, sensitive))
     for checkpoint in dict.fromkeys(cell["checkpoint"] for cell in cells):
         own = [cell for cell in cells if cell["checkpoint"] == checkpoint]
         text = yaml.safe_dump(results_of(own, manifest), sort_keys=False)
@@ -95,8 +95,8 @@ def results_of(cells: Sequence[Row], manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def markdown_tables(cells: Sequence[Row], sensitive: Sequence[Row], costs: Sequence[Row]) -> str:
-    """Accuracies and prompt sensitivity in per cent and points, then tokens, money and time."""
+def markdown_tables(cells: Sequence[Row], sensitive: Sequence[Row]) -> str:
+    """Accuracies in per cent, and prompt sensitivity in points."""
     names = list(dict.fromkeys(cell["checkpoint"] for cell in cells))
     head = ["task", "setting", "reasoning", "questions"]
     rows = [[*head, "k", *names]]
@@ -109,25 +109,15 @@ def markdown_tables(cells: Sequence[Row], sensitive: Sequence[Row], costs: Seque
                "consistency"]]  # fmt: skip
     for row in sensitive:
         found = {name.partition(" ")[2]: one for name, one in _sensitivity(row)}
+        p = "" if row.get("p") is None else f"{row['p']:.4g}"
         varied.append([
             row["checkpoint"], *_place(row), str(row["questions"]), str(len(row["templates"])),
             *(_points(found.get(name), digits=2) for name in ("sd", "floor", "debiased")),
-            _number(row.get("p")), _points(found.get("consistency")),
-        ])  # fmt: skip
-    spent = [["checkpoint", "task", "setting", "solved", "input tokens", "cached", "output tokens",
-              "money", "money / solved", "p50 s", "p95 s", "tokens / s"]]  # fmt: skip
-    for row in costs:
-        latency, tokens = row["latency"] or {}, row["tokens"]
-        numbers = (row["money"], row["money_per_solved"], latency.get("p50"), latency.get("p95"))
-        spent.append([
-            row["checkpoint"], row["task"], row["setting"], f"{row['solved']}/{row['completions']}",
-            *(f"{tokens[name]:,}" for name in ("input", "cached", "output")),
-            *(_number(number) for number in (*numbers, row["tokens_per_second"])),
+            p, _points(found.get("consistency")),
         ])  # fmt: skip
     parts = {
         "Accuracy, %, mean over questions [95 % interval]": rows,
         "Prompt sensitivity, points [95 % interval]": varied,
-        "Costs": spent,
     }
     return "\n\n".join(f"{name}\n\n{_table(own)}" for name, own in parts.items() if own[1:]) + "\n"
 
@@ -139,10 +129,6 @@ def _points(found: Row | None, *, digits: int = 1) -> str:
     numbers = (found[key] for key in _ESTIMATE[:3] if found.get(key) is not None)
     value, *bounds = (f"{100 * number:.{digits}f}" for number in numbers)
     return f"{value} [{', '.join(bounds)}]" if bounds else value
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,9 +18,7 @@ from posttrain.errors import DataError
 from posttrain.evaluation.compare import differences, length_difference, rate_difference
 from posttrain.evaluation.intervals import Values, length, rate
 from posttrain.hashing import digest_of
-from posttrain.report.console import open_console, print_sections
-from posttrain.report.pages.judging import evaluation_figures
-from posttrain.rollouts import Completion, Prompt, metadata_of
+from posttrain.rollouts import Completion, Prompt
 from posttrain.runs import (
     Counts,
     Manifest,
@@ -29,10 +26,8 @@ from posttrain.runs import (
     Run,
     atomic_write_json,
     atomic_write_text,
-    read_artifact,
 )
 from posttrain.sampling.generate import (
-    MADE_BY,
     bind,
     generate,
     prompt_lines,
@@ -94,11 +89,10 @@ def _values(judged: Sequence[Judged]) -> dict[str, Values]:
         for name, value in one.figures.items():
             if value is not None:
                 values[name].append((float(value), one.question))
-    orders: dict[bool, dict[tuple[str, int], Judged]] = {False: {}, True: {}}
+    swapped = {(one.pair, one.index): one for one in judged if one.swapped}
     for one in judged:
-        orders[one.swapped][one.pair, one.index] = one
-    for key, one in orders[False].items():
-        if (other := orders[True].get(key)) is None:
+        other = swapped.get((one.pair, one.index))
+        if one.swapped or other is None:
             continue
         right = [side.figures["pairwise_accuracy"] for side in (one, other)]
         if None not in right:
@@ -112,11 +106,22 @@ def _values(judged: Sequence[Judged]) -> dict[str, Values]:
 def judge_cells(judged: Sequence[Judged], *, seed: int) -> list[Row]:
     """A row a checkpoint × source, and one over all sources where there are several; `seed` is of
     the bootstrap of means."""
-    return [
-        _cell(checkpoint, source, own, seed)
-        for checkpoint in dict.fromkeys(one.checkpoint for one in judged)
-        for source, own in _by_source(judged, checkpoint)
-    ]
+    rows: list[Row] = []
+    for checkpoint in dict.fromkeys(one.checkpoint for one in judged):
+        for source, own in _by_source(judged, checkpoint):
+            values = _values(own)
+            figures = {name: rate(values[name]) for name in RATES}
+            for name in MEANS:
+                spread = length(values[name], seed=seed)
+                figures[name] = spread and spread.mean
+            rows.append({
+                "checkpoint": checkpoint,
+                "source": source,
+                "pairs": len({one.pair for one in own}),
+                "judgements": len(own),
+                **{name: figure and asdict(figure) for name, figure in figures.items()},
+            })  # fmt: skip
+    return rows
 
 
 def judge_differences(judged: Sequence[Judged], *, seed: int) -> list[Row]:
@@ -142,22 +147,8 @@ def _by_source(judged: Sequence[Judged], checkpoint: str) -> list[tuple[str, lis
     return [*cells, (ALL, own)] if len(names) > 1 else cells
 
 
-def _cell(checkpoint: str, source: str, judged: Sequence[Judged], seed: int) -> Row:
-    values = _values(judged)
-    rates = {name: rate(values[name]) for name in RATES}
-    spreads = {name: length(values[name], seed=seed) for name in MEANS}
-    figures = rates | {name: spread and spread.mean for name, spread in spreads.items()}
-    return {
-        "checkpoint": checkpoint,
-        "source": source,
-        "pairs": len({one.pair for one in judged}),
-        "judgements": len(judged),
-        **{name: figure and asdict(figure) for name, figure in figures.items()},
-    }
-
-
-Read = Callable[[Prompt, Completion], tuple[int | None, dict[str, float | None]] | None]
-"""A prompt and its judgement → `prefers` and figures of `Judged`; None: the backend failed."""
+Read = Callable[[str, Prompt, Completion], Judged | None]
+"""A checkpoint's name, a prompt and its judgement → what it is worth; None: the backend failed."""
 Judgements = Sequence[tuple[Prompt, Completion, Judged | None]]
 
 
@@ -188,10 +179,20 @@ def run_evaluation(
     atomic_write_text(out / PROMPTS, prompt_lines(prompts))
     total = len(prompts) * recipe.n * len(recipe.checkpoints)
     with ProgressBar(total=total, console=console) as progress:
-        asyncio.run(_judge_all(recipe, prompts, progress))
-    names = list(recipe.checkpoints)
-    judgements, metrics = _measured(out, names, prompts, read, seed=recipe.seed)
-    examples = [row for name in names for row in _to_read(name, judgements[name])]
+        samplers = asyncio.run(_judge_all(recipe, prompts, progress))
+    by_id = {prompt.id: prompt for prompt in prompts}
+    judgements: dict[str, Judgements] = {}
+    for name in recipe.checkpoints:
+        completions = read_completions(out / RECORDS / f"{name}.jsonl")
+        own = ((by_id[completion.prompt_id], completion) for completion in completions)
+        judgements[name] = [(p, c, read(name, p, c)) for p, c in own]
+    judged = [one for rows in judgements.values() for *_, one in rows if one is not None]
+    metrics = {
+        "cells": judge_cells(judged, seed=recipe.seed),
+        "differences": judge_differences(judged, seed=recipe.seed),
+        "failed": {name: sum(one is None for *_, one in own) for name, own in judgements.items()},
+    }
+    examples = [row for name, own in judgements.items() for row in _to_read(name, own)]
     atomic_write_json(out / METRICS, metrics)
     atomic_write_text(out / EXAMPLES, "".join(map(row_line, examples)))
     files: dict[str, int | None] = {PROMPTS: len(prompts), METRICS: None, EXAMPLES: len(examples)}
@@ -204,11 +205,8 @@ def run_evaluation(
         parents=parents,
         seed=recipe.seed,
         stats={
-            "checkpoints": names,
-            "samplers": {
-                name: json.loads((out / WORK / name / MADE_BY).read_text("utf-8"))["sampler"]
-                for name in names
-            },
+            "checkpoints": list(judgements),
+            "samplers": samplers,
             "prompts": digest_of(prompt_lines(prompts)),
             "layout": data.stats["layout"],
         },
@@ -217,15 +215,16 @@ def run_evaluation(
 
 async def _judge_all(
     recipe: EvalGenRmConfig, prompts: Sequence[Prompt], progress: ProgressBar
-) -> None:
-    out = Path(recipe.out)
+) -> dict[str, Row]:
+    """Every checkpoint's judgements, into its file; returns what identifies the samplers."""
+    out, digest, samplers = Path(recipe.out), digest_of(prompt_lines(prompts)), dict[str, Row]()
     (out / RECORDS).mkdir(exist_ok=True)
     tasks = tasks_of(prompts, lambda _: recipe.n, seed=recipe.seed)
     for name in recipe.checkpoints:
         backend, work = recipe.backend_of(name), out / WORK / name
         async with opened_sampler(backend, checkpoint=recipe.path_of(name), parts=False) as sampler:
-            digest = digest_of(prompt_lines(prompts))
-            bind(work, {"prompts": digest, "sampler": dict(sampler.identity)})
+            samplers[name] = dict(sampler.identity)
+            bind(work, {"prompts": digest, "sampler": samplers[name]})
             await generate(
                 tasks,
                 sampler,
@@ -238,58 +237,7 @@ async def _judge_all(
                 max_failure_rate=recipe.max_failure_rate,
                 progress=progress,
             )
-
-
-def _measured(
-    out: Path, checkpoints: Sequence[str], prompts: Sequence[Prompt], read: Read, *, seed: int
-) -> tuple[dict[str, Judgements], dict[str, Any]]:
-    """Every checkpoint's judgements, compared with their golds, and the figures."""
-    by_id = {prompt.id: prompt for prompt in prompts}
-    judgements: dict[str, Judgements] = {}
-    for name in checkpoints:
-        completions = read_completions(out / RECORDS / f"{name}.jsonl")
-        own = ((by_id[completion.prompt_id], completion) for completion in completions)
-        judgements[name] = [(p, c, _judged(name, p, c, read(p, c))) for p, c in own]
-    judged = [one for rows in judgements.values() for *_, one in rows if one is not None]
-    return judgements, {
-        "cells": judge_cells(judged, seed=seed),
-        "differences": judge_differences(judged, seed=seed),
-        "failed": {name: sum(one is None for *_, one in own) for name, own in judgements.items()},
-    }
-
-
-def _judged(
-    checkpoint: str,
-    prompt: Prompt,
-    completion: Completion,
-    reading: tuple[int | None, dict[str, float | None]] | None,
-) -> Judged | None:
-    if reading is None:
-        return None
-    (prefers, figures), about = reading, metadata_of(prompt)
-    tokens = completion.reasoning_tokens + completion.answer_tokens
-    return Judged(
-        checkpoint=checkpoint,
-        source=prompt.source,
-        question=about["question"],
-        pair=about["pair"],
-        index=completion.index,
-        swapped=about["swapped"],
-        prefers=prefers,
-        figures=figures | {"truncated": float(completion.truncated), "tokens": tokens},
-    )
-
-
-def rescore(run: Path, read: Read) -> None:
-    """Read a finished run's judgements again, without a model, and print their figures."""
-    console = open_console()
-    manifest = read_artifact(run, kind=KIND)
-    prompts = read_prompts(run / PROMPTS)
-    names = manifest.stats["checkpoints"]
-    _, metrics = _measured(run, names, prompts, read, seed=manifest.seed)
-    print_sections(console, evaluation_figures(metrics))
-    same = metrics == json.loads((run / METRICS).read_text("utf-8"))
-    console.print("unchanged" if same else f"other figures than {run / METRICS}", highlight=False)
+    return samplers
 
 
 def _to_read(checkpoint: str, judgements: Judgements) -> list[dict[str, Any]]:

@@ -198,7 +198,7 @@ async def make_records(recipe: EvalConfig, plan: EvaluationPlan, progress: Progr
             for unit in missing:
                 timed = TimedSampler(sampler, times_path(out, name, unit.name))
                 if unit.prompts[0].grader == INSPECT:
-                    records = await _inspect_records(recipe, name, unit, timed)
+                    records = await _inspect_records(recipe, plan, name, unit, timed)
                     progress.add(restored=len(records))
                 else:
                     records = await _unit_records(recipe, plan, name, unit, timed, progress)
@@ -236,10 +236,10 @@ async def _unit_records(
 
 
 async def _inspect_records(
-    recipe: EvalConfig, checkpoint: str, unit: Unit, sampler: Sampler
+    recipe: EvalConfig, plan: EvaluationPlan, checkpoint: str, unit: Unit, sampler: Sampler
 ) -> list[Record]:
     """The records of a task of inspect; killed and started again, it asks for no answer twice."""
-    from posttrain.evaluation.inspect_adapter.tasks import inspect_run, run_task
+    from posttrain.evaluation.inspect_adapter.tasks import run_task
 
     out = Path(recipe.out)
     config = next(task for task in recipe.inspect_tasks if task.name == unit.task)
@@ -249,7 +249,7 @@ async def _inspect_records(
             opened = opened_sampler(role.backend, checkpoint=role.checkpoint)
             samplers[name] = await stack.enter_async_context(opened)
         records = await run_task(
-            inspect_run(recipe, config, unit.setting),
+            plan.stats["inspect"][unit.name],
             unit.prompts,
             samplers,
             checkpoint=checkpoint,
@@ -275,17 +275,16 @@ def rescored_records(
         ours = [(r.prompt, r.completion) for r in records if r.prompt.grader != INSPECT]
         graded = iter(grade_completions(name, ours, grade))
         after[name] = [r if r.prompt.grader == INSPECT else next(graded) for r in records]
-    for unit, row in manifest.stats.get("inspect", {}).items():
-        from posttrain.evaluation.inspect_adapter.tasks import InspectRun, run_task
+    for unit, run in manifest.stats.get("inspect", {}).items():
+        from posttrain.evaluation.inspect_adapter.tasks import run_task
 
-        run = InspectRun.of_row(row)
         for name, records in after.items():
             own = {r.prompt.id: r.prompt for r in records if unit_name(r.prompt) == unit}
             with tempfile.TemporaryDirectory() as logs:
                 replay = run_task(
                     run,
                     [*own.values()],
-                    dict.fromkeys(("", *run.roles)),
+                    dict.fromkeys(("", *run["roles"])),
                     checkpoint=name,
                     journal=partial(journal_path, out, name, unit),
                     logs=Path(logs),
@@ -374,5 +373,5 @@ def keep_rescored(stage: Run, run: Path, manifest: Manifest, records: Records) -
 def write_tables(out: Path, prices: Mapping[str, Price]) -> None:
     """Costs and exports of a finished run, beside what its manifest lists: prices may change."""
     manifest, records = read_run(out)
-    costs = write_costs(out, records, prices)
-    write_exports(out / EXPORT, json.loads((out / METRICS).read_text("utf-8")), costs, manifest)
+    write_costs(out, records, prices)
+    write_exports(out / EXPORT, json.loads((out / METRICS).read_text("utf-8")), manifest)

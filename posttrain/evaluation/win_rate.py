@@ -7,27 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from posttrain.config.eval import WinRateConfig
-from posttrain.errors import ConfigError
-from posttrain.evaluation.compare import length_difference, side_of
+from posttrain.evaluation.compare import COMPARED, RunCheckpoint, comparable, length_difference
 from posttrain.evaluation.intervals import Values, by_question, rate
+from posttrain.evaluation.metrics import ALL
 from posttrain.evaluation.run import unit_name
 from posttrain.rollouts import Completion, Prompt
-from posttrain.runs import (
-    Counts,
-    Parent,
-    Run,
-    atomic_write_json,
-    atomic_write_text,
-    parent_of,
-    read_artifact,
-)
-from posttrain.sampling.generate import read_completions, read_prompts, row_line
+from posttrain.runs import Counts, Parent, Run, atomic_write_json, atomic_write_text
+from posttrain.sampling.generate import row_line
 
-ALL, METRICS, DUELS = "all", "metrics.json", "duels.jsonl"
+METRICS, DUELS = "metrics.json", "duels.jsonl"
 Row = dict[str, Any]
 
 
@@ -130,82 +121,43 @@ def _tokens(completion: Completion) -> int:
     return completion.reasoning_tokens + completion.answer_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyAnswers:
-    """One policy's completions, and their artifact; `name` is a checkpoint's, "" of samples."""
-
-    name: str
-    prompts: dict[str, Prompt]
-    completions: dict[tuple[str, int], Completion]
-    parent: Parent
-
-
-def read_answers(path: str, out: Path) -> PolicyAnswers:
-    """The completions of a `samples` artifact, or of an evaluation: `RUN` or `RUN:NAME`.
-
-    Raises:
-        ConfigError: an evaluation of several checkpoints, and none named.
-        DataError: neither samples nor a finished evaluation.
-    """
-    if Path(path).is_dir() and read_artifact(path, verify=False).kind == "samples":
-        run, name, manifest = Path(path), "", read_artifact(path, kind="samples")
-        prompts = read_prompts(run / "prompts.jsonl")
-        completions = read_completions(run / "samples.jsonl")
-    else:
-        side = side_of(path)
-        run, name = side.run, side.checkpoint
-        manifest = read_artifact(run, kind="evaluation")
-        prompts = [record.prompt for record in side.records]
-        completions = [record.completion for record in side.records]
-    return PolicyAnswers(
-        name,
-        {prompt.id: prompt for prompt in prompts},
-        {(completion.prompt_id, completion.index): completion for completion in completions},
-        parent_of(run, relative_to=out, manifest=manifest),
-    )
-
-
 def pair_up(
-    recipe: WinRateConfig,
-    before: PolicyAnswers,
-    after: PolicyAnswers,
+    before: RunCheckpoint,
+    after: RunCheckpoint,
     *,
+    prompts: int | None,
     order: Callable[[str], int],
     answer_of: Callable[[Completion], str],
 ) -> tuple[list[Duel], Counts]:
     """Completions of the same prompt and index, and counts of the others.
 
     Args:
-        order: of prompt ids; with `recipe.prompts` the first so many are taken.
+        prompts: how many, the first by `order` of their ids; None takes all.
         answer_of: a completion's answer as a judge reads it.
 
     Raises:
         ConfigError: the sides have other prompts, or none in common.
     """
-    for name, prompt in before.prompts.items():
-        other = after.prompts.get(name)
-        if other is not None and _input_of(other) != _input_of(prompt):
-            raise ConfigError(f"prompt {name!r} is another one in {recipe.after}")
-    shared = [name for name in before.prompts if name in after.prompts]
-    if not shared:
-        raise ConfigError(f"{recipe.before} and {recipe.after} share no prompt")
-    chosen = set(sorted(shared, key=order)[: recipe.prompts])
+    comparable(before, after, despite=COMPARED)
+    olds, news = (
+        {(r.prompt.id, r.completion.index): r for r in side.records} for side in (before, after)
+    )
+    chosen = set(sorted({name for name, _ in olds.keys() & news.keys()}, key=order)[:prompts])
     duels: list[Duel] = []
     dropped = {"one_side": 0, "not_chosen": 0, "failed": 0}
-    keys = before.completions | after.completions
-    for name, index in keys:
-        old, new = before.completions.get((name, index)), after.completions.get((name, index))
+    for key in olds | news:
+        old, new = olds.get(key), news.get(key)
         if old is None or new is None:
             dropped["one_side"] += 1
-        elif name not in chosen:
+        elif key[0] not in chosen:
             dropped["not_chosen"] += 1
-        elif "failed" in (old.finish, new.finish):
+        elif old.failed or new.failed:
             dropped["failed"] += 1
         else:
-            answers = answer_of(old), answer_of(new)
-            duels.append(Duel(before.prompts[name], index, old, new, answers))
+            answers = answer_of(old.completion), answer_of(new.completion)
+            duels.append(Duel(old.prompt, key[1], old.completion, new.completion, answers))
     reasons = {reason: count for reason, count in dropped.items() if count}
-    return duels, Counts(len(keys), len(duels), reasons)
+    return duels, Counts(len(olds | news), len(duels), reasons)
 
 
 def write_duels(
@@ -235,8 +187,3 @@ def write_duels(
         seed=recipe.seed,
         stats={"before": recipe.before, "after": recipe.after, "judge": dict(judge)},
     )
-
-
-def _input_of(prompt: Prompt) -> tuple[object, ...]:
-    """All that a policy sees of a prompt."""
-    return prompt.messages, prompt.tools, prompt.thinking, prompt.reasoning_budget

@@ -6,7 +6,7 @@ peft refuses it for that reason. Routers are never adapted."""
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -131,15 +131,6 @@ def quantization_config(spec: AdapterConfig | None) -> Any:
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=torch.bfloat16,
     )
-
-
-def trainable_routers(model: nn.Module) -> Sequence[str]:
-    """Routers whose weights would be updated; under an adapter there must be none."""
-    return [
-        name
-        for name, router in find_routers(model).items()
-        if any(parameter.requires_grad for parameter in router.parameters())
-    ]
 
 
 def merge_adapter(adapter: Path, spec: ModelConfig) -> PreTrainedModel:

@@ -195,8 +195,7 @@ async def make_samples(
     open_environment: OpenEnvironment,
     console: Console,
 ) -> SampleStats:
-    """Make every completion that is not there yet, into `samples.jsonl`; beside it lies
-    `speed.jsonl`, a line a run of the command, which is no part of the artifact."""
+    """Make every completion that is not there yet, into `samples.jsonl`."""
     from posttrain.sampling.open import opened_sampler  # reads tokenizers
 
     out = Path(recipe.out)
@@ -205,22 +204,18 @@ async def make_samples(
         bind(out / "work", {"prompts": digest_of(lines), "sampler": dict(sampler.identity)})
         atomic_write_text(out / "prompts.jsonl", lines)
         with ProgressBar(total=len(tasks), console=console) as progress:
-            try:
-                return await generate(
-                    tasks,
-                    sampler,
-                    work=out / "work",
-                    to=out / "samples.jsonl",
-                    open_environment=open_environment,
-                    limits=recipe.sampling.limits(),
-                    chunk=recipe.chunk,
-                    at_once=rollouts_at_once(recipe.backend),
-                    max_failure_rate=recipe.max_failure_rate,
-                    progress=progress,
-                )
-            finally:
-                with (out / "speed.jsonl").open("a", encoding="utf-8") as file:
-                    file.write(json_text(progress.row()) + "\n")
+            return await generate(
+                tasks,
+                sampler,
+                work=out / "work",
+                to=out / "samples.jsonl",
+                open_environment=open_environment,
+                limits=recipe.sampling.limits(),
+                chunk=recipe.chunk,
+                at_once=rollouts_at_once(recipe.backend),
+                max_failure_rate=recipe.max_failure_rate,
+                progress=progress,
+            )
 
 
 def finish(

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 from rich.console import Console
@@ -45,28 +46,16 @@ class ProgressBar:
 
     def line(self) -> str:
         """The state in one line."""
-        parts = [f"{self._restored + self._done:,} of {self._total:,} completions"]
-        if self._restored:
-            parts[0] += f" ({self._restored:,} from before)"
-        parts.append(f"{self._tokens:,} tokens")
-        seconds = self._clock() - self._start
+        ended, seconds = self._restored + self._done, self._clock() - self._start
+        text = f"{ended:,} of {self._total:,} completions"
+        text += f" ({self._restored:,} from before)" if self._restored else ""
+        text += f" · {self._tokens:,} tokens"
         if self._tokens and seconds > 0:
-            parts.append(f"{self._tokens / seconds:,.0f} tokens/s")
-        left = self._total - self._restored - self._done
-        if left and self._done and seconds > 0:
-            parts.append(f"{_duration(left * seconds / self._done)} to go")
-        return " · ".join(parts)
-
-    def row(self) -> dict[str, Any]:
-        """This run's figures, for `speed.jsonl`."""
-        seconds = self._clock() - self._start
-        return {
-            "seconds": round(seconds, 3),
-            "completions": self._done,
-            "restored": self._restored,
-            "tokens": self._tokens,
-            "tokens_per_second": round(self._tokens / seconds, 1) if seconds > 0 else None,
-        }
+            text += f" · {self._tokens / seconds:,.0f} tokens/s"
+        if self._done and ended < self._total:
+            left = (self._total - ended) * seconds / self._done
+            text += f" · {timedelta(seconds=round(left))} to go"
+        return text
 
     def _show(self, end: str | None = None) -> None:
         self._last_shown = self._clock()
@@ -75,13 +64,6 @@ class ProgressBar:
         line = f"{self.line():<{self._console.width - 1}}" if terminal else self.line()
         end = end or ("\r" if terminal else "\n")
         self._console.print(line, highlight=False, end=end, no_wrap=terminal, crop=terminal)
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = seconds / 60
-    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
 
 
 @dataclass(slots=True)
@@ -123,14 +105,10 @@ class SampleStats:
             answer_tokens=sum(step["answer_tokens"] for step in steps),
             without_ids=int(any(step["ids"] is None for step in steps)),
         )
-        self._keep_example(prompt, row, called=calls > 0)
-
-    def _keep_example(self, prompt: Prompt, row: Mapping[str, Any], *, called: bool) -> None:
-        """Keep it, if few of its kind are kept and none of its prompt."""
-        kind = (prompt.setting, prompt.thinking, called)
-        if self._shown[kind] >= EXAMPLES or row["finish"] == "failed":
-            return
-        if all(prompt.id != kept["prompt"]["id"] for kept in self.examples):
+        # an example is kept if few of its kind are, and none of its prompt
+        kind = (prompt.setting, prompt.thinking, calls > 0)
+        few = self._shown[kind] < EXAMPLES and row["finish"] != "failed"
+        if few and all(prompt.id != kept["prompt"]["id"] for kept in self.examples):
             self._shown[kind] += 1
             self.examples.append({"prompt": prompt_to_row(prompt), "completion": dict(row)})
 
@@ -139,12 +117,11 @@ class SampleStats:
         lines: list[str] = []
         for name, setting in self.settings.items():
             total, finish = sum(setting.finish.values()), setting.finish
-            cut = {reason: finish[reason] for reason in TRUNCATED if finish[reason]}
-            reasons = ", ".join(f"{reason} {count:,}" for reason, count in cut.items())
+            cut = sum(finish[reason] for reason in TRUNCATED)
+            reasons = ", ".join(f"{one} {finish[one]:,}" for one in TRUNCATED if finish[one])
             lines.append(
-                f"{name}: {total:,} completions, {sum(cut.values()):,} "
-                f"({sum(cut.values()) / total:.1%}) truncated{f' ({reasons})' if reasons else ''}, "
-                f"{finish['failed']:,} failed"
+                f"{name}: {total:,} completions, {cut:,} ({cut / total:.1%}) truncated"
+                f"{f' ({reasons})' if reasons else ''}, {finish['failed']:,} failed"
             )
         return lines
 

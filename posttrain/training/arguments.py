@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import typing
 import warnings
@@ -17,7 +16,6 @@ import trl
 from torch.distributed import DistNetworkError
 from transformers import PreTrainedConfig
 
-from posttrain.config.load import nearest
 from posttrain.config.sft import ModelConfig, TrainingRecipe
 from posttrain.errors import ConfigError
 from posttrain.training.launch import check_precision
@@ -67,10 +65,10 @@ def make_arguments(
         counted_in_steps: a run is one stretch of optimiser steps, without epochs.
 
     Raises:
-        ConfigError: an unknown field, a value the trainer refuses, an impossible combination, or
-            another precision than the launcher's.
+        ConfigError: a value that the trainer refuses, an impossible combination, or another
+            precision than the launcher's.
     """
-    check_trainer_fields(recipe, kind)
+    check_values(recipe.trainer, kind)
     shared = {
         "bf16": torch.cuda.is_available() and torch.cuda.is_bf16_supported(),
         "use_cpu": not torch.cuda.is_available(),
@@ -114,37 +112,17 @@ def make_arguments(
 
 
 def batch_layout(
-    recipe: TrainingRecipe, kind: type[Any], env: Mapping[str, str]
+    trainer: Mapping[str, Any], kind: type[Any], env: Mapping[str, str]
 ) -> tuple[int, int]:
-    """Rows of a micro-batch on one process, and the processes that the launcher starts.
-
-    Raises:
-        ConfigError: as `check_trainer_fields`.
-    """
-    check_trainer_fields(recipe, kind)
-    micro = recipe.trainer.get("per_device_train_batch_size", MICRO_BATCH)
+    """Rows of a micro-batch on one process, and the processes that the launcher starts."""
+    check_values(trainer, kind)
+    micro = trainer.get("per_device_train_batch_size", MICRO_BATCH)
     return micro, int(env.get("WORLD_SIZE", "1"))
 
 
-def check_trainer_fields(recipe: TrainingRecipe, kind: type[Any]) -> None:
-    """Refuse names that the installed TRL config does not have, and values of another type.
-
-    Raises:
-        ConfigError: naming the nearest field that may be set.
-    """
-    fields = [field.name for field in dataclasses.fields(kind) if field.init]
-    free = [name for name in fields if name not in recipe.owned]
-    for key in recipe.trainer:
-        if key not in fields:
-            raise ConfigError(
-                f"trainer.{key} is not a field of trl {trl.__version__}'s {kind.__name__}"
-                f"{nearest(key, free, or_list=False)}"
-            )
-    _check_values(recipe.trainer, kind)
-
-
-def _check_values(trainer: Mapping[str, Any], kind: type[Any]) -> None:
-    """A dataclass takes any value: `learning_rate: fast` would fail when training starts."""
+def check_values(trainer: Mapping[str, Any], kind: type[Any]) -> None:
+    """Raises ConfigError: a value that is not of its field's type, or makes no run. A dataclass
+    takes any: `learning_rate: fast` would fail when training starts."""
     types = typing.get_type_hints(kind)
     for key, value in trainer.items():
         try:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -161,19 +160,22 @@ def sequence_ids(batch: Batch) -> tuple[torch.Tensor, int]:
             sequences with nothing trained (fillers).
         count: of sequences with at least one trained token.
     """
-    labels = batch["labels"]
-    if "attention_mask" in batch:
-        raw = torch.arange(labels.size(0), device=labels.device)[:, None].expand_as(labels)
-        real = batch["attention_mask"].reshape(-1).bool()
-    else:
-        raw = (batch["position_ids"].reshape(-1) == 0).cumsum(0) - 1
-        real = torch.ones(labels.numel(), dtype=torch.bool, device=labels.device)
-    raw = raw.reshape(-1)
-    trained = torch.zeros(int(raw.max()) + 1, dtype=torch.long, device=labels.device)
-    trained.index_add_(0, raw, (labels.reshape(-1) != IGNORED).long())
+    raw, real = _sequence_numbers(batch)
+    trained = torch.zeros(int(raw.max()) + 1, dtype=torch.long, device=raw.device)
+    trained.index_add_(0, raw, (batch["labels"].reshape(-1) != IGNORED).long())
     kept = trained > 0
     renumbered = torch.where(kept, kept.cumsum(0) - 1, -1)
     return torch.where(real, renumbered[raw], -1), int(kept.sum())
+
+
+def _sequence_numbers(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """The number of each token's sequence, and whether it is no padding: `[rows * columns]`."""
+    ids = batch["input_ids"]
+    if "attention_mask" in batch:
+        rows = torch.arange(ids.size(0), device=ids.device)[:, None].expand_as(ids)
+        return rows.reshape(-1), batch["attention_mask"].reshape(-1).bool()
+    numbers = (batch["position_ids"].reshape(-1) == 0).cumsum(0) - 1
+    return numbers, torch.ones_like(numbers, dtype=torch.bool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,13 +258,8 @@ def _by_sequence(
         if key != "labels"
     }
     logits = model(**inputs, use_cache=False).logits.float().flatten(0, 1)
-    ids = batch["input_ids"].flatten()
-    if "attention_mask" in batch:
-        real = batch["attention_mask"].flatten().bool()
-        lengths = batch["attention_mask"].sum(-1).tolist()
-        logits, ids = logits[real.to(logits.device)], ids[real]
-    else:
-        starts = (batch["position_ids"].flatten() == 0).nonzero().flatten().tolist()
-        lengths = [b - a for a, b in pairwise([*starts, len(ids)])]
+    numbers, real = _sequence_numbers(batch)
+    ids, numbers = batch["input_ids"].flatten()[real], numbers[real]
+    logits, lengths = logits[real.to(logits.device)], numbers.bincount().tolist()
     parts = zip(ids.split(lengths), logits.split(lengths), strict=True)
     return {tuple(part.tolist()): scores for part, scores in parts}

@@ -41,15 +41,6 @@ class Routing:
     sigmoid: bool
 
 
-@dataclass(frozen=True, slots=True)
-class BalanceTerm:
-    """`total`: sum over sequences and layers of L. `max_violation`: mean over layers of
-    max_i load_i / mean load - 1 on this micro-batch, for the log."""
-
-    total: torch.Tensor
-    max_violation: float
-
-
 class ExpertBalance:
     """Collects the routing of one forward pass and turns it into the balance term."""
 
@@ -90,15 +81,19 @@ class ExpertBalance:
         finally:
             self._with_graph = None
 
-    def take(self, sequence_ids: torch.Tensor, count: int) -> BalanceTerm:
-        """The term of the pass just recorded, of `count` sequences; `sequence_ids` are int64
-        [tokens], as of `document_masking.sequence_ids`."""
+    def take(self, sequence_ids: torch.Tensor, count: int) -> tuple[torch.Tensor, float]:
+        """Of the pass just recorded the sum over sequences and layers of L, and for the log the
+        mean over layers of max_i load_i / mean load − 1.
+
+        Args:
+            sequence_ids: int64 [tokens], as of `document_masking.sequence_ids`.
+            count: of sequences.
+        """
         layers = [layer_balance(seen, sequence_ids, count) for seen in self._seen]
         self._seen.clear()
         assert layers, "no router ran inside collect()"
         total = torch.stack([losses.sum() for losses, _ in layers]).sum()
-        violation = sum(worst for _, worst in layers) / len(layers)
-        return BalanceTerm(total=total, max_violation=violation)
+        return total, sum(worst for _, worst in layers) / len(layers)
 
 
 def layer_balance(

@@ -18,7 +18,7 @@ import torch
 from posttrain.config.dpo import DpoConfig
 from posttrain.config.grpo import ColocatedVllm
 from posttrain.config.sft import SftConfig, TrainingRecipe
-from posttrain.errors import ConfigError, PosttrainError
+from posttrain.errors import PosttrainError
 from posttrain.models.adapters import adapter_reach, lora_config, quantization_config
 from posttrain.models.load import load_model
 from posttrain.report.live import write_unfinished
@@ -41,27 +41,35 @@ from posttrain.tokens.tokenizer import (
     special_tokens,
 )
 from posttrain.training.activations import RolloutShape
-from posttrain.training.finish import RESUME, RunOutcome, artifact_files, write_card
 from posttrain.training.launch import (
     Launched,
     await_shared,
     check_device,
     check_launch,
+    gather_head,
     read_launch,
 )
-from posttrain.training.log import LivePage, LogRows, write_page
-from posttrain.training.memory import MemoryPlan, device_room, memory_line, plan_memory
+from posttrain.training.output import (
+    RESUME,
+    LivePage,
+    LogRows,
+    RunOutcome,
+    artifact_files,
+    write_card,
+    write_page,
+)
 from posttrain.training.plan import (
+    GIB,
     Line,
+    MemoryPlan,
     ModelSize,
-    RunPlan,
-    adapter_lines,
     check_disk,
     check_stops,
-    model_lines,
+    device_room,
+    memory_line,
     model_size,
+    plan_memory,
 )
-from posttrain.training.sharding import gather_head
 from posttrain.training.trainer import Resumable, train_to_the_end
 
 KIND = "checkpoint"
@@ -70,16 +78,6 @@ PATIENCE = 60.0  # seconds in which a network disk shows what another machine ha
 Recipe = TypeVar("Recipe", bound=TrainingRecipe)
 WithData = TypeVar("WithData", SftConfig, DpoConfig)
 T = TypeVar("T", bound=Resumable)
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyTokenizer:
-    """The tokenizer that goes with the checkpoint, the rows that the model's embedding must have at
-    least, and the digest of the chat template that the data was rendered with."""
-
-    tokenizer: Any
-    vocabulary: int
-    template_digest: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +97,6 @@ class PreparedRun(Generic[T]):
     launched: Launched
     preflight: Preflight
     memory: MemoryPlan
-    template_digest: str | None
 
 
 class TrainingStage(ABC, Generic[Recipe, T]):
@@ -128,9 +125,14 @@ class TrainingStage(ABC, Generic[Recipe, T]):
     def identity(self) -> dict[str, Any]:
         """What names a run: the recipe, with inputs by digest and without paths."""
 
+    @property
     @abstractmethod
-    def load_tokenizer(self, args: Any) -> PolicyTokenizer:
-        """The tokenizer, after the checks of the inputs that need none."""
+    def template_digest(self) -> str | None:
+        """Of the chat template that the data is rendered with."""
+
+    @abstractmethod
+    def load_tokenizer(self, args: Any) -> Any:
+        """The tokenizer that goes with the checkpoint, after the checks that need none."""
 
     @abstractmethod
     def load_data(self, args: Any, special: SpecialTokens) -> Any:
@@ -145,8 +147,11 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         """The checks that need model and data."""
 
     @abstractmethod
-    def plan(self, prepared: PreparedRun[T], size: ModelSize, *, measure: bool) -> RunPlan:
-        """Count and estimate; `measure`: time a little of the work on this device."""
+    def plan(
+        self, prepared: PreparedRun[T], size: ModelSize, *, measure: bool
+    ) -> tuple[list[Line], int]:
+        """Counts and estimates, and bytes on disk at most; `measure`: time a little of the work on
+        this device."""
 
     @abstractmethod
     def largest_batch(self, trainer: T) -> Mapping[str, torch.Tensor]:
@@ -242,15 +247,13 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         recipe, adapter = self.recipe, self.recipe.adapter
         args = self.arguments(self.out / RESUME) if args is None else args
         check_device(args, recipe.trainer)
-        policy = self.load_tokenizer(args)
-        special = special_tokens(
-            policy.tokenizer, end_token=recipe.end_token, pad_token=recipe.pad_token
-        )
+        tokenizer = self.load_tokenizer(args)
+        special = special_tokens(tokenizer, end_token=recipe.end_token, pad_token=recipe.pad_token)
         data = self.load_data(args, special)
         model = load_model(
             recipe.model,
             special=special,
-            vocabulary=policy.vocabulary,
+            vocabulary=largest_id(tokenizer) + 1,
             seed=recipe.seed,
             quantization=quantization_config(adapter),
         )
@@ -260,7 +263,7 @@ class TrainingStage(ABC, Generic[Recipe, T]):
             special,
             model=model,
             args=args,
-            processing_class=policy.tokenizer,
+            processing_class=tokenizer,
             callbacks=[LogRows(self.out), LivePage(self.out)],
             peft_config=lora_config(adapter, model) if adapter else None,
         )
@@ -274,36 +277,28 @@ class TrainingStage(ABC, Generic[Recipe, T]):
             trainer.on_placed = lambda: trainer.show(self.probe(trainer).lines)
         else:
             probe = self.probe(trainer)
-        lines = [
-            *preflight.lines,
-            *probe.lines,
-            ("stops", check_stops(trainer.model, special)),
-            *adapter_lines(trainer.model, reach),
+        lines = [*preflight.lines, *probe.lines, ("stops", check_stops(trainer.model, special))]
+        lines += [
+            (f"adapter {one.target}", f"{one.tensors} tensors, {one.share:.1%} of the parameters")
+            for one in reach
         ]
         batch, rollouts = self.largest_batch(trainer), self.rollouts(trainer)
         memory = plan_memory(trainer, launched, batch, adapter=adapter, rollouts=rollouts)
         preflight = Preflight(lines, preflight.stats | probe.stats)
-        digest = policy.template_digest
-        return PreparedRun(trainer, special, launched, preflight, memory, digest)
-
-    def check_batch(self, trainer: T, rows: int, *, name: str) -> None:
-        """Refuse a launch whose batch is not the recipe's `rows`, called `name` in the plural."""
-        if trainer.global_batch != rows:
-            raise ConfigError(
-                f"an optimiser step has {rows} {name}, this launch makes it "
-                f"{trainer.global_batch}: the launcher did not say in WORLD_SIZE how many "
-                "processes it starts; use posttrain launch"
-            )
+        return PreparedRun(trainer, special, launched, preflight, memory)
 
     def show_plan(self, prepared: PreparedRun[T], *, measure: bool) -> None:
         """Print the plan on the main process; stop if the disk is too small."""
-        trainer, launched = prepared.trainer, prepared.launched
-        size = model_size(trainer.model)
-        plan = self.plan(prepared, size, measure=measure and not trainer.sharded)
-        memory = memory_line(prepared.memory, device_room(trainer.args.device, prepared.memory))
-        before = [*model_lines(size, launched), memory]
-        trainer.show([*before, *plan.lines, *prepared.preflight.lines])
-        check_disk(plan.disk_bytes, self.out)
+        trainer, size = prepared.trainer, model_size(prepared.trainer.model)
+        lines, disk = self.plan(prepared, size, measure=measure and not trainer.sharded)
+        before = [
+            ("model", f"{size.parameters:,} parameters, {size.trainable:,} trained"),
+            ("launch", prepared.launched.text),
+            memory_line(prepared.memory, device_room(trainer.args.device, prepared.memory)),
+            ("disk", f"{disk / GIB:.2f} GiB at most, resume checkpoints included"),
+        ]
+        trainer.show([*before, *lines, *prepared.preflight.lines])
+        check_disk(disk, self.out)
 
     def train(self, prepared: PreparedRun[T], directory: Run) -> Manifest | None:
         """Train, from a whole checkpoint on if there is one, and finish the artifact; on the main
@@ -339,7 +334,7 @@ class TrainingStage(ABC, Generic[Recipe, T]):
             ),
             files=artifact_files(self.out),
             parents=parents,
-            template_digest=prepared.template_digest,
+            template_digest=self.template_digest,
             seed=self.recipe.seed,
             stats={
                 "steps": trainer.state.global_step,
@@ -375,11 +370,15 @@ class DataStage(TrainingStage[WithData, T]):
         """The data's manifest."""
         return read_artifact(self.recipe.data, kind=self.data_kind)
 
-    def load_tokenizer(self, args: Any) -> PolicyTokenizer:
+    @property
+    def template_digest(self) -> str | None:
+        return self.data.template_digest
+
+    def load_tokenizer(self, args: Any) -> Any:
         """The data's own."""
         tokenizer = load_tokenizer(Path(self.recipe.data) / "tokenizer")
         check_same_tokenizer(tokenizer, self.recipe.model)
-        return PolicyTokenizer(tokenizer, largest_id(tokenizer) + 1, self.data.template_digest)
+        return tokenizer
 
     def identity(self) -> dict[str, Any]:
         """The recipe with inputs by digest, without paths that decide nothing."""

@@ -7,13 +7,13 @@ admitted = await admit(iter(rows), environments)
 from __future__ import annotations
 
 from reward.environments.agentic import FAMILIES
-from reward.environments.answers import MathEnvironment, MultipleChoiceEnvironment
 from reward.environments.base import RLVREnvironment
 from reward.environments.code import CodeEnvironment
 from reward.environments.conversation import ConversationEnvironment
 from reward.environments.instruction_following import InstructionFollowingEnvironment
 from reward.environments.judged import EquivalenceEnvironment, RubricEnvironment
 from reward.environments.long_context import LongContextEnvironment
+from reward.environments.math_and_choice import MathEnvironment, MultipleChoiceEnvironment
 from reward.environments.reasoning_gym import ReasoningGymEnvironment
 from reward.environments.scheduling import SchedulingEnvironment
 from reward.environments.structured_output import StructuredOutputEnvironment

@@ -14,10 +14,10 @@ import functools
 import json
 import math
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, cast
 
 from posttrain.chat.parse import ParsedCompletion
 from posttrain.environments.base import Environment, ScriptedUser
@@ -28,7 +28,6 @@ from posttrain.rollouts import Completion, Prompt, Step, completion_to_row, prom
 from reward.graders.base import Attempt, before_reading, one_line
 from reward.graders.workers import SHARED_WORKERS
 
-T = TypeVar("T")
 Row = Mapping[str, Any]
 Script = tuple[Message, ...]  # a completion's assistant messages; `replay` runs their calls
 SETTING = "rlvr"
@@ -57,8 +56,8 @@ class RLVREnvironment:
         return None
 
     def gold(self, prompt: Prompt) -> Script | None:
-        """A completion that must pass; None where the row has none."""
-        return None
+        """A completion that must pass, the gold as it stands; None where the row has none."""
+        return None if prompt.gold is None else says(prompt.gold)
 
     def wrong(self, prompt: Prompt) -> list[Script]:
         """Completions that must not pass; the empty one need not be among them."""
@@ -66,11 +65,11 @@ class RLVREnvironment:
 
     def rows(self, *, seed: int, count: int) -> list[dict[str, Any]]:
         """Generated rows, the same for a seed; [] where tasks come from data alone."""
-        rows = (self.row(seed, number) for number in range(count))
-        return [row for row in rows if row is not None]
+        rows = ((f"{self.name}-{seed}-{n}", self.row(seed, n)) for n in range(count))
+        return [{"environment": self.name, "id": id, **row} for id, row in rows if row is not None]
 
     def row(self, seed: int, number: int) -> dict[str, Any] | None:
-        """One generated row; None where tasks come from data alone."""
+        """One generated row, for `rows`; None where tasks come from data alone."""
         return None
 
     def schemas(self, prompt: Prompt) -> str:
@@ -88,8 +87,7 @@ class RLVREnvironment:
     async def score(self, prompt: Prompt, completion: Completion) -> Score:
         """The verdict on a completion that is neither empty nor truncated."""
         kind = f"{type(self).__module__}:{type(self).__qualname__}"
-        # token ids and raw text would only be carried
-        steps = tuple(
+        steps = tuple(  # token ids and raw text would only be carried
             replace(s, text="", ids=None, logps=None, forced=None, results_ids=())
             for s in completion.steps
         )
@@ -115,8 +113,7 @@ class RLVREnvironment:
         except JudgeError as error:
             return Score(None, None, one_line(str(error)), "service")
         except Exception as error:  # noqa: BLE001 - a verifier's fault is not the completion's
-            problem = one_line(f"{type(error).__name__}: {error}")
-            return Score(None, None, problem, "verifier_error")
+            return Score(None, None, one_line(f"{type(error).__name__}: {error}"), "verifier_error")
         if score.value is None:
             return replace(score, failure=score.failure or "verifier_error")
         if not (math.isfinite(score.value) and 0 <= score.value <= 1):
@@ -166,18 +163,6 @@ class RLVREnvironment:
             raise DataError(problem)
         return prompt
 
-    def refuse(self, prompts: Sequence[Prompt]) -> list[str | None]:
-        """As a grader: per prompt why it cannot be used (drop reason), or None."""
-        return asyncio.run(_gathered(unusable(self, prompt) for prompt in prompts))
-
-    def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
-        """As a grader: one score an attempt, in order. Not from inside an event loop."""
-        return asyncio.run(_gathered(self.verify(a.prompt, a.completion) for a in attempts))
-
-
-async def _gathered(jobs: Iterable[Awaitable[T]]) -> list[T]:
-    return list(await asyncio.gather(*jobs))
-
 
 # -- rows ------------------------------------------------------------------------------------------
 
@@ -219,11 +204,9 @@ def _message(given: Any) -> Message:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """The usable prompts of some rows; rows in = prompts + dropped.
+    """Rows in = prompts + dropped, which is (index of the row, reason), by index.
 
-    Attributes:
-        dropped: (index of the row, reason), by index.
-        without_gold: prompts whose row has no gold, so that nothing was replayed.
+    `without_gold`: prompts whose row has no gold, so that nothing was replayed.
     """
 
     prompts: list[Prompt]
@@ -282,12 +265,10 @@ async def unusable(environment: RLVREnvironment, prompt: Prompt) -> str | None:
         gold = environment.gold(prompt)
         for script in (*([] if gold is None else [gold]), *environment.wrong(prompt)):
             score = await environment.verify(prompt, await replay(environment, prompt, script))
-            if script is not gold and environment.passes(score):
-                return f"wrong_passes: {score.explanation}"
             if script is gold and score.value is None:
                 return f"gold_unscored: {score.failure}: {score.explanation}"
-            if script is gold and not environment.passes(score):
-                return f"gold_fails: {score.explanation}"
+            if environment.passes(score) != (script is gold):
+                return f"{'gold_fails' if script is gold else 'wrong_passes'}: {score.explanation}"
     except ConfigError:
         raise  # this machine lacks something, whatever the row
     except _MALFORMED as error:

@@ -77,15 +77,8 @@ class CodeEnvironment(RLVREnvironment):
         secret, setup = secrets.token_hex(16), task.get("setup") or ""
         tests: list[dict[str, Any]] = task.get("tests") or []
         seconds = float(task.get("seconds") or SECONDS)
-        order = {
-            "secret": secret,
-            "program": f"{setup}\n{program}",
-            "setup": setup,
-            "function": function,
-            "inputs": [test["input"] for test in tests],
-            "check": check,
-            "seconds": seconds,
-        }
+        order = {"secret": secret, "program": f"{setup}\n{program}", "setup": setup, "check": check}
+        order |= {"function": function, "inputs": [t["input"] for t in tests], "seconds": seconds}
         data = json.dumps(order).encode("utf-8", "surrogatepass")
         total = max(TOTAL_SECONDS, 2 * seconds)
         limits = Limits(seconds=total, cpu_seconds=int(total), output_bytes=OUTPUT_BYTES)
@@ -155,10 +148,8 @@ def _compare(lines: Sequence[bytes], tests: Sequence[Mapping[str, Any]], values:
 
 
 def same_output(expected: str, given: Any) -> bool:
-    """Whether two outputs have the same lines, white space at their ends aside.
-
-    A number with decimals may be written with others, to a relative 1e-9.
-    """
+    """Whether two outputs have the same lines, white space at their ends aside. A number with
+    decimals may be written with others, to a relative 1e-9."""
     if not isinstance(given, str):
         return False
     one, other = ([line.split() for line in t.rstrip().split("\n")] for t in (expected, given))

@@ -44,6 +44,10 @@ _NUMBERED = re.compile(r"^[ \t]*\d+[.)][ \t]+\S", re.MULTILINE)
 _NO_WIDTH = re.compile("[\u00ad\u200b-\u200f\u2060-\u2064\ufeff]")  # between letters of one word
 
 
+def _nothing(text: str, rng: random.Random) -> dict[str, Any]:
+    return {}
+
+
 @dataclass(frozen=True, slots=True)
 class Constraint:
     """One kind of constraint.
@@ -56,7 +60,7 @@ class Constraint:
 
     words: str
     check: Callable[[str, Arguments], bool]
-    draw: Draw
+    draw: Draw = _nothing
 
     def holds(self, text: str, arguments: Arguments) -> bool:
         return self.check(_NO_WIDTH.sub("", text).replace("\r\n", "\n").strip(), arguments)
@@ -96,10 +100,6 @@ def within(number: int, arguments: Arguments) -> bool:
     )
 
 
-def _nothing(text: str, rng: random.Random) -> dict[str, Any]:
-    return {}
-
-
 def _counted(words: str, items: Callable[[str], Sized]) -> Constraint:
     return _counted_by(words, lambda text, _: items(text), _nothing)
 
@@ -116,10 +116,6 @@ def _counted_by(words: str, items: Callable[[str, Arguments], Sized], draw: Draw
         return arguments | {bound: number + slack}
 
     return Constraint(words, lambda text, a: within(len(items(text, a)), a), bounds)
-
-
-def _a_word(text: str, rng: random.Random) -> dict[str, Any]:
-    return {"word": rng.choice(words_of(text))}
 
 
 def _other_words(text: str, rng: random.Random) -> dict[str, Any]:
@@ -157,10 +153,6 @@ def _is_capital(word: str) -> bool:
     return len(letters) > 1 and all(c.isupper() for c in letters)
 
 
-def _divided(text: str) -> list[str]:
-    return [t for t in re.split(r"^[ \t]*\*\*\*[ \t]*$", text, flags=re.M) if t.strip()]
-
-
 def _is_json(text: str, a: Arguments) -> bool:
     try:
         return isinstance(load_json(unfenced(text)), dict | list)
@@ -184,7 +176,8 @@ CONSTRAINTS: dict[str, Constraint] = {
         "Write {count} paragraphs, with an empty line between them.", paragraphs_of
     ),
     "divided_paragraphs": _counted(
-        "Write {count} parts, with *** on a line of its own between them.", _divided
+        "Write {count} parts, with *** on a line of its own between them.",
+        lambda t: [p for p in re.split(r"^[ \t]*\*\*\*[ \t]*$", t, flags=re.M) if p.strip()],
     ),
     "lines": _counted(
         "Write {count} lines, empty ones not counted.",
@@ -205,7 +198,9 @@ CONSTRAINTS: dict[str, Constraint] = {
         re.compile(r"\[[^\[\]\n]{1,100}\]").findall,
     ),
     "keyword_count": _counted_by(
-        'Use the word "{word}" {count} times.', lambda t, a: _phrase(a["word"]).findall(t), _a_word
+        'Use the word "{word}" {count} times.',
+        lambda t, a: _phrase(a["word"]).findall(t),
+        lambda t, r: {"word": r.choice(words_of(t))},
     ),
     "letter_count": _counted_by(
         'Have the letter "{letter}" {count} times.',
@@ -230,12 +225,12 @@ CONSTRAINTS: dict[str, Constraint] = {
         lambda t, a: not any(_phrase(word).search(t) for word in a["words"]),
         _other_words,
     ),
-    "no_commas": Constraint("Use no commas.", lambda t, a: not set(",，") & set(t), _nothing),
+    "no_commas": Constraint("Use no commas.", lambda t, a: not set(",，") & set(t)),
     "lowercase": Constraint(
-        "Write in lower case only.", lambda t, a: t == t.lower() and _has_letters(t), _nothing
+        "Write in lower case only.", lambda t, a: t == t.lower() and _has_letters(t)
     ),
     "uppercase": Constraint(
-        "Write in capital letters only.", lambda t, a: t == t.upper() and _has_letters(t), _nothing
+        "Write in capital letters only.", lambda t, a: t == t.upper() and _has_letters(t)
     ),
     "starts_with": Constraint(
         'Begin with "{text}".',
@@ -272,22 +267,18 @@ CONSTRAINTS: dict[str, Constraint] = {
         lambda t, a: all(words_of(s)[:1] == [str(a["word"]).lower()] for s in sentences_of(t)),
         lambda t, r: {"word": words_of(t)[0]},
     ),
-    "different_starts": Constraint(
-        "No two sentences begin with the same word.", _same_start, _nothing
-    ),
+    "different_starts": Constraint("No two sentences begin with the same word.", _same_start),
     "title": Constraint(
         "Have a title in double angular brackets, as <<a title>>.",
         lambda t, a: re.search(r"<<[^<>\n]{1,200}>>", t) is not None,
-        _nothing,
     ),
     "quoted": Constraint(
         "Put the whole answer in double quotation marks.",
         lambda t, a: len(t) > 2 and t[0] in '"“' and t[-1] in '"”',
-        _nothing,
     ),
-    "json": Constraint("Answer with one JSON object alone.", _is_json, _nothing),
+    "json": Constraint("Answer with one JSON object alone.", _is_json),
     "no_repeats": Constraint(
-        "Use no word twice.", lambda t, a: len(set(words_of(t))) == len(words_of(t)), _nothing
+        "Use no word twice.", lambda t, a: len(set(words_of(t))) == len(words_of(t))
     ),
 }
 
@@ -315,9 +306,6 @@ class InstructionFollowingEnvironment(RLVREnvironment):
             CONSTRAINTS[one["kind"]].holds("A text.", one)  # raises for a missing argument
         return None
 
-    def gold(self, prompt: Prompt) -> Script | None:
-        return None if prompt.gold is None else says(prompt.gold)
-
     def wrong(self, prompt: Prompt) -> list[Script]:
         return [says("Done!")]
 
@@ -344,7 +332,6 @@ class InstructionFollowingEnvironment(RLVREnvironment):
         constraints = constraints[: rng.randint(1, 4)]
         wordings = [CONSTRAINTS[one["kind"]].wording(one) for one in constraints]
         return {
-            "environment": self.name,
             "id": f"if-{seed}-{number}",
             "question": f"{rng.choice(_TOPICS)} {' '.join(wordings)}",
             "gold": text,

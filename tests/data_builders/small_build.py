@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import random
 from contextlib import ExitStack
-from functools import cache
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,15 +32,9 @@ TOOL = {
 }
 
 
-@cache
 def script(name: str) -> ModuleType:
-    """A file of scripts/ as a module."""
-    spec = spec_from_file_location(f"scripts_{name}", ROOT / "scripts" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    """A command's module."""
+    return import_module(f"scripts.{name}")
 
 
 def build(recipe: Path, *overrides: str, report: bool = False) -> None:

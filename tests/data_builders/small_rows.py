@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from data_builders.dialects import Conversation, read_row
+import pytest
+
+from data_builders.dialects import Conversation, RowProblem, read_row
 from data_builders.rows.raw import Dropped
 from data_builders.rows.read import read_examples
 from posttrain.config.source import SourceConfig
@@ -35,6 +37,13 @@ CALL: dict[str, Any] = {
 def read(row: dict[str, Any], **settings: Any) -> tuple[str, Conversation]:
     """The dialect and conversation of one row."""
     return read_row(row, SourceConfig(name="s", path="s.jsonl", **settings))
+
+
+def problem(row: dict[str, Any], **settings: Any) -> RowProblem:
+    """What a row is refused for."""
+    with pytest.raises(RowProblem) as caught:
+        read(row, **settings)
+    return caught.value
 
 
 def write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> Path:

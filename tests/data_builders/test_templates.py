@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from data_builders.prompts.build import build_prompts
+from data_builders.prompts.build import PromptPlan
 from data_builders.templates import augmented, templates_refused
 from posttrain.config.build_sft import SftAugment
 from posttrain.config.prompts import QuestionPrompts, Setting
-from posttrain.config.templates import SHIPPED, AugmentConfig
+from posttrain.config.templates import SHIPPED, AugmentConfig, fill
 from posttrain.errors import DataError
 from posttrain.records import Message, ToolCall, json_text, make_example
 from posttrain.rollouts import Prompt
@@ -42,7 +42,9 @@ def prompts_in(name: str, gold: str) -> list[Prompt]:
             id=template.name,
             task="q",
             setting="s",
-            messages=(Message("user", template.filled("Which one? It has {A} in it.", OPTIONS)),),
+            messages=(
+                Message("user", fill(template.text, "Which one? It has {A} in it.", OPTIONS)),
+            ),
             gold=gold,
             metadata=json_text({"options": OPTIONS} if name == "multiple_choice" else {}),
             template=template.name,
@@ -76,7 +78,7 @@ def test_every_template_holds_the_question_word_for_word_and_differs():
     for file in SHIPPED.glob("*.yaml"):
         templates = shipped(file.stem)
         options = OPTIONS if templates[0].shows_options else {}
-        texts = [t.filled("What is {A} + {question}?", options) for t in templates]
+        texts = [fill(t.text, "What is {A} + {question}?", options) for t in templates]
         assert len(templates) >= 12
         assert len(set(texts)) == len(texts)
         assert all("What is {A} + {question}?" in text for text in texts)
@@ -91,14 +93,7 @@ def source(tmp_path: Path, rows: list[dict[str, str]], **keys: object) -> Questi
 
 
 def built(source: QuestionPrompts):
-    return build_prompts(
-        [source],
-        [Setting(name="s")],
-        seed=0,
-        graders={name: GRADERS[name]() for name in ("math", "exact")},
-        toolkits={},
-        base_dir=Path(),
-    )
+    return PromptPlan([source], [Setting(name="s")], seed=0, out=Path("out")).build()
 
 
 SUMS = [{"question": f"{k} + {k}?", "answer": str(2 * k)} for k in range(40)]

@@ -12,7 +12,7 @@ import yaml
 
 pytest.importorskip("inspect_ai")
 
-from data_builders.environments import EnvironmentGrader
+from data_builders.registry import EnvironmentGrader
 from posttrain.chat.parse import ParsedCompletion
 from posttrain.config.eval import EvalSetting, InspectTask
 from posttrain.config.judge import LabelJudgeConfig
@@ -111,7 +111,7 @@ class Broken(ScriptedSampler):
     """Breaks down at the second batch of the task of inspect."""
 
     async def sample(self, requests, *, progress=None):
-        if sum('"calculate"' in (batch[0].tools or "") for batch in self.batches) == 1:
+        if sum('"calculate"' in (batch[0].tools or "") for batch in self.calls) == 1:
             raise RuntimeError("out of memory")
         return await super().sample(requests, progress=progress)
 
@@ -122,7 +122,7 @@ def test_stopped_inside_a_task_of_inspect_it_goes_on_with_what_it_had(suite: Pat
     with pytest.raises(DataError, match="out of memory"):
         run(suite / "eval.yaml", f"out={out}", sampler=broken)
     # a setting samples as it says
-    warm = {'"calculate"' in (r.tools or ""): r.parameters for b in broken.batches for r in b}
+    warm = {'"calculate"' in (r.tools or ""): r.parameters for b in broken.calls for r in b}
     assert (warm[False].temperature, warm[True].temperature) == (0.5, 1.0)
     assert not (out / "manifest.json").exists()
     kept = (out / "journals/sft/products.tools.jsonl").read_text().count("\n")
@@ -132,7 +132,7 @@ def test_stopped_inside_a_task_of_inspect_it_goes_on_with_what_it_had(suite: Pat
     assert records(out) == records(suite / "out")
     for name in ("metrics.json", "manifest.json", "journals/sft/products.tools.jsonl"):
         assert (out / name).read_bytes() == (suite / "out" / name).read_bytes()
-    made = [request for batch in sampler.batches for request in batch]
+    made = [request for batch in sampler.calls for request in batch]
     assert len(made) == 4 * 2 * 2 * 2 - kept
 
 
@@ -140,6 +140,8 @@ def test_rescored_it_runs_tools_and_scorer_again_without_a_model(suite: Path, ca
     run_script(["rescore", str(suite / "out"), f"out={suite / 'again'}"])
     assert "0 scores and 0 verdicts changed" in capsys.readouterr().out
     assert records(suite / "again") == records(suite / "out")
+    assert (suite / "again/metrics.json").read_bytes() == (suite / "out/metrics.json").read_bytes()
+    assert [p.kind for p in read_run(suite / "again")[0].parents] == ["evaluation"]
     # a gold that changed changes the score: nothing is copied (a file of another size, since Python
     # takes one of the same second and size for the one it has compiled)
     (suite / "tasks.py").write_text(TASKS.replace('else "56")', 'else "57.5")'))
@@ -172,7 +174,7 @@ def test_costs_and_exports(suite: Path):
     assert "<h2>Costs</h2>" in (suite / "out/report.html").read_text()
 
 
-def test_changed_prices_need_no_second_run(suite: Path):
+def test_changed_prices_need_no_second_run(suite: Path, capsys):
     out, before = suite / "out", (suite / "out/manifest.json").read_bytes()
     sampler = ScriptedSampler(lambda request: 1 / 0)
     old = json.loads((out / "costs.json").read_text())[-1]["money"]
@@ -180,6 +182,7 @@ def test_changed_prices_need_no_second_run(suite: Path):
     assert json.loads((out / "costs.json").read_text())[-1]["money"] == pytest.approx(2 * old)
     assert f">{2 * old:.3g}</td>" in (out / "report.html").read_text()
     assert (out / "manifest.json").read_bytes() == before
+    assert "is complete" in capsys.readouterr().out
 
 
 def test_a_gate_decides_the_exit_code(suite: Path, capsys):
@@ -280,14 +283,16 @@ def test_a_task_without_a_usable_row_is_an_error(tmp_path: Path):
         run(path, sampler=ScriptedSampler(lambda request: 1 / 0))
 
 
-def test_the_dry_run_counts_and_prices(tmp_path: Path, capsys):
+def test_the_dry_run_writes_nothing_counts_prices_and_shows_each_first_prompt(tmp_path, capsys):
     path = write_suite(tmp_path, estimate={"output_tokens": 50, "tokens_per_second": 100.0})
-    run(path, "--dry-run", sampler=ScriptedSampler(lambda request: 1 / 0))
+    run(path, "--dry-run", "--limit", "3", sampler=ScriptedSampler(lambda request: 1 / 0))
     shown = capsys.readouterr().out
     assert not (tmp_path / "out").exists()
     (line,) = [line for line in shown.splitlines() if "│ products.tools" in line]
     requests, most, _, output, *_ = [part.strip() for part in line.split("│")[3:]]
-    assert (requests, most, output) == ("16", "48", "800")
+    assert (requests, most, output) == ("6", "18", "300")
+    for unit in ("sums.plain: 3 prompts × 2", "first prompt of office.plain for sft:", "<think>"):
+        assert unit in shown
     assert "first prompt of products.tools" in shown
 
 
@@ -301,14 +306,14 @@ def test_a_judges_answers_are_kept_and_given_again_without_it(tmp_path: Path, mo
     async def opened(models, stack):
         return [JudgeSampler(model, "message", tokens=("<|im_end|>",))]
 
-    monkeypatch.setattr("data_builders.environments.open_judges", opened)
+    monkeypatch.setattr("data_builders.registry.open_judges", opened)
     backend = {"kind": "chat", "url": "http://localhost:1/v1", "model": "judge"}
     judge = LabelJudgeConfig.model_validate({"backend": backend, "sampling": {"temperature": 0.0}})
     labels = tmp_path / "journals/judge.jsonl"
     (score,) = EnvironmentGrader(judge, labels).grade([Attempt(prompt, completion)])
-    assert (score.value, len(model.batches)) == (1.0, 2)  # both orders
+    assert (score.value, len(model.calls)) == (1.0, 2)  # both orders
     assert EnvironmentGrader(None, labels).grade([Attempt(prompt, completion)]) == [score]
-    assert len(model.batches) == 2
+    assert len(model.calls) == 2
     step = replace(completion.steps[0], parsed=replace(parsed, answer="Wallace"))
     other = replace(completion, steps=(step,))
     (unknown,) = EnvironmentGrader(None, labels).grade([Attempt(prompt, other)])

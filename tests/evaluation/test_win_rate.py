@@ -1,12 +1,10 @@
-"""Two policies' samples before a scripted judge: who wins, in both orders, with nothing lost."""
+"""Two policies' answers before a scripted judge: who wins, in both orders, with nothing lost."""
 
 from __future__ import annotations
 
 import json
 import random
 import re
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,13 +21,11 @@ from posttrain.runs import read_artifact
 from posttrain.sampling.sampler import Request
 from tests.data_builders.small_build import script
 from tests.evaluation import small_eval
-from tests.evaluation.scripted import prompt
+from tests.evaluation.scripted import ScriptedSampler, prompt, turn
 from tests.evaluation.test_judges import verdict
-from tests.sampling.scripted import END, Scripted
-from tests.sampling.small_stage import sample, write_recipe
+from tests.sampling.scripted import END, Scripted, opening
 
 _SHOWN = re.compile(r"\[A1\](.*)\[/A1\]\n\[A2\](.*)\[/A2\]", re.DOTALL)
-Judge = Callable[[Request, random.Random], str]
 
 
 def duel(
@@ -76,36 +72,35 @@ def test_rates_by_hand():
     assert rows["v"]["disagree"] is None
 
 
-def answers(text: str) -> Judge:
-    return lambda request, rng: f"hm</think>{text.format(rng.randrange(100))}{END}"
-
-
 def prefers_new(request: Request, rng: random.Random) -> str:
     first, _ = _SHOWN.findall(request.messages[-1].content)[-1]
     return f"</think>{verdict(5, 1, 1) if 'new' in first else verdict(1, 5, 6)}{END}"
 
 
-def prefers_first(request: Request, rng: random.Random) -> str:
-    return f"</think>{verdict(4, 2, 2)}{END}"
-
-
 @pytest.fixture(scope="module")
-def sides(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Samples of two policies that answer the same 12 questions."""
-    folder = tmp_path_factory.mktemp("sides")
-    for name, said in (("old", "the old {}"), ("new", "new {}"), ("alike", "the old {}")):
-        settings = [{"name": "no_tools", "thinking": 1.0}]
-        recipe = write_recipe(folder / name, settings=settings, n=2)
-        sample(recipe, sampler=Scripted(answers(said)))
+def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three policies that answer the same 12 questions in both modes, two of them alike."""
+    folder = tmp_path_factory.mktemp("evaluated")
+    names = ("old", "new", "alike")
+    recipe = small_eval.write_recipe(
+        folder,
+        checkpoints={name: str(folder / "checkpoint") for name in names},
+        settings=[{"name": "no_tools", "thinking": "both"}],
+    )
+    samplers = [
+        ScriptedSampler(lambda r, own=own: turn(f"{own} {r.seed}", thinking=r.thinking))
+        for own in ("the old", "new", "the old")
+    ]
+    small_eval.evaluate(recipe, "--task", "sums", samplers=samplers)
     return folder
 
 
-def compare(folder: Path, out: Path, judge: Judge, **keys: Any) -> Scripted:
-    """`python scripts/win_rate.py --config …` with this judge."""
+def compare(folder: Path, out: Path, **keys: Any) -> Scripted:
+    """`posttrain win_rate --config …` with a judge that prefers what is new."""
     raw = {
         "out": str(out),
-        "before": str(folder / "old/out"),
-        "after": str(folder / "new/out"),
+        "before": f"{folder / 'out'}:old",
+        "after": f"{folder / 'out'}:new",
         "judge": {
             "models": [
                 {"backend": {"kind": "transformers"}, "checkpoint": "judge", "layout": "compact"}
@@ -116,13 +111,9 @@ def compare(folder: Path, out: Path, judge: Judge, **keys: Any) -> Scripted:
     }
     path = out.with_suffix(".yaml")
     path.write_text(yaml.safe_dump(raw))
-    sampler, module = Scripted(judge), script("win_rate")
+    sampler, module = Scripted(prefers_new), script("win_rate")
 
-    @asynccontextmanager
-    async def opened(*_: object, **__: object) -> AsyncIterator[Scripted]:
-        yield sampler
-
-    with patch("posttrain.sampling.open.opened_sampler", opened):
+    with patch("posttrain.sampling.open.opened_sampler", opening(lambda _: sampler)):
         module.main(["--config", str(path)])
     return sampler
 
@@ -131,58 +122,35 @@ def rows(out: Path) -> list[dict[str, Any]]:
     return json.loads((out / "metrics.json").read_text())["rows"]
 
 
-def test_the_better_policy_wins_in_both_orders(sides: Path, tmp_path: Path):
-    judge = compare(sides, tmp_path / "out", prefers_new)
-    (row,) = rows(tmp_path / "out")
-    assert (row["duels"], row["questions"]) == (24, 12)
-    assert row["score"]["value"] == row["win"]["value"] == 1.0
-    assert sum(map(len, judge.calls)) == 48
+def test_the_better_policy_wins_in_both_orders(evaluated: Path, tmp_path: Path):
+    judge = compare(evaluated, tmp_path / "out")
+    found = {row["unit"]: row for row in rows(tmp_path / "out")}
+    assert set(found) == {"sums.no_tools on", "sums.no_tools off", "all"}
+    assert (found["all"]["duels"], found["all"]["questions"]) == (48, 12)
+    assert found["all"]["score"]["value"] == found["all"]["win"]["value"] == 1.0
+    assert sum(map(len, judge.calls)) == 96
     manifest = read_artifact(tmp_path / "out", kind="win_rate")
-    assert manifest.counts.kept == 24
-    assert {parent.digest for parent in manifest.parents} == {
-        read_artifact(sides / name / "out").digest for name in ("old", "new")
-    }
+    assert manifest.counts.kept == 48
+    assert [p.digest for p in manifest.parents] == [read_artifact(evaluated / "out").digest]
     lines = [json.loads(line) for line in (tmp_path / "out/duels.jsonl").open()]
     assert all(line["after_first"]["verdict"] == [5, 1, 1] for line in lines)
-    page = (tmp_path / "out/report.html").read_text()
-    assert "orders disagree" in page
+    assert "orders disagree" in (tmp_path / "out/report.html").read_text()
 
 
-def test_the_same_answers_are_a_tie_that_nobody_is_asked_about(sides: Path, tmp_path: Path):
-    after = str(sides / "alike/out")
-    judge = compare(sides, tmp_path / "out", prefers_first, after=after, prompts=5)
-    (row,) = rows(tmp_path / "out")
+def test_the_same_answers_are_a_tie_that_nobody_is_asked_about(evaluated: Path, tmp_path: Path):
+    judge = compare(evaluated, tmp_path / "out", after=f"{evaluated / 'out'}:alike", prompts=5)
+    row = rows(tmp_path / "out")[-1]
     assert (row["same"], row["tie"]["value"]) == (10, 1.0)
     assert sum(map(len, judge.calls)) == 0
     # fewer prompts are counted
     manifest = read_artifact(tmp_path / "out")
-    assert (manifest.counts.kept, manifest.counts.dropped) == (10, {"not_chosen": 14})
+    assert (manifest.counts.kept, manifest.counts.dropped) == (10, {"not_chosen": 38})
 
 
-def test_sides_that_were_asked_otherwise_are_refused(sides: Path, tmp_path: Path):
-    # the same prompt, asked with a budget
-    settings = [{"name": "no_tools", "thinking": 1.0, "reasoning_budget": 9}]
-    recipe = write_recipe(tmp_path / "budget", settings=settings, n=2)
-    sample(recipe, sampler=Scripted(answers("x")))
-    with pytest.raises(ConfigError, match="is another one in"):
-        compare(sides, tmp_path / "out", prefers_new, after=str(tmp_path / "budget/out"))
-
-
-def prefers_56(request: Request, rng: random.Random) -> str:
-    first, second = _SHOWN.findall(request.messages[-1].content)[-1]
-    if ("56" in first) == ("56" in second):
-        return f"</think>{verdict(3, 3, 1)}{END}"
-    return f"</think>{verdict(5, 1, 2) if '56' in first else verdict(1, 5, 5)}{END}"
-
-
-def test_two_checkpoints_of_one_evaluation(tmp_path: Path):
-    small_eval.evaluate(small_eval.write_recipe(tmp_path), "--task", "sums")
-    run = str(tmp_path / "out")
-    compare(tmp_path, tmp_path / "w", prefers_56, before=f"{run}:sft", after=f"{run}:dpo")
-    found = {row["unit"]: row for row in rows(tmp_path / "w")}
-    # the second never calls an undeclared tool, and says 56 instead; with tools both are the same
-    assert found["sums.no_tools off"]["win"]["value"] > 0
-    assert found["all"]["loss"]["value"] == 0.0
-    assert found["sums.with_tools on"]["same"] == found["sums.with_tools on"]["duels"]
-    with pytest.raises(ConfigError, match="several checkpoints"):
-        compare(tmp_path, tmp_path / "x", prefers_56, before=run, after=f"{run}:dpo")
+def test_sides_without_the_same_prompts_are_refused(evaluated: Path, tmp_path: Path):
+    recipe = small_eval.write_recipe(tmp_path, settings=[{"name": "no_tools"}])
+    small_eval.evaluate(recipe, "--task", "sums", "n=1")
+    for after, why in ((f"{tmp_path / 'out'}:dpo", "different prompts"),
+                       (str(evaluated / "out"), "several checkpoints")):  # fmt: skip
+        with pytest.raises(ConfigError, match=why):
+            compare(evaluated, tmp_path / "w", after=after)

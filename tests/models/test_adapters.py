@@ -12,7 +12,6 @@ from posttrain.models.adapters import (
     adapter_reach,
     lora_config,
     quantization_config,
-    trainable_routers,
 )
 from posttrain.models.load import find_routers, uses_sigmoid
 from tests.training.tiny import attention_model, hybrid_model
@@ -51,9 +50,7 @@ def test_routers_cannot_be_adapted_and_stay_frozen():
     with pytest.raises(ConfigError, match="would train the router"):
         adapter_reach(AdapterConfig(parameters=("gate.weight",)), hybrid_model())
     model = hybrid_model()
-    assert trainable_routers(model) == ["model.layers.1.mixer.gate"]
     adapted = get_peft_model(model, lora_config(AdapterConfig(preset="nemotron_h"), model))
-    assert list(trainable_routers(adapted)) == []
     trained = [name for name, p in adapted.named_parameters() if p.requires_grad]
     assert all("lora_" in name for name in trained)
     assert any("experts" in name for name in trained)

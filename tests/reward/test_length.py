@@ -54,10 +54,10 @@ def test_four_responses_by_hand():
     # gate: rank 0.8 · 3 = 2.4, between 4 and 5: 4.4. The shortest reasoning is response 0's (5.0,
     # wins); the shortest answer is response 1's (3.0, below the gate: nobody wins)
     found = length_adjustments([5.0, 3.0, 4.0, 2.0], [100, 200, 300, 500], [90, 10, 50, 50])
-    assert found.reasoning_length == [7 / 32, 3 / 32, -1 / 32, -9 / 32]
-    assert found.answer_length == [-0.25, 0.25, 0, 0]
-    assert found.reasoning_bonus == [0.5, 0, 0, 0]
-    assert found.answer_bonus == found.style == [0, 0, 0, 0]
+    assert found.parts["reasoning_length"] == [7 / 32, 3 / 32, -1 / 32, -9 / 32]
+    assert found.parts["answer_length"] == [-0.25, 0.25, 0, 0]
+    assert found.parts["reasoning_bonus"] == [0.5, 0, 0, 0]
+    assert found.parts["answer_bonus"] == found.parts["style"] == [0, 0, 0, 0]
     assert found.rewards == [5.46875, 3.34375, 3.96875, 1.71875]
 
 
@@ -66,10 +66,10 @@ def test_four_responses_by_hand():
 def test_as_the_slow_reading_zero_sum_and_parts_add_up(group: tuple[Values, list[int], list[int]]):
     found = length_adjustments(*group)
     assert found.rewards == pytest.approx(slow(*group), abs=1e-12)
-    for column in (found.reasoning_length, found.answer_length):
+    for column in (found.parts["reasoning_length"], found.parts["answer_length"]):
         assert math.fsum(x for x in column if x is not None) == pytest.approx(0, abs=1e-12)
     for i, b in enumerate(group[0]):
-        parts = [getattr(found, name)[i] for name in PARTS]
+        parts = [found.parts[name][i] for name in PARTS]
         if b is None:
             assert [found.rewards[i], *parts] == [None] * 6
         else:
@@ -83,23 +83,23 @@ def test_the_gate_is_numpys_and_not_by_index():
         lengths = [9] * 16
         lengths[place] = 5
         found = length_adjustments(base, lengths, lengths)
-        assert found.reasoning_bonus[place] == found.answer_bonus[place] == bonus
-        assert sum(filter(None, found.reasoning_bonus)) == bonus
+        assert found.parts["reasoning_bonus"][place] == found.parts["answer_bonus"][place] == bonus
+        assert sum(filter(None, found.parts["reasoning_bonus"])) == bonus
 
 
 def test_a_cut_answer_is_treated_as_missing_and_its_reasoning_as_any():
     given = ([4.0, 4.0, 4.0], [90, 30, 30], [3, 20, 60])
     cut = length_adjustments(*given, truncated=[True, False, False])
     assert cut == length_adjustments(*given[:2], [0, 20, 60])
-    assert cut.reasoning_length[0] == pytest.approx(-1 / 3)
-    assert length_adjustments(*given).answer_bonus == [0.5, 0, 0]
+    assert cut.parts["reasoning_length"][0] == pytest.approx(-1 / 3)
+    assert length_adjustments(*given).parts["answer_bonus"] == [0.5, 0, 0]
 
 
 def test_style_is_centred_among_answers_that_are_there():
     off = {"reasoning_bonus": 0.0, "answer_bonus": 0.0, "style_coefficient": 0.1}
     densities = [0.0, 0.2, 0.0]
     found = length_adjustments([3.0] * 3, [0] * 3, [10, 10, 0], style_densities=densities, **off)
-    assert found.style == pytest.approx([0.05, -0.05, 0])
+    assert found.parts["style"] == pytest.approx([0.05, -0.05, 0])
     assert found.rewards == pytest.approx([3.05, 2.95, 3.0])
 
 

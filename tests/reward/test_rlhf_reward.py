@@ -14,7 +14,7 @@ from posttrain.group_rewards import Group, GroupRewards
 from posttrain.records import Score, json_text
 from posttrain.rollouts import Completion
 from posttrain.sampling.sampler import Request
-from reward.graders.base import Attempt, Grader
+from reward.graders.base import Attempt
 from reward.judge.judge import GenRmJudge
 from reward.judge.prompt import EMPTY
 from reward.rlhf import JudgedReward
@@ -53,13 +53,10 @@ def rewarded(
     group: Sequence[Completion],
     *,
     length: LengthConfig = NO_LENGTH,
-    graders: Mapping[str, Grader] | None = None,
     **prompted: Any,
 ) -> GroupRewards:
     judging = config(max_failure_rate=0.5)
-    reward = JudgedReward(
-        judge, config=judging, pairing=PairingConfig(), length=length, graders=graders
-    )
+    reward = JudgedReward(judge, config=judging, pairing=PairingConfig(), length=length)
     [found] = asyncio.run(reward.reward([Group(prompt(**prompted), tuple(group))], seed=1))
     reward.settle(found.requests, found.failures)
     return found
@@ -132,17 +129,7 @@ def test_every_part_is_told_apart_and_they_add_up():
         assert reward == pytest.approx(sum(found.parts[name][k] or 0.0 for name in parts))
 
 
-def test_accuracy_is_watched_and_is_no_part_of_the_reward():
-    rollouts = completions(["1", "2", "?", "12"])
-    graders = {"says": Says()}
-    found = rewarded(judge_of(fair), rollouts, graders=graders, grader="says", gold="1")
-    assert found.parts["accuracy"] == (1.0, 0.0, None, 0.0)
-    plain = rewarded(judge_of(fair), rollouts, graders=graders)
-    assert "accuracy" not in plain.parts
-    assert plain.rewards == found.rewards
-
-
-def test_all_groups_are_graded_at_once():
+def test_accuracy_is_watched_at_once_for_all_groups_and_is_no_part_of_the_reward():
     class Counting(Says):
         calls = 0
 
@@ -150,19 +137,24 @@ def test_all_groups_are_graded_at_once():
             self.calls += 1
             return super().grade(attempts)
 
-    reward = JudgedReward(
-        judge_of(fair), config=config(), pairing=PairingConfig(), length=NO_LENGTH,
-        graders={"says": (grader := Counting())},
-    )  # fmt: skip
-    answers = (("1", "2"), ("3", "4"), ("?", "1"))
     graded: dict[str, Any] = {"grader": "says", "gold": "1"}
     groups = [
         Group(prompt(**prompted), tuple(completions(texts)))
-        for prompted, texts in zip((graded, {}, graded), answers, strict=True)
+        for prompted, texts in ((graded, ("1", "2", "?")), ({}, ("3", "4")), (graded, ("?", "1")))
     ]
-    results = asyncio.run(reward.reward(groups, seed=1))
-    parts = [result.parts.get("accuracy") for result in results]
-    assert (parts, grader.calls) == ([(1.0, 0.0), None, (None, 1.0)], 1)
+    grader, settings = Counting(), {"pairing": PairingConfig(), "length": NO_LENGTH}
+    watched, plain = (
+        asyncio.run(
+            JudgedReward(judge_of(fair), config=config(), graders=graders, **settings).reward(
+                groups, seed=1
+            )
+        )
+        for graders in ({"says": grader}, None)
+    )
+    accuracies = [(1.0, 0.0, None), None, (None, 1.0)]
+    assert [result.parts.get("accuracy") for result in watched] == accuracies
+    assert grader.calls == 1
+    assert [result.rewards for result in plain] == [result.rewards for result in watched]
 
 
 @pytest.mark.parametrize(("own", "shown"), [("Be kind.", "Be kind."), (7, "Be short.")])

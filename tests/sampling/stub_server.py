@@ -16,7 +16,8 @@ from typing import Any
 from aiohttp import web
 
 END, CLOSE = 2, 7
-# (body, how often this very body was asked before) → a status, "hang", "cut", or None for no trouble
+# (body, how often this very body was asked before) → a status, "hang", "cut", "deep" for an answer
+# that no parser takes, or None for no trouble
 Trouble = Callable[[dict[str, Any], int], int | str | None]
 
 
@@ -71,6 +72,8 @@ class Stub:
             assert request.transport is not None
             request.transport.close()
             return web.Response()
+        if trouble == "deep":
+            return web.Response(text="[" * 100_000)
         if isinstance(trouble, int):
             return web.Response(status=trouble, text="trouble", headers={"Retry-After": "0"})
         return body

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,8 +13,8 @@ from unittest.mock import patch
 import pytest
 
 from posttrain.errors import DataError
-from posttrain.rollouts import completion_from_row, prompt_from_row
 from posttrain.runs import read_artifact
+from posttrain.sampling.generate import read_completions, read_prompts
 from tests.data_builders.small_build import script
 from tests.sampling.small_stage import Adding, write_recipe
 from tests.sampling.stub_server import Stub, Trouble, no_trouble
@@ -26,10 +25,6 @@ def run(recipe: Path, *overrides: str) -> None:
     """`posttrain sample --config recipe …` in this process; errors are raised."""
     with patch("data_builders.prompts.build.toolkits_for", lambda *_: {"adding": Adding()}):
         script("sample").main(["--config", str(recipe), *overrides])
-
-
-def rows(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
 def test_in_process_the_same_recipe_gives_the_same_bytes(tmp_path: Path):
@@ -46,8 +41,8 @@ def test_in_process_the_same_recipe_gives_the_same_bytes(tmp_path: Path):
     for name in ("prompts.jsonl", "samples.jsonl", "manifest.json"):
         assert (outs[0] / name).read_bytes() == (outs[1] / name).read_bytes()
     assert read_artifact(outs[0], kind="samples").counts.kept == 12
-    prompts = [prompt_from_row(row) for row in rows(outs[0] / "prompts.jsonl")]
-    completions = [completion_from_row(row) for row in rows(outs[0] / "samples.jsonl")]
+    prompts = read_prompts(outs[0] / "prompts.jsonl")
+    completions = read_completions(outs[0] / "samples.jsonl")
     number = {"no_tools": 3, "with_tools": 2}
     assert [(c.prompt_id, c.index) for c in completions] == [
         (p.id, index) for p in prompts for index in range(number[p.setting])
@@ -97,4 +92,4 @@ def test_what_a_server_gave_up_on_is_asked_again_alone(tmp_path: Path):
     with serving() as mended:
         run(recipe, f"backend.url={mended.url}", "backend.concurrency=3", "max_failure_rate=0.1")
     assert {body["seed"] for body in mended.bodies} == refused
-    assert len(rows(tmp_path / "out/samples.jsonl")) == 60
+    assert len(read_completions(tmp_path / "out/samples.jsonl")) == 60

@@ -71,14 +71,6 @@ def test_impossible_combinations_stop_before_anything_loads(
         sft_arguments(recipe(**keys), out=tmp_path)
 
 
-def test_an_override_counts_in_steps_what_the_recipe_counts_in_epochs(
-    recipe: MakeRecipe, tmp_path: Path
-):
-    made = recipe(trainer={"num_train_epochs": None, "max_steps": 3})
-    assert "num_train_epochs" not in made.trainer
-    assert sft_arguments(made, out=tmp_path).max_steps == 3
-
-
 def test_a_port_that_another_run_holds_is_named(recipe: MakeRecipe, tmp_path: Path):
     """Outside a launcher, which looks at the port itself."""
     made = recipe()

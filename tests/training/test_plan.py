@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from posttrain.training import activations, memory, plan
+from posttrain.training import activations, plan
 from posttrain.training.activations import RolloutShape
 from posttrain.training.dpo.stage import DpoStage
 from posttrain.training.rl import plan as rl_plan
@@ -37,7 +37,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             found[name] = shape
             return whole(config, shape, *rest)
 
-        monkeypatch.setattr(memory, name, spy)
+        monkeypatch.setattr(plan, name, spy)
     monkeypatch.setattr(plan, "_time_passes", lambda *_: 2.0)
     monkeypatch.setattr(rl_plan, "_seconds_a_rollout", lambda _: 0.5)
     return found
@@ -46,10 +46,11 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def planned(stage: TrainingStage[Any, Any]) -> tuple[Any, dict[str, str], int]:
     """Memory, lines by name, and bytes on disk."""
     prepared = stage.prepare()
-    made = stage.plan(prepared, plan.model_size(prepared.trainer.model), measure=True)
+    size = plan.model_size(prepared.trainer.model)
+    lines, disk = stage.plan(prepared, size, measure=True)
     assert prepared.memory.step.activations > 0
     assert prepared.memory.optimizer == 8 * 22_688
-    return prepared.memory, dict(made.lines), made.disk_bytes
+    return prepared.memory, dict(lines), disk
 
 
 def test_sft_plans_its_packs_and_epochs(recipe: MakeRecipe, data: Path, measured: dict[str, Any]):

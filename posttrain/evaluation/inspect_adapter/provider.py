@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -42,7 +41,6 @@ from posttrain.rollouts import Step
 from posttrain.sampling.sampler import Generation, Parameters, Request, Sampler, seed_of
 
 UNBOUNDED = 1_000_000  # all that wait are decoded in one batch
-_REMEMBERED = 100_000  # turns that `inspect eval` can go on from
 _QUIET_TURNS = 25  # turns of the event loop in which no request came
 
 
@@ -86,7 +84,7 @@ class SamplerAPI(ModelAPI):
         self._sampler, self._thinking = sampler, thinking
         self._stack = contextlib.AsyncExitStack()
         self._opening = asyncio.Lock()
-        self._turns: OrderedDict[str, Generation] = OrderedDict()
+        self._turns: dict[str, Generation] = {}
         # of a sampler that was given, every turn becomes a record
         self._keeps_all = sampler is not None
         self._pending: list[tuple[Request, asyncio.Future[Generation]]] = []
@@ -97,7 +95,7 @@ class SamplerAPI(ModelAPI):
         return self._backend.concurrency if isinstance(self._backend, Server) else UNBOUNDED
 
     def generation_of(self, message_id: str) -> Generation | None:
-        """What an assistant message came from; None for one that was not generated here."""
+        """What an assistant message came from; None where that is not kept."""
         return self._turns.get(message_id)
 
     async def aclose(self) -> None:
@@ -120,9 +118,8 @@ class SamplerAPI(ModelAPI):
             raise PosttrainError(f"the backend gave up: {generation.error}")
         output = to_output(generation.step, self.model_name, prompt_ids=generation.prompt_ids)
         assert output.message.id is not None
-        self._turns[output.message.id] = generation
-        if len(self._turns) > _REMEMBERED and not self._keeps_all:
-            self._turns.popitem(last=False)
+        if self._keeps_all or generation.step.parsed.tool_calls:  # others are never continued
+            self._turns[output.message.id] = generation
         return output
 
     def _request(
@@ -130,11 +127,13 @@ class SamplerAPI(ModelAPI):
     ) -> Request:
         state = sample_state()
         sample = ("", 1) if state is None else (state.sample_id, state.epoch)
+        names = ("temperature", "top_p", "top_k", "max_tokens")
+        given: dict[str, Any] = {name: getattr(config, name) for name in names}
         return Request(
             messages=tuple(from_inspect(message) for message in messages),
             tools=tools_text(tools),
             thinking=self._thinking,
-            parameters=_parameters_of(config),
+            parameters=Parameters(**{k: value for k, value in given.items() if value is not None}),
             seed=seed_of(config.seed or 0, *sample, len(messages)),
             reasoning_budget=config.reasoning_tokens if self._thinking else None,
             continues=self._continued(messages),
@@ -190,12 +189,6 @@ class SamplerAPI(ModelAPI):
         for (_, future), generation in zip(batch, generations, strict=True):
             if not future.done():
                 future.set_result(generation)
-
-
-def _parameters_of(config: GenerateConfig) -> Parameters:
-    names = ("temperature", "top_p", "top_k", "max_tokens")
-    given: dict[str, Any] = {name: getattr(config, name) for name in names}
-    return Parameters(**{name: value for name, value in given.items() if value is not None})
 
 
 # -- our messages ↔ inspect's, without loss where both have a word for it --------------------------

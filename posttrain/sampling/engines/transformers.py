@@ -33,14 +33,14 @@ class TransformersEngine:
     batched = True
 
     def __init__(self, model: PreTrainedModel, *, weights: str, batch_size: int = 256) -> None:
-        self.model = model.eval()
-        self.batch_size = batch_size
+        self.model, self.batch_size = model.eval(), batch_size
         self._lock = threading.Lock()
         # what changes samples: batch size, device and attention kernel change only their rounding
-        dtype = str(model.dtype).removeprefix("torch.")
         self.identity: Mapping[str, Any] = {
-            "backend": "transformers", "weights": weights, "dtype": dtype,
-        }  # fmt: skip
+            "backend": "transformers",
+            "weights": weights,
+            "dtype": str(model.dtype).removeprefix("torch."),
+        }
 
     async def generate(
         self, requests: Sequence[EngineRequest], *, progress: Progress = None
@@ -104,17 +104,14 @@ async def decode_in_thread(
         raise
 
 
-class StreamingEngine:
-    """An `Engine` for one request at a time; its tokens are those of `TransformersEngine`.
+class StreamingEngine(TransformersEngine):
+    """A `TransformersEngine` of one request at a time, which shows the text as it comes.
 
     Args:
-        weights: what identifies the model's weights.
         decode: token ids → text, special tokens kept.
         show: called in the event loop with (prompt ids, new text) at every token that completes
             some text; never with the stop token's.
     """
-
-    batched = True
 
     def __init__(
         self,
@@ -124,9 +121,8 @@ class StreamingEngine:
         decode: Decode,
         show: Callable[[Ids, str], None],
     ) -> None:
-        self.model = model.eval()
+        super().__init__(model, weights=weights, batch_size=1)
         self._decode, self._show = decode, show
-        self.identity: Mapping[str, Any] = {"backend": "transformers", "weights": weights}
 
     async def generate(
         self, requests: Sequence[EngineRequest], *, progress: Progress = None

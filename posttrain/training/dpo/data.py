@@ -26,6 +26,7 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedModel
 
+from posttrain.config.dpo import SftForm
 from posttrain.errors import ConfigError, DataError
 from posttrain.models.load import recurrent_layers
 from posttrain.models.room import room_text
@@ -300,20 +301,11 @@ def _pair_mask(number: torch.Tensor, segment: torch.Tensor) -> torch.Tensor:
     return (earlier & same_pair & ((key == query) | (key == -1)))[:, None]
 
 
-@dataclass(frozen=True, slots=True)
-class LayoutProbe:
-    """Nats: the largest difference, a token, between the layout and a completion alone; what the
-    chosen cost a pair, and a token."""
-
-    apart: float
-    chosen_sum: float
-    chosen_mean: float
-
-
 def probe_layout(
     score: Score, pairs: Pairs, layout: str, *, pad_id: int, dtype: str
-) -> LayoutProbe:
-    """Score a few pairs of all lengths in the batch layout, and each completion alone.
+) -> tuple[float, dict[SftForm, float]]:
+    """Score a few pairs of all lengths in the batch layout, and each completion alone: the largest
+    difference, a token, and what the SFT term is in either form. All in nats.
 
     Raises:
         ConfigError: a layout in which tokens see what they should not; with the difference.
@@ -334,7 +326,7 @@ def probe_layout(
             f"{dtype}). Set layout: unpacked"
         )
     nats = -sums[:, 0].sum()
-    return LayoutProbe(apart, float(nats / len(probed)), float(nats / tokens[:, 0].sum()))
+    return apart, {"sum": float(nats / len(probed)), "mean": float(nats / tokens[:, 0].sum())}
 
 
 def _alone(pair: dict[str, Any], side: str) -> Batch:

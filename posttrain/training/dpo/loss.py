@@ -9,13 +9,14 @@ step's pairs, over all processes, and by category."""
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from posttrain.config.dpo import LossConfig
+from posttrain.config.dpo import LossConfig, SftForm
 from posttrain.records import CATEGORIES
 from posttrain.tokens.encode import IGNORED
 
@@ -47,19 +48,15 @@ def describe_loss(loss: LossConfig) -> str:
     )
 
 
-def sft_outweighs(loss: LossConfig, *, chosen_sum: float, chosen_mean: float) -> str | None:
-    """A warning where training begins as SFT, the preference being a hundredth of the loss or less.
-
-    Args:
-        chosen_sum, chosen_mean: the SFT term of either form before training, in nats.
-    """
-    ratio = loss.sft_weight * (chosen_sum if loss.sft_form == "sum" else chosen_mean)
-    ratio /= loss.preference_weight * math.log(2)
+def sft_outweighs(loss: LossConfig, sft: Mapping[SftForm, float]) -> str | None:
+    """A warning where training begins as SFT, the preference being a hundredth of the loss or less;
+    `sft`: the term of either form before training, in nats."""
+    ratio = loss.sft_weight * sft[loss.sft_form] / (loss.preference_weight * math.log(2))
     if ratio < OUTWEIGHED:
         return None
     ways = [f"loss.sft_weight={loss.sft_weight / ratio:.1g} weighs both alike"]
     if loss.sft_form == "sum":
-        ways.insert(0, f"loss.sft_form=mean makes it {ratio * chosen_mean / chosen_sum:,.2g} times")
+        ways.insert(0, f"loss.sft_form=mean makes it {ratio * sft['mean'] / sft['sum']:,.2g} times")
     return f"the SFT term begins at {ratio:,.0f} times the preference term: {', '.join(ways)}"
 
 

@@ -35,15 +35,15 @@ from posttrain.training.dpo.reference import (
     initial_weights,
 )
 from posttrain.training.dpo.trainer import PairTrainer
-from posttrain.training.finish import REFERENCE, RunOutcome
 from posttrain.training.launch import Launched
+from posttrain.training.output import REFERENCE, RunOutcome
 from posttrain.training.plan import (
+    Line,
     ModelSize,
-    RunPlan,
     batch_line,
+    check_batch,
     check_enough,
     checkpoint_bytes,
-    disk_line,
     time_line,
 )
 from posttrain.training.stage import DataStage, Preflight, PreparedRun
@@ -66,7 +66,7 @@ def dpo_arguments(
     Raises:
         ConfigError: an unknown field, a value the trainer refuses, a batch that does not divide.
     """
-    micro, processes = batch_layout(recipe, DPOConfig, env)
+    micro, processes = batch_layout(recipe.trainer, DPOConfig, env)
     return make_arguments(
         DPOConfig,
         recipe,
@@ -179,7 +179,7 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
 
     def check(self, trainer: PairTrainer, special: SpecialTokens, launched: Launched) -> Preflight:
         """The pairs against the model, and the layout measured on it."""
-        self.check_batch(trainer, self.recipe.batch, name="pairs")
+        check_batch(trainer, self.recipe.batch, name="pairs")
         model, pairs, layout = trainer.model, trainer.pairs, trainer.layout
         tokens = check_pairs(pairs, rows=embedding_rows(model), longest=positions(model.config))
         return Preflight([("tokens", tokens)], {"layout": layout})
@@ -188,16 +188,14 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
         """The layout measured on the model."""
         layout, dtype = trainer.layout, str(trainer.base_model.dtype).removeprefix("torch.")
         pad_id = cast(PreTrainedTokenizerBase, trainer.processing_class).pad_token_id
-        probe = probe_layout(
+        apart, sft = probe_layout(
             trainer.probe, trainer.pairs, layout, pad_id=cast(int, pad_id), dtype=dtype
         )
-        text = f"{layout}: log-probability a token in its batch vs alone {probe.apart:.1e}"
-        lines = [("probe", text)]
-        means = {"chosen_sum": probe.chosen_sum, "chosen_mean": probe.chosen_mean}
-        if warning := sft_outweighs(self.recipe.loss, **means):
+        lines = [("probe", f"{layout}: log-probability a token in its batch vs alone {apart:.1e}")]
+        if warning := sft_outweighs(self.recipe.loss, sft):
             lines.append(("warning", warning))
         # an upper bound to one digit: the last bits differ between machines
-        return Preflight(lines, {"batch_vs_alone": float(f"{probe.apart:.0e}")})
+        return Preflight(lines, {"batch_vs_alone": float(f"{apart:.0e}")})
 
     def largest_batch(self, trainer: PairTrainer) -> Mapping[str, torch.Tensor]:
         """Of the longest pairs."""
@@ -207,7 +205,7 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
 
     def plan(
         self, prepared: PreparedRun[PairTrainer], size: ModelSize, *, measure: bool
-    ) -> RunPlan:
+    ) -> tuple[list[Line], int]:
         """Pairs, tokens, steps, what the reference lacks; a micro-batch is timed."""
         trainer, launched = prepared.trainer, prepared.launched
         args, pairs, store = trainer.args, trainer.pairs, trainer.store
@@ -231,23 +229,28 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
                 f"{drawn / len(pairs):.2f} epochs",
             ),
             ("reference", f"{store.path}: {to_do} (key {store.key.digest[:12]})"),
-            disk_line(disk),
         ]
         if measure:
             passes = drawn + FORWARD_SHARE * missing
+
+            def margin(inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+                """A loss of about the same cost that needs no reference."""
+                scored = trainer.score(trainer.model, inputs)
+                return (scored.chosen - scored.rejected).mean()
+
             # pairs of the first step's middle length
             micro, step = args.per_device_train_batch_size, list(trainer._get_train_sampler())
             start = max(0, (trainer.global_batch - micro) // 2)
             time = time_line(
                 trainer,
                 [pairs.data[row] for row in step[: trainer.global_batch][start : start + micro]],
-                trainer.mean_margin,
+                margin,
                 parameters=size.parameters,
                 tokens=tokens / len(pairs) * passes,
                 micros=round(passes / (micro * args.world_size)),
             )
             lines.append(time)
-        return RunPlan(lines, disk)
+        return lines, disk
 
     def outcome(self, prepared: PreparedRun[PairTrainer], base: str | None) -> RunOutcome:
         """The first and last figures of the log, and whether the chosen became less likely."""
@@ -279,8 +282,7 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
             f"Policy and reference: {base}. {steps:,} steps of {trainer.global_batch} pairs, "
             f"{stats['epochs']:.2f} epochs.",
             "",
-            f"Loss: {loss.preference_weight:g} × sigmoid (β {loss.beta:g}) + {loss.sft_weight:g} × "
-            f"SFT on chosen ({loss.sft_form}) + {loss.kl_weight:g} × KL.",
+            f"Loss: {describe_loss(loss)}.",
             "",
             "| last logged step | |",
             "|---|---|",

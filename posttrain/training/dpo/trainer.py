@@ -29,8 +29,8 @@ from posttrain.training.dpo.loss import (
     total_loss,
 )
 from posttrain.training.dpo.reference import Reference, ReferenceStore
-from posttrain.training.log import StepLines
 from posttrain.training.order import rows_drawn
+from posttrain.training.output import StepLines
 from posttrain.training.trainer import Resumable, score_labels, silence_attention_dropout
 
 # how far the first preference loss may be from ln 2: there policy and reference are one model
@@ -168,11 +168,6 @@ class PairTrainer(Resumable, DPOTrainer):
         (log_probs,) = score_labels(model, inputs, "log_probs")
         labels, segment = inputs["labels"], inputs["segment"]
         return score_pairs(log_probs, labels, segment, pairs=len(inputs["row"]))
-
-    def mean_margin(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        """A loss of about the same cost, for timing: it needs no reference."""
-        scored = self.score(self.model, inputs)
-        return (scored.chosen - scored.rejected).mean()
 
     def probe(self, inputs: dict[str, torch.Tensor]) -> ScoredPairs:
         """`score` before training, without dropout or gradient."""

@@ -12,17 +12,10 @@ from urllib.parse import urlsplit
 import torch
 
 from posttrain.config.backend import Server
-from posttrain.config.grpo import GroupTraining, InProcessRollouts, LoraServer, RolloutEngine
+from posttrain.config.grpo import GrpoLossConfig, InProcessRollouts, LoraServer, RolloutEngine
 from posttrain.errors import ConfigError
 from posttrain.group_rewards import GroupRewards
-from posttrain.training.plan import (
-    GIB,
-    MEASURED_UP_TO,
-    ModelSize,
-    RunPlan,
-    checkpoint_bytes,
-    disk_line,
-)
+from posttrain.training.plan import GIB, MEASURED_UP_TO, Line, ModelSize, checkpoint_bytes
 from posttrain.training.rl.batch import collate, trained_rows, with_advantages
 from posttrain.training.rl.trainer import GroupTrainer
 from posttrain.training.stage import PreparedRun
@@ -53,7 +46,9 @@ async def check_reachable(name: str, url: str) -> None:
     writer.close()
 
 
-def make_plan(prepared: PreparedRun[GroupTrainer], size: ModelSize, *, measure: bool) -> RunPlan:
+def make_plan(
+    prepared: PreparedRun[GroupTrainer], size: ModelSize, *, measure: bool
+) -> tuple[list[Line], int]:
     """Count and estimate.
 
     Args:
@@ -79,10 +74,9 @@ def make_plan(prepared: PreparedRun[GroupTrainer], size: ModelSize, *, measure: 
         f"rollouts of at most {max_tokens} tokens"
     )
     lines = [
-        ("loss", _loss_line(recipe)),
+        ("loss", describe_loss(recipe.loss)),
         ("batch", batch),
         ("steps", steps),
-        disk_line(disk),
         ("rollouts", _rollouts_line(recipe.rollouts, size, whole=whole)),
     ]
     here = recipe.rollouts.engine == "in_process"
@@ -93,7 +87,7 @@ def make_plan(prepared: PreparedRun[GroupTrainer], size: ModelSize, *, measure: 
             "made and trained on here; rewards come on top"
         )
         lines.append(("time", time_line))
-    return RunPlan(lines, disk)
+    return lines, disk
 
 
 def _seconds_a_rollout(trainer: GroupTrainer) -> float:
@@ -130,8 +124,8 @@ def _rollouts_line(engine: RolloutEngine, size: ModelSize, *, whole: bool) -> st
     )
 
 
-def _loss_line(recipe: GroupTraining) -> str:
-    loss = recipe.loss
+def describe_loss(loss: GrpoLossConfig) -> str:
+    """One line for the plan and the card."""
     clip = f"clip −{loss.clip_low:g}/+{loss.clip_high:g}"
     # with one update the policy is the one that sampled, and nothing can be clipped
     idle = " (idle with one update a batch)" if loss.num_iterations == 1 else ""

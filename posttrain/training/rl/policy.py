@@ -1,27 +1,33 @@
 """The policy in training as an engine that rollouts are sampled from, by `rollouts.engine`:
 `in_process` decodes here, `lora_server` is a vLLM server that loads each step's adapter from a
-shared disk; the engines that are sent all weights are in `rl/vllm.py`.
-"""
+shared disk, `vllm_server` and `vllm_colocate` hold all weights, which TRL's `VLLMGeneration` sends.
+Tested against stand-ins for vLLM's server and its NCCL transfer; not run on vLLM itself."""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
+import torch
+from peft import PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch.distributed.fsdp import FSDPModule
+from transformers.core_model_loading import revert_weight_conversion
+from trl.generation.vllm_generation import VLLMGeneration
+from trl.import_utils import is_vllm_available
 from trl.models.utils import add_hooks, remove_hooks
 
-from posttrain.config.grpo import LoraServer
+from posttrain.config.grpo import ColocatedVllm, LoraServer, WeightServer
 from posttrain.errors import ConfigError
 from posttrain.sampling.engines.http import Client, key_headers
 from posttrain.sampling.engines.transformers import decode_in_thread
-from posttrain.sampling.engines.vllm import CompletionsEngine
+from posttrain.sampling.engines.vllm import CompletionsEngine, VllmEngine
 from posttrain.sampling.sampler import Engine, EngineOutput, EngineRequest, OnOutput, Progress
 from posttrain.training.launch import read_launch
 
@@ -29,7 +35,9 @@ if TYPE_CHECKING:
     from posttrain.training.rl.trainer import GroupTrainer
 
 LOAD, UNLOAD = "/load_lora_adapter", "/unload_lora_adapter"
-_SHOWN = 300  # characters of a server's answer in a message
+PROCESSED = "processed_logprobs"
+SHOWN = 300  # characters of a server's answer in a message
+Named = Generator[tuple[str, torch.Tensor], None, None]
 
 
 class LiveEngine(ABC):
@@ -150,7 +158,6 @@ class LoraServed(LiveEngine):
 
     An adapter is small enough to go by way of the disk. Every step has an adapter name of its own:
     under one that is used again, vLLM may answer from the prefix cache of the weights before.
-    Tested against a server of tiny models that loads adapters so; never against vLLM.
     """
 
     def __init__(self, trainer: GroupTrainer) -> None:
@@ -183,7 +190,7 @@ class LoraServed(LiveEngine):
                 """None, or why not."""
                 try:
                     async with session.post(self._server.url + path, json=body) as answer:
-                        text = (await answer.text(errors="replace"))[:_SHOWN]
+                        text = (await answer.text(errors="replace"))[:SHOWN]
                         return None if answer.status == 200 else f"status {answer.status}: {text}"
                 except (aiohttp.ClientError, TimeoutError) as error:
                     return f"{type(error).__name__}: {error}"
@@ -199,3 +206,155 @@ class LoraServed(LiveEngine):
                 )
             if instead_of is not None:
                 await post(UNLOAD, lora_name=instead_of)
+
+
+# ---- vLLM, which is sent all weights ----
+
+
+class WeightSync(VLLMGeneration):
+    """`VLLMGeneration` that sends what a checkpoint on disk holds, which is what vLLM can load.
+
+    As TRL has it, mixtures of experts go out under their names in memory, persistent buffers (the
+    correction bias of a router, which training moves) do not go at all, and an adapter is merged
+    into the trained weights and taken out again, which leaves roundings behind.
+    """
+
+    def _iter_named_params(self) -> Named:
+        model: Any = self.model
+        plain: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+        for name, tensor in self._parameters_and_buffers(model, plain):
+            yield from revert_weight_conversion(plain, {name: tensor}).items()
+
+    def _parameters_and_buffers(self, model: Any, plain: Any) -> Named:
+        adapted = dict(_adapted(model)) if isinstance(model, PeftModel) else {}
+        with _left_unmerged(model) if adapted else contextlib.nullcontext():
+            for name, tensor in super()._iter_named_params():
+                if (layer := adapted.get(name)) is not None:
+                    for adapter in layer.active_adapters:
+                        delta = _whole(layer.get_delta_weight(adapter))
+                        tensor = (tensor + delta).to(tensor.dtype)
+                yield name, tensor.detach()
+        buffers = dict(plain.named_buffers())
+        for name in plain.state_dict():
+            if name in buffers:
+                yield name.replace(".base_layer", ""), buffers[name]
+
+
+def _adapted(model: PeftModel) -> Iterator[tuple[str, Any]]:
+    """Each layer of the adapter under the name of the weight that it is added to."""
+    for name, module in model.named_modules():
+        if isinstance(module, BaseTunerLayer) and hasattr(module, "get_delta_weight"):
+            path = name.removeprefix("base_model.model.").replace(".base_layer", "")
+            yield f"{path}.{getattr(module, 'parameter_name', 'weight')}", module
+
+
+@contextlib.contextmanager
+def _left_unmerged(model: Any) -> Iterator[None]:
+    """Have TRL walk over the weights without merging into them."""
+    model.merge_adapter = model.unmerge_adapter = lambda: None
+    try:
+        yield
+    finally:
+        del model.merge_adapter, model.unmerge_adapter
+
+
+def _whole(tensor: Any) -> torch.Tensor:
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+class _VllmPolicy(LiveEngine):
+    """What server and colocated engine share: weights are sent at each step, by all processes."""
+
+    def __init__(self, trainer: GroupTrainer) -> None:
+        super().__init__(trainer)
+        self._sync: WeightSync | None = None
+        if not is_vllm_available():
+            raise ConfigError(
+                f"rollouts.engine {trainer.recipe.rollouts.engine} needs vLLM in the training "
+                "processes, which it is also sent the weights with: pip install 'posttrain[vllm]'"
+            )
+
+    def _send_weights(self, mode: str, **options: Any) -> WeightSync:
+        """Have vLLM hold the weights as they are now; finds or starts it the first time."""
+        trainer: Any = self.trainer
+        try:
+            if self._sync is None:
+                self._sync = WeightSync(
+                    trainer.model,
+                    trainer.accelerator,
+                    trainer.processing_class,
+                    mode=mode,
+                    **options,
+                )
+                if mode == "server" and trainer.is_world_process_zero():
+                    _check_logprobs(self._sync, trainer.recipe.sampling.temperature)
+            self._sync.sync_weights()
+        except (ConnectionError, NotImplementedError, RuntimeError) as error:
+            raise ConfigError(f"rollouts.engine vllm_{mode}: {error}") from error
+        # the main process returns when the server has taken them
+        trainer.accelerator.wait_for_everyone()
+        return self._sync
+
+
+def _check_logprobs(sync: Any, temperature: float) -> None:
+    config = sync.vllm_client.get_server_info()["model_config"]
+    if temperature != 1 and config["logprobs_mode"] != PROCESSED:
+        raise ConfigError(
+            f"sampling.temperature is {temperature:g}, and the server at {sync.server_base_url} "
+            "gives log-probabilities as they are at 1, which importance sampling would take for "
+            f"a difference: start it with --logprobs-mode {PROCESSED}"
+        )
+
+
+class VllmServed(_VllmPolicy):
+    """A vLLM server, to which every process sends its requests."""
+
+    def __init__(self, trainer: GroupTrainer) -> None:
+        super().__init__(trainer)
+        server = trainer.recipe.rollouts
+        assert isinstance(server, WeightServer)
+        self._server, self.client = server, Client(server)
+        self.engine = CompletionsEngine(self.client, model=server.model, identity=self.identity)
+
+    @contextlib.contextmanager
+    def current(self, step: int) -> Iterator[None]:
+        server = self._server
+        self._send_weights(
+            "server",
+            server_base_url=server.url.removesuffix("/v1"),
+            server_timeout=server.timeout,
+            group_port=server.group_port,
+        )
+        yield
+
+
+class VllmColocated(_VllmPolicy):
+    """vLLM in every training process, for this process's rollouts; asleep while it trains."""
+
+    batched = True
+
+    @contextlib.contextmanager
+    def current(self, step: int) -> Iterator[None]:
+        config = self.trainer.recipe.rollouts
+        assert isinstance(config, ColocatedVllm)
+        sync: Any = self._send_weights(
+            "colocate",
+            gpu_memory_utilization=config.gpu_memory,
+            max_model_length=config.max_length,
+            enable_sleep_mode=config.sleep,
+        )
+        self.engine = VllmEngine(sync.llm, identity=self.identity)
+        if config.sleep:  # the weights have been woken to be overwritten
+            sync.llm.wake_up(tags=["kv_cache"])
+        yield
+        if config.sleep:
+            sync.llm.sleep(level=2)
+
+
+# by `rollouts.engine`
+ENGINES: dict[str, Callable[[GroupTrainer], LiveEngine]] = {
+    "in_process": InProcess,
+    "lora_server": LoraServed,
+    "vllm_server": VllmServed,
+    "vllm_colocate": VllmColocated,
+}

@@ -43,16 +43,16 @@ from posttrain.tokens.encode import IGNORED
 from posttrain.tokens.tokenizer import Encoder, SpecialTokens, load_any_tokenizer
 from posttrain.training.activations import RolloutShape
 from posttrain.training.arguments import LEARNING_RATE, batch_layout, make_arguments
-from posttrain.training.finish import RESUME, RunOutcome
 from posttrain.training.launch import Launched
 from posttrain.training.moe import freeze_routers
-from posttrain.training.plan import ModelSize, RunPlan, check_enough
+from posttrain.training.output import RESUME, RunOutcome
+from posttrain.training.plan import Line, ModelSize, check_batch, check_enough
 from posttrain.training.rl.draws import PromptDraws
 from posttrain.training.rl.metrics import domain_stats, domain_table, run_stats
-from posttrain.training.rl.plan import make_plan
+from posttrain.training.rl.plan import describe_loss, make_plan
 from posttrain.training.rl.step import Rollouts, accumulation
 from posttrain.training.rl.trainer import GroupTrainer
-from posttrain.training.stage import PolicyTokenizer, Preflight, PreparedRun, TrainingStage
+from posttrain.training.stage import Preflight, PreparedRun, TrainingStage
 
 WARMUP_STEPS = 10  # of the reference code's RLVR recipe
 # seconds: a process waits at a gather until the others have rolled out and judged; torch's own
@@ -76,7 +76,7 @@ def grpo_arguments(
     Raises:
         ConfigError: an unknown field, a value the trainer refuses, groups that would be split.
     """
-    micro, processes = batch_layout(recipe, GRPOConfig, env)
+    micro, processes = batch_layout(recipe.trainer, GRPOConfig, env)
     revision, num_iterations = recipe.model.revision, recipe.loss.num_iterations
     micro_batches = accumulation(recipe, micro=micro, processes=processes)
     args = make_arguments(
@@ -181,7 +181,11 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
     def data_parents(self) -> list[Parent]:
         return list(self.parents)
 
-    def load_tokenizer(self, args: GRPOConfig) -> PolicyTokenizer:
+    @property
+    def template_digest(self) -> str:
+        return self._rendering[0].digest
+
+    def load_tokenizer(self, args: GRPOConfig) -> Any:
         """The policy's own, with the template that the prompts are rendered with."""
         recipe, num_iterations = self.recipe, self.recipe.loss.num_iterations
         if not self.prompts:
@@ -202,28 +206,27 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
                 updates=num_iterations,
             )
         tokenizer = load_any_tokenizer(str(recipe.model.path), revision=recipe.model.revision)
-        template, _, vocabulary = self._rendering
-        tokenizer.chat_template = template.source
-        return PolicyTokenizer(tokenizer, vocabulary, template.digest)
+        tokenizer.chat_template = self._rendering[0].source
+        return tokenizer
 
     @cached_property
-    def _rendering(self) -> tuple[ChatTemplate, Encoder, int]:
+    def _rendering(self) -> tuple[ChatTemplate, Encoder]:
         recipe = self.recipe
         rendering = Rendering(
             chat_template=recipe.chat_template, template_variables=recipe.template_variables
         )
         path, revision = str(recipe.model.path), recipe.model.revision
-        return rendering_of(rendering, path, revision=revision, key="chat_template")
+        return rendering_of(rendering, path, revision=revision, key="chat_template")[:2]
 
     def load_data(self, args: GRPOConfig, special: SpecialTokens) -> Dataset:
         """The prompts' ids: TRL wants a dataset; `get_batch_samples` decides what is drawn."""
-        template, encoder, _ = self._rendering
+        template, encoder = self._rendering
         self._lengths = prompt_lengths(self.prompts, template, encoder)
         return Dataset.from_dict({"prompt": [prompt.id for prompt in self.prompts]})
 
     def make_trainer(self, data: Dataset, special: SpecialTokens, **parts: Any) -> GroupTrainer:
         """The trainer around what samples from the policy."""
-        recipe, model, (template, encoder, _) = self.recipe, parts["model"], self._rendering
+        recipe, model, (template, encoder) = self.recipe, parts["model"], self._rendering
         self._routers = freeze_routers(model, freeze=recipe.moe.freeze_router)
         stops = generation_stops(str(recipe.model.path), model)
 
@@ -242,7 +245,7 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         """The launch, and room for the prompts and what follows them."""
         recipe, updates = self.recipe, self.recipe.loss.num_iterations
         per_update = recipe.prompts_per_step * recipe.num_generations // updates
-        self.check_batch(trainer, per_update, name="rollouts")
+        check_batch(trainer, per_update, name="rollouts")
         if launched.sharding == "fsdp1":
             raise ConfigError("rollouts cannot gather weights of FSDP 1: set fsdp_version: 2")
         if recipe.rollouts.engine == "lora_server":
@@ -279,7 +282,7 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
 
     def plan(
         self, prepared: PreparedRun[GroupTrainer], size: ModelSize, *, measure: bool
-    ) -> RunPlan:
+    ) -> tuple[list[Line], int]:
         return make_plan(prepared, size, measure=measure)
 
     def train(self, prepared: PreparedRun[GroupTrainer], directory: Run) -> Manifest | None:
@@ -314,9 +317,8 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
             f"{trainer.state.global_step:,} optimiser steps, {trainer.trained_seen:,} tokens in "
             "the loss.",
             "",
-            f"Loss: per token over the batch, clip −{loss.clip_low:g}/+{loss.clip_high:g}, KL "
-            f"{loss.kl:g}, truncated completions {loss.overlong}ed, temperature "
-            f"{recipe.sampling.temperature:g}, at most {recipe.sampling.max_tokens} tokens.",
+            f"Loss: {describe_loss(loss)}. Sampled at temperature {recipe.sampling.temperature:g}, "
+            f"at most {recipe.sampling.max_tokens} tokens.",
             "",
             f"| mean of {stats['averaged']} batches | first | last |",
             "|---|---|---|",

@@ -5,7 +5,7 @@ first micro-batch, and the loss is a sum over the tokens of the global batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ from trl.trainer.utils import use_adapter
 from posttrain.config.grpo import GroupTraining
 from posttrain.errors import ConfigError, TrainingError
 from posttrain.tokens.encode import IGNORED
-from posttrain.training.log import StepLines
 from posttrain.training.moe import ExpertBias
+from posttrain.training.output import StepLines
 from posttrain.training.rl.files import (
     StepClock,
     group_row,
@@ -29,18 +29,9 @@ from posttrain.training.rl.files import (
 )
 from posttrain.training.rl.loss import TokenSums, importance, ratio_rows, token_loss
 from posttrain.training.rl.metrics import check_health, step_line, why_untrained
-from posttrain.training.rl.policy import InProcess, LiveEngine, LoraServed
+from posttrain.training.rl.policy import ENGINES
 from posttrain.training.rl.step import Rollouts, RolloutStep, StepMaker
-from posttrain.training.rl.vllm import VllmColocated, VllmServed
 from posttrain.training.trainer import Resumable, score_labels, silence_attention_dropout
-
-# by `rollouts.engine`: what rollouts are sampled with
-ENGINES: dict[str, Callable[[GroupTrainer], LiveEngine]] = {
-    "in_process": InProcess,
-    "lora_server": LoraServed,
-    "vllm_server": VllmServed,
-    "vllm_colocate": VllmColocated,
-}
 
 
 class GroupTrainer(Resumable, GRPOTrainer):

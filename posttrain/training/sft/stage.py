@@ -25,16 +25,9 @@ from posttrain.training.document_masking import (
     make_collator,
     probe_document_masking,
 )
-from posttrain.training.finish import RunOutcome
 from posttrain.training.launch import Launched
-from posttrain.training.plan import (
-    ModelSize,
-    RunPlan,
-    batch_line,
-    checkpoint_bytes,
-    disk_line,
-    time_line,
-)
+from posttrain.training.output import RunOutcome
+from posttrain.training.plan import Line, ModelSize, batch_line, checkpoint_bytes, time_line
 from posttrain.training.sft.data import (
     COLUMNS,
     check_data,
@@ -164,7 +157,7 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
 
     def plan(
         self, prepared: PreparedRun[PackedSFTTrainer], size: ModelSize, *, measure: bool
-    ) -> RunPlan:
+    ) -> tuple[list[Line], int]:
         """Packs, tokens, steps; two micro-batches are timed."""
         trainer, launched = prepared.trainer, prepared.launched
         args, batch = trainer.args, trainer.global_batch
@@ -185,7 +178,6 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
             ("held out", held_out),
             batch_line(trainer, launched, name="packs", row_tokens=row_tokens),
             ("steps", f"{per_epoch:,} an epoch, {steps:,} in all"),
-            disk_line(disk),
         ]
         if measure:
             data = trainer.train_dataset.select_columns(list(COLUMNS))
@@ -198,7 +190,7 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
                 micros=steps * args.gradient_accumulation_steps,
             )
             lines.append(time)
-        return RunPlan(lines, disk)
+        return lines, disk
 
     def outcome(self, prepared: PreparedRun[PackedSFTTrainer], base: str | None) -> RunOutcome:
         recipe, trainer, artifact = self.recipe, prepared.trainer, Path(self.recipe.data)

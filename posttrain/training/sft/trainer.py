@@ -127,19 +127,17 @@ class PackedSFTTrainer(Resumable, SFTTrainer):
         ids, count = sequence_ids(inputs)
         with self.balance.collect():
             loss = super().compute_loss(model, inputs, False, num_items_in_batch)
-        term = self.balance.take(ids, count)
+        total, violation = self.balance.take(ids, count)
         # DDP averages gradients over processes: scale so that the mean is over the global batch
         share = self.accelerator.num_processes / max(self._step_sequences, 1)
-        balance = term.total * share
-        self._metrics["train"]["balance"].append(
-            self.accelerator.reduce(balance.detach(), "mean").item()
-            * self.current_gradient_accumulation_steps
-        )
-        self._metrics["train"]["max_violation"].append(
-            self.accelerator.reduce(
-                torch.tensor(term.max_violation, device=loss.device), "mean"
-            ).item()
-        )
+        balance = total * share
+        parts = self.current_gradient_accumulation_steps
+        for name, value, times in (
+            ("balance", balance.detach(), parts),
+            ("max_violation", torch.tensor(violation, device=loss.device), 1),
+        ):
+            mean = self.accelerator.reduce(value, "mean").item()
+            self._metrics["train"][name].append(mean * times)
         return self.checked_scale(loss + self.balance_coefficient * balance)
 
     def evaluation_loop(

@@ -127,11 +127,7 @@ class Final:
 
     async def computes(self, expected: Sequence[tuple[str, str, list[Any], Any]]) -> None:
         """Call functions of the final `.py` files (module, name, arguments) and compare results.
-
-        Raises:
-            Wrong: a result differs, or there is none.
-            OSError: the sandbox did not start.
-        """
+        Raises Wrong: a result differs, or there is none; OSError: the sandbox did not start."""
         code = {p: data for p, data in self.files.items() if p.endswith(".py")}
         order = marshal.dumps((code, [(m, n, list(a)) for m, n, a, _ in expected]))
         result = await run_program([*ISOLATED, _CALLS], order, _CHECK_LIMITS)
@@ -167,17 +163,13 @@ def answers(path: str, expected: Mapping[str, Any], *, unchanged: Sequence[str])
 
 @dataclass(frozen=True, slots=True)
 class Fixture:
-    """One task.
+    """One task: texts by path, a run that solves it, and by name runs that end with a wrong answer
+    (`wrong`) or give up before their end (`unfinished`).
 
     Attributes:
-        files: path → text.
-        oracle: a run that solves it.
-        wrong: runs that end with a wrong answer, by name.
-        unfinished: runs that give up before their end, by name.
         deliverables: files that a run has to write; () means any change.
         tables: SQL that makes the database `DATABASE`; "" makes none.
         first_error: the error that the first sound call gets.
-        variant: which of a family's variants this is.
     """
 
     task: str
@@ -219,8 +211,6 @@ class Family(RLVREnvironment):
         key = f"{seed}/{number}"
         fixture = _built(type(self), key)
         return {
-            "environment": self.name,
-            "id": f"{self.name}-{seed}-{number}",
             "messages": [
                 {"role": "system", "content": SYSTEM.format(name=fixture.digest[:8])},
                 {"role": "user", "content": fixture.task},
@@ -272,25 +262,25 @@ class Family(RLVREnvironment):
         return [says("Done.")]
 
     def policies(self, prompt: Prompt) -> dict[str, Policy]:
-        fixture = self.fixture(prompt)
-        look = ("list_files", {"path": "."})
+        fixture, look = self.fixture(prompt), ("list_files", {"path": "."})
         path = next(iter(fixture.files))
-        wrong = {"wrong_answer": fixture.wrong, "gave_up_mid_plan": fixture.unfinished}
-        runs: dict[str, tuple[ScriptedRun, str | None]] = {
-            "oracle": (fixture.oracle, None),
-            "no_op": ((), "gave_up_mid_plan"),
-            "unknown_tool": ((look, ("open_editor", {"path": "."})), "tool_call_hallucinated"),
-            "invented_argument": (
-                [("list_files", {"path": ".", "recursive": True})], "tool_call_hallucinated"
-            ),
-            "repeats": ((look, look, look, look), "tool_call_redundancy"),
-            "out_of_turns": (
-                [("read_file", {"path": path, "first_line": n, "lines": 1}) for n in range(1, 21)],
-                "gave_up_mid_plan",
-            ),
-            **{name: (run, fails) for fails, own in wrong.items() for name, run in own.items()},
-        }  # fmt: skip
-        return {name: Policy(script(*run), fails) for name, (run, fails) in runs.items()}
+        pages = [("read_file", {"path": path, "first_line": n, "lines": 1}) for n in range(1, 21)]
+        deep = ("list_files", {"path": ".", "recursive": True})
+        runs: dict[str | None, Mapping[str, ScriptedRun]] = {
+            None: {"oracle": fixture.oracle},
+            "gave_up_mid_plan": {"no_op": (), "out_of_turns": pages, **fixture.unfinished},
+            "tool_call_hallucinated": {
+                "unknown_tool": (look, ("open_editor", {"path": "."})),
+                "invented_argument": (deep,),
+            },
+            "tool_call_redundancy": {"repeats": (look,) * 4},
+            "wrong_answer": fixture.wrong,
+        }
+        return {
+            name: Policy(script(*run), fails)
+            for fails, own in runs.items()
+            for name, run in own.items()
+        }
 
 
 @functools.lru_cache(maxsize=256)

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 from data_builders.dedup.columns import COLUMN_FILES, DedupColumns, column_batch, write_columns
 from data_builders.dedup.duplicates import Duplicates, find_duplicates
-from posttrain.config.deduplication import DeduplicationConfig
+from posttrain.config.overlap import DeduplicationConfig
 from posttrain.records import Example, Message, ToolCall, make_example
 
 _WORDS = """river stone market engine winter letter garden bridge copper silver window doctor planet

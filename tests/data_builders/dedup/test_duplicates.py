@@ -13,7 +13,7 @@ import pytest
 from data_builders.dedup.columns import conversation_key, prompt_key, shingles, similarity
 from data_builders.dedup.duplicates import REASONS
 from data_builders.dedup.words import words_of, words_of_all
-from posttrain.config.deduplication import DeduplicationConfig, NearConfig
+from posttrain.config.overlap import DeduplicationConfig, NearConfig
 from posttrain.records import Example, Message, make_example
 from tests.data_builders.dedup.copies import (
     TOOLS,

@@ -4,37 +4,29 @@ them, with whichever library, after kills and from parts that were kept."""
 from __future__ import annotations
 
 import gzip
-import io
 import itertools
 import json
 import os
 import random
 import shutil
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
 from datasets import Dataset
-from rich.console import Console
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from data_builders.progress import Stages
 from data_builders.rows.parts import open_part
 from data_builders.sft import part, shards
 from data_builders.sft.inputs import scan_inputs
-from data_builders.sft.part import WorkerState, prepare_sources
-from data_builders.workers import Serial
-from posttrain.chat import ChatTemplate, nemotron_3_nano_template
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.load import load_recipe
 from posttrain.errors import ConfigError
+from posttrain.hashing import digest_of
 from posttrain.runs import read_artifact
-from posttrain.tokens.supervision import NO_MARKS, Marks
 from posttrain.tokens.tiktoken.ranks import PATTERNS
 from tests.data_builders.small_build import (
     SPECIAL,
@@ -153,27 +145,10 @@ def _files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-@dataclass(frozen=True)
-class Characters:
-    """Renders as the real thing does, without a tokenizer library; the ids are code points."""
-
-    template: ChatTemplate = field(default_factory=nemotron_3_nano_template)
-    marks: Marks = NO_MARKS
-    special_texts: dict[int, str] = field(default_factory=dict)
-
-    def encode(self, texts: list[str]) -> list[Any]:
-        """Code points."""
-        return [np.frombuffer(text.encode("utf-32-le"), np.int32) for text in texts]
-
-    def offsets(self, text: str) -> list[tuple[int, int]]:
-        """One character each."""
-        return [(k, k + 1) for k in range(len(text))]
-
-
 def test_parts_that_are_not_as_they_were_written_are_done_again(tmp_path, monkeypatch):
     """After a kill, a full disk, a machine that went down; what another build works on is left."""
-    keys = {"write_dropped": True, "part_bytes": 5000}
-    recipe, folder = load_recipe(write_recipe(tmp_path, **keys), BuildSftConfig, []), tmp_path / "p"
+    folder, out = tmp_path / "parts", tmp_path / "out"
+    recipe = write_recipe(tmp_path, part_bytes=5000, parts_dir=str(folder), write_dropped=True)
     done: list[str] = []
     original = part.PartJob.run
 
@@ -181,32 +156,24 @@ def test_parts_that_are_not_as_they_were_written_are_done_again(tmp_path, monkey
         done.append(job.folder)
         original(job, *args)
 
-    def load() -> Any:
-        return Characters(), None
-
-    def prepared() -> list[str]:
-        done.clear()
-        _, parts = scan_inputs(recipe, Path("."))
-        executor, quiet = Serial(WorkerState(recipe, load)), Console(file=io.StringIO())
-        with Stages(quiet) as stages:
-            prepare_sources(
-                recipe, parts, folder, tokens={}, scratch="mine", executor=executor, stages=stages
-            )
-        return sorted(done)
-
     monkeypatch.setattr(part.PartJob, "run", run)
-    assert len(prepared()) > 16
+    build(recipe)
+    assert len(done) > 16
     whole = _files(folder)
     cut, bare, garbled, gone, *_ = sorted((folder / "plain").iterdir())
     (cut / "tokens.bin").write_bytes((cut / "tokens.bin").read_bytes()[:-4])
     (bare / "counts.json").unlink()
     (garbled / "counts.json").write_text((garbled / "counts.json").read_text()[:100])
     (gone / "texts.bin").unlink()
-    mine, other = (gone.with_name(f"{gone.name}.{name}-0") for name in ("mine", "theirs"))
+    own = digest_of(str(out))[:12]
+    mine, other = (gone.with_name(f"{gone.name}.{name}-0") for name in (own, "theirs"))
     for partial in (mine, other):
         partial.mkdir()
         (partial / "records.bin").write_bytes(b"half")
-    assert prepared() == [str(path) for path in (cut, bare, garbled, gone)]
+    shutil.rmtree(out)
+    done.clear()
+    build(recipe)
+    assert sorted(done) == [str(path) for path in (cut, bare, garbled, gone)]
     assert not mine.exists()
     assert (other / "records.bin").read_bytes() == b"half"
     shutil.rmtree(other)

@@ -7,12 +7,13 @@ import random
 
 import pytest
 
-from data_builders.sft.prepare import ControlPlan, budget_for, control_reasoning
-from posttrain.config.build_sft import ChoiceBudgets, LogUniformBudgets
+from data_builders.sft.prepare import budget_for, control_reasoning
+from posttrain.config.build_sft import ChoiceBudgets, LogUniformBudgets, ReasoningConfig
 from posttrain.records import Message, make_example
 
 LOG = LogUniformBudgets(kind="log_uniform", low=4)
-PLAN = ControlPlan(strip=0.10, truncate=0.03, budgets=LOG, seed=0)
+PAPER = ReasoningConfig(strip=0.10, truncate=0.03, budgets=LOG)
+ALWAYS = ReasoningConfig(truncate=1.0, budgets=LOG)
 
 
 def words(text: str) -> list[tuple[int, int]]:
@@ -33,9 +34,13 @@ def record(number: int, *, traces: int = 1):
     return make_example(turns, source="s", dialect="openai")
 
 
+def control(example, config):
+    return control_reasoning(example, config, words, seed=0)
+
+
 def test_rates_and_choices_on_20000_records_whatever_the_order_or_sharding():
     examples = [record(i) for i in range(20_000)]
-    done = {e.id: control_reasoning(e, PLAN, words) for e in examples}
+    done = {e.id: control(e, PAPER) for e in examples}
     stripped = {i for i, c in done.items() if c.stripped}
     cut = {i: c.cuts for i, c in done.items() if c.cuts}
     traces = sum(c.traces for c in done.values())
@@ -49,15 +54,14 @@ def test_rates_and_choices_on_20000_records_whatever_the_order_or_sharding():
 
     random.Random(1).shuffle(examples)
     shards = [examples[k::7] for k in range(7)]
-    again = {e.id: control_reasoning(e, PLAN, words) for shard in shards for e in shard}
+    again = {e.id: control(e, PAPER) for shard in shards for e in shard}
     assert {i for i, c in again.items() if c.stripped} == stripped
     assert {i: c.cuts for i, c in again.items() if c.cuts} == cut
 
 
 def test_a_cut_trace_is_a_shorter_beginning_and_the_answer_stays():
-    always = ControlPlan(strip=0.0, truncate=1.0, budgets=LOG, seed=0)
     example = record(3, traces=3)
-    controlled = control_reasoning(example, always, words)
+    controlled = control(example, ALWAYS)
     assert [cut.message for cut in controlled.cuts] == [1, 3, 5]
     assert controlled.example.id == example.id
     for cut in controlled.cuts:
@@ -69,9 +73,8 @@ def test_a_cut_trace_is_a_shorter_beginning_and_the_answer_stays():
 
 
 def test_stripping_leaves_the_answers_and_turns_reasoning_off():
-    all_off = ControlPlan(strip=1.0, truncate=1.0, budgets=LOG, seed=0)
     example = record(1, traces=2)
-    controlled = control_reasoning(example, all_off, words)
+    controlled = control(example, ALWAYS.model_copy(update={"strip": 1.0}))
     assert controlled.stripped
     assert controlled.example.reasoning_mode == "off"
     assert not controlled.cuts
@@ -79,8 +82,8 @@ def test_stripping_leaves_the_answers_and_turns_reasoning_off():
 
 
 def test_a_trace_with_no_shorter_budget_is_left_whole_and_counted():
-    always = ControlPlan(0.0, 1.0, LogUniformBudgets(kind="log_uniform", low=500), 0)
-    controlled = control_reasoning(record(0), always, words)
+    long = LogUniformBudgets(kind="log_uniform", low=500)
+    controlled = control(record(0), ReasoningConfig(truncate=1.0, budgets=long))
     assert controlled.too_short == 1
     assert not controlled.cuts
     assert controlled.example == record(0)
@@ -95,6 +98,4 @@ def test_a_trace_with_no_shorter_budget_is_left_whole_and_counted():
     ],
 )
 def test_budgets_cover_their_range_below_the_trace(budgets, allowed):
-    plan = ControlPlan(0.0, 1.0, budgets, 0)
-    drawn = {budget_for(100, plan, f"id{i}", 1) for i in range(6000)}
-    assert drawn == set(allowed)
+    assert {budget_for(100, budgets, i / 6000) for i in range(6000)} == set(allowed)

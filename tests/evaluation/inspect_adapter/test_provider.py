@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from typing import Any
 
 import pytest
 
@@ -13,7 +11,7 @@ pytest.importorskip("inspect_ai")
 import inspect_ai
 from inspect_ai.dataset import MemoryDataset, Sample
 from inspect_ai.log import EvalSample
-from inspect_ai.model import ChatMessageUser, ContentImage, GenerateConfig
+from inspect_ai.model import ChatMessageUser, ContentImage
 from inspect_ai.scorer import Score as InspectScore
 from inspect_ai.scorer import match
 from inspect_ai.solver import generate, use_tools
@@ -21,7 +19,6 @@ from inspect_ai.tool import Tool, tool
 
 from posttrain.chat import nemotron_3_nano_template, render
 from posttrain.errors import ConfigError, DataError
-from posttrain.evaluation.inspect_adapter import provider
 from posttrain.evaluation.inspect_adapter.provider import from_inspect, inspect_model, to_inspect
 from posttrain.evaluation.inspect_adapter.tasks import _score, load_task
 from posttrain.evaluation.journal import JournaledSampler
@@ -65,7 +62,7 @@ def test_a_task_of_inspects_own_with_tools_goes_on_from_sampled_ids():
     sampler = ScriptedSampler(calling)
     log = run(sampler)
     assert log.results.scores[0].metrics["accuracy"].value == 1.0
-    first, second = sampler.batches
+    first, second = sampler.calls
     assert len(first) == len(second) == 3
     declared = json.loads(first[0].tools)[0]["function"]
     assert declared["name"] == "calculate"
@@ -96,7 +93,7 @@ def test_epochs_have_seeds_of_their_own_and_runs_repeat():
     def seeds() -> list[int]:
         sampler = ScriptedSampler(lambda request: turn("56"))
         run(sampler, samples=2, epochs=3, solver=generate(), seed=5)
-        return sorted(request.seed for batch in sampler.batches for request in batch)
+        return sorted(request.seed for batch in sampler.calls for request in batch)
 
     first = seeds()
     assert len(set(first)) == 6
@@ -105,24 +102,7 @@ def test_epochs_have_seeds_of_their_own_and_runs_repeat():
     sampler = ScriptedSampler(lambda request: "FAIL")
     with pytest.raises(Exception, match="the server went away"):
         run(sampler, samples=1, solver=generate())
-    assert len(sampler.batches) == 1
-
-
-def test_a_long_run_forgets_its_first_turns_unless_they_become_records(monkeypatch):
-    monkeypatch.setattr(provider, "_REMEMBERED", 2)
-    scripted = ScriptedSampler(lambda request: turn("56"))
-
-    async def remembered(given: ScriptedSampler | None) -> list[bool]:
-        api: Any = provider.SamplerAPI("tiny", sampler=given)
-        api._sampler = scripted
-        turns = [
-            ([ChatMessageUser(content=str(k))], [], "auto", GenerateConfig()) for k in range(5)
-        ]
-        outputs = [await api.generate(*one) for one in turns]
-        return [api.generation_of(output.message.id) is not None for output in outputs]
-
-    assert asyncio.run(remembered(None)) == [False, False, False, True, True]
-    assert all(asyncio.run(remembered(scripted)))
+    assert len(sampler.calls) == 1
 
 
 def test_messages_there_and_back():

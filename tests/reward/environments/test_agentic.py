@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.agentic_policies import run_policy
 from posttrain.environments.sandbox import SandboxResult
 from posttrain.errors import DataError
 from posttrain.evaluation.agentic import failures
@@ -18,7 +19,7 @@ from posttrain.rollouts import Completion, Prompt
 from reward.environments import ENVIRONMENTS
 from reward.environments.agentic import base, workspace
 from reward.environments.agentic.base import Family, script
-from reward.environments.agentic.policies import ENVIRONMENT_OF, policy_of, run_policy
+from reward.environments.agentic.policies import ENVIRONMENT_OF, policy_of
 from reward.environments.agentic.workspace import Call, read, sh, write
 from reward.environments.base import Script, replay
 from reward.environments.world import Refused

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
 import socket
 import uuid
@@ -16,7 +15,8 @@ from typing import Any
 import pytest
 
 from reward.environments.agentic import workspace
-from reward.environments.agentic.workspace import TOOLS, Workspace
+from reward.environments.agentic.workspace import TOOLS, Call, Workspace, read, sh, write
+from tests.environments.test_hostile import survivors
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is missing")
 MARK = f"hostile-{uuid.uuid4().hex}"
@@ -29,21 +29,21 @@ LAST = "still here"
 class Use:
     """Calls of one run; `says`: part of the last result, `keeps`: paths that may be new."""
 
-    calls: tuple[tuple[str, dict[str, Any]], ...]
-    says: str = ""
+    calls: tuple[Call, ...]
+    says: str = "error:"
     keeps: tuple[str, ...] = ()
 
 
-def read(path: str, says: str = "error:") -> Use:
-    return Use((("read_file", {"path": path}),), says)
+def reads(path: str) -> Use:
+    return Use((read(path),))
 
 
-def write(path: str, content: str = "x", says: str = "error:") -> Use:
-    return Use((("write_file", {"path": path, "content": content}),), says)
+def writes(path: str, content: str = "x") -> Use:
+    return Use((write(path, content),))
 
 
-def sh(*commands: str, says: str = "", keeps: tuple[str, ...] = ()) -> Use:
-    return Use(tuple(("shell", {"command": command}) for command in commands), says, keeps)
+def runs(*commands: str, says: str = "") -> Use:
+    return Use(tuple(map(sh, commands)), says)
 
 
 def sql(query: str, says: str = "error:", database: str = "data.db") -> Use:
@@ -56,52 +56,52 @@ def uses(secret: Path, port: int) -> dict[str, Use]:
     connect = f"import socket; socket.create_connection(('127.0.0.1', {port}), 2)"
     spawn = f"(sleep 0.6; echo {MARK} > late) & (setsid nohup sleep 300 {MARK} >/dev/null 2>&1 &) ; echo started"
     return {
-        "traversal_read": read("../../etc/passwd"),
-        "absolute_read": read("/etc/passwd"),
-        "traversal_behind_the_root": read("/scratch/../etc/passwd"),
-        "traversal_inside_a_path": read(f"src/../..{secret}"),
-        "traversal_write": write("../escape"),
-        "absolute_write": write(f"{secret.parent}/planted"),
-        "null_in_a_path": write("a\0b"),
-        "long_path": write("d/" * 3000 + "f"),
-        "traversal_list": Use((("list_files", {"path": "../.."}),), "error:"),
-        "file_as_directory": write("a.txt/b"),
-        "too_much_written": write("big", "x" * (5 << 20)),
-        "half_a_surrogate": write("s", "\ud800"),
-        "link_to_a_file": Use((*sh(f"ln -s {secret} link").calls, *read("link").calls), "error:"),
+        "traversal_read": reads("../../etc/passwd"),
+        "absolute_read": reads("/etc/passwd"),
+        "traversal_behind_the_root": reads("/scratch/../etc/passwd"),
+        "traversal_inside_a_path": reads(f"src/../..{secret}"),
+        "traversal_write": writes("../escape"),
+        "absolute_write": writes(f"{secret.parent}/planted"),
+        "null_in_a_path": writes("a\0b"),
+        "long_path": writes("d/" * 3000 + "f"),
+        "traversal_list": Use((("list_files", {"path": "../.."}),)),
+        "file_as_directory": writes("a.txt/b"),
+        "too_much_written": writes("big", "x" * (5 << 20)),
+        "half_a_surrogate": writes("s", "\ud800"),
+        "link_to_a_file": Use((sh(f"ln -s {secret} link"), read("link"))),
         "link_to_the_root": Use(
-            (*sh("ln -s / root").calls, *write(f"root{secret.parent}/planted").calls),
+            (sh("ln -s / root"), write(f"root{secret.parent}/planted", "x")),
             "wrote", (f"root{secret.parent}/planted",),
         ),
-        "host_file": sh(f"cat {secret}", says="exit code"),
-        "host_variables": sh("env; cat /proc/*/environ | tr '\\0' '\\n'"),
-        "checker_s_files": sh(f"cat {gold}", says="exit code"),
-        "search_for_the_project": sh("ls /work /root /home; find / -name investigations.py 2>/dev/null"),
-        "fork_bomb": sh(":(){ :|:& };:; sleep 3"),
-        "endless_output": sh("yes", says="exit code 1"),
-        "endless_loop": sh("while true; do :; done", says="killed"),
-        "huge_file": sh("head -c 60000000 /dev/zero > big", says="its changes are lost"),
-        "many_files": sh("for i in $(seq 2000); do : > f$i; done", says="its changes are lost"),
-        "memory": sh("python3 -c 'x = bytes(1 << 33)'", says="exit code 1"),
-        "network": sh(f'python3 -c "{connect}"', says="exit code 1"),
-        "background": sh(spawn, "sleep 0.9; ls; echo end", says="end"),
-        "kills_everything": sh("kill -9 -1; sleep 1"),
-        "ends_the_collector": sh("kill -9 $PPID; kill -9 $(ps -o ppid= $PPID)"),
-        "forged_listing": sh(
+        "host_file": runs(f"cat {secret}", says="exit code"),
+        "host_variables": runs("env; cat /proc/*/environ | tr '\\0' '\\n'"),
+        "checker_s_files": runs(f"cat {gold}", says="exit code"),
+        "search_for_the_project": runs("ls /work /root /home; find / -name investigations.py 2>/dev/null"),
+        "fork_bomb": runs(":(){ :|:& };:; sleep 3"),
+        "endless_output": runs("yes", says="exit code 1"),
+        "endless_loop": runs("while true; do :; done", says="killed"),
+        "huge_file": runs("head -c 60000000 /dev/zero > big", says="its changes are lost"),
+        "many_files": runs("for i in $(seq 2000); do : > f$i; done", says="its changes are lost"),
+        "memory": runs("python3 -c 'x = bytes(1 << 33)'", says="exit code 1"),
+        "network": runs(f'python3 -c "{connect}"', says="exit code 1"),
+        "background": runs(spawn, "sleep 0.9; ls; echo end", says="end"),
+        "kills_everything": runs("kill -9 -1; sleep 1"),
+        "ends_the_collector": runs("kill -9 $PPID; kill -9 $(ps -o ppid= $PPID)"),
+        "forged_listing": runs(
             "for p in /proc/[0-9]*; do printf '0 0 0 1\\n3 /etc/x\\nabc' > $p/fd/1; done 2>/dev/null"
         ),
-        "forged_without_end": sh(
+        "forged_without_end": runs(
             "for p in /proc/[0-9]*; do printf '0 0 0 99999999999\\n-4 a\\n' > $p/fd/1; done 2>/dev/null"
         ),
-        "deep_directories": sh(
+        "deep_directories": runs(
             "python3 -c \"import os\nfor n in range(3000): os.mkdir('d'); os.chdir('d')\""
         ),
-        "special_files": sh("mkfifo pipe; python3 -c \"import socket as s; s.socket(1).bind('k')\"",
+        "special_files": runs("mkfifo pipe; python3 -c \"import socket as s; s.socket(1).bind('k')\"",
                             says="not kept"),
-        "odd_names": sh("touch \"$(printf 'a\\nb')\" \"$(printf 'c\\377')\"", says="not kept"),
-        "mounts": sh("mount -t tmpfs x src; unshare -r true", says="exit code"),
-        "unreadable": sh("mkdir locked; touch locked/f; chmod 000 locked"),
-        "removes_all": sh("rm -rf /scratch/* /interpreter/* /usr/* 2>/dev/null; cp /proc/self/exe x; rm x"),
+        "odd_names": runs("touch \"$(printf 'a\\nb')\" \"$(printf 'c\\377')\"", says="not kept"),
+        "mounts": runs("mount -t tmpfs x src; unshare -r true", says="exit code"),
+        "unreadable": runs("mkdir locked; touch locked/f; chmod 000 locked"),
+        "removes_all": runs("rm -rf /scratch/* /interpreter/* /usr/* 2>/dev/null; cp /proc/self/exe x; rm x"),
         "sql_writes": sql("DELETE FROM t"),
         "sql_attaches": sql(f"ATTACH DATABASE '{secret}' AS x"),
         "sql_never_ends": sql(
@@ -111,7 +111,7 @@ def uses(secret: Path, port: int) -> dict[str, Use]:
         "sql_loads_code": sql("SELECT load_extension('x')"),
         "sql_elsewhere": sql("SELECT 1", database=f"../..{secret}"),
         "sql_uri_options": sql("DELETE FROM t", database="data.db?mode=rw"),
-        "huge_command": sh("echo " + "x" * 3_000_000, says="error:"),
+        "huge_command": runs("echo " + "x" * 3_000_000, says="error:"),
     }  # fmt: skip
 
 
@@ -175,9 +175,4 @@ def test_the_host_is_as_it_was(ends: dict[str, Any]):
     assert secret.read_text() == SECRET
     assert [path.name for path in secret.parent.iterdir()] == ["secret.txt"]
     assert len(CASES) >= 25
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        if int(path.parent.name) != os.getpid():
-            try:
-                assert MARK.encode() not in path.read_bytes()
-            except OSError:
-                continue
+    assert survivors(MARK) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import shutil
 from typing import Any
@@ -13,7 +14,7 @@ from benchmarks.environment_tasks import rows
 from benchmarks.red_team import attacks_on
 from posttrain.errors import DataError
 from reward.environments import ENVIRONMENTS
-from reward.environments.base import same_value
+from reward.environments.base import same_value, unusable
 from reward.environments.code import find_program, same_output
 from reward.environments.instruction_following import CONSTRAINTS
 from tests.reward.environments.scoring import verify
@@ -170,7 +171,7 @@ def test_programs_that_do_not_solve_the_task_fail_and_solutions_pass(row: dict[s
     draft = f"```python\nprint(1)\n```\n- Better:\n  ~~~py\n  {gold}\n  ~~~\nFor 3:\n```\n9\n```"
     values = [score.value for score in verify(environment, prompt, draft, *wrong)]
     assert values == [1.0] + [0.0] * len(wrong)
-    assert environment.refuse([prompt]) == [None]
+    assert asyncio.run(unusable(environment, prompt)) is None
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
-"""Prompts and completions as graders meet them."""
+"""Prompts, completions and near misses as graders meet them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from decimal import Decimal
 from typing import Any
 
 from posttrain.chat.parse import ParsedCompletion
@@ -38,3 +39,30 @@ def values(grader: Grader, requests: Iterable[tuple[Prompt, str]]) -> list[float
     """The value of each answer."""
     attempts = [Attempt(prompt, completion_of(answer)) for prompt, answer in requests]
     return [score.value for score in grader.grade(attempts)]
+
+
+def near_misses(gold: str) -> dict[str, str]:
+    """Wrong answers to a decimal or integer gold, by how they are wrong: "1,234" → 1,235, -1,234…"""
+    number = Decimal(gold.replace(",", ""))
+    text = str(number)
+    found = {
+        "off by one": str(number + 1),
+        "one less": str(number - 1),
+        "sign": str(-number),
+        "tenfold": str(number * 10),
+        "a tenth": str(number / 10),
+        "half": str(number / 2),
+        "a digit more": f"{text}7",
+    }
+    if text[-2:].isdigit() and len(text) > 1:
+        found["grouped wrongly"] = f"{text[:-1]},{text[-1]}"
+    for place in range(len(text) - 1):
+        if text[place].isdigit() and text[place + 1].isdigit() and text[place] != text[place + 1]:
+            found["swapped digits"] = (
+                text[:place] + text[place + 1] + text[place] + text[place + 2 :]
+            )
+    return {kind: wrong for kind, wrong in found.items() if not _is(wrong, number)}
+
+
+def _is(text: str, number: Decimal) -> bool:
+    return "," not in text and Decimal(text) == number

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 pytest.importorskip("if_verifiable", reason="extra eval-suite")
 
-from posttrain.chat.parse import ParsedCompletion
-from posttrain.records import Message
-from posttrain.rollouts import Completion, Prompt, Step
 from reward.graders.base import Attempt
 from reward.graders.constraints import Constraints
 from reward.graders.worker_main import run_inline
+from tests.reward.graders.attempts import completion_of, prompt_of
 
 NO_COMMA, WORDS = "punctuation:no_comma", "length_constraints:number_words"
 AT_LEAST_5 = {"relation": "at least", "num_words": 5, "frequency": None}
 
 
 def attempt(answer: str, names: list[str], arguments: list[dict]) -> Attempt:
-    task = {"instruction_id_list": names, "kwargs": arguments}
-    prompt = Prompt("p", "p", "s", (Message("user", "Write."),), metadata=json.dumps(task))
-    parsed = ParsedCompletion(None, answer, (), (), True)
-    step = Step(answer, parsed, "stop", 0, 3, 3)
-    return Attempt(prompt, Completion("p", 0, (step,), "stop"))
+    prompt = prompt_of(None, instruction_id_list=names, kwargs=arguments)
+    return Attempt(prompt, completion_of(answer))
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from posttrain.config.backend import ChatBackend
 from posttrain.config.judge import LengthConfig, PairingConfig
-from posttrain.errors import JudgeError
+from posttrain.errors import ConfigError, JudgeError
 from posttrain.group_rewards import Group, GroupRewards
 from posttrain.sampling.engines.chat import ChatSampler
 from posttrain.sampling.engines.http import Client
@@ -37,9 +37,10 @@ class JudgingStub(Stub):
             return body
         for _ in range(random.Random(json.dumps(body)).randrange(5)):
             await asyncio.sleep(0)
-        found = ANSWERS.search(body["messages"][-1]["content"])
-        assert found is not None
-        said = verdict_text(Verdict(worth(found[1]), worth(found[2]), 3))
+        contents = [message["content"] for message in body["messages"]]
+        found = ANSWERS.search(contents[-1])
+        answers = found.groups() if found else contents[-2:]  # of the compact layout, or by role
+        said = verdict_text(Verdict(*map(worth, answers), 3))
         message = {"role": "assistant", "content": said, "reasoning_content": "hm"}
         usage = {"prompt_tokens": 11, "completion_tokens": 9}
         choice = {"message": message, "finish_reason": "stop"}
@@ -65,15 +66,15 @@ def share(part: float, trouble: int | str) -> Trouble:
 
 
 def judged(
-    trouble: Trouble = no_trouble, *, timeout: float = 30.0, retries: int = 0, gate: int = 1
-) -> tuple[list[GroupRewards], JudgeCosts, int]:
-    async def run() -> tuple[list[GroupRewards], JudgeCosts, int]:
+    trouble: Trouble = no_trouble, *, timeout: float = 30.0, gate: int = 1, layout: str = "compact"
+) -> tuple[list[GroupRewards], JudgeCosts, Stub]:
+    async def run() -> tuple[list[GroupRewards], JudgeCosts, Stub]:
         async with JudgingStub(trouble, gate=gate) as stub:
-            reached = {"concurrency": 64, "timeout": timeout, "retries": retries}
+            reached = {"concurrency": 64, "timeout": timeout, "retries": 0}
             backend = ChatBackend(kind="chat", url=stub.url, model="judge", **reached)
             client = Client(backend, first_wait=0.0)
             sampler = ChatSampler(client, backend, parts=False)
-            judge = GenRmJudge([JudgeSampler(sampler, "compact")], config())
+            judge = GenRmJudge([JudgeSampler(sampler, layout)], config())
             reward = JudgedReward(
                 judge, config=config(), pairing=PairingConfig(), length=LengthConfig()
             )
@@ -81,7 +82,7 @@ def judged(
                 found = await reward.reward(groups(), seed=1)
                 lost = [failure for one in found for failure in one.failures]
                 reward.settle(sum(one.requests for one in found), lost)
-                return found, judge.ledger, stub.most
+                return found, judge.ledger, stub
             finally:
                 await client.close()
 
@@ -89,10 +90,22 @@ def judged(
 
 
 def test_everything_is_in_flight_at_once_and_the_order_of_answers_changes_nothing():
-    found, ledger, most = judged(gate=GROUPS * SIZE)
-    assert most == GROUPS * SIZE == ledger.calls
+    found, ledger, stub = judged(gate=GROUPS * SIZE)
+    assert stub.most == GROUPS * SIZE == ledger.calls
     assert [rewards.rewards for rewards in found] == [r.rewards for r in judged()[0]]
     assert (ledger.prompt_tokens, ledger.completion_tokens) == (11 * ledger.calls, 9 * ledger.calls)
+
+
+def test_a_server_gets_the_judges_roles():
+    found, _, stub = judged(layout="roles")
+    assert [rewards.rewards for rewards in found] == [r.rewards for r in judged()[0]]
+    roles = {tuple(m["role"] for m in body["messages"]) for body in stub.bodies}
+    assert roles == {("user", "response_1", "response_2")}
+
+
+def test_a_server_that_refuses_the_key_stops_the_run():
+    with pytest.raises(ConfigError, match="refuses the key"):
+        judged(lambda body, again: 401)
 
 
 @pytest.mark.parametrize("trouble", [400, 500, "cut"])

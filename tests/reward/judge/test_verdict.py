@@ -10,11 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrain.chat import parse_completion
 from posttrain.errors import DataError
 from posttrain.group_rewards import Group
-from posttrain.records import Message
-from posttrain.rollouts import Completion, Finish, Prompt, Step
 from reward.judge.verdict import (
     Gold,
     Verdict,
@@ -25,6 +22,7 @@ from reward.judge.verdict import (
     preferred,
     training_reward,
 )
+from tests.reward.judge.judging import completion, failed, prompt
 
 GOOD = '{"score_1": 4, "score_2": 2.5, "ranking": 2}'
 VERDICT = Verdict(4.0, 2.5, 2.0)
@@ -138,30 +136,18 @@ def test_swapping_twice_is_nothing_and_keeps_the_reward():
 
 # -- judgements against their gold ---------------------------------------------------------------
 
-SAID = '{"score_1": 4, "score_2": 2, "ranking": 2}'
-
-
-def completion(text: str, finish: Finish = "stop") -> Completion:
-    parsed = parse_completion(text, thinking=True)
-    step = Step(text, parsed, "length" if finish == "length" else "stop", 1, 1, 1)
-    return Completion("p", 0, (() if finish == "failed" else (step,)), finish)
-
-
-def prompt(gold: str | None) -> Prompt:
-    return Prompt("p", "p", "judging", (Message("user", "judge"),), gold=gold)
-
 
 def test_a_group_of_judgements():
     said = '{"score_1": 4, "score_2": 2, "ranking": 2}'
     texts = (
-        completion(f"Good.</think>{said}<|im_end|>"),
-        completion('x</think>{"score_1": 2, "score_2": 5, "ranking": 6}<|im_end|>'),
-        completion("x</think>The first.<|im_end|>"),
-        completion(f"x</think>{said}", "length"),
-        completion(f"{said}</think>See above.<|im_end|>"),  # in the reasoning it is none
-        completion("", "failed"),
+        completion(said),
+        completion('{"score_1": 2, "score_2": 5, "ranking": 6}'),
+        completion("The first."),
+        completion(said, finish="length"),
+        completion("See above.", reasoning=said),  # in the reasoning it is none
+        failed(),
     )
-    group = Group(prompt('{"score_1":5,"score_2":2,"ranking":1}'), texts)
+    group = Group(prompt(gold='{"score_1":5,"score_2":2,"ranking":1}'), texts)
     [found] = asyncio.run(VerdictReward().reward([group], seed=0))
     # malformed: 10, and as far off as can be from 5 (4), 2 (3) and 1 (5)
     assert found.rewards == (-2.0, -11.0, -22.0, -22.0, -22.0, None)
@@ -186,16 +172,16 @@ def test_scores_decide_and_the_ranking_breaks_their_tie(verdict: tuple[Any, ...]
 
 
 def test_no_side_is_half_right_and_a_tied_gold_has_no_right_side():
-    neither = completion('</think>{"score_1": 3, "score_2": 3, "ranking": 3.5}<|im_end|>')
+    neither = completion('{"score_1": 3, "score_2": 3, "ranking": 3.5}')
     found = outcome_of(neither, Gold(5, 1, 1))
     assert found is not None
     names = ("pairwise_accuracy", "same_scores", "prefers_first", "prefers_neither", "score_error")
     assert [found.figures[name] for name in names] == [0.5, 1.0, None, 1.0, 2.0]
-    tied = [outcome_of(one, Gold(None, None, 3.5)) for one in (neither, completion("</think>no"))]
+    tied = [outcome_of(one, Gold(None, None, 3.5)) for one in (neither, completion("no"))]
     assert [one and one.parts["right_order"] for one in tied] == [None, None]
 
 
 @pytest.mark.parametrize("text", [None, "56", '{"score_1":1,"score_2":2,"ranking":null}', "[1]"])
 def test_a_prompt_without_a_gold_verdict_says_where_it_should_come_from(text: str | None):
     with pytest.raises(DataError, match="made by build_genrm"):
-        gold_from(prompt(text))
+        gold_from(prompt(gold=text))

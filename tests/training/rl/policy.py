@@ -11,6 +11,7 @@ from typing import Any
 
 from posttrain.config.grpo import GroupTraining
 from posttrain.config.load import validate
+from posttrain.errors import JudgeError
 from posttrain.group_rewards import Failure, Group, GroupRewards
 from posttrain.records import Message
 from posttrain.rollouts import Completion, Prompt
@@ -93,6 +94,15 @@ class Scripted:
             judgements=({"of": group.prompt.id},),
             counts={"judge_calls": len(rewards)},
         )
+
+
+class FailsAtTheSecond(Scripted):
+    """Ends the run while it rewards the second batch."""
+
+    async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:
+        if self.requests:
+            raise JudgeError("the end")
+        return await super().reward(groups, seed=seed)
 
 
 def raw_recipe(

@@ -24,10 +24,11 @@ from posttrain.config.load import validate
 from posttrain.errors import ConfigError
 from posttrain.hashing import digest_of
 from posttrain.training.plan import GIB
+from posttrain.training.rl.policy import WeightSync
 from posttrain.training.rl.stage import GroupStage
-from posttrain.training.rl.vllm import WeightSync
 from tests.training.forks import forked
 from tests.training.rl.policy import (
+    FailsAtTheSecond,
     Scripted,
     finish,
     make_prompts,
@@ -139,25 +140,6 @@ def test_a_lora_server_is_given_the_adapter_of_each_step(
     check(tmp_path / "out", alone(policy, **ADAPTER))
 
 
-def test_weights_that_do_not_arrive_show(policy: Path, tmp_path: Path):
-    """A server that keeps to its first adapter: the ratios say so at once."""
-    with policy_server(policy) as server:
-        load = server.load
-
-        def stale(name: str, path: str) -> tuple[int, str]:
-            if not server.loaded:
-                return load(name, path)
-            server.loaded[name] = next(iter(server.loaded.values()))
-            return 200, "added"
-
-        server.load = stale  # type: ignore[method-assign]  # the trouble that is tested
-        recipe = make_recipe(policy, tmp_path / "out", STEPS, **served(server.url))
-        out = finish(recipe, PROMPTS, Scripted(words_of))
-    apart = [row["logp_difference"] for row in log_rows(out) if "loss" in row]
-    assert apart[0] == pytest.approx(0, abs=1e-4)
-    assert apart[-1] > 0.01
-
-
 def test_a_server_that_takes_no_adapters_is_refused(policy: Path, tmp_path: Path):
     with policy_server(policy) as server:
         server.load = lambda *_: (404, "Not Found")  # type: ignore[method-assign]  # as above
@@ -252,16 +234,10 @@ def test_vllm_in_the_training_process_sleeps_while_it_trains(
 
 
 def test_a_run_that_goes_on_with_a_server_loses_and_repeats_nothing(policy: Path, tmp_path: Path):
-    class Fails(Scripted):
-        async def reward(self, groups: Any, *, seed: int) -> Any:
-            if len(self.requests) == 1:
-                raise ConfigError("killed here")
-            return await super().reward(groups, seed=seed)
-
     trainer = {"save_steps": 1, "max_steps": 2}
     with vllm_server(policy) as server:
         recipe = make_recipe(policy, tmp_path / "out", trainer, rollouts=by_server(server))
-        stage = GroupStage(recipe, prompts=PROMPTS, reward=Fails())
+        stage = GroupStage(recipe, prompts=PROMPTS, reward=FailsAtTheSecond())
         assert forked(lambda: (install_vllm(), stage.run(dry_run=False)), check=False).codes == [1]
         server.transfer.listen()
         server.log.clear()

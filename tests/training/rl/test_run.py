@@ -14,12 +14,12 @@ from transformers import AutoModelForCausalLM
 
 from posttrain.config.grpo import GroupTraining
 from posttrain.errors import ConfigError, JudgeError, TrainingError
-from posttrain.group_rewards import Group, GroupRewards
 from posttrain.models.load import find_routers
 from posttrain.rollouts import Completion
 from posttrain.runs import read_artifact
 from posttrain.training.rl.batch import trained_rows
 from tests.training.rl.policy import (
+    FailsAtTheSecond,
     Scripted,
     finish,
     make_prompts,
@@ -211,54 +211,31 @@ def unscored(_: Completion) -> float | None:
     return None
 
 
-def untrained(recipe: GroupTraining, reward: Scripted, *, why: str) -> list[dict[str, Any]]:
-    """Its log, of a run that must end in this error and leave no model."""
-    out = Path(recipe.out)
-    with pytest.raises(TrainingError, match=rf"no token was trained in 3 steps.*{why}"):
-        finish(recipe, PROMPTS, reward)
-    assert not (out / "manifest.json").exists()
-    assert not list(out.glob("*.safetensors"))
-    assert [row["loss_tokens"] for row in steps_of(out)] == [0.0] * 3
-    return steps_of(out)
-
-
-def test_a_run_in_which_nothing_is_scored_fails(grpo: Make):
-    recipe = grpo(guard=UNGUARDED)
-    rows = untrained(recipe, Scripted(unscored), why="100% of the rollouts were unscored")
-    assert (rows[0]["unscored"], rows[0]["loss"]) == (1.0, 0.0)
-    assert "reward" not in rows[0]
-
-
-def test_a_run_in_which_every_rollout_is_truncated_fails(grpo: Make):
+@pytest.mark.parametrize(("name", "score"), [("unscored", unscored), ("truncated", short)])
+def test_a_run_in_which_nothing_is_trained_fails(grpo: Make, name: str, score: Any):
     """Also when it is taken up from a checkpoint that had trained nothing either."""
+    # at the temperature 1 a random policy ends now and then
+    sampling = {"max_tokens": 2, "temperature": 0.02 if name == "truncated" else 1.0}
     recipe = grpo(
-        trainer={"save_steps": 1},
-        sampling={"max_tokens": 2, "temperature": 0.02},  # at 1 a random policy ends now and then
-        loss={"overlong": "mask"},
-        guard=UNGUARDED,
+        trainer={"save_steps": 1}, sampling=sampling, loss={"overlong": "mask"}, guard=UNGUARDED
     )
-    why = r"100% of the rollouts were truncated: .*raise sampling\.max_tokens"
-    reward = Scripted(short)
-    rows = untrained(recipe, reward, why=why)
-    assert {row["truncated"] for row in rows} == {1.0}
-    requests = len(reward.requests)
-    assert untrained(recipe, reward, why=why) == rows
-    assert len(reward.requests) == requests + 1
-
-
-class FailsOnce(Scripted):
-    """Scores the first batch; the second ends the run."""
-
-    async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:
-        if self.requests:
-            raise JudgeError("the end")
-        return await super().reward(groups, seed=seed)
+    out, reward, found = Path(recipe.out), Scripted(score), []
+    for batches in (3, 4):
+        with pytest.raises(TrainingError, match=rf"trained in 3 steps.*100% .* were {name}: "):
+            finish(recipe, PROMPTS, reward)
+        assert len(reward.requests) == batches
+        assert not (out / "manifest.json").exists()
+        assert not list(out.glob("*.safetensors"))
+        found.append(steps_of(out))
+    assert found[0] == found[1]
+    assert [(row["loss_tokens"], row[name]) for row in found[0]] == [(0.0, 1.0)] * 3
+    assert ("reward" in found[0][0]) == (name == "truncated")
 
 
 def test_a_reward_that_fails_ends_the_run_and_tokens_trained_before_count(grpo: Make):
     recipe = grpo(trainer={"save_steps": 1}, guard=UNGUARDED)
     with pytest.raises(JudgeError, match="the end"):
-        finish(recipe, PROMPTS, FailsOnce())
+        finish(recipe, PROMPTS, FailsAtTheSecond())
     rows = steps_of(finish(recipe, PROMPTS, Scripted(unscored)))
     assert [row["loss_tokens"] > 0 for row in rows] == [True, False, False]
 

@@ -211,6 +211,6 @@ def install_vllm() -> None:
     vllm_client.VLLMClient.init_communicator = lambda self, device: join(self, "cuda")
     importlib.reload(vllm_generation)
     vllm_generation.empty_cache = lambda: None
-    from posttrain.training.rl import vllm
+    from posttrain.training.rl import policy
 
-    importlib.reload(vllm)
+    importlib.reload(policy)

@@ -1,4 +1,6 @@
-"""The recipe's block `deduplication:`; without it, no record is dropped for being like another."""
+"""The blocks `deduplication:` and `decontamination:`: records that say what another record says, or
+what evaluation asks. Without a block, nothing is dropped for it.
+"""
 
 from typing import Annotated
 
@@ -44,7 +46,33 @@ class DeduplicationConfig(Strict):
         """The threshold of a source, `None` where near-duplicates are not looked for."""
         return self.near and self.near.per_source.get(source, self.near.threshold)
 
-    def sources_named(self) -> list[tuple[str, str]]:
-        """Every source that the block names, with the key that names it."""
-        named = [("precedence", name) for name in self.precedence]
-        return named + [("near.per_source", n) for n in (self.near.per_source if self.near else ())]
+
+class EvaluationFile(Strict):
+    """One file, glob or directory of evaluation items, in any form that a source may have.
+
+    path: relative to the base directory.
+    split: of a dataset directory that holds several.
+    fields: dotted paths of the texts to look for, lists and objects standing for all texts in them;
+        () takes every text of a row. Options (fields named `A` to `J`, `choices`, `options` and the
+        like, lists beside a named text) count beside their question alone.
+    """
+
+    path: str = Field(min_length=1)
+    split: str | None = None
+    fields: tuple[str, ...] = ()
+
+
+class DecontaminationConfig(Strict):
+    """Records that share runs of words with an evaluation item are dropped as `contaminated`.
+
+    files: what is evaluated on.
+    ngram: words of a run, and the own words of an item that must be found at least; a question with
+        fewer is found with its options, or as a whole message.
+    coverage: the share of an item's own words that must lie in runs that one message also has.
+    common: a run in more distinct items than this is a template, whose words are no item's own.
+    """
+
+    files: tuple[EvaluationFile, ...] = Field(min_length=1)
+    ngram: int = Field(default=8, ge=3, le=50)
+    coverage: float = Field(default=0.6, gt=0, le=1)
+    common: int = Field(default=10, ge=1)

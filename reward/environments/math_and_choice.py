@@ -57,8 +57,7 @@ class MathEnvironment(RLVREnvironment):
             return Score(0.0, None, "no closed \\boxed{} in the answer")
         step = completion.steps[-1]
         boxed = replace(step, parsed=replace(step.parsed, answer=f"\\boxed{{{box}}}"))
-        attempt = Attempt(prompt, replace(completion, steps=(boxed,)))
-        [score] = Math(run=run_inline).grade([attempt])
+        [score] = Math(run=run_inline).grade([Attempt(prompt, replace(completion, steps=(boxed,)))])
         if score.value is None and score.failure is None:  # a box that holds nothing to compare
             return Score(0.0, score.answer, score.explanation)
         return score
@@ -149,8 +148,6 @@ def by_pattern(patterns: list[Any], answer: str, options: dict[str, str]) -> str
             behind, letter = answer[match.end(group) :], choice(match[group], options)
             if len(match[group]) == 1 and _WORD.match(behind):
                 return None
-            contradicted = _contradicted(match[group], behind, options)
-            return (
-                SEVERAL if contradicted or _answers_behind(behind, options) - {letter} else letter
-            )
+            hedged = _contradicted(match[group], behind, options)
+            return SEVERAL if hedged or _answers_behind(behind, options) - {letter} else letter
     return None

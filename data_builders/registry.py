@@ -1,5 +1,5 @@
-"""What runs a prompt's calls and what scores its completions, by the names that prompts carry. One
-whose grader is `environment` is verified by the RLVR environment that it names.
+"""Toolkits, verifiers and graders by the names that prompts carry. A prompt whose grader is
+`environment` is verified by the RLVR environment that it names.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from posttrain.records import Score
 from posttrain.rollouts import Prompt
 from posttrain.runs import atomic_write_json
 from reward.environments import ENVIRONMENTS
-from reward.environments.base import RLVREnvironment
+from reward.environments.base import RLVREnvironment, unusable
 from reward.environments.judged import JudgedEnvironment, LabelJudge
 from reward.graders import GRADERS
 from reward.graders.base import Attempt, Grader
@@ -37,10 +37,7 @@ AnyToolkit = Toolkit | RLVREnvironment
 
 def toolkit_of(name: str) -> AnyToolkit:
     """A toolkit: of `posttrain/environments/`, of an RLVR environment, or the tiny world's own.
-
-    Raises:
-        ConfigError: there is none of that name, or this machine cannot run it.
-    """
+    Raises ConfigError: there is none of that name, or this machine cannot run it."""
     if name == TINY_WORLD:
         return TinyWorldToolkit()
     return ENVIRONMENTS[name]() if name in ENVIRONMENTS else open_toolkit(name)
@@ -75,36 +72,37 @@ class Environments:
         return self._toolkits[name].open(prompt)
 
     def verifier(self, prompt: Prompt) -> Verifier:
-        """What scores a prompt's completions.
-
-        Raises:
-            ConfigError: it names nothing that there is, or needs a judge and there is none.
-        """
+        """What scores a prompt's completions. Raises ConfigError: it names nothing that there is,
+        or needs a judge and there is none."""
         key = (prompt.grader, prompt.environment)
         if key not in self._verifiers:
             self._verifiers[key] = self._make(prompt)
         return self._verifiers[key]
 
     def _make(self, prompt: Prompt) -> Verifier:
-        grader, environment = prompt.grader, prompt.environment
-        if grader == BY_ENVIRONMENT and environment in ENVIRONMENTS:
-            kind = ENVIRONMENTS[environment]
-            if not issubclass(kind, JudgedEnvironment):
-                return kind()
-            if self._judge is None:
-                raise ConfigError(f"environment {environment!r} needs a judge model: set judge:")
-            return kind(self._judge)
-        if grader != BY_ENVIRONMENT and grader in self._graders:
-            return GraderVerifier(self._graders[grader])
-        name = environment if grader == BY_ENVIRONMENT else grader
+        grader, name = prompt.grader, prompt.environment
+        if grader != BY_ENVIRONMENT:
+            name = grader
+            if grader in self._graders:
+                return GraderVerifier(self._graders[grader])
+        elif name in ENVIRONMENTS:
+            environment = _environment(name, self._judge)
+            if isinstance(environment, JudgedEnvironment) and self._judge is None:
+                raise ConfigError(f"environment {name!r} needs a judge model: set judge:")
+            return environment
         known = nearest(str(name), (*ENVIRONMENTS, *self._graders))
         raise ConfigError(
             f"prompt {prompt.id!r}: there is no grader or environment {name!r}{known}"
         )
 
 
+def _environment(name: str, judge: LabelJudge | None) -> RLVREnvironment:
+    kind = ENVIRONMENTS[name]
+    return kind(judge) if issubclass(kind, JudgedEnvironment) else kind()
+
+
 class EnvironmentGrader:
-    """Grades by the RLVR environment that each prompt names.
+    """Grades by the RLVR environment that each prompt names. Not from inside an event loop.
 
     Args:
         judge: the model of environments that need one; None: the answers in `labels` are given.
@@ -116,55 +114,46 @@ class EnvironmentGrader:
 
     def refuse(self, prompts: Sequence[Prompt]) -> list[str | None]:
         """As `Grader.refuse`: the gold is replayed, and has to pass, where no judge is needed."""
-        kinds = [ENVIRONMENTS[str(prompt.environment)] for prompt in prompts]
-        judged = {k for k, kind in enumerate(kinds) if issubclass(kind, JudgedEnvironment)}
-        others = [p for k, p in enumerate(prompts) if k not in judged]
-        results = iter(self._routed(others, others, "refuse"))
-        return [None if k in judged else next(results) for k in range(len(prompts))]
+
+        async def refusal(prompt: Prompt) -> str | None:
+            environment = _environment(str(prompt.environment), None)
+            judged = isinstance(environment, JudgedEnvironment)
+            return None if judged else await unusable(environment, prompt)
+
+        async def every() -> list[str | None]:
+            return await asyncio.gather(*map(refusal, prompts))
+
+        return asyncio.run(every())
 
     def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
         """As `Grader.grade`."""
-        return self._routed(attempts, [attempt.prompt for attempt in attempts], "grade")
+        return asyncio.run(self._grade(attempts))
 
-    def _routed(self, items: Sequence, prompts: Sequence[Prompt], method: str) -> list:
-        results: list = [None] * len(items)
-        for name in sorted({str(prompt.environment) for prompt in prompts}):
-            places = [k for k, prompt in enumerate(prompts) if prompt.environment == name]
-            kind, chosen = ENVIRONMENTS[name], [items[k] for k in places]
-            if method == "grade" and issubclass(kind, JudgedEnvironment) and self._labels:
-                own = asyncio.run(self._judged(kind, chosen, self._labels))
-            else:
-                own = getattr(kind(), method)(chosen)
-            for k, result in zip(places, own, strict=True):
-                results[k] = result
-        return results
+    async def _grade(self, attempts: Sequence[Attempt]) -> list[Score]:
+        names = dict.fromkeys(str(attempt.prompt.environment) for attempt in attempts)
+        judged = any(issubclass(ENVIRONMENTS[name], JudgedEnvironment) for name in names)
+        async with contextlib.AsyncExitStack() as stack:  # the judge's connections: of this loop
+            judge = await self._journaled(self._labels, stack) if judged and self._labels else None
+            made = {name: _environment(name, judge) for name in names}
+            scores = (
+                made[str(a.prompt.environment)].verify(a.prompt, a.completion) for a in attempts
+            )
+            return await asyncio.gather(*scores)
 
-    async def _judged(
-        self, kind: type[JudgedEnvironment], attempts: Sequence[Attempt], labels: Path
-    ) -> list[Score]:
-        """The scores; the judge's connections belong to this event loop."""
+    async def _journaled(self, labels: Path, stack: contextlib.AsyncExitStack) -> LabelJudge:
+        """The judge, whose answers are kept; without a model, the answers that were."""
         settings = labels.with_suffix(".json")  # all else that its requests depend on
-        async with contextlib.AsyncExitStack() as stack:
-            if self._judge is None:
-                kept = json.loads(settings.read_text("utf-8"))
-                config = JudgeSampling(**kept["sampling"])
-                model = JudgeSampler(
-                    JournaledSampler(None, labels),
-                    "message",
-                    thinking=kept["thinking"],
-                    tokens=tuple(kept["tokens"]),
-                )
-                judge = LabelJudge(model, sampling=config, retries=kept["retries"])
-            else:
-                [model] = await open_judges([self._judge.model()], stack)
-                kept = self._judge.model_dump(mode="json", include={*_KEPT})
-                atomic_write_json(settings, kept | {"tokens": model.tokens})
-                model = replace(model, sampler=JournaledSampler(model.sampler, labels))
-                sampling, retries = self._judge.sampling, self._judge.retries
-                judge = LabelJudge(model, sampling=sampling, retries=retries)
-            environment = kind(judge)
-            scores = (environment.verify(a.prompt, a.completion) for a in attempts)
-            return list(await asyncio.gather(*scores))
+        if self._judge is None:
+            kept = json.loads(settings.read_text("utf-8"))
+            sampler, sampling = JournaledSampler(None, labels), JudgeSampling(**kept["sampling"])
+            tokens = tuple(kept["tokens"])
+            model = JudgeSampler(sampler, "message", thinking=kept["thinking"], tokens=tokens)
+            return LabelJudge(model, sampling=sampling, retries=kept["retries"])
+        [model] = await open_judges([self._judge.model()], stack)
+        kept = self._judge.model_dump(mode="json", include={*_KEPT})
+        atomic_write_json(settings, kept | {"tokens": model.tokens})
+        model = replace(model, sampler=JournaledSampler(model.sampler, labels))
+        return LabelJudge(model, sampling=self._judge.sampling, retries=self._judge.retries)
 
 
 def all_graders(
@@ -172,4 +161,4 @@ def all_graders(
 ) -> dict[str, Grader]:
     """Grader by name; one that needs worker processes starts them when it is first used."""
     made = {name: make() for name, make in GRADERS.items()}
-    return made | {"environment": EnvironmentGrader(judge, labels), "tiny_world": TINY_WORLD_GRADER}
+    return made | {BY_ENVIRONMENT: EnvironmentGrader(judge, labels), TINY_WORLD: TINY_WORLD_GRADER}
