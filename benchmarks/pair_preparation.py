@@ -88,7 +88,7 @@ def numbered(path: Path, target: Path, rows: int) -> list[dict[str, Any]]:
 
 def ours(config: SourceConfig, folder: Path, template: ChatTemplate, tokenizer: Any) -> None:
     """Read, render, tokenise, write."""
-    encoder = PairEncoder(template, encoder_of(tokenizer).encode)
+    encoder = PairEncoder(template, encoder_of(tokenizer).arrays)
     read = read_offline(config, encoder, base_dir=folder)
     pairs = (found for found, _ in read if isinstance(found, Pair))
     write_pairs(pairs, folder / "ours", "train", shard_pairs=8192)

@@ -37,10 +37,7 @@ AnyToolkit = Toolkit | RLVREnvironment
 
 def toolkit_of(name: str) -> AnyToolkit:
     """A toolkit: of `posttrain/environments/`, of an RLVR environment, or the tiny world's own.
-
-    Raises:
-        ConfigError: there is none of that name, or this machine cannot run it.
-    """
+    Raises ConfigError: there is none of that name, or this machine cannot run it."""
     if name == TINY_WORLD:
         return TinyWorldToolkit()
     return ENVIRONMENTS[name]() if name in ENVIRONMENTS else open_toolkit(name)
@@ -75,11 +72,8 @@ class Environments:
         return self._toolkits[name].open(prompt)
 
     def verifier(self, prompt: Prompt) -> Verifier:
-        """What scores a prompt's completions.
-
-        Raises:
-            ConfigError: it names nothing that there is, or needs a judge and there is none.
-        """
+        """What scores a prompt's completions. Raises ConfigError: it names nothing that there is,
+        or needs a judge and there is none."""
         key = (prompt.grader, prompt.environment)
         if key not in self._verifiers:
             self._verifiers[key] = self._make(prompt)

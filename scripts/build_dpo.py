@@ -4,7 +4,6 @@ posttrain build_dpo --config tiny/build_dpo
 posttrain build_dpo --config tiny/build_dpo out=runs/x total=400 --dry-run
 """
 
-import sys
 import tempfile
 from pathlib import Path
 
@@ -18,16 +17,14 @@ KIND = "dpo_data"
 def main(argv: list[str] | None = None) -> None:
     parser = recipe_parser("Build preference pairs from graded samples.")
     recipe, options = parse_recipe(parser, BuildDpoConfig, argv)
-    from rich.console import Console
-
     from data_builders.pairs import build as pairs
     from data_builders.registry import all_graders
-    from posttrain.report import run_stage
-    from posttrain.report.console import print_sections
+    from posttrain.report.console import open_console, print_sections
     from posttrain.report.pages.samples import pair_figures, pair_rows, planned_pairs
+    from posttrain.report.write import run_stage
     from posttrain.runs import parent_of, read_artifact
 
-    console = Console(width=None if sys.stdout.isatty() else 140)
+    console = open_console()
     out = Path(recipe.out)
 
     # -- the samples, and the tokenizer and template they were made with

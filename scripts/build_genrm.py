@@ -4,7 +4,6 @@ posttrain build_genrm --config tiny/build_genrm
 posttrain build_genrm --config nemotron-3-nano/build_genrm --dry-run
 """
 
-import sys
 from pathlib import Path
 
 from posttrain.config.build_genrm import BuildGenRmConfig
@@ -17,16 +16,14 @@ KIND = "genrm_data"
 def main(argv: list[str] | None = None) -> None:
     parser = recipe_parser("Build judging prompts from preference data.")
     recipe, options = parse_recipe(parser, BuildGenRmConfig, argv)
-    from rich.console import Console
-
     from data_builders.judging.build import build, token_counter
     from data_builders.prompts.build import prompt_inputs, refuse_changes
-    from posttrain.report import run_stage
-    from posttrain.report.console import print_sections
+    from posttrain.report.console import open_console, print_sections
     from posttrain.report.pages.judging import judging_prompts, pairs_by_source
+    from posttrain.report.write import run_stage
     from posttrain.runs import read_artifact
 
-    console = Console(width=None if sys.stdout.isatty() else 140)
+    console = open_console()
     out = Path(recipe.out)
     config = recipe.model_dump(mode="json", exclude={"out"})
 

@@ -5,7 +5,6 @@ posttrain build_sft --config tiny/build_sft out=runs/x seed=2 --dry-run
 """
 
 import os
-import sys
 from pathlib import Path
 
 from posttrain.config.build_sft import BuildSftConfig
@@ -27,12 +26,11 @@ def main(argv: list[str] | None = None) -> None:
     tokenizer, key = recipe.tokenizer, "tokenizer.chat_template"
     refuse_missing_template(tokenizer.path, tokenizer.chat_template, key=key)
 
-    from rich.console import Console
-
     from data_builders.sft.build import KIND, build, build_config, set_up, show_plan
-    from posttrain.report import ensure_report, write_report
+    from posttrain.report.console import open_console
+    from posttrain.report.write import ensure_report, write_report
 
-    console = Console(width=None if sys.stdout.isatty() else 140)
+    console = open_console()
     out = Path(recipe.out)
     setup = set_up(recipe, Path(), console, dry_run=options.dry_run)
     if options.dry_run:

@@ -6,11 +6,8 @@ posttrain eval_genrm --config F out=runs/x pairs=100 --dry-run
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from rich.console import Console
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.eval import EvalGenRmConfig
@@ -26,13 +23,14 @@ KIND, WORK = "genrm_evaluation", "work"
 def main(argv: list[str] | None = None) -> None:
     parser = recipe_parser("Evaluate judges on held-out pairs.")
     recipe, options = parse_recipe(parser, EvalGenRmConfig, argv)
-    console = Console(width=None if sys.stdout.isatty() else 180)
     out, data = Path(recipe.out), read_artifact(recipe.data, kind="genrm_data")
 
     from posttrain.evaluation.judges import held_out, run_evaluation
-    from posttrain.report import run_stage
+    from posttrain.report.console import open_console
+    from posttrain.report.write import run_stage
     from posttrain.sampling.open import checkpoint_parents
 
+    console = open_console()
     prompts = held_out(recipe, data)
     parents = [parent_of(recipe.data, relative_to=out, manifest=data)]
     parents += checkpoint_parents(map(recipe.path_of, recipe.checkpoints), out=out)

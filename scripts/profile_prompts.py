@@ -6,12 +6,11 @@ posttrain profile_prompts --config tiny/profile_second
 """
 
 import asyncio
-import sys
 from pathlib import Path
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.sample import ProfileConfig
-from posttrain.runs import Run, atomic_write_text, open_run, read_artifact
+from posttrain.runs import Run, atomic_write_text, read_artifact
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -25,18 +24,16 @@ def main(argv: list[str] | None = None) -> None:
     if recipe.previous is not None:
         config["previous"] = read_artifact(recipe.previous, kind="pass_rates", verify=False).digest
 
-    from rich.console import Console
-
     from data_builders.prompts import profile
     from data_builders.sft.inputs import as_stats
     from posttrain.models.chat_template import renderer_of
-    from posttrain.report import show_finished, show_up_to_date
-    from posttrain.report.console import print_sections
+    from posttrain.report.console import open_console, print_sections
     from posttrain.report.pages.samples import planned, prompts_by_source
+    from posttrain.report.write import run_stage
     from posttrain.sampling.generate import finish
     from posttrain.sampling.open import checkpoint_parents
 
-    console = Console(width=None if sys.stdout.isatty() else 140)
+    console = open_console()
     renderer = renderer_of(recipe.backend, recipe.checkpoint)  # refuses a missing one
     given = profile.prompts_to_profile(recipe, plan, renderer, base_dir=Path(), out=out)
     checkpoints = checkpoint_parents([recipe.checkpoint], out=out)
@@ -52,16 +49,12 @@ def main(argv: list[str] | None = None) -> None:
         print_sections(console, [*shown, planned(given.prompts, recipe.n_of, recipe.most_tokens)])
         return
 
-    with open_run(out, kind=profile.KIND, config=config) as stage:
-        if stage.complete:
-            refuse_changes(read_artifact(out, verify=False), given.inputs, parents)
-            show_up_to_date(console, out)
-            return
+    def make(run: Run) -> None:
         making = profile.sample_and_verify(recipe, given.prompts, given.before, console)
         samples, rates = asyncio.run(making)
         atomic_write_text(out / profile.FILE, profile.rate_lines(rates))
         finish(
-            stage,
+            run,
             recipe,
             samples,
             prompts=given.prompts,
@@ -72,7 +65,11 @@ def main(argv: list[str] | None = None) -> None:
             | {"inputs": as_stats(given.inputs), "n": n, "rates": profile.rate_stats(rates, n=n)},
             files={profile.FILE: len(rates)},
         )
-        show_finished(console, out)
+
+    def check() -> None:
+        refuse_changes(read_artifact(out, verify=False), given.inputs, parents)
+
+    run_stage(console, out, kind=profile.KIND, config=config, make=make, check=check)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ posttrain launch --config_file accelerate/ddp rlhf --config tiny/rlhf
 import asyncio
 import contextlib
 from pathlib import Path
+from typing import Any
 
 from posttrain.config.backend import Server
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
@@ -24,15 +25,14 @@ def main(argv: list[str] | None = None) -> None:
     plan = PromptPlan(recipe.prompts, recipe.settings, seed=recipe.seed, out=out)
 
     from data_builders.sft.inputs import as_stats
-    from posttrain.training.finish import RESUME
+    from posttrain.training.output import RESUME
     from posttrain.training.rl.plan import check_reachable
     from posttrain.training.rl.stage import GroupStage, grpo_arguments
     from reward.judge.judge import GenRmJudge, judge_parents, open_judges
     from reward.judge.votes import VerdictCache
     from reward.rlhf import JudgedReward
 
-    parents = plan.parents + judge_parents(recipe.judge.models, out=out)
-    prompts = plan.build()
+    prompts, parents = plan.build(), plan.parents + judge_parents(recipe.judge.models, out=out)
     about = {key: prompts.stats()[key] for key in ("sources", "templates")}
     # a mistake in trainer: shows before a judge is loaded
     grpo_arguments(recipe, out=out / RESUME)
@@ -43,13 +43,9 @@ def main(argv: list[str] | None = None) -> None:
             judges = runner.run(open_judges(recipe.judge.models, stack))
 
             def judged_reward(cache: VerdictCache | None = None) -> JudgedReward:
-                return JudgedReward(
-                    GenRmJudge(judges, recipe.judge, cache=cache),
-                    config=recipe.judge,
-                    pairing=recipe.pairing,
-                    length=recipe.length,
-                    graders=plan.graders,
-                )
+                judge = GenRmJudge(judges, recipe.judge, cache=cache)
+                blocks: Any = {"pairing": recipe.pairing, "length": recipe.length}
+                return JudgedReward(judge, config=recipe.judge, graders=plan.graders, **blocks)
 
             stage = GroupStage(
                 recipe,

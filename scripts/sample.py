@@ -6,14 +6,13 @@ posttrain sample --config tiny/sample out=runs/x n=4 --dry-run
 
 import asyncio
 import shutil
-import sys
 from pathlib import Path
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.paths import refuse_missing_checkpoint
 from posttrain.config.sample import SampleConfig
 from posttrain.jsontext import printable
-from posttrain.runs import Run, open_run
+from posttrain.runs import Run, read_artifact
 
 KIND = "samples"
 
@@ -27,54 +26,51 @@ def main(argv: list[str] | None = None) -> None:
     out, config = Path(recipe.out), recipe.owner_config()
     plan = PromptPlan(recipe.prompts, recipe.settings, seed=recipe.seed, out=out)
 
-    from rich.console import Console
-
     from data_builders.sft.inputs import as_stats
     from posttrain.models.chat_template import message_text, renderer_of
-    from posttrain.report import show_finished, show_up_to_date
-    from posttrain.report.console import print_sections
+    from posttrain.report.console import open_console, print_sections
     from posttrain.report.pages.samples import planned, prompts_by_source
-    from posttrain.runs import read_artifact
+    from posttrain.report.write import run_stage
     from posttrain.sampling.generate import finish, make_samples
     from posttrain.sampling.open import checkpoint_parents
 
-    console = Console(width=None if sys.stdout.isatty() else 140)
+    console = open_console()
     parents = plan.parents + checkpoint_parents([recipe.checkpoint], out=out)
     renderer = renderer_of(recipe.backend, recipe.checkpoint)
 
     if options.dry_run:
         Run.open(out, kind=KIND, config=config, dry_run=True)
-        prompts = plan.build()
-        settings = planned(prompts.prompts, recipe.n_of, recipe.most_tokens)
-        print_sections(console, [prompts_by_source(prompts.stats()), settings])
-        first = {prompt.setting: prompt for prompt in reversed(prompts.prompts)}
+        built = plan.build()
+        settings = planned(built.prompts, recipe.n_of, recipe.most_tokens)
+        print_sections(console, [prompts_by_source(built.stats()), settings])
+        first = {prompt.setting: prompt for prompt in reversed(built.prompts)}
         for name, prompt in reversed(first.items()):
             text = message_text(prompt) if renderer is None else renderer.text(prompt)
             console.print(f"\nfirst prompt of {name} ({prompt.id}):", highlight=False)
             console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
         return
 
-    with open_run(out, kind=KIND, config=config) as stage:
-        if stage.complete:
-            refuse_changes(read_artifact(out, verify=False), plan.inputs, parents)
-            shutil.rmtree(out / "work", ignore_errors=True)
-            show_up_to_date(console, out)
-            return
-        prompts = plan.build()
-        samples = asyncio.run(make_samples(recipe, prompts.prompts, plan.open_environment, console))
+    def make(run: Run) -> None:
+        built = plan.build()
+        samples = asyncio.run(make_samples(recipe, built.prompts, plan.open_environment, console))
         finish(
-            stage,
+            run,
             recipe,
             samples,
-            prompts=prompts.prompts,
-            counts=prompts.counts(),
+            prompts=built.prompts,
+            counts=built.counts(),
             parents=parents,
             renderer=renderer,
-            prompt_stats={**prompts.stats(), "inputs": as_stats(plan.inputs)},
+            prompt_stats={**built.stats(), "inputs": as_stats(plan.inputs)},
         )
         for line in samples.lines():
             console.print(line, highlight=False)
-        show_finished(console, out)
+
+    def check() -> None:
+        refuse_changes(read_artifact(out, verify=False), plan.inputs, parents)
+        shutil.rmtree(out / "work", ignore_errors=True)
+
+    run_stage(console, out, kind=KIND, config=config, make=make, check=check)
 
 
 if __name__ == "__main__":

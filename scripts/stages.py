@@ -24,11 +24,8 @@ from posttrain.runs import MANIFEST, STAGE
 
 HERE = Path(__file__).resolve().parent
 # the commands that take a recipe
-NAMES = sorted(
-    path.stem
-    for path in HERE.glob("[!_]*.py")
-    if "recipe_parser(" in path.read_text("utf-8") and path != Path(__file__).resolve()
-)
+NAMES = sorted(p.stem for p in HERE.glob("*.py") if "recipe_parser(" in p.read_text("utf-8"))
+NAMES.remove(Path(__file__).stem)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -37,16 +34,16 @@ def main(argv: list[str] | None = None) -> None:
     outs = [output_of(step) for step in recipe.stages]
     if twice := sorted({str(out) for out in outs if outs.count(out) > 1}):
         raise ConfigError(f"two stages write to {twice[0]}: give each an out= of its own")
-    total = len(outs)
-    todo = [not (out / MANIFEST).is_file() for out in outs]
+    todo: list[tuple[str, StageStep]] = []
     for number, (step, out) in enumerate(zip(recipe.stages, outs, strict=True), 1):
+        title, finished = f"{number}/{len(outs)} {step.stage} {step.recipe}", out / MANIFEST
         state = "goes on" if (out / STAGE).is_file() else "to do"
-        state = state if todo[number - 1] else "finished"
-        print(f"{number}/{total} {step.stage} {step.recipe} → {out}: {state}", flush=True)
-    for number, step in enumerate(recipe.stages, 1):
-        if options.dry_run and not todo[number - 1]:
-            continue
-        print(f"\n{number}/{total} {step.stage} {step.recipe}", flush=True)
+        state = "finished" if finished.is_file() else state
+        print(f"{title} → {out}: {state}", flush=True)
+        if not (options.dry_run and finished.is_file()):
+            todo.append((title, step))
+    for title, step in todo[:1] if options.dry_run else todo:
+        print(f"\n{title}", flush=True)
         launch = [] if step.launch is None else ["launch", *step.launch]
         arguments = [*launch, step.stage, "--config", step.recipe, *step.overrides]
         arguments += ["--dry-run"] if options.dry_run else []
@@ -54,23 +51,15 @@ def main(argv: list[str] | None = None) -> None:
         done = subprocess.run([sys.executable, str(HERE), *arguments])  # noqa: S603 - ours; no shell
         if done.returncode:
             raise PosttrainError(
-                f"stage {number} of {total}, {step.stage} {step.recipe}, stopped with code "
-                f"{done.returncode}; the same command goes on there"
+                f"stage {title} stopped with code {done.returncode}; the same command goes on there"
             )
-        if options.dry_run:
-            return
 
 
 def output_of(step: StageStep) -> Path:
-    """The directory that a stage writes to, from its checked recipe.
-
-    Raises:
-        ConfigError: there is no such stage, or its recipe is refused; with its message.
-    """
+    """The directory that a stage writes to, from its checked recipe; ConfigError as the stage's."""
     if step.stage not in NAMES:
         raise ConfigError(f"there is no stage {step.stage!r}{nearest(step.stage, NAMES)}")
-    stage = runpy.run_path(str(HERE / f"{step.stage}.py"))
-    printed = io.StringIO()
+    stage, printed = runpy.run_path(str(HERE / f"{step.stage}.py")), io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):
             stage["main"](["--config", step.recipe, *step.overrides, "--print-config"])

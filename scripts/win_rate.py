@@ -5,11 +5,9 @@ posttrain win_rate --config F before=runs/eval:sft after=runs/eval:rlhf out=runs
 """
 
 import asyncio
-import sys
 from functools import partial
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import Progress
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
@@ -22,18 +20,20 @@ KIND, WORK = "win_rate", "work"
 def main(argv: list[str] | None = None) -> None:
     parser = recipe_parser("Judge two policies' answers to the same prompts.")
     recipe, options = parse_recipe(parser, WinRateConfig, argv)
-    console, out = Console(width=None if sys.stdout.isatty() else 160), Path(recipe.out)
+    out = Path(recipe.out)
 
     from data_builders.keyed import key64
     from posttrain.evaluation.compare import side_of
     from posttrain.evaluation.win_rate import pair_up, write_duels
-    from posttrain.report import run_stage
+    from posttrain.report.console import open_console
+    from posttrain.report.write import run_stage
     from posttrain.runs import parent_of, read_artifact
     from reward.judge.judge import judge_all, judge_parents
     from reward.judge.prompt import shown_answer
     from reward.judge.votes import Comparison
     from reward.rlhf import principle_of
 
+    console = open_console()
     sides = [side_of(path) for path in (recipe.before, recipe.after)]
     parents = [
         parent_of(side.run, relative_to=out, manifest=read_artifact(side.run, verify=False))

@@ -56,7 +56,7 @@ def test_an_interrupted_launch_ends_when_its_process_has(monkeypatch):
     monkeypatch.setattr("accelerate.commands.launch.launch_command", launch)
     monkeypatch.setattr("psutil.Process.children", children)
     monkeypatch.setattr("signal.signal", lambda *_: None)
-    monkeypatch.setattr(command, "PATIENCE", 0)
+    monkeypatch.setattr("posttrain.training.launcher.PATIENCE", 0)
     with pytest.raises(SystemExit) as ended:
         command.dispatch(["launch", "sft", "--config", "tiny/sft"])
     assert ended.value.code == 130

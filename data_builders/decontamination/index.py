@@ -1,8 +1,7 @@
 """All runs of words of the evaluation items, to be looked up by the millions.
 
-A run that more than `common` items have is a template; an item's own words are those in none. An
-item with fewer own words than a run has is found by all of its words: followed by its options, if
-it has any, or as a whole message.
+A run that more than `common` items have is a template; an item's own words are those in none. With
+fewer own words than a run has, an item is found by all its words, with its options or as a message.
 """
 
 from __future__ import annotations
@@ -56,89 +55,61 @@ class _Text:
         return tuple(_whole_key(hashes) for hashes in (self.words.hashes, *self.options))
 
 
-@dataclass(frozen=True)
 class RunIndex:
-    """`hashes` (m,) ascending, each the run at word `position` of item `owner`.
+    """An index of items but those too short; runs in more texts than `common` do not count.
 
-    `texts` are distinct; `number` (items given,) is the text of each item, -1 where it is too
-    short. `before` (words of all texts + 1,) counts the own words before each word, `own` (texts,)
-    those of each text, `first` (texts + 1,) is where each text's words begin. `whole` maps hashes
-    of all words to the texts that are found as whole messages, `anchors` hashes of the last words
-    to those that are found with their options. `lookups` are the lengths of runs to look for and
-    their hashes, ascending; `present` has the slots that these take.
+    Attributes:
+        texts: distinct ones; `number` (items given,) is the text of each item, -1 if too short.
+        hashes: (m,) ascending, each the run at word `position` of text `owner`.
+        before: (words of all texts + 1,) own words before each word; `own` (texts,) those of each
+            text, whose words begin at `first`.
+        whole: a hash of all words → the text that is found as a whole message.
+        anchors: a hash of the last words → the texts that are found with their options.
+        lookups: lengths of runs to look for and their hashes, ascending; `present` has the slots
+            that these take.
     """
 
-    texts: tuple[_Text, ...]
-    number: Int
-    ngram: int
-    hashes: Hashes
-    owner: Int
-    position: Int
-    before: Int
-    own: Int
-    first: Int
-    whole: dict[int, int]
-    whole_lengths: Int
-    anchors: dict[int, list[int]]
-    lookups: tuple[tuple[int, Hashes], ...]
-    present: Mask
-
-    @classmethod
-    def build(cls, items: Iterable[Item], *, ngram: int, common: int) -> RunIndex:
-        """Index the items but those too short; runs in more texts than `common` do not count."""
-        texts, number = _distinct(list(items), ngram, common)
-        grams = [runs(text.words.hashes, ngram) for text in texts]
+    def __init__(self, items: Iterable[Item], *, ngram: int, common: int) -> None:
+        self.texts, self.number = _distinct(list(items), ngram, common)
+        self.ngram = ngram
+        texts, grams = self.texts, [runs(text.words.hashes, ngram) for text in self.texts]
         counts = [len(h) for h in grams]
         hashes = np.concatenate([np.empty(0, np.uint64), *grams])
         owner = np.repeat(np.arange(len(texts)), counts)
         position = np.concatenate([np.empty(0, np.int64), *(np.arange(c) for c in counts)])
-        first = np.cumsum([0, *(len(text.words) for text in texts)])
+        self.first = np.cumsum([0, *(len(text.words) for text in texts)])
         distinct, having = np.unique(
             np.concatenate([np.empty(0, np.uint64), *map(np.unique, grams)]), return_counts=True
         )
         rare = having[np.searchsorted(distinct, hashes)] <= common
-        before = _own_before((first[owner] + position)[~rare], ngram, int(first[-1]))
-        own = np.diff(before[first])
-        inside = own >= ngram
+        template = (self.first[owner] + position)[~rare]
+        self.before = _own_before(template, ngram, int(self.first[-1]))
+        self.own = np.diff(self.before[self.first])
+        inside = self.own >= ngram
         rare &= inside[owner]
-        hashes, owner, position = hashes[rare], owner[rare], position[rare]
-        order = np.argsort(hashes, kind="stable")
+        order = np.flatnonzero(rare)[np.argsort(hashes[rare], kind="stable")]
+        self.hashes, self.owner, self.position = hashes[order], owner[order], position[order]
         rest = np.flatnonzero(~inside).tolist()
-        anchors: dict[int, list[int]] = defaultdict(list)
+        self.anchors: dict[int, list[int]] = defaultdict(list)
         lengths: dict[int, set[int]] = defaultdict(set)
         for k in rest:
             if texts[k].options and texts[k].size >= ngram:
                 last = texts[k].words.hashes[1 - ngram :]
-                anchors[_whole_key(last)].append(k)
+                self.anchors[_whole_key(last)].append(k)
                 lengths[len(last)].add(_whole_key(last))
-        lookups = [(ngram, hashes[order])]
-        lookups += [(n, np.array(sorted(keys), np.uint64)) for n, keys in sorted(lengths.items())]
-        present = np.zeros(1 << max(16, min(27, (32 * len(hashes)).bit_length())), np.bool_)
-        for _, wanted in lookups:
-            present[_slot(wanted, present)] = True
+        self.lookups = [(ngram, self.hashes)]
+        self.lookups += [(n, np.array(sorted(k), np.uint64)) for n, k in sorted(lengths.items())]
+        self.present = np.zeros(1 << max(16, min(27, (32 * len(order)).bit_length())), np.bool_)
+        for _, wanted in self.lookups:
+            self.present[_slot(wanted, self.present)] = True
         keys = [_whole_key(text.words.hashes) for text in texts]
         times = Counter(keys)  # a stem that many questions share is a template too
-        whole = {
+        self.whole = {
             keys[k]: k
             for k in reversed(rest)
             if len(texts[k].words) >= SHORTEST and times[keys[k]] <= common
         }
-        return cls(
-            texts=texts,
-            number=number,
-            ngram=ngram,
-            hashes=hashes[order],
-            owner=owner[order],
-            position=position[order],
-            before=before,
-            own=own,
-            first=first,
-            whole=whole,
-            whole_lengths=np.unique([len(texts[k].words) for k in whole.values()]),
-            anchors=dict(anchors),
-            lookups=tuple(lookups),
-            present=present,
-        )
+        self.whole_lengths = np.unique([len(texts[k].words) for k in self.whole.values()])
 
     def suspects(self, texts: Sequence[str]) -> Mask:
         """Which messages might hold an item, (texts,); of the others `find` says `None`."""

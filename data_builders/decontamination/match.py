@@ -50,11 +50,8 @@ class Decontaminator:
             DataError: a row that cannot be read.
         """
         files = [items for file in config.files for items in read_items(file, base_dir)]
-        index = RunIndex.build(
-            (item for file in files for item in file.items),
-            ngram=config.ngram,
-            common=config.common,
-        )
+        items = (item for file in files for item in file.items)
+        index = RunIndex(items, ngram=config.ngram, common=config.common)
         numbers, seen = iter(index.number.tolist()), set[int]()
         counts: list[dict[str, Any]] = []
         warnings: list[str] = []
@@ -106,9 +103,7 @@ def _form(index: RunIndex, number: int) -> str:
 def _warnings(file: FileItems, forms: list[str], config: DecontaminationConfig) -> list[str]:
     """What of a file is not looked for amid other words, by file name, as the manifest has it.
 
-    Raises:
-        ConfigError: it has nothing to look for, or nothing that could be found in another text; it
-            would let everything pass without a word.
+    Raises ConfigError: it has nothing that could be found in another text.
     """
     name = f"decontamination: {Path(file.path).name}"
     if not forms:

@@ -144,8 +144,7 @@ def _pairs(
 def _settled(drops: list[tuple[Int, Int, Float]], order: Int) -> Duplicates:
     """All drops by row, each with the record it is counted under.
 
-    The record that was kept of some exact copies may fall later: its copies fall with it, under its
-    reason. A near-duplicate of a record that then falls for its prompt keeps that record's name.
+    The record kept of some exact copies may fall later: its copies fall with it, under its reason.
     """
     later, first = (np.concatenate([d[k] for d in drops]).astype(np.int64) for k in (0, 1))
     similarity = np.concatenate([d[2] for d in drops])

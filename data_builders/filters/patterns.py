@@ -1,8 +1,7 @@
 """Filters of a text by lists of patterns (narratives, answers that cannot translate, refusals), and
 by its language, as py3langid says it (Lui and Baldwin 2012), offline; extra `language`.
 
-RE2 matches in time linear in the text: a list that someone wrote cannot hang a build. It has no
-look-around and no back-references; context has keys of its own, `near` and `unless`.
+RE2 matches in time linear in the text: a list that someone wrote cannot hang a build.
 """
 
 from __future__ import annotations

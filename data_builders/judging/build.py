@@ -1,8 +1,6 @@
-"""All sources → two files of judging prompts, counts of every row, and stats.
+"""Preference data of any dialect → two files of judging prompts, counts of every row, and stats.
 
-What is held out is chosen by question, before anything else: neither a pair's other order nor
-another pair of the same question is on the other side. Sources that are held out as a whole are
-read first, and what others have in common with their questions is dropped.
+What is held out is chosen by question: no pair of a question is on the other side of the split.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -35,10 +33,10 @@ from posttrain.records import Message, json_text
 from posttrain.rollouts import Prompt, prompt_to_row
 from posttrain.runs import Counts
 from posttrain.tokens.tokenizer import encoder_of
-from reward.judge.prompt import judging_messages, quoted, verdict_text
-from reward.judge.verdict import MIDDLE_RANKING, Gold, Verdict, parse_verdict, training_reward
+from reward.judge.prompt import judging_messages, quoted
+from reward.judge.verdict import MIDDLE_RANKING, Gold
 
-TRAIN, HELD_OUT, WARM_UP = "prompts.jsonl", "heldout.jsonl", "sft.jsonl"
+TRAIN, HELD_OUT = "prompts.jsonl", "heldout.jsonl"
 GRADER, SETTING = "genrm", "judging"
 GIVEN, SWAPPED = "given", "swapped"
 CountTokens = Callable[[Sequence[Prompt]], list[int]]
@@ -138,7 +136,7 @@ def build(
     with ExitStack() as stack:
         files: dict[str, TextIO] = {}
         if out is not None:
-            for name in (TRAIN, HELD_OUT, *((WARM_UP,) if recipe.sft else ())):
+            for name in (TRAIN, HELD_OUT):
                 files[name] = stack.enter_context((out / name).open("w", encoding="utf-8"))
 
         def write(name: str, row: dict[str, Any]) -> None:
@@ -170,8 +168,6 @@ def build(
                 (built.held_out if held_out else built.train).add(pair, prompts)
                 for prompt in prompts:
                     write(HELD_OUT if held_out else TRAIN, prompt_to_row(prompt))
-                if recipe.sft and not held_out and (row := sft_row(pair, prompts[0])) is not None:
-                    write(WARM_UP, row)
                 on_progress(source.name, counts.kept)
     if built.train.prompts == 0:
         reasons = ", ".join(f"{k} {n:,}" for k, n in built.counts().dropped.items())
@@ -257,7 +253,7 @@ def refuse(pair: PreferencePair) -> None:
     try:
         texts = (*responses, *(m.content for m in pair.history))
         frame = () if pair.frame is None else (pair.frame.around("", ""),)
-        "".join((*texts, *frame, pair.principle or "", pair.reasoning or "")).encode()
+        "".join((*texts, *frame, pair.principle or "")).encode()
     except UnicodeEncodeError:
         raise RowProblem("bad_unicode", "the row", "text that cannot be written") from None
 
@@ -276,11 +272,27 @@ def prompts_of(
         count: tokens of rendered prompts; where it is given they go by `max_tokens`.
 
     Raises:
-        RowProblem: `too_long`; `render_error`; `gold_refused` by the reader of verdicts.
+        RowProblem: `too_long`; `render_error`.
     """
-    name = f"{source}-{pair.key}"
-    orders = ((GIVEN, pair), (SWAPPED, pair.swapped()))[: 2 if swap else 1]
-    prompts = [_prompt(one, name, order, source, recipe) for order, one in orders]
+    name, prompts = f"{source}-{pair.key}", list[Prompt]()
+    for order, one in ((GIVEN, pair), (SWAPPED, pair.swapped()))[: 2 if swap else 1]:
+        messages = _messages(one, recipe)
+        long = sum(len(message.content) for message in messages)
+        if recipe.max_characters is not None and long > recipe.max_characters:
+            raise RowProblem("too_long", "the judging prompt", f"{long:,} characters")
+        kept = {"pair": name, "question": pair.question, "swapped": order == SWAPPED}
+        prompt = Prompt(
+            id=f"{name}/{order}",
+            task=name,
+            setting=SETTING,
+            messages=messages,
+            thinking=recipe.thinking,
+            grader=GRADER,
+            gold=json_text(asdict(one.gold)),
+            source=source,
+            metadata=json_text(kept | {"source": source}),
+        )
+        prompts.append(prompt)
     if count is not None and recipe.max_tokens is not None:
         try:
             long = max(count(prompts))
@@ -291,65 +303,13 @@ def prompts_of(
     return prompts
 
 
-def _prompt(
-    pair: PreferencePair, task: str, order: str, source: str, recipe: BuildGenRmConfig
-) -> Prompt:
-    messages = messages_of(pair, recipe)
-    long = sum(len(message.content) for message in messages)
-    if recipe.max_characters is not None and long > recipe.max_characters:
-        raise RowProblem("too_long", "the judging prompt", f"{long:,} characters")
-    check_gold(pair.gold)
-    return Prompt(
-        id=f"{task}/{order}",
-        task=task,
-        setting=SETTING,
-        messages=messages,
-        thinking=recipe.thinking,
-        grader=GRADER,
-        gold=gold_text(pair.gold),
-        source=source,
-        metadata=json_text(
-            {"pair": task, "question": pair.question, "swapped": order == SWAPPED, "source": source}
-        ),
-    )
-
-
-def messages_of(pair: PreferencePair, recipe: BuildGenRmConfig) -> tuple[Message, ...]:
+def _messages(pair: PreferencePair, recipe: BuildGenRmConfig) -> tuple[Message, ...]:
+    sides = pair.response_1, pair.response_2
     if pair.frame is not None:
         # as it came, but for what would frame a message of its own
-        whole = pair.frame.around(pair.response_1, pair.response_2)
-        return (Message("user", quoted(whole)),)
-    return judging_messages(
-        pair.history,
-        pair.response_1,
-        pair.response_2,
-        layout=recipe.layout,
-        principle=pair.principle or recipe.principle,
-    )
-
-
-def check_gold(gold: Gold) -> None:
-    """A gold that its own reader refuses would punish every answer. Raises RowProblem."""
-    # of a gold without scores the ranking alone is compared
-    first, second = (1 if score is None else score for score in (gold.score_1, gold.score_2))
-    found = parse_verdict(verdict_text(Verdict(first, second, gold.ranking)))
-    if found is None or training_reward(found, gold) != 0:
-        raise RowProblem("gold_refused", "the gold verdict", gold_text(gold))
-
-
-def gold_text(gold: Gold) -> str:
-    return json_text({"score_1": gold.score_1, "score_2": gold.score_2, "ranking": gold.ranking})
-
-
-def sft_row(pair: PreferencePair, prompt: Prompt) -> dict[str, Any] | None:
-    """A warm-up conversation in the openai dialect; None where the row brought no reasoning."""
-    gold = pair.gold
-    if pair.reasoning is None or gold.score_1 is None or gold.score_2 is None:
-        return None
-    answer = verdict_text(Verdict(gold.score_1, gold.score_2, gold.ranking))
-    reply = {"role": "assistant", "reasoning_content": pair.reasoning, "content": answer}
-    prompted = [{"role": m.role, "content": m.content} for m in prompt.messages]
-    return {"id": prompt.id, "source": prompt.source, "messages": [*prompted, reply]}
+        return (Message("user", quoted(pair.frame.around(*sides))),)
+    principle = pair.principle or recipe.principle
+    return judging_messages(pair.history, *sides, layout=recipe.layout, principle=principle)
 
 
 def token_counter(config: TokenizerConfig) -> CountTokens:

@@ -42,7 +42,6 @@ class PreferencePair:
         history: up to and including the user's turn that is answered; () where `frame` has it.
         principle: what to judge by, where the row says so.
         frame: set where the row is a judging prompt itself.
-        reasoning: how a judge comes to the verdict in the given order, for a warm-up; or None.
         sided: False where the row has no order of its own (chosen and rejected).
     """
 
@@ -52,18 +51,12 @@ class PreferencePair:
     gold: Gold
     principle: str | None = None
     frame: Frame | None = None
-    reasoning: str | None = None
     sided: bool = True
 
     def swapped(self) -> PreferencePair:
-        """The same pair in the other order; its reasoning names the wrong sides and is gone."""
-        return replace(
-            self,
-            response_1=self.response_2,
-            response_2=self.response_1,
-            gold=self.gold.swapped(),
-            reasoning=None,
-        )
+        """The same pair in the other order."""
+        gold = self.gold.swapped()
+        return replace(self, response_1=self.response_2, response_2=self.response_1, gold=gold)
 
     @property
     def question(self) -> str:

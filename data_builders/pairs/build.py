@@ -16,7 +16,7 @@ from data_builders.pairs.candidates import CandidatePair, Selection, candidates_
 from data_builders.pairs.encode import Encoded, PairEncoder, distance, encode_completions
 from data_builders.pairs.grading import (
     Graded,
-    GradedPrompt,
+    Grades,
     grade_samples,
     graded,
     read_groups,
@@ -41,6 +41,7 @@ from posttrain.config.build_sft import TokenizerConfig
 from posttrain.errors import ConfigError
 from posttrain.models.chat_template import PromptRenderer, load_renderer
 from posttrain.records import Category, Pair, Side, json_text
+from posttrain.rollouts import Prompt
 from posttrain.runs import Counts, Manifest
 from posttrain.tokens.tokenizer import encoder_of, special_ids
 from reward.graders.base import Grader
@@ -104,9 +105,7 @@ class BuiltPairs:
 def load_pair_renderer(recipe: BuildDpoConfig, parents: Sequence[Manifest]) -> PromptRenderer:
     """The tokenizer and template of the samples; the recipe's where there is none with them.
 
-    Raises:
-        ConfigError: neither or both are there, two artifacts have different ones, or the template
-            reads a clock.
+    Raises ConfigError: neither or both are there, two artifacts differ, a template reads a clock.
     """
     for (a, left), (b, right) in itertools.pairwise(zip(recipe.samples, parents, strict=True)):
         tokenizers = [parent.stats.get("tokenizer", {}).get("digest") for parent in (left, right)]
@@ -147,27 +146,20 @@ def build_pairs(
     """
     # -- every completion graded, every prompt's candidate pairs
     tokenizer, work, proposed = renderer.tokenizer, out / "work", Proposed()
-    encode = encoder_of(tokenizer).encode
+    encode = encoder_of(tokenizer).arrays
     encoder = PairEncoder(renderer.template, encode, special_ids(tokenizer))
     with (out / "scores.jsonl").open("w", encoding="utf-8") as file:
         for number, samples in enumerate(recipe.samples):
-            folder, first = work / f"{number}", proposed.prompts
-            for prompt in grade_samples(Path(samples), graders, work=folder, first=first):
-                _propose(prompt, proposed, recipe, encoder)
-                file.writelines(f"{json_text(row)}\n" for row in _score_rows(prompt))
+            for prompt, grades in grade_samples(Path(samples), graders, work=work / f"{number}"):
+                _propose(prompt, grades, proposed, recipe, encoder)
+                file.writelines(f"{json_text(row)}\n" for row in _score_rows(prompt, grades))
                 on_progress("grading", proposed.completions)
     offline = _propose_offline(recipe, encoder, proposed, base_dir, on_progress)
     write_pairs(offline, work, "offline", shard_pairs=recipe.shard_pairs)
 
     # -- shares and totals over all of them
-    selection = select(
-        proposed.candidates,
-        shares=recipe.categories,
-        thinking_on=recipe.thinking_on,
-        total=recipe.total,
-        match_length=recipe.match_length,
-        sampled=completions_line(proposed.rates, overlong=proposed.unused["overlong"]),
-    )
+    sampled = completions_line(proposed.rates, overlong=proposed.unused["overlong"])
+    selection = select(proposed.candidates, recipe, sampled)
 
     # -- the chosen pairs, with their ids
     to_read: list[Pair] = []
@@ -187,30 +179,32 @@ def build_pairs(
 
 
 def _propose(
-    given: GradedPrompt, proposed: Proposed, recipe: BuildDpoConfig, encoder: PairEncoder
+    prompt: Prompt,
+    grades: Grades,
+    proposed: Proposed,
+    recipe: BuildDpoConfig,
+    encoder: PairEncoder,
 ) -> None:
-    encoded = encode_completions(
-        given.prompt, [completion for completion, *_ in given.rows], encoder
-    )
-    seen = [graded(*row, ids) for row, ids in zip(given.rows, encoded, strict=True)]
+    encoded = encode_completions(prompt, [completion for completion, *_ in grades], encoder)
+    seen = [graded(*row, ids) for row, ids in zip(grades, encoded, strict=True)]
     ids = {one.index: e.ids for one, e in zip(seen, encoded, strict=True) if e is not None}
 
     def compare(a: Graded, b: Graded) -> float:
         return distance(ids[a.index], ids[b.index])
 
-    found = candidates_of(given.number, given.prompt, seen, recipe, compare)
-    proposed.add(given, found, right_at=recipe.right_at)
+    found = candidates_of(proposed.prompts, prompt, seen, recipe, compare)
+    proposed.add(prompt, grades, found, right_at=recipe.right_at)
     if recipe.write_dropped:
         proposed.dropped_rows += [
-            {"prompt_id": given.prompt.id, "index": index, "reason": reason}
+            {"prompt_id": prompt.id, "index": index, "reason": reason}
             for index, reason in sorted(found.unusable.items())
         ]
 
 
-def _score_rows(given: GradedPrompt) -> Iterator[dict[str, Any]]:
-    for completion, score, verdict in given.rows:
+def _score_rows(prompt: Prompt, grades: Grades) -> Iterator[dict[str, Any]]:
+    for completion, score, verdict in grades:
         yield {
-            "prompt_id": given.prompt.id,
+            "prompt_id": prompt.id,
             "index": completion.index,
             **asdict(score),
             "finish": completion.finish,

@@ -1,19 +1,18 @@
 """A completion as token ids and the mask of what the model sampled.
 
-Ids are those that were sampled. Only where a server hid them are they made from the text, once for
-each distinct text: then everything an assistant said is taken as sampled.
+Only where a server hid its ids are they made from the text: all an assistant said is then sampled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from posttrain.chat import ChatTemplate, TrainingSample, training_samples
 from posttrain.errors import RenderError
 from posttrain.records import Message, make_example
 from posttrain.rollouts import Completion, Prompt
-from posttrain.tokens.encode import Encode
+from posttrain.tokens.encode import IGNORED, EncodeArrays, encode_samples, labels_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +23,13 @@ class Encoded:
     ids: tuple[int, ...]
     mask: tuple[bool, ...]
 
-    @property
-    def tokens(self) -> int:
-        """Prompt and completion together."""
-        return len(self.prompt_ids) + len(self.ids)
-
 
 @dataclass(frozen=True, slots=True)
 class PairEncoder:
     """What turns text into ids, as training does. `special` are the tokenizer's special tokens."""
 
     template: ChatTemplate
-    encode: Encode
+    encode: EncodeArrays
     special: Collection[str] = ()
 
 
@@ -77,22 +71,18 @@ def encode_turns(
     turns: Sequence[tuple[TrainingSample, int]], encoder: PairEncoder
 ) -> list[Encoded]:
     """Sequences of `last_turn`, cut after the prompt's messages; each text is tokenised once."""
-    texts = list(dict.fromkeys(s.text for sample, _ in turns for s in sample.segments))
-    ids_of = dict(zip(texts, encoder.encode(texts), strict=True)) if texts else {}
+    own: list[TrainingSample] = []
+    for sample, first in turns:
+        kept = (
+            s if s.message_index >= first else s._replace(trained=False) for s in sample.segments
+        )
+        own.append(replace(sample, segments=tuple(kept)))
     done: list[Encoded] = []
-    for sample, prompt_messages in turns:
-        prompt_ids: list[int] = []
-        ids: list[int] = []
-        mask: list[bool] = []
-        for segment in sample.segments:
-            found = ids_of[segment.text]
-            trained = segment.trained and segment.message_index >= prompt_messages
-            if not trained and not mask:
-                prompt_ids += found
-            else:
-                ids += found
-                mask += [trained] * len(found)
-        done.append(Encoded(tuple(prompt_ids), tuple(ids), tuple(mask)))
+    for sequence in encode_samples(own, encoder.encode):
+        start = sequence.spans[0] if sequence.spans else len(sequence.ids)
+        ids, labels = sequence.ids.tolist(), labels_of(sequence.ids, sequence.spans)
+        mask = (labels[start:] != IGNORED).tolist()
+        done.append(Encoded(tuple(ids[:start]), tuple(ids[start:]), tuple(mask)))
     return done
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from data_builders.pairs.encode import Encoded
-from posttrain.chat.detect import CallDetection, detect_in_completion, has_call_marker
+from posttrain.chat.detect import CallDetection, detect_in_completion
+from posttrain.chat.detect.markers import has_call_marker
 from posttrain.errors import ConfigError, DataError
 from posttrain.jsontext import jsonl_rows
 from posttrain.records import Score, json_text
@@ -31,21 +32,13 @@ from posttrain.runs import atomic_write_text
 from reward.graders.base import Attempt, Grader
 
 BATCH = 64  # prompts graded in one call
-
-
-@dataclass(frozen=True, slots=True)
-class GradedPrompt:
-    """One prompt of a sampling artifact, with each completion, its score and its calls."""
-
-    number: int
-    prompt: Prompt
-    rows: Sequence[tuple[Completion, Score, CallDetection]]
+Grades = Sequence[tuple[Completion, Score, CallDetection]]  # of one prompt's completions
 
 
 def grade_samples(
-    samples: Path, graders: Mapping[str, Grader], *, work: Path, first: int = 0
-) -> Iterator[GradedPrompt]:
-    """Every prompt of a `samples` artifact, graded; its number counts from `first`.
+    samples: Path, graders: Mapping[str, Grader], *, work: Path
+) -> Iterator[tuple[Prompt, Grades]]:
+    """Every prompt of a `samples` artifact, with each completion, its score and its calls.
 
     Args:
         graders: by the name a prompt gives; a prompt without a name stays unscored.
@@ -55,18 +48,16 @@ def grade_samples(
         ConfigError: a prompt names a grader that is not there.
         DataError: completions that belong to no prompt, or not in order.
     """
-    groups = enumerate(read_groups(samples), first)
-    numbers = itertools.count()
+    groups, numbers = read_groups(samples), itertools.count()
     while batch := list(itertools.islice(groups, BATCH)):
         file = work / f"scores-{next(numbers):06d}.jsonl"
         if not file.is_file():
-            scored = _grade([group for _, group in batch], graders)
+            scored = _grade(batch, graders)
             atomic_write_text(file, "".join(f"{json_text(row)}\n" for row in scored))
         rows = jsonl_rows(file.read_text("utf-8"))
         scores = iter([Score(row["value"], row["answer"], row["explanation"]) for row in rows])
-        for number, (prompt, completions) in batch:
-            graded = [(c, next(scores), detect_in_completion(c, prompt)) for c in completions]
-            yield GradedPrompt(number, prompt, graded)
+        for prompt, completions in batch:
+            yield prompt, [(c, next(scores), detect_in_completion(c, prompt)) for c in completions]
 
 
 def read_groups(samples: Path) -> Iterator[tuple[Prompt, tuple[Completion, ...]]]:
@@ -155,7 +146,7 @@ def graded(
         calls=len(verdict.calls),
         finish="failed" if encoded is None else completion.finish,
         length=sum(encoded.mask) if encoded else 0,
-        tokens=encoded.tokens if encoded else 0,
+        tokens=len(encoded.prompt_ids) + len(encoded.ids) if encoded else 0,
         reasoning_tokens=completion.reasoning_tokens,
         answer_tokens=completion.answer_tokens,
         ids_key=_digest(repr(encoded.ids) if encoded else ""),

@@ -6,8 +6,7 @@
     {"prompt": …, "response": …, "helpfulness": 0 … 4}    HelpSteer2, the rows of a prompt raw_rows
 
 Of rated responses the best is chosen, and rejected is one of those rated lower, by a keyed hash
-(as `HuggingFaceH4/ultrafeedback_binarized` does at random). Rows that hold `chosen` and `rejected`
-stay as they are. Each side is rendered once, and each distinct text of a batch is tokenised once.
+(as `HuggingFaceH4/ultrafeedback_binarized` does at random).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Any
 from data_builders.dialects import Conversation, RowProblem, canonical, reading_of
 from data_builders.dialects.texts import read_side
 from data_builders.filters.structure import structural_drop
-from data_builders.judging.labels import number
+from data_builders.judging.dialects import number
 from data_builders.judging.pair import marked_turns, shared_messages
 from data_builders.keyed import key64
 from data_builders.pairs.candidates import CandidatePair

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -60,18 +59,9 @@ def read_pairs(folder: Path, name: str) -> Iterator[Pair]:
     """Every pair of a folder's shards, in order."""
     for file in sorted(folder.glob(f"{name}-*.parquet")):
         for batch in pq.ParquetFile(file).iter_batches(batch_size=_GROUP):
-            yield from map(pair_from_row, batch.to_pylist())
-
-
-def pair_from_row(row: Mapping[str, Any]) -> Pair:
-    """Inverse of `pair_to_row`."""
-    own = {name: row[name] for name in ("id", "task", "category", "thinking", "source")}
-    prompt_ids = tuple(row["prompt_ids"])
-    return Pair(
-        **own, prompt_ids=prompt_ids, chosen=_side(row, "chosen"), rejected=_side(row, "rejected")
-    )
-
-
-def _side(row: Mapping[str, Any], side: str) -> Side:
-    ids, mask, *rest = (row[f"{side}_{name}"] for name, _ in _SIDE)
-    return Side(tuple(ids), tuple(mask), *rest)
+            for row in batch.to_pylist():
+                own = {name: row[name] for name in ("id", "task", "category", "thinking", "source")}
+                for side in ("chosen", "rejected"):
+                    ids, mask, *rest = (row[f"{side}_{name}"] for name, _ in _SIDE)
+                    own[side] = Side(tuple(ids), tuple(mask), *rest)
+                yield Pair(prompt_ids=tuple(row["prompt_ids"]), **own)

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from data_builders.pairs.candidates import CandidatePair, Candidates
-from data_builders.pairs.grading import GradedPrompt
+from data_builders.pairs.grading import Grades
+from posttrain.rollouts import Prompt
 
 _BINS = 10
 
@@ -33,18 +34,17 @@ class Proposed:
     outcomes: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     rates: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
 
-    def add(self, graded: GradedPrompt, found: Candidates, *, right_at: float) -> None:
+    def add(self, prompt: Prompt, grades: Grades, found: Candidates, *, right_at: float) -> None:
         """Count one prompt and what became of its completions."""
         self.prompts += 1
         self.candidates += found.pairs
-        self.completions += len(graded.rows)
+        self.completions += len(grades)
         self.unused.update(found.unusable.values())
         self.pairs_dropped.update(found.pairs_dropped)
         for category, outcome in found.outcome.items():
             self.outcomes[category][outcome] += 1
-        mode = "on" if graded.prompt.thinking else "off"
-        rates = self.rates[f"{graded.prompt.setting}/{mode}"]
-        for completion, score, verdict in graded.rows:
+        rates = self.rates[f"{prompt.setting}/{'on' if prompt.thinking else 'off'}"]
+        for completion, score, verdict in grades:
             rates["completions"] += 1
             rates["truncated"] += completion.truncated
             rates["failed"] += completion.finish == "failed"

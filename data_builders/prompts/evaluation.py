@@ -30,6 +30,8 @@ def open_tasks(recipe: EvalConfig) -> PromptPlan | None:
 
     Raises as `PromptPlan`, and ConfigError with all that any task lacks and how to get it.
     """
+    if recipe.inspect_logs:
+        require_inspect("inspect_logs", extra="inspect")
     rows, missing = recipe.of_rows(), []
     if rows is not None:
         missing += missing_inputs(rows.row_tasks, BASE, judge=recipe.judge is not None)
@@ -51,7 +53,7 @@ def evaluation_plan(
 ) -> EvaluationPlan:
     """What an evaluation is made from; `limit` is of the prompts of each task and setting.
 
-    Raises as `build_prompts` and `task_prompts`, and DataError for a task without a usable row.
+    Raises as `PromptPlan.build` and `task_prompts`, and DataError for a task without a usable row.
     """
     from posttrain.evaluation.run import JOURNALS, LABELS, units_of
     from posttrain.evaluation.stage import EvaluationPlan
@@ -115,3 +117,11 @@ def _inspect_tasks(recipe: EvalConfig) -> tuple[list[Prompt], dict[str, Any]]:
 def grade_by_name(graders: Mapping[str, Grader]) -> Grade:
     """The graders as evaluation calls them."""
     return lambda name, attempts: graders[name].grade([Attempt(*attempt) for attempt in attempts])
+
+
+def grade_of(run: Path) -> Grade:
+    """As a finished run graded its records; a judge's labels are those that it kept."""
+    from posttrain.evaluation.run import JOURNALS, LABELS
+
+    labels = run / JOURNALS / LABELS
+    return grade_by_name(all_graders(None, labels if labels.is_file() else None))

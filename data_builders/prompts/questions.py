@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from reward.environments.gym_rows import gym_row
 Row = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RowQuestion:
     """What is asked, without a setting.
 
@@ -50,7 +51,6 @@ class RowQuestion:
         state: JSON text of whatever else makes it another question, e.g. what its tools will find.
         needs_tools: cannot be answered without the declared tools.
         text: the question without what the message puts around it; None: the message is all.
-        digest: 16 hex digits of what is asked and what is right; declared tools do not count.
     """
 
     messages: tuple[Message, ...]
@@ -61,13 +61,13 @@ class RowQuestion:
     state: str = ""
     needs_tools: bool = False
     text: str | None = None
-    digest: str = field(init=False)
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def digest(self) -> str:
+        """16 hex digits of what is asked and what is right; declared tools do not count."""
         parts = [[message_to_row(m) for m in self.messages], self.gold, self.state]
         text = json_text(parts).encode("utf-8", "surrogatepass")
-        digest = hashlib.blake2b(text, digest_size=8).hexdigest()
-        object.__setattr__(self, "digest", digest)
+        return hashlib.blake2b(text, digest_size=8).hexdigest()
 
 
 def field_of(row: Row, path: str) -> Any:
@@ -267,7 +267,7 @@ def distinct_questions(
 ) -> Iterator[RowQuestion]:
     """Each question of a source once; `seen` (their digests) lasts over all sources.
 
-    Rows that are no question or that `where` refuses are counted. Raises as `build_prompts` does.
+    Rows that are no question or that `where` refuses are counted. Raises as `read_rows` does.
     """
     read, config = READERS[source.format], source.rows()
     if isinstance(source, EnvironmentPrompts) and source.generated is not None:

@@ -1,8 +1,7 @@
 """What a family makes: a draft of one item, and the transcript that builds its conversation.
 
-A family is one function `make(draw: ItemDraw) -> Draft`. A draft's `key` says what the question is
-about, whatever its wording: the key alone decides whether the content belongs to training or is
-held out, so no wording, seed or order can carry a held-out question into training.
+A draft's `key` says what the question is about, whatever its wording: it alone decides whether the
+content belongs to training or is held out.
 """
 
 from __future__ import annotations
@@ -149,8 +148,7 @@ class Transcript:
     ) -> str:
         """One assistant step that calls one tool; returns the tool's result.
 
-        Args:
-            step, opening, result: of the reasoning; without a result it concludes with the name.
+        Without a `result` the reasoning concludes with the tool's name.
         """
         identity = f"call_{len(self.world.calls)}"
         text = json.dumps(dict(arguments), separators=(",", ":"))

@@ -1,16 +1,14 @@
 """Items of the tiny world: any one of them can be made alone, from its seed and its place.
 
-Content is held out by its key: a keyed hash of what a question is about, the same for every seed
-and every wording, sends one in eight to the held-out side. An item of a split is the first draw
-whose key falls on that side, so that no seed can bring held-out content into training.
+A keyed hash of what a question is about, the same for every seed and wording, sends one in eight to
+the held-out side. An item of a split is the first draw whose key falls on that side.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -150,16 +148,8 @@ def heldout_row(item: Mapping[str, Any]) -> dict[str, Any]:
     return row | {"metadata": item["metadata"], "reference": item["reference"]}
 
 
-def family_items(
-    *, seed: int, split: Split, family: str, choices: Choices | None = None
-) -> Iterator[dict[str, Any]]:
-    """The endless sequence of a family's items, in order of index."""
-    for index in itertools.count():
-        yield make_item(Place(seed, split, family, index), choices)
-
-
-def message_of(row: Mapping[str, Any], *, thinking: bool = True) -> Message:
-    """A message of an item's prompt as a record's message; its reasoning only with thinking on."""
+def message_of(row: Mapping[str, Any]) -> Message:
+    """A message of an item as a record's message."""
     calls = tuple(
         ToolCall(c["function"]["name"], c["function"]["arguments"], c["id"])
         for c in row.get("tool_calls", ())
@@ -167,7 +157,7 @@ def message_of(row: Mapping[str, Any], *, thinking: bool = True) -> Message:
     return Message(
         role=row["role"],
         content=row["content"],
-        reasoning=row.get("reasoning_content") if thinking else None,
+        reasoning=row.get("reasoning_content"),
         tool_calls=calls,
         tool_call_id=row.get("tool_call_id"),
         name=row.get("name"),

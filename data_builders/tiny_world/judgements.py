@@ -1,8 +1,7 @@
 """Pairs of answers to questions of the tiny world, with what a judge should say of them and why.
 
-The question is an item of the tiny world, held out as items are; the answers are drawn each on its
-own, so that neither position is favoured. Two answers of the same worth rank 3.5. The reasoning
-works the question out and then holds each answer against the result, digit by digit.
+The answers are drawn each on its own, so that neither position is favoured. The reasoning works the
+question out and then holds each answer against the result, digit by digit.
 """
 
 from __future__ import annotations

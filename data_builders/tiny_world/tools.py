@@ -1,10 +1,7 @@
 """The tools of the tiny world: JSON schemas, and Python functions that really run on a small state.
 
-    world = ToolWorld({"price": {"lamp": 42}})
-    world.call("get_price", {"item": "lamp"}) == "42"
-
-Every call is deterministic and named in `world.calls`. A tool's error is its result, as text that
-begins with "error:". A fault makes a tool fail its first calls. Writes change a copy of the state.
+world = ToolWorld({"price": {"lamp": 42}})
+world.call("get_price", {"item": "lamp"}) == "42"
 """
 
 from __future__ import annotations
@@ -164,19 +161,11 @@ class TinyWorldToolkit:
     """The tools that each prompt's item declares."""
 
     def schemas(self, prompt: Prompt) -> str:
-        """JSON text of the schemas of the declared tools; "[]" where none is.
-
-        Raises:
-            DataError: the prompt is no item of the tiny world.
-        """
+        """JSON text of the declared tools' schemas. Raises DataError: the prompt is no item."""
         return json_text(tool_schemas(_item(prompt)["tools_declared"]))
 
     def open(self, prompt: Prompt) -> TinyWorldEnvironment:
-        """A world of its own for one completion, at the item's initial state.
-
-        Raises:
-            DataError: the prompt is no item of the tiny world.
-        """
+        """A world of its own for one completion, at the item's start. Raises as `schemas`."""
         item = _item(prompt)
         world = ToolWorld(
             item["initial_state"], fault=item["fault"], declared=item["tools_declared"]

@@ -7,27 +7,109 @@ as `repeated_heldout` and counted. Training rows may repeat, as in any sample of
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from data_builders.tiny_world.families import FAMILIES
 from data_builders.tiny_world.items import (
     SPLITS,
     Choices,
+    Place,
     Split,
-    family_items,
     heldout_row,
+    make_item,
     message_of,
     training_row,
 )
-from data_builders.tiny_world.tokenizer import train_tokenizer, write_tokenizer
 from posttrain.chat.template import ChatTemplate
 from posttrain.config.load import nearest
 from posttrain.config.tiny_world import TinyWorldConfig
 from posttrain.errors import ConfigError
 from posttrain.records import json_text, message_to_template
-from posttrain.runs import Counts, Manifest, Run, atomic_write_text
+from posttrain.runs import Counts, Manifest, Run, atomic_write_json, atomic_write_text
+
+# -- the tokenizer: a byte-level BPE, every digit one token, every tag one token, any text exact --
+# The some 200 words that Nemotron's template writes around tool declarations are two added tokens,
+# read off the template: they would fill half of a small model's context.
+
+PAD, START, END = "<|pad|>", "<|im_start|>", "<|im_end|>"
+CONTROL = (PAD, START, END)
+# ordinary text to a decoder, so that skipping special tokens loses no reasoning and no call
+TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+
+# words (tool names among them), single digits, runs of XML-like tags, the rest
+PIECES = r" ?\p{L}[\p{L}_]*|\p{N}|(?:\n?</?[a-z_]+[>=])+| ?[^\s\p{L}\p{N}<]+|<|\s"
+
+
+def tool_frame(template: ChatTemplate) -> tuple[str, str]:
+    """The constant text before and after the declared tools in a template's system block."""
+    function = {"name": "f", "parameters": {"type": "object", "properties": {}}}
+    text = template.text(
+        [{"role": "user", "content": ""}], tools=[{"type": "function", "function": function}]
+    )
+    first, last = text.index("\n<function>"), text.index("</function>") + len("</function>")
+    begin = text.index("\n", text.index(START)) + 1
+    return text[begin:first], text[last : text.index(END)]
+
+
+def train_tokenizer(texts: Iterable[str], *, template: ChatTemplate, vocab_size: int) -> Tokenizer:
+    """Train on rendered conversations; deterministic for the same texts in the same order."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    frame = [AddedToken(text, normalized=False) for text in tool_frame(template)]
+    tags = [AddedToken(tag, normalized=False) for tag in TAGS]
+    control = [AddedToken(token, normalized=False, special=True) for token in CONTROL]
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - len(frame) - len(tags),
+        special_tokens=control,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.add_special_tokens(control)
+    tokenizer.train_from_iterator(
+        _without(texts, [*tool_frame(template), *TAGS, *CONTROL]), trainer
+    )
+    tokenizer.add_tokens([*tags, *frame])
+    return tokenizer
+
+
+def _without(texts: Iterable[str], fixed: list[str]) -> Iterable[str]:
+    """What is left of the texts once every added token is taken out: it needs no merges."""
+    for text in texts:
+        for token in fixed:
+            text = text.replace(token, "\x00")
+        yield from (piece for piece in text.split("\x00") if piece)
+
+
+def write_tokenizer(tokenizer: Tokenizer, out: Path, *, template: ChatTemplate) -> list[str]:
+    """Write the files `transformers.AutoTokenizer` reads; returns their names."""
+    out.mkdir(parents=True, exist_ok=True)
+    atomic_write_text(out / "tokenizer.json", tokenizer.to_str(pretty=False) + "\n")
+    atomic_write_json(
+        out / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "eos_token": END,
+            "pad_token": PAD,
+            "additional_special_tokens": [START],
+            "clean_up_tokenization_spaces": False,
+            "model_max_length": 2048,
+        },
+    )
+    atomic_write_text(out / "chat_template.jinja", template.source)
+    return ["chat_template.jinja", "tokenizer.json", "tokenizer_config.json"]
+
+
+# -- the artifact ----------------------------------------------------------------------------------
 
 
 def check_families(config: TinyWorldConfig) -> None:
@@ -46,8 +128,7 @@ def items_of(config: TinyWorldConfig, family: str, split: Split) -> Iterator[dic
         several_turns=rows.several_turns,
     )
     seed, count = (config.seed, rows.train) if train else (config.heldout_seed, rows.heldout)
-    items = family_items(seed=seed, split=split, family=family, choices=choices)
-    return itertools.islice(items, count)
+    return (make_item(Place(seed, split, family, k), choices) for k in range(count))
 
 
 def _tokenizer_texts(config: TinyWorldConfig, template: ChatTemplate) -> Iterator[str]:

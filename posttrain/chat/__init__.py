@@ -1,18 +1,14 @@
 """Messages → rendered text with loss masks, and completions → messages. Torch-free."""
 
 from posttrain.chat.left_out import describe, left_out, losses, serial_calls
-from posttrain.chat.masks import Segment, TrainingSample, render, training_samples
-from posttrain.chat.parse import ParsedCompletion, parse_completion
-from posttrain.chat.profile import Profile, profile_of, variants_hint
-from posttrain.chat.reasoning import ThinkSplit, split_think, strip_reasoning, truncate_reasoning
+from posttrain.chat.masks import TrainingSample, render, training_samples
+from posttrain.chat.parse import parse_completion
+from posttrain.chat.profile import profile_of, variants_hint
+from posttrain.chat.reasoning import strip_reasoning, truncate_reasoning
 from posttrain.chat.template import ChatTemplate, nemotron_3_nano_template
 
 __all__ = [
     "ChatTemplate",
-    "ParsedCompletion",
-    "Profile",
-    "Segment",
-    "ThinkSplit",
     "TrainingSample",
     "describe",
     "left_out",
@@ -22,7 +18,6 @@ __all__ = [
     "profile_of",
     "render",
     "serial_calls",
-    "split_think",
     "strip_reasoning",
     "training_samples",
     "truncate_reasoning",

@@ -1,12 +1,9 @@
 """The sandboxed Jinja that chat templates run in, and the marks that find messages in its output.
 
     {% for message in messages %}   →   {% for message in messages %}{{ message | __mark__ }}
-    …                                   …
-    {% endfor %}                        {% endfor %}{{ none | __mark__ }}
 
 The environment mirrors `transformers.utils.chat_template_utils`. The sandbox keeps a template from
-Python's insides, from files and from changing what it is given; it does not bound time: loops may
-nest, so use templates from where you would take a tokenizer.
+Python's insides, from files and from changing what it is given; it does not bound time.
 """
 
 from __future__ import annotations
@@ -143,14 +140,13 @@ class _LoopMarker(NodeTransformer):
         self.aliases = aliases
         self.marked = 0
 
-    def visit_For(self, node: nodes.For) -> nodes.Node | list[nodes.Node]:
+    def visit_For(self, node: nodes.For) -> nodes.Node:
         over_messages = any(n.name in self.aliases for n in _names(node.iter))
         if not over_messages or not isinstance(node.target, nodes.Name) or not _writes(node):
             return self.generic_visit(node)
         self.marked += 1
-        start = _mark(nodes.Name(node.target.name, "load"), node.lineno)
-        node.body = [start, *node.body]
-        return [node, _mark(nodes.Const(None), node.lineno)]
+        node.body.insert(0, _mark(nodes.Name(node.target.name, "load"), node.lineno))
+        return node
 
 
 def _names(node: nodes.Node) -> list[nodes.Name]:
@@ -184,14 +180,10 @@ Renderer = Callable[..., str]
 
 
 def compile_template(source: str) -> tuple[Renderer, bool]:
-    """Compile a template with marks.
+    """A function of the template's variables, and whether a message loop was found to mark.
 
-    Returns:
-        A function of the template's variables, and whether a message loop was found to mark. The
-        variable `__mark__`, a function of a message, says what each turn of the loop begins with.
-
-    Raises:
-        jinja2.TemplateSyntaxError: the source is not a template.
+    The variable `__mark__`, a function of a message, says what each turn of the loop begins with.
+    Raises `jinja2.TemplateSyntaxError`.
     """
     env = _environment()
     tree = env.parse(source)

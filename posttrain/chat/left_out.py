@@ -1,9 +1,7 @@
 """What a template silently leaves out of a conversation: texts, traces, calls, results, tools.
 
-Two proofs for every record. Its *shape* (roles, which messages have a text, a trace, calls) is
-rendered once with a word of its own for every part: a word that is missing is a part that such
-conversations lose. Then its own texts are looked for in the sequence that trains or first shows
-them, for a template may also drop what a text says.
+Two proofs for every record: its *shape* is rendered once with a word of its own for every part, and
+its own texts are looked for in the sequence that trains or first shows them.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@
     located.spans    {1: (71, 95)}    text[71:95] == "2+2 is 4.\\n</think>\\n4<|im_end|>\\n"
 
 Words begin where the generation prompt, which is never trained, ends, and end where the next
-message begins. `locate_prefix` renders prefixes, as NVIDIA's reference does; `locate_single_pass`
-reads the marks of one render. `options` are the declared tools and what switches thinking.
+message begins. `options` are the declared tools and what switches thinking.
 """
 
 from __future__ import annotations
@@ -115,9 +114,7 @@ def locate_single_pass(
 ) -> Located:
     """Locate by the marks of one render; `first` is what the first message is called.
 
-    Raises:
-        RenderError: the template refused the conversation, or a wanted message is not where a
-            generation prompt would put it.
+    Raises RenderError: a wanted message is not where a generation prompt would put it.
     """
     layout = template.layout(messages, **options)
     if layout.starts is None:
@@ -148,16 +145,23 @@ def locate_prefix(
     prompts: Prompts,
     **options: Any,
 ) -> Located:
-    """Locate by rendering, for each wanted message, the conversation before and through it.
+    """Locate by rendering the conversation before and through each message, as NVIDIA's reference.
 
-    Raises:
-        RenderError: no generation prompt makes the text before a message a prefix of the whole.
+    Raises RenderError: no generation prompt makes the text before a message a prefix of the whole.
     """
     full = template.text(messages, **options)
     spans: dict[int, tuple[int, int]] = {}
     for k in wanted:
-        start = _prompt_end(template, messages[:k], full, prompts, options)
-        if start is None:
+        starts = [0]
+        for switch in THINKING_SWITCHES if k else ():
+            given = {**options, **switch}
+            prompt = template.text(messages[:k], add_generation_prompt=True, **given)
+            bare = template.text(messages[:k], **given)
+            # without a generation prompt nothing says where the assistant begins, unless it is ""
+            if (prompt != bare or prompts.empty) and full.startswith(prompt):
+                starts.append(len(prompt))
+        start = max(starts)
+        if not start:
             raise RenderError(
                 f"{template.name}: the prompt of message {k} is no prefix of the conversation, "
                 "so its loss mask cannot be determined"
@@ -175,25 +179,6 @@ def locate_prefix(
     return Located(full, (None,) * len(messages), spans)
 
 
-def _prompt_end(
-    template: ChatTemplate,
-    before: Sequence[Row],
-    full: str,
-    prompts: Prompts,
-    options: Mapping[str, Any],
-) -> int | None:
-    """Length of the longest prompt (over thinking switches) that is a prefix of `full`."""
-    best: int | None = None
-    for switch in THINKING_SWITCHES if before else ():
-        prompt = template.text(before, add_generation_prompt=True, **{**options, **switch})
-        bare = template.text(before, **{**options, **switch})
-        # without a generation prompt nothing tells where the assistant begins, unless it is empty
-        tells = (prompt != bare or prompts.empty) and full.startswith(prompt)
-        if tells and len(prompt) > (best or 0):
-            best = len(prompt)
-    return best
-
-
 def locate_generation_tags(
     template: ChatTemplate,
     messages: Sequence[Row],
@@ -203,8 +188,7 @@ def locate_generation_tags(
 ) -> Located:
     """Locate by the author's `{% generation %}` blocks, for templates without a generation prompt.
 
-    Raises:
-        RenderError: the blocks cannot be matched to the assistant messages one to one.
+    Raises RenderError: the blocks cannot be matched to the assistant messages one to one.
     """
     layout = template.layout(messages, **options)
     speakers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]

@@ -12,11 +12,11 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from posttrain.chat.locate import (
     Located,
-    Prompts,
     Row,
     SequencePlan,
     locate_generation_tags,
@@ -122,6 +122,7 @@ def training_samples(
     plans = sequences(example.messages, every_turn=profile.every_turn, every_step=every_step)
     mode = example.reasoning_mode
     options = {"tools": tools, "enable_thinking": mode == "on"}
+    locate = partial(_LOCATE[profile.mode], template, prompts=profile.prompts, **options)
 
     def cut(located: Located) -> tuple[Segment, ...]:
         return cut_segments(located, example.messages, template, untrained_close)
@@ -129,20 +130,18 @@ def training_samples(
     composed = len(plans) > 1 and profile.composable and not every_step
     texts = (text for m in example.messages for text in message_texts(m))
     if composed and not any(map(profile.tags.search, texts)):
-        turns = _compose_turns(template, profile.prompts, rows, options, plans, cut)
+        turns = _compose_turns(locate, rows, plans, cut)
     else:
-        locate = _LOCATE[profile.mode]
-        turns = [
-            cut(locate(template, rows[: p.stop], p.trained, profile.prompts, **options))
-            for p in plans
-        ]
+        turns = [cut(locate(rows[: p.stop], p.trained)) for p in plans]
     return tuple(
         TrainingSample(example.id, p.turn, mode, segments, p.trained)
         for p, segments in zip(plans, turns, strict=True)
     )
 
 
-_LOCATE: Mapping[Mode, Callable[..., Located]] = {
+Locate = Callable[..., Located]
+Cut = Callable[[Located], tuple[Segment, ...]]
+_LOCATE: Mapping[Mode, Locate] = {
     "single-pass": locate_single_pass,
     "prefix": locate_prefix,
     "generation-tags": locate_generation_tags,
@@ -160,23 +159,18 @@ def as_rows(
 
 
 def _compose_turns(
-    template: ChatTemplate,
-    prompts: Prompts,
-    rows: Sequence[Row],
-    options: Mapping[str, Any],
-    plans: Sequence[SequencePlan],
-    cut: Callable[[Located], tuple[Segment, ...]],
+    locate: Locate, rows: Sequence[Row], plans: Sequence[SequencePlan], cut: Cut
 ) -> list[tuple[Segment, ...]]:
     """History from one render of everything, each earlier turn's own steps from a render of it."""
     last = plans[-1]  # what follows it is not trained, and would change how it is written
-    whole = locate_single_pass(template, rows[: last.stop], last.trained, prompts, **options)
+    whole = locate(rows[: last.stop], last.trained)
     history = cut(whole)
     ends = list(itertools.accumulate(len(segment.text) for segment in history))
     earlier: list[tuple[Segment, ...]] = []
     for plan in plans[:-1]:
         resume = whole.starts[plan.first + 1]
         assert resume is not None, "composable: every message after the first user's is located"
-        own = cut(_steps(template, prompts, rows, options, plan))
+        own = cut(_steps(locate, rows, plan))
         count = bisect.bisect_right(ends, resume)
         before = ends[count - 1] if count else 0
         if before < resume:  # no special token to cut at: history runs on into the prompt
@@ -189,17 +183,10 @@ def _compose_turns(
     return [*earlier, history]
 
 
-def _steps(
-    template: ChatTemplate,
-    prompts: Prompts,
-    rows: Sequence[Row],
-    options: Mapping[str, Any],
-    plan: SequencePlan,
-) -> Located:
+def _steps(locate: Locate, rows: Sequence[Row], plan: SequencePlan) -> Located:
     """A turn after its user message, from a render of the turn alone."""
     first, wanted = plan.first, [k - plan.first for k in plan.trained]
-    options = {**options, "tools": None, "first": first}
-    alone = locate_single_pass(template, rows[first : plan.stop], wanted, prompts, **options)
+    alone = locate(rows[first : plan.stop], wanted, tools=None, first=first)
     resume = alone.starts[1]
     assert resume is not None, "composable: every message of a turn is located"
     starts = [start - resume for start in alone.starts[1:] if start is not None]
@@ -216,11 +203,7 @@ def cut_segments(
     template: ChatTemplate,
     untrained_close: frozenset[int],
 ) -> tuple[Segment, ...]:
-    """Cut text at mask boundaries, and before messages that begin with a special token.
-
-    Raises:
-        RenderError: a message of `untrained_close` has no `</think>` in its rendered text.
-    """
+    """Cut text at mask boundaries, and before messages that begin with a special token."""
     text = located.text
     trained: set[tuple[int, int]] = set()
     for k, span in located.spans.items():

@@ -133,11 +133,7 @@ _UNREADABLE = object()
 def parse_calls(
     text: str, tools: str | None
 ) -> tuple[tuple[ToolCall, ...], str, list[CallProblem]]:
-    """Read consecutive calls from a text that begins with `<tool_call>`.
-
-    Returns:
-        The calls; whatever text is not one of them, verbatim; and what is wrong.
-    """
+    """The calls of a text that begins with one; what is none of them, verbatim; what is wrong."""
     schemas = _parameter_schemas(tools)
     calls: list[ToolCall] = []
     leftover: list[str] = []

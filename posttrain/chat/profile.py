@@ -1,8 +1,4 @@
-"""What has been established about a template by trying it, once, on probe conversations.
-
-The single pass is only trusted after it gave the prefix-by-prefix answer on every probe that the
-template accepts.
-"""
+"""What has been established about a template by trying it, once, on probe conversations."""
 
 from __future__ import annotations
 
@@ -157,7 +153,7 @@ def _choose_mode(template: ChatTemplate, prompts: Prompts, every_turn: bool) -> 
                 single_pass = False
     if agreed:
         return "single-pass" if single_pass else "prefix"
-    if template.has_generation_tags:
+    if re.search(r"\{%-?\s*generation\s*-?%\}", template.source):
         rows, options = _as_rows(PROBES[0])
         locate_generation_tags(template, rows, (1,), prompts, **options)
         return "generation-tags"

@@ -23,7 +23,6 @@ from posttrain.errors import RenderError
 NEMOTRON_3_NANO_SHA256 = "ab7813c3abdd9cb655905a410728b26c7884eca45ddfab8d9f931553485a7862"
 # no message can hold a mark by accident or on purpose: this is drawn anew in every process
 _OPEN, _CLOSE = f"\x00{secrets.token_hex(8)}", "\x01"
-_END = "end"
 # what a template can fail with inside Python when it meets a value that it did not expect, or when
 # it is itself at fault (a macro that calls itself, a text a terabyte long)
 _FAILURES = (TypeError, AttributeError, ValueError, LookupError, ArithmeticError, RecursionError,
@@ -34,13 +33,11 @@ class RenderedLayout(NamedTuple):
     """Rendered text and where things lie in it, in characters.
 
     `starts[k]` is where message k begins, `None` when the template wrote it outside its loop (a
-    system message in a preamble); `starts` is `None` when messages could not be located. `end` is
-    where the loop ends; the generation prompt or a closing suffix follows.
+    system message in a preamble); `starts` is `None` when messages could not be located.
     """
 
     text: str
     starts: tuple[int | None, ...] | None
-    end: int
     generation: tuple[tuple[int, int], ...]
 
 
@@ -83,11 +80,6 @@ class ChatTemplate:
         return hashlib.sha256(self.source.encode()).hexdigest()
 
     @property
-    def has_generation_tags(self) -> bool:
-        """Whether the author marked assistant output with `{% generation %}`."""
-        return re.search(r"\{%-?\s*generation\s*-?%\}", self.source) is not None
-
-    @property
     def reads_clock(self) -> bool:
         """Whether the template may write today's date, which would change bytes from day to day."""
         return "strftime_now" in self.source and "date_string" not in self.variables
@@ -109,36 +101,6 @@ class ChatTemplate:
         Raises:
             RenderError: the template refused the conversation.
         """
-        return self._run(messages, tools, add_generation_prompt, kwargs)
-
-    def layout(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = False,
-        **kwargs: Any,
-    ) -> RenderedLayout:
-        """One render: the text and the offset of every message. Raises as `text` does."""
-        messages = [dict(message) for message in messages]  # marks go by identity
-        marks = {id(message): f"{_OPEN}{i}{_CLOSE}" for i, message in enumerate(messages)}
-
-        def mark(item: object) -> str:
-            text = marks.get(id(item))
-            if text is None:
-                text = f"{_OPEN}{item if isinstance(item, str) else _END}{_CLOSE}"
-            return text
-
-        marked = self._run(messages, tools, add_generation_prompt, {**kwargs, MARK: mark})
-        return _read_marks(marked, len(messages))
-
-    def _run(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None,
-        add_generation_prompt: bool,
-        kwargs: Mapping[str, Any],
-    ) -> str:
         try:
             return self._render(
                 messages=messages,
@@ -152,10 +114,21 @@ class ChatTemplate:
         except _FAILURES as error:
             raise RenderError(f"{self.name} cannot render this conversation: {error!r}") from error
 
+    def layout(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> RenderedLayout:
+        """One render, of what `text` takes: the text and the offset of every message."""
+        messages = [dict(message) for message in messages]  # marks go by identity
+        marks = {id(message): f"{_OPEN}{i}{_CLOSE}" for i, message in enumerate(messages)}
+
+        def mark(item: object) -> str:
+            named = f"{_OPEN}{item}{_CLOSE}" if isinstance(item, str) else ""
+            return marks.get(id(item), named)
+
+        return _read_marks(self.text(messages, **{**options, MARK: mark}), len(messages))
+
 
 def _read_marks(marked: str, count: int) -> RenderedLayout:
     head, *marks = marked.split(_OPEN)
-    pieces, position, last, end, opened, located = [head], len(head), -1, None, 0, True
+    pieces, position, last, opened, located = [head], len(head), -1, 0, True
     starts: dict[int, int] = {}
     generation: list[tuple[int, int]] = []
     for mark in marks:
@@ -163,8 +136,6 @@ def _read_marks(marked: str, count: int) -> RenderedLayout:
         if name.isdecimal() and int(name) > last:
             last = int(name)
             starts[last] = position
-        elif name == _END:
-            end = position
         elif name == GENERATION_START:
             opened = position
         elif name == GENERATION_END:
@@ -176,8 +147,7 @@ def _read_marks(marked: str, count: int) -> RenderedLayout:
     # only leading messages may be missing from the loop
     located = located and [*starts] == [*range(count)][-len(starts) :]
     order = tuple(starts.get(k) for k in range(count)) if located else None
-    end = position if end is None else end
-    return RenderedLayout("".join(pieces), order, end, tuple(generation))
+    return RenderedLayout("".join(pieces), order, tuple(generation))
 
 
 def trl_templates() -> dict[str, str]:

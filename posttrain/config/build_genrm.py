@@ -15,7 +15,7 @@ PreferenceDialect = Literal[
 PreferenceField = Literal[
     "context", "instruction", "input", "system", "role", "content",
     "response_1", "response_2", "chosen", "rejected", "conversation_a", "conversation_b",
-    "overall_preference", "winner", "ranking", "score_1", "score_2", "principle", "reasoning",
+    "overall_preference", "winner", "ranking", "score_1", "score_2", "principle",
 ]  # fmt: skip
 Ties = Literal["drop", "middle"]
 LayoutName = Literal["roles", "message", "compact"]
@@ -81,7 +81,6 @@ class BuildGenRmConfig(Strict):
     max_tokens: of a rendered judging prompt; pairs with a longer one are dropped.
     max_characters: the same in characters of its texts, without a tokenizer.
     thinking: the judge reasons before its verdict.
-    sft: rows that bring the reasoning of a judgement also become rows for a warm-up by SFT.
     """
 
     out: str
@@ -94,14 +93,9 @@ class BuildGenRmConfig(Strict):
     max_tokens: int | None = Field(default=None, ge=1)
     max_characters: int | None = Field(default=None, ge=1)
     thinking: bool = True
-    sft: bool = False
     seed: int = Field(default=0, ge=0)
 
     def check(self) -> None:
         refuse_twice("source", [source.name for source in self.sources])
-        if self.sft and self.layout == "roles":
-            raise ValueError(
-                "sft: conversations for SFT have no roles response_1 and response_2; set layout"
-            )
         if self.max_tokens is not None and self.tokenizer is None:
             raise ValueError("max_tokens needs a tokenizer: to count with")

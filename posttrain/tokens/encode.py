@@ -2,8 +2,7 @@
 
     encode_samples([sample], arrays)  →  [TokenSequence(ids=array([1, 44, 9, 2]), spans=[2, 4])]
 
-Segments are tokenised apart and concatenated, each distinct text of a batch once, in one call. Ids
-stay in arrays from the tokenizer to the disk: no Python object is made for a token.
+Ids stay in arrays from the tokenizer to the disk: no Python object is made for a token.
 """
 
 from __future__ import annotations
@@ -20,9 +19,7 @@ from posttrain.chat.masks import TrainingSample
 
 IGNORED = -100
 Item = TypeVar("Item")
-# texts → token ids, without special tokens added at either end
-Encode = Callable[[Sequence[str]], list[list[int]]]
-# the same, (n,) int32 each
+# texts → token ids, (n,) int32 each, without special tokens added at either end
 EncodeArrays = Callable[[Sequence[str]], list[npt.NDArray[np.int32]]]
 
 

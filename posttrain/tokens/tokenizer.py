@@ -1,10 +1,7 @@
 """A stage's tokenizer: loaded, with an end and a pad that cannot be mistaken, and as an encoder.
 
-    encoder = encoder_of(load_any_tokenizer("Qwen/Qwen3-0.6B", revision="c1899de…"))
-    encoder.arrays(["Hi"]), encoder.offsets("Hi there")   [array([13048])], [(0, 2), (2, 8)]
-
-Byte-level BPE that tiktoken can express exactly goes through it where that is asked for, everything
-else through `tokenizers`; the ids are the same, nothing is added or clipped.
+encoder = encoder_of(load_any_tokenizer("Qwen/Qwen3-0.6B", revision="c1899de…"))
+encoder.arrays(["Hi"]), encoder.offsets("Hi there")   [array([13048])], [(0, 2), (2, 8)]
 """
 
 from __future__ import annotations
@@ -66,11 +63,7 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
 
 
 def load_any_tokenizer(path: str, *, revision: str | None = None) -> PreTrainedTokenizerBase:
-    """A tokenizer from a directory, or from the hub when `path` is no directory.
-
-    Raises:
-        ConfigError: neither gives one, or a directory is given a revision.
-    """
+    """A tokenizer from a directory, or from the hub when `path` is none. Raises ConfigError."""
     if Path(path).is_dir():
         if revision is not None:
             raise ConfigError(f"the tokenizer {path} is a directory; revision is for hub ids")
@@ -133,11 +126,7 @@ def special_tokens(
 
 
 def check_same_tokenizer(tokenizer: PreTrainedTokenizerBase, model: ModelConfig) -> None:
-    """Refuse a local checkpoint whose own tokenizer gives the ids another meaning.
-
-    Raises:
-        ConfigError: naming a token whose id differs.
-    """
+    """Raises ConfigError for a local checkpoint whose own tokenizer gives an id another token."""
     path = Path(model.path or "")
     if model.path is None or not (path / "tokenizer.json").is_file():
         return
@@ -233,8 +222,7 @@ def encoder_of(
 
     Raises:
         ConfigError: a tokenizer without a `tokenizers` backend, or one that puts a space before
-            every text (a completion tokenised apart would begin with it); or `tiktoken` was asked
-            for and cannot give the same ids.
+            every text; or `tiktoken` was asked for and cannot give the same ids.
     """
     own_backend = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(own_backend, tokenizers.Tokenizer):
@@ -288,9 +276,8 @@ def _same_offsets(own: tokenizers.Tokenizer, fast: TiktokenEncoder) -> bool:
 def parts_at_lines(tokenizer: Mapping[str, Any]) -> bool:
     """Whether the tokenizer of a decoded `tokenizer.json` parts every text where `cut_lines` cuts.
 
-    Of the listed patterns no match holds both a line's end and the ASCII letter or digit behind it,
-    so pieces have, one after the other, the ids of the whole. Added tokens must not reach across
-    line ends, nor take the white space beside them.
+    Of the listed patterns no match holds both a line's end and the ASCII letter or digit behind it.
+    Added tokens must not reach across line ends, nor take the white space beside them.
     """
     pattern = pattern_of(tokenizer["pre_tokenizer"])
     plain = all(

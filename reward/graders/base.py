@@ -85,10 +85,8 @@ def before_reading(attempt: Attempt) -> Score | None:
 
 
 def no_answer(attempt: Attempt) -> Score:
-    """The score of a completion in which no answer is found.
-
-    It is wrong if it is empty, or lacks the format that its prompt asks for.
-    """
+    """The score of a completion in which no answer is found: wrong if it is empty, or lacks the
+    format that its prompt asks for."""
     answer, prompt = attempt.completion.answer, attempt.prompt
     if not answer.strip():
         return Score(0.0, None, "no answer: empty")

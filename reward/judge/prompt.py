@@ -169,7 +169,7 @@ End with your verdict, and nothing behind it:
 def _message(
     history: Sequence[Message], answer_1: str, answer_2: str, principle: str | None
 ) -> tuple[Message, ...]:
-    context = "\n".join(f"{_LABELS[m.role]}: {_spoken(m)}" for m in history)
+    context = "\n".join(f"{_LABELS[m.role]}: {m.content}" for m in history)
     text = _MESSAGE.format(
         context=context, answer_1=answer_1, answer_2=answer_2, plan=principle or _PLAN
     )
@@ -183,7 +183,7 @@ def _compact(
     history: Sequence[Message], answer_1: str, answer_2: str, principle: str | None
 ) -> tuple[Message, ...]:
     lines = [
-        *(_MARKS[m.role] + _spoken(m) for m in history),
+        *(_MARKS[m.role] + m.content for m in history),
         *(() if principle is None else (f"[P]{principle}",)),
         f"[A1]{answer_1}[/A1]",
         f"[A2]{answer_2}[/A2]",
@@ -266,7 +266,7 @@ def quoted(text: str, frame: re.Pattern[str] = FRAMES) -> str:
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     if not text.replace("\n", "").isprintable():
         text = _UNSEEN.sub(_written_out, text)
-    if unicodedata.is_normalized("NFKC", text) and not _IGNORABLE.search(text):
+    if text.isascii() or (unicodedata.is_normalized("NFKC", text) and not _IGNORABLE.search(text)):
         return frame.sub(r"\g<0>\\", text)
     visible = _IGNORABLE.sub("\0", text)
     forms = ["" if c == "\0" else unicodedata.normalize("NFKC", c) for c in visible]

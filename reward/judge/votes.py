@@ -101,8 +101,8 @@ class JudgeCosts:
 
 
 def averaged(votes: Sequence[Vote]) -> Judgement:
-    given = [astuple(vote.verdict) for vote in votes if vote.verdict is not None]
-    means = [sum(field) / len(given) for field in zip(*given, strict=True)]
+    given = [vote.verdict for vote in votes if vote.verdict is not None]
+    means = (sum(getattr(one, name) for one in given) / len(given) for name in _FIELDS)
     return Judgement(Verdict(*means) if given else None, tuple(votes))
 
 

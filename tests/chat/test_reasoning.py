@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from posttrain.chat import ThinkSplit, split_think, strip_reasoning, truncate_reasoning
+from posttrain.chat.reasoning import (
+    ThinkSplit,
+    split_think,
+    strip_reasoning,
+    truncate_reasoning,
+)
 from posttrain.records import Message, make_example
 
 

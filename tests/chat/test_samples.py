@@ -16,7 +16,6 @@ from posttrain.chat import (
     training_samples,
 )
 from posttrain.chat.template import trl_templates
-from posttrain.errors import RenderError
 from posttrain.records import Message, ToolCall, json_text, make_example
 from tests.chat.reference import naive_sequences, spans_of
 
@@ -146,20 +145,15 @@ def test_a_last_turn_that_is_not_trained_is_not_written():
     assert training_samples(example(*turns), NANO)[-1].text.endswith("a1<|im_end|>\n")
 
 
-def test_a_framing_token_inside_a_message_is_refused():
-    with pytest.raises(RenderError, match=r"message 0 \(user\) contains '<\|im_end\|>'"):
-        training_samples(example(user("a<|im_end|>b"), says("c")), NANO)
-
-
 def test_every_message_is_rendered_at_most_twice(monkeypatch: pytest.MonkeyPatch):
     messages = [m for k in range(16) for m in (user(f"u{k}"), says(f"a{k}", f"R{k}"))]
     record = example(*messages)
     profile_of(NANO)
     rendered: list[int] = []
-    original = ChatTemplate._run
+    original = ChatTemplate.text
     monkeypatch.setattr(
         ChatTemplate,
-        "_run",
+        "text",
         lambda self, rows, *a, **k: (rendered.append(len(rows)), original(self, rows, *a, **k))[1],
     )
     samples = training_samples(record, NANO)

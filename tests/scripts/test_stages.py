@@ -47,7 +47,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 def test_stages_run_in_order_up_to_one_that_fails(chain, started, tmp_path):
     launch = {"launch": ["--config_file", "accelerate/cpu-2"]}
-    with pytest.raises(PosttrainError, match=r"stage 2 of 3, .* code 7"):
+    with pytest.raises(PosttrainError, match=r"stage 2/3 .* code 7"):
         stages.main(["--config", chain(launch)])
     world = ["tiny_world", "--config", "tiny/world"]
     assert started == [

@@ -12,20 +12,12 @@ from typing import Literal
 
 from posttrain.chat.detect.context import Candidate, Context, Question, own_name
 from posttrain.chat.detect.declared import Kind, Tools, kind_of, read_tools
-from posttrain.chat.detect.markers import OPENERS, READERS, has_call_marker
+from posttrain.chat.detect.markers import OPENERS, READERS
 from posttrain.chat.detect.requested import RequestedCall, read_arguments
 from posttrain.chat.reasoning import CLOSE, OPEN
 from posttrain.records import ToolCall
 from posttrain.rollouts import Completion, Prompt, Step
 
-__all__ = [
-    "CallDetection",
-    "FoundCall",
-    "detect_calls",
-    "detect_in_completion",
-    "has_call_marker",
-    "searched",
-]
 Part = Literal["reasoning", "answer"]
 CLIP = 400
 

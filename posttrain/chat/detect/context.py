@@ -132,11 +132,7 @@ class Context(TextReader):
         return bool(requested) and all(own_name(call.name) in self.declared for call in requested)
 
     def shows(self, candidate: Candidate, since: int) -> bool:
-        """Whether a candidate is shown or spoken of, not called.
-
-        Args:
-            since: where the call before this one ended.
-        """
+        """Whether a candidate, behind the call that ended at `since`, is shown and not called."""
         start, requested, question = candidate.start, candidate.requested, self.question
         text_asked_for = candidate.plain and (question.wants_code or question.wants_data)
         about = (question.about_calls or text_asked_for) and not self.declares(requested)

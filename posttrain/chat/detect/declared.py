@@ -40,11 +40,8 @@ _DEEPEST = 12
 
 @lru_cache(maxsize=256)
 def read_tools(tools: str) -> Tools:
-    """Each declared tool's name and the schema that its arguments must satisfy, None without one.
-
-    Raises:
-        ValueError: the text is not JSON.
-    """
+    """Each declared tool's name and the schema of its arguments, None without one. Raises
+    ValueError: the text is not JSON."""
     declared: dict[str, dict[str, Any] | None] = {}
     value = load_json(tools)
     for tool in as_list(value) or [value]:

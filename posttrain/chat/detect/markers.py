@@ -211,10 +211,7 @@ def _harmony(match: re.Match[str], context: Context) -> Candidate | None:
 
 
 def _code(match: re.Match[str], context: Context) -> Candidate | None:
-    """Code to run or a query: `<execute>…</execute>`, `<|python_tag|>…`, a block "tool_code".
-
-    Behind Llama's and Gemma's markers it may be a call instead; never inside another element.
-    """
+    """Code to run or a query: `<execute>…</execute>`, `<|python_tag|>…`, a block "tool_code"."""
     text, tag, start, at = context.text, match["code"] or "", match.start(), match.end()
     token, llama = tag[:1] == "|", tag == "|python_tag|"
     fence = context.fence(at) if match["fence"] else None

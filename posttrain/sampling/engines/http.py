@@ -71,7 +71,7 @@ class Client:
             RequestFailed: a final refusal of this request, or all attempts used up.
             ConfigError: nothing that is sent to this server can succeed.
         """
-        jitter, attempts = random.Random(key), self._server.retries + 1
+        attempts = self._server.retries + 1
         async with self._gate:
             for attempt in range(attempts):
                 try:
@@ -80,9 +80,10 @@ class Client:
                 except _TryAgain as failure:
                     if attempt == attempts - 1:
                         raise RequestFailed(f"{failure}, {attempts} attempts") from failure
+                    jitter = random.Random(key + attempt).random()
                     wait = min(_LONGEST_WAIT, self._first_wait * 2**attempt)
                     # a server that says when to come back knows best
-                    await asyncio.sleep(max(failure.after, wait * (0.5 + jitter.random() / 2)))
+                    await asyncio.sleep(max(failure.after, wait * (0.5 + jitter / 2)))
         raise AssertionError("the loop returns or raises")
 
     async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any]]:

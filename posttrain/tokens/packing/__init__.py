@@ -2,10 +2,9 @@
 
     pack_lengths([5, 3, 4, 2], 8)  →  Packs(positions=[1, 0, 3, 2], offsets=[0, 2, 4])
 
-Best-fit decreasing fills packs almost perfectly, and sorts them by length and, often, by source. So
-most sequences are dealt like cards, long classes of lengths first, each cut into as many stretches
-as there are packs, in proportion to their room; a reserve fills the last holes by best fit. Of
-several reserves, the best mixed that costs no pack beyond best fit alone is taken.
+Best-fit decreasing sorts packs by length and, often, by source. So most sequences are dealt like
+cards, long classes of lengths first; a reserve fills the last holes by best fit. Of several
+reserves, the best mixed that costs no pack beyond best fit alone is taken.
 """
 
 from __future__ import annotations
@@ -181,14 +180,9 @@ def _shuffled(pack: Small, packs: int, order: Int, random: np.random.PCG64) -> P
 
 
 def deal(sizes: Small, capacity: int, packs: int, how: Dealing) -> tuple[Small, int]:
-    """Give every sequence a pack.
+    """(n,) packs of sequences of (n,) `sizes` in random order, and how many packs there are.
 
-    Args:
-        sizes: (n,) lengths in random order, 1 … capacity.
-        packs: as many as the sequences are dealt to; more are opened when the last do not fit.
-
-    Returns:
-        (n,) packs, and how many there are.
+    They are dealt to `packs`; more are opened when the last do not fit.
     """
     pack = np.full(len(sizes), _FREE, np.int32)
     room = np.full(packs, capacity, np.int64)

@@ -1,9 +1,7 @@
 """Best fit on a histogram of lengths: equal lengths are placed together, not one by one.
 
-Packs with the same room are alike: of a length that occurs a thousand times, as many as fit go into
-the fullest pack with room, and the same into all packs like it, in one step. The steps grow with
-distinct lengths and rooms, not with sequences. (Krell et al. 2021, arXiv 2107.02027, pack
-histograms by longest and by shortest pack first; this is plain best fit decreasing.)
+The steps grow with distinct lengths and rooms, not with sequences. (Krell et al. 2021, arXiv
+2107.02027, pack histograms by longest and by shortest pack first; this is best fit decreasing.)
 """
 
 from __future__ import annotations
@@ -28,12 +26,9 @@ def histogram(sizes: npt.NDArray[np.integer], longest: int) -> tuple[Int, Int]:
 
 
 def sorted_rows(keys: Word) -> tuple[Int, Word, int]:
-    """Rows in the order of their keys, equal ones as they stand, with what is left of the keys.
+    """Rows in the order of their keys, (n,), the keys without their low bits, and how many bits.
 
-    The row's number takes the low bits of its key, so one sort of words does it, in place.
-
-    Returns:
-        (n,) rows, (n,) keys without their low bits, and how many bits those are.
+    The row's number takes the low bits of its key, in place: equal keys keep their order.
     """
     bits = (len(keys) - 1).bit_length() if len(keys) else 0
     keys >>= np.uint64(bits)

@@ -1,9 +1,8 @@
 """Labels that keep sequences apart: turns of one conversation never share a pack.
 
-Before the packs are dealt, a group's members are spread evenly over the circle of random keys, so
-that they are dealt far apart. Afterwards the few that still met are swapped with sequences of the
-same length elsewhere, or moved to where there is room. Groups are found by sorting as many bits of
-a label as a row number leaves: very rarely two groups count as one, and are kept apart as well.
+A group's members are spread evenly over the circle of random keys and so dealt far apart; the few
+that still met are swapped with sequences of the same length, or moved. Groups are found by as many
+bits of a label as a row number leaves: very rarely two count as one, and are kept apart as well.
 """
 
 from __future__ import annotations
@@ -57,14 +56,11 @@ def spread(keys: Word, labels: Word) -> int:
 
 
 def keep_apart(pack: Small, packs: int, sizes: Small, capacity: int, labels: Word) -> int:
-    """Move sequences, in place, until no two of one label share a pack.
+    """Move sequences, in place, until no two of one label share a pack; returns how many there are.
 
     Args:
         pack: (n,) pack of every sequence; changed.
         sizes, labels: (n,) their tokens and labels.
-
-    Returns:
-        How many packs there are now: more only when a sequence found no other place.
     """
     rows, words, bits = sorted_rows(labels * _SCATTER)
     _, counts = _runs(words)

@@ -1,8 +1,7 @@
 """Texts → ids through tiktoken, with the ids that `tokenizers` gives, several times as fast.
 
-All texts of a call are tokenised as one, joined by a separator that is a special token, which parts
-a text exactly. Texts on which the two libraries could differ, or on which tiktoken's backtracking
-gives up, go to `tokenizers` one by one.
+Texts on which the two libraries could differ, or on which tiktoken's backtracking gives up, go to
+`tokenizers` one by one.
 """
 
 from __future__ import annotations
@@ -52,18 +51,13 @@ class TiktokenEncoder:
 
     def arrays(self, texts: Sequence[str]) -> list[Ids]:
         """Ids of each text, int32; views of one array a call."""
-        results: list[Ids | None] = [None] * len(texts)
-        fast: list[int] = []
-        slow: list[int] = []
-        for k, text in enumerate(texts):
-            (fast if self._takes(text) else slow).append(k)
+        results: dict[int, Ids] = {}
+        fast = [k for k, text in enumerate(texts) if self._takes(text)]
         for batch in batches(fast, lambda k: len(texts[k]), most=_JOINED, count=len(fast)):
-            for k, ids in zip(batch, self._joined([texts[k] for k in batch]), strict=True):
-                results[k] = ids
-        if slow:
-            for k, ids in zip(slow, self._slow([texts[k] for k in slow]), strict=True):
-                results[k] = ids
-        return [ids for ids in results if ids is not None]
+            results |= zip(batch, self._joined([texts[k] for k in batch]), strict=True)
+        if slow := [k for k in range(len(texts)) if k not in results]:
+            results |= zip(slow, self._slow([texts[k] for k in slow]), strict=True)
+        return [results[k] for k in range(len(texts))]
 
     def offsets(self, text: str) -> list[tuple[int, int]] | None:
         """The character span of each token, that of the character for parts of one; None for a text
@@ -101,10 +95,7 @@ class TiktokenEncoder:
 
 
 def _grouped(pattern: str) -> str:
-    """The same pattern with all alternatives before its look-ahead in one group.
-
-    Rust's engine tries those beside a look-ahead one by one, and a group without any all at once.
-    """
+    """All alternatives before the look-ahead in one group, which Rust tries all at once."""
     before, look_ahead, after = pattern.partition(r"|\s+(?!\S)")
     return f"(?:{before}){look_ahead}{after}"
 
@@ -124,11 +115,7 @@ _PLANES = ((0, 0xD800), (0xE000, 0x40000), (0xE0000, 0xE1000))
 
 @functools.cache
 def odd_characters(*, nfc: bool) -> re.Pattern[str] | None:
-    """A pattern for the characters that the two class, or normalise, differently.
-
-    Args:
-        nfc: the tokenizer normalises to NFC, which is left to Python's table of it.
-    """
+    """A pattern for the characters that the two class, or (with `nfc`) normalise, differently."""
     unknown = [
         chr(c) for plane in _PLANES for c in range(*plane) if unicodedata.category(chr(c)) == "Cn"
     ]

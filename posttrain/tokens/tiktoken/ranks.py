@@ -55,11 +55,7 @@ class Ranks:
 
 
 def ranks_of(tokenizer: tokenizers.Tokenizer, text: str) -> Ranks | str:
-    """The ranks of a tokenizer, or why it has none: tiktoken could give other ids.
-
-    Args:
-        text: its `to_str()`, which costs as much as all of this.
-    """
+    """The ranks of a tokenizer with its `to_str()`, or why tiktoken could give other ids."""
     parts: dict[str, Any] = from_json(text)
     model, normalizer = parts["model"], parts["normalizer"]
     pattern = pattern_of(parts["pre_tokenizer"])
@@ -144,10 +140,7 @@ def _merge_ranks(
 
 
 def _by_priority(merges: Sequence[str] | Sequence[Sequence[str]]) -> list[str] | None:
-    """The tokens that merges make, the first to be made first; `None` if that is no clear order.
-
-    Of a token's several pairs only one ever applies, whichever: none may stand between them.
-    """
+    """The tokens that merges make, the first to be made first; `None` if that is no clear order."""
     products = (m.replace(" ", "", 1) if isinstance(m, str) else "".join(m) for m in merges)
     order = [token for token, _ in itertools.groupby(products)]
     return order if len(set(order)) == len(order) else None

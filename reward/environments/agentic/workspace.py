@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from posttrain.environments.base import Tool, Toolbox, clip
+from posttrain.environments.base import Environment, Tool, Toolbox, clip
 from posttrain.environments.sandbox import Limits
 from posttrain.jsontext import writable
 from posttrain.records import json_text
@@ -91,13 +91,11 @@ BASIC = ("read_file", "write_file", "list_files", "shell")
 ISOLATED = ("-I", "-S", "-c")  # neither the directory nor variables reach a program's imports
 
 
-class Workspace:
-    """An `Environment`: the files of one completion.
+class Workspace(Environment):
+    """The files of one completion.
 
-    Args:
-        tools: names in `TOOLS`.
-        deliverables: files without which the task is not done; () means any change at all.
-        first_error: the result of the first sound call, which is then not carried out.
+    `tools` are names in `TOOLS`; `deliverables` files without which the task is not done, () means
+    any change; `first_error` is the result of the first sound call, which is not carried out.
     """
 
     def __init__(
@@ -232,8 +230,6 @@ class Workspace:
             "infrastructure": self._infrastructure,
         }
         return writable(json_text(state))
-
-    async def close(self) -> None: ...
 
 
 def inside(path: str) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from posttrain.chat import ParsedCompletion, parse_completion
 from posttrain.chat.detect import detect_in_completion, searched
+from posttrain.chat.parse import ParsedCompletion, parse_completion
 from posttrain.records import Message, ToolCall
 from posttrain.rollouts import Completion, Prompt, Step
 

@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 
-from data_builders.dialects import read_row
-from data_builders.judging.build import WARM_UP, build
+from data_builders.judging.build import build
 from posttrain.config.build_genrm import BuildGenRmConfig
 from posttrain.config.load import validate
-from posttrain.config.source import SourceConfig
-from posttrain.errors import ConfigError, DataError
+from posttrain.errors import DataError
 from posttrain.rollouts import Prompt, metadata_of
 from reward.judge.prompt import LAYOUTS
 from reward.judge.verdict import gold_from, parse_verdict, training_reward
@@ -27,7 +25,6 @@ from tests.data_builders.judging.small import (
     built,
     gold,
     numbered,
-    recipe_of,
 )
 
 
@@ -148,22 +145,6 @@ def test_a_count_takes_the_same_pairs_whatever_their_order(tmp_path: Path):
     assert {p.id for p in train} == {p.id for p in again}
     with pytest.raises(DataError, match="30 pairs can be used, count is 31"):
         built(tmp_path, {"c": numbered(30)}, source_keys={"c": {"count": 31}})
-
-
-def test_reasoning_makes_warm_up_rows_in_the_given_order_alone(tmp_path: Path):
-    row = SAFETY | {"score_1": 5, "score_2": 1, "reasoning": "The first declines."}
-    made, train, _ = built(tmp_path, {"safe": [row, SAFETY | {"prompt": "Else?"}]}, sft=True)
-    (line,) = (tmp_path / "out" / WARM_UP).read_text().splitlines()
-    said = json.loads(line)
-    assert said["messages"][:-1] == [{"role": "user", "content": train[0].messages[0].content}]
-    assert said["messages"][-1]["reasoning_content"] == "The first declines."
-    assert parse_verdict(said["messages"][-1]["content"]) is not None
-    assert made.files[WARM_UP] == 1
-    # build_sft reads it
-    dialect, conversation = read_row(said, SourceConfig(name="warm_up", path=WARM_UP))
-    assert (dialect, conversation.messages[-1].reasoning) == ("openai", "The first declines.")
-    with pytest.raises(ConfigError, match="no roles response_1"):
-        recipe_of(tmp_path, {"safe": [row]}, sft=True, layout="roles")
 
 
 def test_where_strict_and_nothing_to_train_on(tmp_path: Path):

@@ -40,7 +40,7 @@ def completion(said: str, ids: tuple[int, ...] | None) -> Completion:
 
 
 def test_sampled_ids_stay_and_hidden_ones_are_rendered(text):
-    encoder = PairEncoder(nemotron_3_nano_template(), text.encode)
+    encoder = PairEncoder(nemotron_3_nano_template(), text.arrays)
     said = "7*8 is 56.\n</think>\n56<|im_end|>"
     # ids that no rendering would give: they must come back untouched
     odd = completion(said, (90, 91, 92))

@@ -32,7 +32,7 @@ def text(tmp_path_factory: pytest.TempPathFactory):
 def read(folder: Path, rows: list[dict], text, counts=None, **config) -> list[Pair | Dropped]:
     (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     special = ("<|im_end|>", "<|endoftext|>")
-    encoder = PairEncoder(nemotron_3_nano_template(), text.encode, special)
+    encoder = PairEncoder(nemotron_3_nano_template(), text.arrays, special)
     source = SourceConfig(name="s", path="pairs.jsonl", **config)
     found = list(read_offline(source, encoder, base_dir=folder, counts=counts))
     assert sum(taken for _, taken in found) == len(rows)
@@ -183,7 +183,7 @@ def test_where_strict_and_columns_that_neither_side_was_read_from(tmp_path: Path
 
 
 def test_real_pairs_all_become_pairs(shared: Path, text):
-    encoder = PairEncoder(nemotron_3_nano_template(), text.encode)
+    encoder = PairEncoder(nemotron_3_nano_template(), text.arrays)
     source = SourceConfig(name="dpo", path="data/lf_dpo_en.jsonl")
     found = [item for item, _ in read_offline(source, encoder, base_dir=shared)]
     kinds = Counter(f.reason if isinstance(f, Dropped) else "pair" for f in found)
