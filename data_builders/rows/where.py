@@ -82,8 +82,7 @@ def named_paths(config: SourceConfig) -> Iterator[str]:
 class SeenFields:
     """Which of the fields that a source names its rows have, so that a wrong name is an error.
 
-    Bounded, whatever the number of rows: the first names that rows have at any depth, and a few
-    values of each field of `where`.
+    Bounded: the first names that rows have at any depth, a few values of each field of `where`.
     """
 
     def __init__(self, config: SourceConfig) -> None:

@@ -168,8 +168,7 @@ def cut_shards(packs: Rows, config: ShardConfig) -> list[tuple[range, range]]:
 class SplitFiles:
     """What all shards of a split share. `groups` label packs, None where they have no label.
 
-    `numbers` and `packs` hold what `pack_split` returned. `sources`: name, folders of the parts and
-    `sequence_starts` of each.
+    `numbers` and `packs` hold what `pack_split` gave; `sources`: name, folders, `sequence_starts`.
     """
 
     numbers: Path

@@ -212,11 +212,8 @@ def _sources(batch: pa.RecordBatch, otherwise: str) -> list[str]:
 
 
 def rows_of(batch: pa.RecordBatch, name: str) -> list[list[tuple[Ids, Mask]] | str]:
-    """Every row's sequences, or the reason why it cannot be looked at.
-
-    Raises:
-        DataError: the table has no `input_ids`, or a column of another type.
-    """
+    """Every row's sequences, or the reason why it cannot be looked at. Raises DataError: the table
+    has no `input_ids`, or a column of another type."""
     if "input_ids" not in batch.schema.names:
         raise DataError(
             f"{name} has no column input_ids, found {', '.join(batch.schema.names)}; "

@@ -80,11 +80,6 @@ class ChatTemplate:
         return hashlib.sha256(self.source.encode()).hexdigest()
 
     @property
-    def has_generation_tags(self) -> bool:
-        """Whether the author marked assistant output with `{% generation %}`."""
-        return re.search(r"\{%-?\s*generation\s*-?%\}", self.source) is not None
-
-    @property
     def reads_clock(self) -> bool:
         """Whether the template may write today's date, which would change bytes from day to day."""
         return "strftime_now" in self.source and "date_string" not in self.variables

@@ -53,9 +53,9 @@ from posttrain.evaluation.sensitivity import sensitivity_rows
 from posttrain.hashing import digest_of
 from posttrain.jsontext import printable
 from posttrain.models.chat_template import PromptRenderer, message_text
-from posttrain.report import show_finished, show_up_to_date, write_report
 from posttrain.report.console import print_sections
 from posttrain.report.pages.evaluation import estimated
+from posttrain.report.write import show_finished, show_up_to_date, write_report
 from posttrain.rollouts import prompt_to_row
 from posttrain.runs import Counts, Manifest, Parent, Run, atomic_write_json, parent_of
 from posttrain.sampling.generate import generate, read_completions, rollouts_at_once, tasks_of
@@ -198,7 +198,7 @@ async def make_records(recipe: EvalConfig, plan: EvaluationPlan, progress: Progr
             for unit in missing:
                 timed = TimedSampler(sampler, times_path(out, name, unit.name))
                 if unit.prompts[0].grader == INSPECT:
-                    records = await _inspect_records(recipe, name, unit, timed)
+                    records = await _inspect_records(recipe, plan, name, unit, timed)
                     progress.add(restored=len(records))
                 else:
                     records = await _unit_records(recipe, plan, name, unit, timed, progress)
@@ -236,10 +236,10 @@ async def _unit_records(
 
 
 async def _inspect_records(
-    recipe: EvalConfig, checkpoint: str, unit: Unit, sampler: Sampler
+    recipe: EvalConfig, plan: EvaluationPlan, checkpoint: str, unit: Unit, sampler: Sampler
 ) -> list[Record]:
     """The records of a task of inspect; killed and started again, it asks for no answer twice."""
-    from posttrain.evaluation.inspect_adapter.tasks import inspect_run, run_task
+    from posttrain.evaluation.inspect_adapter.tasks import run_task
 
     out = Path(recipe.out)
     config = next(task for task in recipe.inspect_tasks if task.name == unit.task)
@@ -249,7 +249,7 @@ async def _inspect_records(
             opened = opened_sampler(role.backend, checkpoint=role.checkpoint)
             samplers[name] = await stack.enter_async_context(opened)
         records = await run_task(
-            inspect_run(recipe, config, unit.setting),
+            plan.stats["inspect"][unit.name],
             unit.prompts,
             samplers,
             checkpoint=checkpoint,
@@ -275,17 +275,16 @@ def rescored_records(
         ours = [(r.prompt, r.completion) for r in records if r.prompt.grader != INSPECT]
         graded = iter(grade_completions(name, ours, grade))
         after[name] = [r if r.prompt.grader == INSPECT else next(graded) for r in records]
-    for unit, row in manifest.stats.get("inspect", {}).items():
-        from posttrain.evaluation.inspect_adapter.tasks import InspectRun, run_task
+    for unit, run in manifest.stats.get("inspect", {}).items():
+        from posttrain.evaluation.inspect_adapter.tasks import run_task
 
-        run = InspectRun.of_row(row)
         for name, records in after.items():
             own = {r.prompt.id: r.prompt for r in records if unit_name(r.prompt) == unit}
             with tempfile.TemporaryDirectory() as logs:
                 replay = run_task(
                     run,
                     [*own.values()],
-                    dict.fromkeys(("", *run.roles)),
+                    dict.fromkeys(("", *run["roles"])),
                     checkpoint=name,
                     journal=partial(journal_path, out, name, unit),
                     logs=Path(logs),

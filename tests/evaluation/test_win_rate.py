@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ from tests.data_builders.small_build import script
 from tests.evaluation import small_eval
 from tests.evaluation.scripted import ScriptedSampler, prompt, turn
 from tests.evaluation.test_judges import verdict
-from tests.sampling.scripted import END, Scripted
+from tests.sampling.scripted import END, Scripted, opening
 
 _SHOWN = re.compile(r"\[A1\](.*)\[/A1\]\n\[A2\](.*)\[/A2\]", re.DOTALL)
 
@@ -115,11 +113,7 @@ def compare(folder: Path, out: Path, **keys: Any) -> Scripted:
     path.write_text(yaml.safe_dump(raw))
     sampler, module = Scripted(prefers_new), script("win_rate")
 
-    @asynccontextmanager
-    async def opened(*_: object, **__: object) -> AsyncIterator[Scripted]:
-        yield sampler
-
-    with patch("posttrain.sampling.open.opened_sampler", opened):
+    with patch("posttrain.sampling.open.opened_sampler", opening(lambda _: sampler)):
         module.main(["--config", str(path)])
     return sampler
 

@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM
 from posttrain.config.load import validate
 from posttrain.config.sft import SftConfig
 from posttrain.errors import TrainingError
+from posttrain.training.launch import expect_gradient_scale
 from posttrain.training.moe import BIAS
 from posttrain.training.sft.stage import SftStage
-from posttrain.training.sharding import expect_gradient_scale
 from tests.training.conftest import TRAINER, MakeRecipe
 from tests.training.forks import forked
 from tests.training.matrix import Cells

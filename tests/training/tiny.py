@@ -26,7 +26,7 @@ from transformers import (
 
 from posttrain.report import html
 from posttrain.runs import Counts, Run
-from posttrain.training import memory
+from posttrain.training import plan
 from posttrain.training.activations import StepMemory
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -148,8 +148,8 @@ def sha(path: Path) -> str:
 
 def neither_measure_nor_draw(patch: pytest.MonkeyPatch) -> None:
     """To measure what a step needs takes longer than a tiny run, and to draw its charts as long."""
-    patch.setattr(memory, "measure_step", lambda *_: StepMemory(0, 0, 0))
-    patch.setattr(memory, "rollout_bytes", lambda *_: 0)
+    patch.setattr(plan, "measure_step", lambda *_: StepMemory(0, 0, 0))
+    patch.setattr(plan, "rollout_bytes", lambda *_: 0)
     patch.setitem(html._template().environment.filters, "svg", lambda _: "")
 
 

@@ -21,8 +21,7 @@ def sections(node: Node) -> ui.Sections:
 
 
 def tiles(node: Node) -> list[ui.Tile]:
-    assert node.manifest is not None
-    counts, stats = node.manifest.counts, node.stats
+    counts, stats = node.artifact.counts, node.stats
     found: list[ui.Tile] = [(f"{counts.kept:,}", "rows kept", f"of {counts.rows_in:,}")]
     if "splits" in stats:
         train = stats["splits"]["train"]
@@ -208,9 +207,7 @@ def _conversation(row: ui.Row, most: int) -> ui.Sample:
     budget = f", cut to {row['budget']} tokens" if row["budget"] is not None else ""
     about = f" · turn {row['turn']}, reasoning {row['reasoning']}{budget}, {row['tokens']:,} tokens"
     record = ui.Styled(f" · {row['record_id'][:12]}", "code")
-    fold = ui.Fold(
-        (ui.Styled(row["source"], "bold"), about, record),
-        [supervision.marked_segments(row["segments"])],
-    )
+    title = (ui.Styled(row["source"], "bold"), about, record)
+    segments = supervision.marked_segments(row["segments"])
     values = {"source": row["source"], "reasoning": row["reasoning"]}
-    return ui.Sample(fold, values, {"tokens": row["tokens"]})
+    return ui.Sample(title, [segments], values, {"tokens": row["tokens"]})

@@ -29,8 +29,8 @@ from posttrain.training.dpo.loss import (
     total_loss,
 )
 from posttrain.training.dpo.reference import Reference, ReferenceStore
-from posttrain.training.log import StepLines
 from posttrain.training.order import rows_drawn
+from posttrain.training.output import StepLines
 from posttrain.training.trainer import Resumable, score_labels, silence_attention_dropout
 
 # how far the first preference loss may be from ln 2: there policy and reference are one model

@@ -17,7 +17,7 @@ from posttrain.config.dpo import DpoConfig
 from posttrain.errors import ConfigError
 from posttrain.runs import read_artifact
 from posttrain.training.dpo.trainer import PairTrainer
-from posttrain.training.finish import REFERENCE, RESUME
+from posttrain.training.output import REFERENCE, RESUME
 from tests.training.dpo.pairs import make_pairs, write_pairs
 from tests.training.dpo.recipe import finish, make_recipe, start
 from tests.training.dpo.test_loss import log_prob

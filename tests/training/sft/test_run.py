@@ -20,7 +20,7 @@ from posttrain.config.sft import SftConfig
 from posttrain.errors import ConfigError, DataError, TrainingError
 from posttrain.runs import read_artifact
 from posttrain.training.document_masking import sequences
-from posttrain.training.finish import RESUME
+from posttrain.training.output import RESUME
 from posttrain.training.sft.data import load_split
 from posttrain.training.sft.stage import SftStage
 from tests.training.conftest import TRAINER, MakeRecipe
