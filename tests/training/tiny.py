@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+from collections.abc import Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -35,10 +36,13 @@ PAD, START, END = 0, 1, 2
 WORDS = {f"w{i}": i for i in [*range(3, 40), *range(50, 64)]}
 
 
-def make_tokenizer(pad: str = "<|pad|>") -> PreTrainedTokenizerFast:
-    vocabulary = {"<|pad|>": PAD, "<|im_start|>": START, "<|im_end|>": END, **WORDS}
+def make_tokenizer(
+    pad: str = "<|pad|>", words: Mapping[str, int] = WORDS
+) -> PreTrainedTokenizerFast:
+    """Splits at blanks; the first word stands for the unknown."""
+    vocabulary = {"<|pad|>": PAD, "<|im_start|>": START, "<|im_end|>": END, **words}
     special = {"eos_token": "<|im_end|>", "bos_token": "<|im_start|>", "pad_token": pad}
-    raw = Tokenizer(models.WordLevel(vocabulary, unk_token="w3"))  # noqa: S106 - a token
+    raw = Tokenizer(models.WordLevel(vocabulary, unk_token=next(iter(words))))
     raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=raw, **special)
 

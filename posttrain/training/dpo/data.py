@@ -51,8 +51,7 @@ LAYOUTS = {
 Score = Callable[[Batch], ScoredPairs]
 PROBED_PAIRS = 3
 # nats a token, in fp32 and in half precision
-PROBE_LIMIT = {"float32": 1e-4}
-PROBE_LIMIT_HALF = 5e-2
+PROBE_LIMIT, PROBE_LIMIT_HALF = 1e-4, 5e-2
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +317,7 @@ def probe_layout(
     tokens = torch.tensor([[sum(pair[f"{side}_mask"]) for side in SIDES] for pair in probed])
     sums = torch.stack([batched.chosen, batched.rejected], dim=1).cpu()
     apart = float(((sums - torch.tensor(alone)).abs() / tokens).max())
-    limit = PROBE_LIMIT.get(dtype, PROBE_LIMIT_HALF)
+    limit = PROBE_LIMIT if dtype == "float32" else PROBE_LIMIT_HALF
     if apart > limit:
         raise ConfigError(
             f"layout {layout} is not right for this model: log-probabilities in a batch differ by "
