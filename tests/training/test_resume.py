@@ -14,8 +14,7 @@ import pytest
 from torch.distributed import run as torchrun
 from transformers import AutoModelForCausalLM
 
-from posttrain.config.load import validate
-from posttrain.config.sft import LaunchConfig, SftConfig
+from posttrain.config.sft import LaunchConfig
 from posttrain.errors import ConfigError
 from posttrain.report import html
 from posttrain.report.html import UNFINISHED
@@ -24,7 +23,7 @@ from posttrain.training import stage as training_stage
 from posttrain.training.launch import Launched, check_launch
 from posttrain.training.sft.stage import SftStage
 from scripts.__main__ import launch
-from tests.training.conftest import TRAINER
+from tests.training.conftest import sft_recipe
 from tests.training.forks import forked, launch_environment, shipped
 from tests.training.methods import Method, write_methods
 from tests.training.rl.policy import write_policy
@@ -177,9 +176,7 @@ TWO_BY_TWO = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2
 
 
 def sft(data: Path, model: Path, out: Path, trainer: dict[str, Any], **keys: Any) -> SftStage:
-    raw = {"data": str(data), "out": str(out), "model": {"path": str(model)}, **keys}
-    raw["trainer"] = {**TRAINER, "num_train_epochs": 4, **trainer}
-    return SftStage(validate(raw, SftConfig, where="test"))
+    return SftStage(sft_recipe(data, model, out, {"num_train_epochs": 4, **trainer}, **keys))
 
 
 @pytest.fixture(scope="module")

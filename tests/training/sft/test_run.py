@@ -15,7 +15,6 @@ from huggingface_hub import ModelCard
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from posttrain.config.load import validate
 from posttrain.config.sft import SftConfig
 from posttrain.errors import ConfigError, DataError, TrainingError
 from posttrain.runs import read_artifact
@@ -23,7 +22,7 @@ from posttrain.training.document_masking import sequences
 from posttrain.training.output import RESUME
 from posttrain.training.sft.data import load_split
 from posttrain.training.sft.stage import SftStage
-from tests.training.conftest import TRAINER, MakeRecipe
+from tests.training.conftest import MakeRecipe, sft_recipe
 from tests.training.tiny import END, PAD, log_rows, losses
 
 
@@ -36,14 +35,9 @@ def finish(recipe: SftConfig) -> Path:
 @pytest.fixture(scope="module")
 def learned(data: Path, attention_path: Path, tmp_path_factory) -> SftConfig:
     """A finished run of 24 epochs."""
-    raw = {
-        "data": str(data),
-        "out": str(tmp_path_factory.mktemp("learned") / "out"),
-        "model": {"path": str(attention_path)},
-        "keep_epochs": [1],
-        "trainer": TRAINER | {"num_train_epochs": 24, "learning_rate": 1e-2, "logging_steps": 8},
-    }
-    recipe = validate(raw, SftConfig, where="test")
+    trainer = {"num_train_epochs": 24, "learning_rate": 1e-2, "logging_steps": 8}
+    out = tmp_path_factory.mktemp("learned") / "out"
+    recipe = sft_recipe(data, attention_path, out, trainer, keep_epochs=[1])
     finish(recipe)
     return recipe
 
