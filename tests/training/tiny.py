@@ -10,6 +10,7 @@ import json
 import random
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -157,9 +158,19 @@ def neither_measure_nor_draw(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(html._template().environment.filters, "svg", lambda _: "")
 
 
-def log_rows(out: Path) -> list[dict]:
-    return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+def lines_of(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+
+
+def log_rows(out: Path, *, of: str = "") -> list[dict[str, Any]]:
+    """The rows of a log; `of`: those that have this figure, such as `loss` and `rollouts`."""
+    return [row for row in lines_of(out / "log.jsonl") if not of or of in row]
 
 
 def losses(out: Path) -> list[float]:
-    return [row["loss"] for row in log_rows(out) if "loss" in row]
+    return [row["loss"] for row in log_rows(out, of="loss")]
+
+
+def rollout_groups(out: Path) -> list[dict[str, Any]]:
+    """The groups of all steps, in their order."""
+    return [group for file in sorted((out / "rollouts").glob("*")) for group in lines_of(file)]

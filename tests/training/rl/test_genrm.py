@@ -115,7 +115,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_reward_rises_its_parts_are_logged_and_the_data_is_a_parent(trained: Path):
-    rows = [row for row in log_rows(trained / "judge") if "reward" in row]
+    rows = log_rows(trained / "judge", of="reward")
     first, last = (sum(r["reward"] for r in part) / 5 for part in (rows[:5], rows[-5:]))
     # a judge that guesses has -13 / 2, a right one 0, a mute one -10 - 4 - 4 - 5
     assert first < -6
@@ -161,7 +161,7 @@ def test_without_the_other_order_a_judge_learns_the_position(
     for name in ("reward", "truncated"):
         assert re.search(rf"^{name} +-?\d+\.\d{{3}} → -?\d+\.\d{{3}}$", shown, re.MULTILINE)
     # its own training says all is well
-    rows = [row for row in log_rows(trained / "skewed") if "reward" in row]
+    rows = log_rows(trained / "skewed", of="reward")
     assert rows[-1]["part/right_order"] > 0.9
     (cell,) = evaluate(trained, "eval_skewed", skewed="skewed")["cells"]
     assert cell["prefers_first"]["value"] > 0.9

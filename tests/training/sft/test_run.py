@@ -125,7 +125,7 @@ def test_losses_are_per_trained_token_of_the_whole_batch_and_of_the_held_out(rec
         assert logged == pytest.approx(total / count, abs=2e-5)
     tokens = sum(len(packs[row]["input_ids"]) for row in range(40))
     assert read_artifact(out).stats["tokens"] == tokens
-    assert [row for row in log_rows(out) if "loss" in row][-1]["tokens"] == tokens
+    assert log_rows(out, of="loss")[-1]["tokens"] == tokens
     held_out = load_split(Path(made.data), "eval", pad_id=PAD)
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in range(len(held_out) - 1):
