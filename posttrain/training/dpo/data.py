@@ -32,7 +32,7 @@ from posttrain.models.load import recurrent_layers
 from posttrain.models.room import room_text
 from posttrain.records import CATEGORIES
 from posttrain.tokens.encode import IGNORED
-from posttrain.training.document_masking import deal_rows, pad_rows
+from posttrain.training.document_masking import deal_rows, pad_rows, padded
 from posttrain.training.dpo.loss import ScoredPairs
 
 # its functions are made when it is imported, so types know none of them
@@ -244,10 +244,7 @@ def _unpacked(pad_id: int, pairs: Sequence[dict[str, Any]]) -> Batch:
             ids.append(prompt + list(pair[f"{side}_ids"]))
             untrained = [IGNORED] * len(prompt)
             labels.append(untrained + _masked(pair[f"{side}_ids"], pair[f"{side}_mask"]))
-    return {
-        "input_ids": pad_rows(ids, pad_id),
-        "labels": pad_rows(labels, IGNORED),
-        "attention_mask": pad_rows(([1] * len(row) for row in ids), 0),
+    return padded(ids, labels, pad_id) | {
         "segment": pad_rows(([n] * len(row) for n, row in enumerate(ids)), -1),
         "row": torch.tensor([pair["row"] for pair in pairs]),
     }
