@@ -126,7 +126,7 @@ def run_evaluation(stage: Run, recipe: EvalConfig, plan: EvaluationPlan, console
     lock = _lock_of(recipe, plan, stage.config_digest)
     bind_lock(out / LOCK, lock, finished=stage.complete)
     if stage.complete:
-        write_tables(out, recipe.prices)
+        write_tables(out, *read_run(out), recipe.prices)
         write_report(out)
         show_up_to_date(console, out)
     else:
@@ -139,7 +139,7 @@ def run_evaluation(stage: Run, recipe: EvalConfig, plan: EvaluationPlan, console
                 (out / LOCK).unlink()  # nothing is bound yet: a corrected recipe may have the place
             raise
         records = records_of(out, recipe.checkpoints, [unit.name for unit in plan.units])
-        finish_run(
+        manifest = finish_run(
             stage,
             records,
             counts=plan.counts,
@@ -147,7 +147,7 @@ def run_evaluation(stage: Run, recipe: EvalConfig, plan: EvaluationPlan, console
             seed=recipe.seed,
             stats=plan.stats,
         )
-        write_tables(out, recipe.prices)
+        write_tables(out, manifest, records, recipe.prices)
         show_finished(console, out)
     shutil.rmtree(out / WORK, ignore_errors=True)
     if recipe.inspect_logs and not (out / INSPECT_LOGS).is_dir():
@@ -317,7 +317,7 @@ def finish_run(
     parents: Sequence[Parent],
     seed: int,
     stats: Mapping[str, Any],
-) -> None:
+) -> Manifest:
     """Write `metrics.json`, `examples.jsonl` and the manifest; `records` and the lock are there."""
     out = stage.path
     lock = read_lock(out / LOCK)
@@ -333,7 +333,7 @@ def finish_run(
     for path in sorted((out / JOURNALS).rglob("*.jsonl")):
         files[path.relative_to(out).as_posix()] = sort_lines(path)
     templates = {(rendering or {}).get("template") for rendering in lock["rendering"].values()}
-    stage.finish(
+    return stage.finish(
         counts=counts,
         files=files,
         parents=parents,
@@ -359,7 +359,7 @@ def keep_rescored(stage: Run, run: Path, manifest: Manifest, records: Records) -
             write_records(record_path(out, name, unit), rows)
     if (run / JOURNALS).is_dir():
         shutil.copytree(run / JOURNALS, out / JOURNALS, dirs_exist_ok=True)
-    finish_run(
+    finished = finish_run(
         stage,
         records,
         counts=manifest.counts,
@@ -367,11 +367,12 @@ def keep_rescored(stage: Run, run: Path, manifest: Manifest, records: Records) -
         seed=manifest.seed,
         stats={key: manifest.stats[key] for key in _OF_PROMPTS if key in manifest.stats},
     )
-    write_tables(out, {})
+    write_tables(out, finished, records, {})
 
 
-def write_tables(out: Path, prices: Mapping[str, Price]) -> None:
+def write_tables(
+    out: Path, manifest: Manifest, records: Records, prices: Mapping[str, Price]
+) -> None:
     """Costs and exports of a finished run, beside what its manifest lists: prices may change."""
-    manifest, records = read_run(out)
     write_costs(out, records, prices)
     write_exports(out / EXPORT, json.loads((out / METRICS).read_text("utf-8")), manifest)
