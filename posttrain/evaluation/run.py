@@ -124,13 +124,6 @@ def record_of(checkpoint: str, prompt: Prompt, completion: Completion, score: Sc
     return Record(checkpoint, prompt, completion, score, calls)
 
 
-def changed_grades(before: Sequence[Record], after: Sequence[Record]) -> tuple[int, int]:
-    """The number of scores and of verdicts that are not what they were."""
-    pairs = list(zip(before, after, strict=True))
-    scores = sum(a.score.value != b.score.value for a, b in pairs)
-    return scores, sum(a.verdict.calls != b.verdict.calls for a, b in pairs)
-
-
 def record_to_row(record: Record) -> dict[str, Any]:
     return {
         "checkpoint": record.checkpoint,
