@@ -17,7 +17,6 @@ from posttrain.evaluation.run import (
     INSPECT,
     JOURNALS,
     KIND,
-    LOCK,
     PACKAGES,
     Grade,
     Record,
@@ -61,7 +60,7 @@ def rescore(run: Path, grade: Grade, *, out: str) -> None:
     with open_run(Path(out), kind=KIND, config=config) as stage:
         if not stage.complete:
             versions = {"versions": package_versions(PACKAGES)}
-            bind_lock(stage.path / LOCK, read_lock(run / LOCK) | versions)
+            bind_lock(stage.path, read_lock(run) | versions)
             for name, own in after.items():
                 for unit, rows in by_unit(own).items():
                     write_records(record_path(stage.path, name, unit), rows)

@@ -121,7 +121,7 @@ def run_evaluation(stage: Run, recipe: EvalConfig, plan: EvaluationPlan, console
     """
     out = stage.path
     lock = _lock_of(recipe, plan, stage.config_digest)
-    bind_lock(out / LOCK, lock, finished=stage.complete)
+    bind_lock(out, lock, finished=stage.complete)
     if stage.complete:
         write_tables(out, *read_run(out), recipe.prices)
         write_report(out)
@@ -191,7 +191,7 @@ async def make_records(recipe: EvalConfig, plan: EvaluationPlan, progress: Progr
             continue
         backend, path = recipe.backend_of(name), recipe.path_of(name)
         async with opened_sampler(backend, checkpoint=path, scripted=plan.scripted) as sampler:
-            bind_weights(out / LOCK, name, sampler.identity)
+            bind_weights(out, name, sampler.identity)
             for unit in missing:
                 timed = TimedSampler(sampler, times_path(out, name, unit.name))
                 if unit.prompts[0].grader == INSPECT:
@@ -287,7 +287,7 @@ def finish_run(
 ) -> Manifest:
     """Write `metrics.json`, `examples.jsonl` and the manifest; `records` and the lock are there."""
     out = stage.path
-    lock = read_lock(out / LOCK)
+    lock = read_lock(out)
     atomic_write_json(out / METRICS, metrics_of(records, seed=seed))
     to_read = examples([record for own in records.values() for record in own])
     write_records(out / EXAMPLES, to_read)
