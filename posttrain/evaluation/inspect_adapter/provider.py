@@ -270,11 +270,13 @@ def to_output(step: Step, model: str, *, prompt_ids: Sequence[int] | None = None
 
 
 def _to_inspect_call(position: int, call: ToolCall) -> InspectCall:
-    given: Any = None
-    with contextlib.suppress(ValueError):
+    given, problem = None, "arguments are an object"
+    try:
         given = load_json(call.arguments)
+    except ValueError as error:
+        problem = str(error)
     name = call.id or f"call{position:05}"
     if isinstance(given, dict):
         return InspectCall(id=name, function=call.name, arguments=given)
-    why = f"arguments are not a JSON object: {call.arguments[:200]}"
+    why = f"{problem}: {call.arguments[:200]}"
     return InspectCall(id=name, function=call.name, arguments={}, parse_error=why)
