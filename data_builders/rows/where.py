@@ -14,12 +14,7 @@ Conditions = Mapping[str, Mapping[str, Any]]
 _SAMPLE = 5
 _KEYS = 100
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "ge": operator.ge,
-    "gt": operator.gt,
-    "le": operator.le,
-    "lt": operator.lt,
+    **{name: getattr(operator, name) for name in ("eq", "ne", "ge", "gt", "le", "lt")},
     "in": lambda value, listed: value in listed,
     "not_in": lambda value, listed: value not in listed,
 }

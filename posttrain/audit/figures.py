@@ -24,8 +24,8 @@ from posttrain.tokens.supervision import (
     Mask,
     batch_of,
     sequence_keys,
-    sums,
     supervision_flags,
+    true_counts,
 )
 
 _TOKENS = 1 << 20
@@ -283,7 +283,7 @@ def audit_set(found: Iterable[MaskedSequence], marks: Marks) -> Audit:
     for batch in batches(found, lambda one: len(one.ids), most=_TOKENS, count=_SEQUENCES):
         tokens = batch_of([(one.ids, one.trained) for one in batch])
         rows = np.empty(len(batch), _ROW)
-        rows["length"], rows["trained"] = tokens.lengths, sums(tokens, tokens.trained)
+        rows["length"], rows["trained"] = tokens.lengths, true_counts(tokens, tokens.trained)
         rows["flags"], rows["key"] = supervision_flags(tokens, marks), sequence_keys(tokens)
         rows["flags"][[one.cut is True for one in batch]] |= np.uint16(Flag.CUT_TRACE)
         for one in batch:

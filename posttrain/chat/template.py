@@ -123,7 +123,8 @@ class ChatTemplate:
             named = f"{_OPEN}{item}{_CLOSE}" if isinstance(item, str) else ""
             return marks.get(id(item), named)
 
-        return _read_marks(self.text(messages, **{**options, MARK: mark}), len(messages))
+        options[MARK] = mark
+        return _read_marks(self.text(messages, **options), len(messages))
 
 
 def _read_marks(marked: str, count: int) -> RenderedLayout:

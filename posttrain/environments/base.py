@@ -113,10 +113,8 @@ class Tool:
 
 class Toolbox(Environment):
     """A toolkit of independent tools: the same for every prompt, without a state between calls.
-
-    Results longer than `RESULT_CHARACTERS` lose their middle. Raises ConfigError where two tools
-    have the same name.
-    """
+    Results longer than `RESULT_CHARACTERS` lose their middle. Raises ConfigError: two tools have
+    the same name."""
 
     def __init__(self, tools: Sequence[Tool]):
         self._tools: dict[str, Tool] = {}

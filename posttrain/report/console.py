@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -121,11 +121,10 @@ def chart_table(chart: ui.Chart) -> ui.Table:
             rows = [[label, *(f"{part:,.0f}" for part in parts)] for label, parts in chart.bars]
             return ui.Table([chart.x, *names], rows)
         case ui.LineChart():
-            rows = [[one.name, *_levels(one.y)] for one in chart.series]
+            rows = []
+            for one in chart.series:
+                finite = [value for value in one.y if math.isfinite(value)] or [math.nan]
+                levels = (finite[0], min(finite), max(finite), finite[-1])
+                rows.append([one.name, *(f"{level:.4g}" for level in levels)])
             head = [f"{chart.y} over {chart.x}", "first", "lowest", "highest", "last"]
             return ui.Table(head, rows)
-
-
-def _levels(values: Sequence[float]) -> list[str]:
-    finite = [value for value in values if math.isfinite(value)] or [math.nan]
-    return [f"{v:.4g}" for v in (finite[0], min(finite), max(finite), finite[-1])]

@@ -113,11 +113,8 @@ def _anchor(title: str) -> str:
 def _words(words: ui.Words) -> Markup:
     if isinstance(words, str):
         return escape(_GLUED.sub("\N{NO-BREAK SPACE}", words))
-    return Markup("").join(_styled(part) for part in words)
-
-
-def _styled(part: str | ui.Styled) -> Markup:
-    return escape(part) if isinstance(part, str) else _TAGS[part.style].format(part.text)
+    parts = (p if isinstance(p, str) else _TAGS[p.style].format(p.text) for p in words)
+    return Markup("").join(parts)
 
 
 def _cell(value: object) -> Markup:

@@ -1,7 +1,6 @@
-"""What every grader is, and the scores that all of them give alike.
-
-A grader that fails, times out, cannot read its gold, or finds no answer where the prompt requests
-no format, leaves the attempt unscored. An answer outside the requested format still counts.
+"""What every grader is, and the scores that all of them give alike. One that fails, times out,
+cannot read its gold, or finds no answer where the prompt requests no format, leaves the attempt
+unscored. An answer outside the requested format still counts.
 """
 
 from __future__ import annotations

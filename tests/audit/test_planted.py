@@ -195,38 +195,35 @@ def lengths_of(rows: list[Sound]) -> list[list[int]]:
     return [[len(one.ids) for one in rows[k : k + 5]] for k in range(0, len(rows), 5)]
 
 
-def test_packs_are_taken_apart_by_seq_lengths_or_positions(tmp_path):
+def test_sequences_end_where_lengths_positions_or_padding_say(tmp_path):
     rows = sound(tmp_path)
     lengths = lengths_of(rows)
-    positions = [[p for n in own for p in range(n)] for own in lengths]
-    for name, columns in (
-        ("lengths", {"seq_lengths": lengths}), ("positions", {"position_ids": positions})
-    ):  # fmt: skip
-        Dataset.from_dict(packed(rows, **columns)).save_to_disk(tmp_path / name)
+    longest = max(map(max, lengths))
+    room = [longest - len(r.ids) for r in rows]
+    tables = {
+        "lengths": packed(rows, seq_lengths=lengths),
+        "positions": packed(rows, position_ids=[[p for n in own for p in range(n)] for own in lengths]),
+        "padded": {
+            "input_ids": [r.ids + [PAD] * n for r, n in zip(rows, room, strict=True)],
+            "labels": [r.labels + [IGNORED] * n for r, n in zip(rows, room, strict=True)],
+            "attention_mask": [[1] * len(r.ids) + [0] * n for r, n in zip(rows, room, strict=True)],
+        },
+    }  # fmt: skip
+    for name, table in tables.items():
+        Dataset.from_dict(table).save_to_disk(tmp_path / name)
         found = only(tmp_path / name)
-        assert {key: found[key] for key in NOTHING_WRONG} == NOTHING_WRONG
-        assert found["longest"] == max(map(max, lengths))
+        assert {key: found[key] for key in NOTHING_WRONG} == NOTHING_WRONG, name
+        assert found["longest"] == longest
+        assert found["tokens"] == sum(len(r.ids) for r in rows)
 
 
-def test_truncated_packs_are_found(tmp_path):
-    """Packs cut at a length, with `seq_lengths` cut as well, or left as they were."""
+def test_packs_whose_lengths_do_not_add_up_are_left_out(tmp_path):
     rows = sound(tmp_path)
-    lengths = lengths_of(rows)
-    table = packed(rows, seq_lengths=[[*own[:-1], own[-1] - 4] for own in lengths])
-    stale = packed(rows, seq_lengths=lengths)
-    for one in (table, stale):
-        one["input_ids"] = [ids[:-4] for ids in one["input_ids"]]
-        one["labels"] = [labels[:-4] for labels in one["labels"]]
-    pa_file(tmp_path / "cut.arrow", table)
-    found = only(tmp_path / "cut.arrow")
-    assert (found["no_end"], found["end_trained"]) == (8, 32)
-    pa_file(
-        tmp_path / "stale.arrow", stale | {"seq_lengths": [*lengths[:2], *table["seq_lengths"][2:]]}
-    )
-    found = only(tmp_path / "stale.arrow")
+    lengths = [[*own[:-1], own[-1] - 4 * (k < 2)] for k, own in enumerate(lengths_of(rows))]
+    pa_file(tmp_path / "stale.arrow", packed(rows, seq_lengths=lengths))
+    assert only(tmp_path / "stale.arrow")["sequences"] == 30
     body = json.loads((tmp_path / "audit-stale.arrow" / "manifest.json").read_text("utf-8"))
     assert body["counts"] == {"in": 8, "kept": 6, "dropped": {"seq_lengths_do_not_add_up": 2}}
-    assert found["sequences"] == 30
 
 
 def pa_file(path: Path, table: dict) -> None:
@@ -250,21 +247,6 @@ def test_masks_are_read_as_trl_reads_them(tmp_path):
         found = only(tmp_path / name)
         assert found["end_trained"] == trained
         assert found["everything_trained"] == (0 if columns else 40)
-
-
-def test_padding_is_no_part_of_a_sequence(tmp_path):
-    rows = sound(tmp_path)
-    length = max(len(r.ids) for r in rows)
-    room = [length - len(r.ids) for r in rows]
-    table = {
-        "input_ids": [r.ids + [PAD] * n for r, n in zip(rows, room, strict=True)],
-        "labels": [r.labels + [IGNORED] * n for r, n in zip(rows, room, strict=True)],
-        "attention_mask": [[1] * len(r.ids) + [0] * n for r, n in zip(rows, room, strict=True)],
-    }
-    Dataset.from_dict(table).save_to_disk(tmp_path / "padded")
-    found = only(tmp_path / "padded")
-    assert {key: found[key] for key in NOTHING_WRONG} == NOTHING_WRONG
-    assert found["tokens"] == sum(len(r.ids) for r in rows)
 
 
 def test_rows_that_cannot_be_looked_at_are_counted_by_reason(tmp_path):

@@ -48,7 +48,8 @@ def _naive(
     full = hf_text(source, messages, tools, **kwargs)
     spans: list[tuple[int, int]] = []
     for k in wanted:
-        modes = ({**kwargs, "add_generation_prompt": True, "enable_thinking": on} for on in (1, 0))
+        prompted = {**kwargs, "add_generation_prompt": True}
+        modes = ({**prompted, "enable_thinking": on} for on in (True, False))
         prompts = [hf_text(source, messages[:k], tools, **mode) for mode in modes]
         start = max(len(p) for p in prompts if full.startswith(p))
         through = hf_text(source, messages[: k + 1], tools, **kwargs)

@@ -8,7 +8,9 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -35,10 +37,13 @@ PAD, START, END = 0, 1, 2
 WORDS = {f"w{i}": i for i in [*range(3, 40), *range(50, 64)]}
 
 
-def make_tokenizer(pad: str = "<|pad|>") -> PreTrainedTokenizerFast:
-    vocabulary = {"<|pad|>": PAD, "<|im_start|>": START, "<|im_end|>": END, **WORDS}
+def make_tokenizer(
+    pad: str = "<|pad|>", words: Mapping[str, int] = WORDS
+) -> PreTrainedTokenizerFast:
+    """Splits at blanks; the first word stands for the unknown."""
+    vocabulary = {"<|pad|>": PAD, "<|im_start|>": START, "<|im_end|>": END, **words}
     special = {"eos_token": "<|im_end|>", "bos_token": "<|im_start|>", "pad_token": pad}
-    raw = Tokenizer(models.WordLevel(vocabulary, unk_token="w3"))  # noqa: S106 - a token
+    raw = Tokenizer(models.WordLevel(vocabulary, unk_token=next(iter(words))))
     raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=raw, **special)
 
@@ -153,9 +158,19 @@ def neither_measure_nor_draw(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(html._template().environment.filters, "svg", lambda _: "")
 
 
-def log_rows(out: Path) -> list[dict]:
-    return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+def lines_of(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+
+
+def log_rows(out: Path, *, of: str = "") -> list[dict[str, Any]]:
+    """The rows of a log; `of`: those that have this figure, such as `loss` and `rollouts`."""
+    return [row for row in lines_of(out / "log.jsonl") if not of or of in row]
 
 
 def losses(out: Path) -> list[float]:
-    return [row["loss"] for row in log_rows(out) if "loss" in row]
+    return [row["loss"] for row in log_rows(out, of="loss")]
+
+
+def rollout_groups(out: Path) -> list[dict[str, Any]]:
+    """The groups of all steps, in their order."""
+    return [group for file in sorted((out / "rollouts").glob("*")) for group in lines_of(file)]

@@ -105,8 +105,8 @@ def before_and_after(cells: Sequence[ui.Row], pairs: Sequence[ui.Row]) -> Iterat
     for cell in cells:
         if (rate := cell["rates"].get("hallucination")) is not None:
             label, style = ", ".join([cell["checkpoint"], *place(cell)]), _style(cell, names)
-            bounds = (rate[name] for name in ("low", "value", "high"))
-            intervals.append(ui.Interval(label, *bounds, style))
+            low, value, high = (rate[name] for name in ("low", "value", "high"))
+            intervals.append(ui.Interval(label, low, value, high, style))
     if intervals:
         caption = "Where no tool is declared, with 95 % intervals."
         yield ui.IntervalChart(intervals, "completions with an undeclared call", caption)
@@ -225,8 +225,8 @@ def prompt_sensitivity(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
             for row, one in zip(same, places, strict=True):
                 lost = f" ({one['unscored']:,} unscored)" if one["unscored"] else ""
                 label = f"{one['template']}, {row['checkpoint']}{lost}"
-                bounds = (one[name] for name in ("low", "mean", "high"))
-                bars.append(ui.Interval(label, *bounds, _style(row, names)))
+                low, mean, high = (one[name] for name in ("low", "mean", "high"))
+                bars.append(ui.Interval(label, low, mean, high, _style(row, names)))
         task, setting, thinking = where
         caption = f"{task}, {setting}, reasoning {thinking}: 95 % intervals of sampling alone."
         yield ui.IntervalChart(bars, "accuracy by template", caption)

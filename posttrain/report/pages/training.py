@@ -19,7 +19,11 @@ def sections(node: Node) -> ui.Sections:
         return
     method = node.stats.get("method")
     if method == "dpo":
-        yield from _dpo(node.stats, rows)
+        logged = [row for row in rows if math.isfinite(row.get("preference_loss", math.nan))]
+        for figure in (preferences, margins, by_category) if logged else ():
+            yield figure(node.stats, logged)
+        if not logged:
+            yield ui.Section("Preference training", missing="no logged loss is finite")
     elif "num_generations" in node.stats:
         yield from rl.sections(node, node.stats, rows)
     else:
@@ -134,15 +138,6 @@ def _speed(starts: Sequence[ui.Row], rows: Sequence[ui.Row]) -> list[ui.Block]:
 
 
 # DPO
-
-
-def _dpo(stats: ui.Row, rows: Sequence[ui.Row]) -> ui.Sections:
-    logged = [row for row in rows if math.isfinite(row.get("preference_loss", math.nan))]
-    if not logged:
-        yield ui.Section("Preference training", missing="no logged loss is finite")
-        return
-    for figure in (preferences, margins, by_category):
-        yield figure(stats, logged)
 
 
 @ui.section("Preference training")

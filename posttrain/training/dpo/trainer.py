@@ -34,8 +34,7 @@ from posttrain.training.output import StepLines
 from posttrain.training.trainer import Resumable, score_labels, silence_attention_dropout
 
 # how far the first preference loss may be from ln 2: there policy and reference are one model
-FIRST_LOSS = {"float32": 1e-4, "float64": 1e-4}
-FIRST_LOSS_HALF = 1e-2
+FIRST_LOSS, FIRST_LOSS_HALF = 1e-4, 1e-2
 
 
 class PairTrainer(Resumable, DPOTrainer):
@@ -212,7 +211,7 @@ class PairTrainer(Resumable, DPOTrainer):
 
     def _check_first(self, loss: float) -> None:
         dtype = self.store.key.dtype
-        limit = FIRST_LOSS.get(dtype, FIRST_LOSS_HALF)
+        limit = FIRST_LOSS if dtype == "float32" else FIRST_LOSS_HALF
         if abs(loss - math.log(2)) <= limit:
             return
         raise ConfigError(

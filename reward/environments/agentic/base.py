@@ -1,8 +1,6 @@
 """What every agentic family is: a fixture from a seed, tools on its files, a checked end state.
-
-A row carries the seed of its fixture and a digest, not the fixture: what a checker knows is never
-in a sandbox. Checks read the final files alone. Code of the model runs in a further sandbox without
-any other file of the run; its results leave that and are compared here.
+What a checker knows is never in a sandbox: a row carries the seed of its fixture and a digest, and
+the model's code runs in a further sandbox, whose results are compared here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""The files of one run behind five tools: read_file, write_file, list_files, shell, sql.
-
-Between calls the files are bytes in this process, by path: there is no directory to leave, no link
-to follow and nothing that two runs share. A command runs in a sandbox of its own that is given the
-files, and the regular files that it leaves are taken back.
+"""The files of one run behind five tools: bytes in this process, by path, so that there is no
+directory to leave, no link to follow and nothing that two runs share. A command runs in a sandbox
+that is given the files, and the regular files that it leaves are taken back.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def test_another_prompt_is_refused(metadata: dict[str, Any], message: str) -> No
         ("get_price", ["lamp"], "42"), ("get_price", ["rug"], "error: no rug"),
         ("check_price", ["lamp", "42"], "right"), ("check_price", ["lamp", "41"], "wrong"),
         ("list_tickets", ["ben"], "20"), ("list_tickets", ["dan"], "none"),
-        ("get_status", ["10"], "open"), ("get_status", ["99"], "error: no ticket 99"),
+        ("set_status", ["99", "open"], "error: no ticket 99"),
         ("set_status", ["10", "gone"], "error: no status gone"),
         ("set_status", ["20", "closed"], "error: ticket 10 is open"),
         ("set_owner", ["20", "ana"], "ok"),

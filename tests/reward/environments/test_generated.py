@@ -259,6 +259,8 @@ def test_a_conversation_in_the_rollout_loop_is_state_said_and_unsaid():
         )
         return asyncio.run(environment.verify(prompt, completion)).value
 
+    made = [call for row in rows for call in row["metadata"]["calls"]]
+    assert all(given["amount"] <= 500 for name, given in made if name == "transfer")  # the policy's
     assert value([*start, done, declined]) == 1
     for moves in ([*start, declined], [*start, done, transfer], [*start, done, leak], ["Hm."]):
         assert value(moves) == 0
