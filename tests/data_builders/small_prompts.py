@@ -84,6 +84,3 @@ def questions(count: int) -> list[dict[str, Any]]:
 
 
 GSM: dict[str, Any] = {"format": "question", "gold_pattern": "#### (.+)", "grader": "numbers"}
-
-
-# -- question rows
