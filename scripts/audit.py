@@ -14,7 +14,8 @@ import argparse
 from posttrain.config.audit import AuditConfig
 from posttrain.config.command import run_command
 from posttrain.config.describe import describe
-from posttrain.config.load import apply_overrides, read_recipe, validate
+from posttrain.config.load import apply_overrides, validate
+from posttrain.config.recipe_files import read_mapping, recipe_file
 from posttrain.errors import DataError
 
 
@@ -29,7 +30,7 @@ def main(argv: list[str] | None = None) -> None:
         "arguments", nargs="*", metavar="PATH | key.path=value", help="data, and keys of the recipe"
     )
     options = parser.parse_intermixed_args(argv)
-    raw = read_recipe(options.config) if options.config else {}
+    raw = read_mapping(recipe_file(options.config)) if options.config else {}
     if given := [argument for argument in options.arguments if "=" not in argument]:
         raw["data"] = given
     raw = apply_overrides(raw, [argument for argument in options.arguments if "=" in argument])

@@ -19,7 +19,8 @@ from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.command import parse_recipe, recipe_parser
 from posttrain.config.dpo import DpoConfig
 from posttrain.config.eval import EvalConfig, EvalGenRmConfig, WinRateConfig
-from posttrain.config.load import load_recipe, read_recipe
+from posttrain.config.load import load_recipe
+from posttrain.config.recipe_files import read_mapping
 from posttrain.config.rlhf import GenRmConfig, RlhfConfig
 from posttrain.config.rlvr import RlvrConfig
 from posttrain.config.sample import ProfileConfig, SampleConfig
@@ -74,7 +75,7 @@ def _at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_recipe_fits_its_schema_and_repeats_no_default(path):
     model = load_recipe(path, schema_of(path))
-    assert repeated(read_recipe(path), model.model_dump(mode="json", exclude_defaults=True)) == []
+    assert repeated(read_mapping(path), model.model_dump(mode="json", exclude_defaults=True)) == []
 
 
 def test_a_printed_recipe_reads_back_as_itself(tmp_path, capsys):

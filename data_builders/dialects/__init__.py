@@ -164,8 +164,7 @@ def _text_shapes(keys: set[str]) -> list[str]:
 
 def _by_messages(row: Row, messages: list[Mapping[str, Any]], reading: Reading) -> str:
     if all(item.get(reading.role or "role") is not None for item in messages):
-        inline = any(map(_inline, messages, [reading] * len(messages)))
-        return "inline_think" if inline else "openai"
+        return "inline_think" if any(_inline(m, reading) for m in messages) else "openai"
     if all(item.get("from") is not None for item in messages):
         return "sharegpt"
     raise not_a("any known dialect", row, "not every message has role, nor every one from")

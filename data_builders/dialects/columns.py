@@ -1,6 +1,4 @@
-"""Keys that change what a row says: loss masks, media, and reasoning, system text or tools that are
-not read.
-"""
+"""Keys that change what a row says: loss masks, media; reasoning, system text and tools unread."""
 
 from __future__ import annotations
 
@@ -140,8 +138,7 @@ def refuse_lost(
 ) -> None:
     """Refuse a row of which a column is not read that would change the conversation or its loss.
 
-    A column whose text stands in the conversation already is not lost; a column that the recipe
-    carries as metadata is passed over.
+    A column whose text stands in the conversation is not lost; one carried as metadata is left.
 
     Raises:
         RowProblem: `unread_column`, `unsupported_content`, `untrained_turn`, `malformed_message`,
@@ -189,9 +186,9 @@ def _refuse_row_masks(row: Row, reading: Reading) -> None:
 
 def _speaks(value: Any) -> bool:
     """Whether a value holds more than a switch or a name: several words, a list or an object."""
-    return len(value.split(None, 1)) > 1 if isinstance(value, str) else bool(
-        value and isinstance(value, list | Mapping)
-    )  # fmt: skip
+    if isinstance(value, str):
+        return len(value.split(None, 1)) > 1
+    return isinstance(value, list | Mapping) and bool(value)
 
 
 def _stands_in(text: str, messages: tuple[Message, ...]) -> bool:

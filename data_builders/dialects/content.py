@@ -1,6 +1,4 @@
-"""A message's content, plain or in parts, its calls, and declared tools: from the forms they take
-in the wild to ours.
-"""
+"""A message's content, its calls, and declared tools: from the forms in the wild to ours."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Messages of any dialect → `Message`s, and with the system text and tools of their row a
-`Conversation`.
-"""
+"""Messages of any dialect → `Message`s, and with a row's system text and tools a `Conversation`."""
 
 from __future__ import annotations
 
@@ -131,8 +129,7 @@ def find_list(row: Row) -> tuple[str, list[Mapping[str, Any]]] | None:
     Raises:
         RowProblem: `unrecognised`, two such fields, which may not say the same.
     """
-    given = [(key, row[key]) for key in LIST_KEYS if row.get(key) is not None]
-    found = [(key, listed) for key, value in given if (listed := as_messages(value))]
+    found = [(key, listed) for key in LIST_KEYS if (listed := as_messages(row.get(key)))]
     if len(found) > 1:
         raise RowProblem("unrecognised", found[1][0], f"a second conversation beside {found[0][0]}")
     return found[0] if found else None
@@ -151,12 +148,11 @@ def as_messages(value: Any) -> list[Mapping[str, Any]] | None:
         except ValueError:
             return None
     if not isinstance(value, list) and isinstance(value, Mapping):
-        columns = list(value.values())
-        if not columns or not all(isinstance(column, list) for column in columns):
+        lengths = {len(column) if isinstance(column, list) else -1 for column in value.values()}
+        if len(lengths) != 1 or -1 in lengths:
             return None
-        if len({len(column) for column in columns}) != 1:
-            return None
-        value = [dict(zip(value, cells, strict=True)) for cells in zip(*columns, strict=True)]
+        rows = zip(*value.values(), strict=True)
+        value = [dict(zip(value, cells, strict=True)) for cells in rows]
     if not isinstance(value, list) or not value:
         return None
     # a plain dict first: asking whether something is a Mapping is slow

@@ -155,14 +155,14 @@ def cut_file(path: Path, name: str, most: int, *, start: int = 0) -> tuple[str, 
         start: bytes of the source before it.
     """
     before = path.stat()
-    suffix = path.suffix.lower()
-    if suffix == ".parquet":
-        digest = sha256_file(path)
-        pieces = _row_groups(path, name, most, start, digest)
-    elif suffix in (".jsonl", ".ndjson") or (suffix == ".json" and _is_lines(path)):
+    suffix, pieces = path.suffix.lower(), None
+    if suffix in (".jsonl", ".ndjson") or (suffix == ".json" and _is_lines(path)):
         digest, pieces = _lines(path, name, most, start)
     else:
         digest = sha256_file(path)
+        if suffix == ".parquet":
+            pieces = _row_groups(path, name, most, start, digest)
+    if pieces is None:
         pieces = [Piece(str(path), name, "whole", 0, 0, 1, None, before.st_size, digest)]
     if path.stat().st_mtime_ns != before.st_mtime_ns:
         raise DataError(f"{name} was changed while it was read; start again")
@@ -206,25 +206,20 @@ def _stretch(file: BinaryIO, size: int) -> Iterator[bytes]:
         yield file.readline()
 
 
-def _row_groups(path: Path, name: str, most: int, position: int, digest: str) -> list[Piece]:
+def _row_groups(path: Path, name: str, most: int, position: int, digest: str) -> list[Piece] | None:
     try:
         found = pq.read_metadata(path)
     except (pa.ArrowInvalid, OSError):
-        # whoever reads it says what is wrong
-        return [Piece(str(path), name, "whole", 0, 0, 1, None, path.stat().st_size, digest)]
+        return None  # whoever reads it says what is wrong
     pieces: list[Piece] = []
-    start = rows = held = 0
-    line = 1
-    for number in range(found.num_row_groups):
-        group = found.row_group(number)
+    start, line, rows, held = 0, 1, 0, 0
+    for stop in range(1, found.num_row_groups + 1):
+        group = found.row_group(stop - 1)
         rows += group.num_rows
         held += sum(group.column(c).total_compressed_size for c in range(group.num_columns))
-        if held >= part_size(position, most) or number == found.num_row_groups - 1:
-            stop = number + 1
-            pieces.append(
-                Piece(str(path), name, "parquet", start, stop, line, rows, max(held, 1), digest)
-            )
-            line += rows
-            position += held
-            start, rows, held = stop, 0, 0
+        if held >= part_size(position, most) or stop == found.num_row_groups:
+            place = (str(path), name, "parquet", start, stop, line)
+            pieces.append(Piece(*place, rows, max(held, 1), digest))
+            start, line, position = stop, line + rows, position + held
+            rows = held = 0
     return pieces

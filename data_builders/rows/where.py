@@ -14,12 +14,7 @@ Conditions = Mapping[str, Mapping[str, Any]]
 _SAMPLE = 5
 _KEYS = 100
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "ge": operator.ge,
-    "gt": operator.gt,
-    "le": operator.le,
-    "lt": operator.lt,
+    **{name: getattr(operator, name) for name in ("eq", "ne", "ge", "gt", "le", "lt")},
     "in": lambda value, listed: value in listed,
     "not_in": lambda value, listed: value not in listed,
 }
@@ -82,8 +77,7 @@ def named_paths(config: SourceConfig) -> Iterator[str]:
 class SeenFields:
     """Which of the fields that a source names its rows have, so that a wrong name is an error.
 
-    Bounded, whatever the number of rows: the first names that rows have at any depth, and a few
-    values of each field of `where`.
+    Bounded: the first names that rows have at any depth, a few values of each field of `where`.
     """
 
     def __init__(self, config: SourceConfig) -> None:

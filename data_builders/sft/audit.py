@@ -12,8 +12,7 @@ import numpy.typing as npt
 
 from data_builders.keyed import is_among
 from data_builders.sft.prepared import PreparedPart, PreparedSource, Reader
-from posttrain.audit.figures import Audit, SourceFigures
-from posttrain.audit.worst import Shown
+from posttrain.audit.figures import Audit, Shown, SourceFigures
 from posttrain.tokens.supervision import Marks, mask_of_spans
 
 Int = npt.NDArray[np.int64]
@@ -24,8 +23,8 @@ def audit_sources(
 ) -> Audit:
     """Audit all sources but for the records that `drops` has, per source by reason."""
     audit = Audit({s.name: SourceFigures.empty(marks, knows_cuts=True) for s in sources})
-    unused = [np.unique(np.concatenate([np.empty(0, np.int64), *o.values()])) for o in drops or ()]
-    unused = unused or [np.empty(0, np.int64) for _ in sources]
+    by_source = drops or [{} for _ in sources]
+    unused = [np.unique(np.concatenate([np.empty(0, np.int64), *o.values()])) for o in by_source]
     for k, source in enumerate(sources):
         with Reader(source.folders) as reader:
             for part, at in _used(source, unused[k]):

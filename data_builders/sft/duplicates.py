@@ -1,6 +1,4 @@
-"""Deduplication as a step of a build, before anything is held out, and the lines of `dropped.jsonl`
-for drops after preparation.
-"""
+"""Deduplication as a step of a build, and the `dropped.jsonl` of drops after preparation."""
 
 from __future__ import annotations
 

@@ -108,8 +108,7 @@ def plan_mixture(sources: Sequence[Available], recipe: BuildSftConfig) -> list[S
     plans: list[SourcePlan] = []
     for source, own, cap in zip(recipe.sources, sources, caps, strict=True):
         plans.append(_plan(own, _requested(source, total, recipe.mixture.unit), cap, recipe.seed))
-    for plan in plans:
-        _check(plan, recipe.mixture.tolerance)
+        _check(plans[-1], recipe.mixture.tolerance)
     return plans
 
 

@@ -7,6 +7,7 @@ killed run prepared is kept.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import json
 import shutil
@@ -68,8 +69,7 @@ def prepare_sources(
         scratch: names this build; parts that it left unfinished are removed.
 
     Raises:
-        DataError: more of a source was lost to a reason than the recipe's limits allow; as soon as
-            its last part is done.
+        DataError: a source lost more to a reason than the recipe allows; after its last part.
     """
     folder = folder.resolve()  # workers may have been started elsewhere
     for unfinished in folder.glob(f"*/*.{scratch}-*"):
@@ -170,15 +170,13 @@ class WorkerState:
         recipe: BuildSftConfig,
         load: Callable[[], tuple[DataRenderer, Decontaminator | None]],
     ) -> None:
-        self.recipe, self._load = recipe, load
-        self._loaded: tuple[DataRenderer, Decontaminator | None] | None = None
+        self.recipe, self._load = recipe, functools.cache(load)
         self._preparers: dict[str, Preparer] = {}
 
     def preparer(self, source: SftSource) -> Preparer:
         """What turns this source's records into sequences."""
         if source.name not in self._preparers:
-            self._loaded = self._loaded or self._load()
-            self._preparers[source.name] = Preparer(self.recipe, source, *self._loaded)
+            self._preparers[source.name] = Preparer(self.recipe, source, *self._load())
         return self._preparers[source.name]
 
 

@@ -29,20 +29,11 @@ from data_builders.sft.prepared import PreparedPart, PreparedSource, Rows
 from posttrain.config.build_sft import BuildSftConfig, HeldOutConfig
 
 Int = npt.NDArray[np.int64]
-# `number` counts the sequences of all passes (`Pass`)
+# `number` counts the sequences of every epoch over every source, taken or not
 PLANNED = np.dtype([("key", "<u8"), ("length", "<u4"), ("number", "<u4")])
 Keys = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[np.uint32]
 Mask = npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """One epoch over a source: its sequences are numbered from `first` on, taken or not."""
-
-    source: int
-    epoch: int
-    first: int
 
 
 @dataclass
@@ -128,12 +119,12 @@ class PlannedGroup:
 class BuildPlan:
     """`evaluation` maps "<source>/<on|off>" to sequences.
 
-    Per source: `held_out` counts the records that evaluation sees, `dropped` has by reason the
-    numbers of the records that are in no split, among them as `held_out_duplicate` further records
-    of held-out conversations and of those that share a sequence with one.
+    Per source: `passes` has the number of the first sequence in each epoch, `held_out` counts the
+    records that evaluation sees, `dropped` has by reason the numbers of the records in no split, as
+    `held_out_duplicate` more records of held-out conversations, or that share a sequence with one.
     """
 
-    passes: list[Pass]
+    passes: list[list[int]]
     train: PlannedGroup
     evaluation: dict[str, PlannedGroup]
     mixture: list[SourcePlan]
@@ -143,11 +134,10 @@ class BuildPlan:
     def conversations(self, numbers: Numbers, sources: Sequence[PreparedSource]) -> Keys:
         """(n,) the conversation of each planned sequence: two of one never share a pack."""
         found = np.empty(len(numbers), np.uint64)
-        for k, source in enumerate(sources):
-            first = next(one.first for one in self.passes if one.source == k)
+        for source, firsts in zip(sources, self.passes, strict=True):
             records = source.records("id64", "sequences")
             ids = np.repeat(records["id64"], records["sequences"])
-            end = first + len(ids) * sum(one.source == k for one in self.passes)
+            first, end = firsts[0], firsts[0] + len(ids) * len(firsts)
             own = np.flatnonzero((numbers >= first) & (numbers < end))
             if len(own):
                 found[own] = ids[(numbers[own] - first) % len(ids)]
@@ -255,14 +245,14 @@ def _last(places: Keys, config: HeldOutConfig) -> int:
     return int(smallest[-1]) if len(smallest) else -1
 
 
-def _passes(sources: Sequence[PreparedSource], mixture: Sequence[SourcePlan]) -> list[Pass]:
-    """Every epoch of every source, with the numbers of its sequences."""
-    passes: list[Pass] = []
+def _passes(sources: Sequence[PreparedSource], mixture: Sequence[SourcePlan]) -> list[list[int]]:
+    """As in `BuildPlan`."""
+    passes: list[list[int]] = []
     first = 0
-    for k, (source, plan) in enumerate(zip(sources, mixture, strict=True)):
-        for epoch in range(max(plan.epochs + (plan.extra is not None), 1)):
-            passes.append(Pass(k, epoch, first))
-            first += int(source.sequence_starts()[-1])
+    for source, plan in zip(sources, mixture, strict=True):
+        size, epochs = int(source.sequence_starts()[-1]), plan.epochs + (plan.extra is not None)
+        passes.append([first + epoch * size for epoch in range(max(epochs, 1))])
+        first += size * len(passes[-1])
     assert first < 1 << 32, "numbers of sequences have 32 bits"
     return passes
 
@@ -271,21 +261,20 @@ def _training(
     sources: Sequence[PreparedSource],
     trainable: Sequence[Mask],
     mixture: Sequence[SourcePlan],
-    passes: Sequence[Pass],
+    passes: Sequence[Sequence[int]],
     recipe: BuildSftConfig,
 ) -> PlannedGroup:
     """All training sequences, pass after pass."""
     whole = np.empty(sum(plan.total.sequences for plan in mixture), PLANNED)
     stats, filled = GroupStats(recipe.packing.max_length), 0
-    for k, (source, mask, plan) in enumerate(zip(sources, trainable, mixture, strict=True)):
+    for source, mask, plan, own in zip(sources, trainable, mixture, passes, strict=True):
         times = np.zeros(len(mask), np.int64)
         times[mask] = plan.times()
-        own = [one for one in passes if one.source == k]
-        salts = [key64(recipe.seed, "order", plan.name, one.epoch) for one in own]
+        salts = [key64(recipe.seed, "order", plan.name, epoch) for epoch in range(len(own))]
         for part in source.parts():
             taken = times[part.first : part.first + len(part.records)]
-            for one, salt in zip(own, salts, strict=True):
-                table, rows = _planned(part, np.flatnonzero(taken > one.epoch), one.first, salt)
+            for epoch, (first, salt) in enumerate(zip(own, salts, strict=True)):
+                table, rows = _planned(part, np.flatnonzero(taken > epoch), first, salt)
                 whole[filled : filled + len(table)] = table
                 filled += len(table)
                 stats.add(rows)
@@ -296,13 +285,12 @@ def _training(
 def _evaluation(
     sources: Sequence[PreparedSource],
     held_out: Sequence[Int],
-    passes: Sequence[Pass],
+    passes: Sequence[Sequence[int]],
     recipe: BuildSftConfig,
 ) -> dict[str, PlannedGroup]:
     """The held-out sequences of each source, by reasoning mode; groups without any are left out."""
     groups: dict[str, PlannedGroup] = {}
-    for k, (source, numbers) in enumerate(zip(sources, held_out, strict=True)):
-        first = next(one.first for one in passes if one.source == k)
+    for source, numbers, (first, *_) in zip(sources, held_out, passes, strict=True):
         salt = key64(recipe.seed, "order", source.name, "eval")
         planned = [
             _planned(part, np.flatnonzero(is_among(part.numbers, numbers)), first, salt)

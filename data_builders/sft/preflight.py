@@ -16,7 +16,6 @@ import numpy as np
 from rich.console import Console
 
 from data_builders.rows.files import count_rows, input_files, open_rows
-from data_builders.rows.raw import Dropped
 from data_builders.rows.read import PlacedExample, examples_of, matching_rows
 from data_builders.rows.where import SeenFields
 from data_builders.sft.mixture import Available, Total, epochs_question, lost_rows, plan_mixture
@@ -95,16 +94,13 @@ def probe_source(preparer: Preparer, base_dir: Path, *, records: int = PROBED) -
     """Prepare the first records of a source. Raises what reading it raises."""
     started = time.perf_counter()
     recipe, source, marks = preparer.recipe, preparer.source, preparer.renderer.marks
-    counts, dropped = PartCounts(1, recipe.seed), dict[str, str]()
-    fields = SeenFields(source)
+    counts, fields = PartCounts(1, recipe.seed), SeenFields(source)
     placed: list[PlacedExample] = []
     rows = matching_rows(open_rows(source, base_dir), fields)
     items = examples_of(rows, source, allowed_licenses=recipe.licenses, counts=counts.rows)
     complete = True
     for item in items:
-        if isinstance(item, Dropped):
-            dropped.setdefault(item.reason, f"{item.file}:{item.line}: {item.detail}")
-        else:
+        if isinstance(item, PlacedExample):
             placed.append(item)
         if len(placed) == records or counts.rows.rows_in == _ROWS_AT_MOST:
             complete = next(items, None) is None
@@ -115,7 +111,7 @@ def probe_source(preparer: Preparer, base_dir: Path, *, records: int = PROBED) -
         counts.add(record)
         if record.drop is not None:
             where = f"{item.file}:{item.line}: {record.drop.detail}"
-            dropped.setdefault(record.drop.reason, where)
+            counts.rows.examples.setdefault(record.drop.reason, where)
     sequences = [s for record in prepared for s in record.sequences]
     figures = SourceFigures.empty(marks, knows_cuts=True)
     figures.add(sequence_rows(sequences, marks))
@@ -133,7 +129,7 @@ def probe_source(preparer: Preparer, base_dir: Path, *, records: int = PROBED) -
         ),
         stats=counts.stats(),
         figures=figures,
-        examples=dropped,
+        examples=counts.rows.examples,
         fields=fields,
         seconds=time.perf_counter() - started,
     )

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from data_builders.keyed import key64
 from data_builders.progress import Stages
-from data_builders.sft.plan import BuildPlan, Numbers, Pass, PlannedGroup
+from data_builders.sft.plan import BuildPlan, Numbers, PlannedGroup
 from data_builders.sft.prepared import RECORD, SEQUENCE, PreparedSource, Reader, Rows
 from data_builders.workers import Executor, OnProgress
 from posttrain.config.build_sft import BuildSftConfig, ShardConfig
@@ -168,19 +168,18 @@ def cut_shards(packs: Rows, config: ShardConfig) -> list[tuple[range, range]]:
 class SplitFiles:
     """What all shards of a split share. `groups` label packs, None where they have no label.
 
-    `numbers` and `packs` hold what `pack_split` returned. `sources`: name, folders of the parts and
-    `sequence_starts` of each.
+    `numbers` and `packs` hold what `pack_split` gave; `sources`: name, folders, `sequence_starts`.
     """
 
     numbers: Path
     packs: Path
     sources: Sequence[tuple[str, Sequence[Path], npt.NDArray[np.int64]]]
-    passes: Sequence[Pass]
+    passes: Sequence[Sequence[int]]
     groups: Sequence[str] | None
 
     def entries(self, numbers: Numbers, reader: Reader) -> Rows:
         """An `ENTRY` for each of the planned sequences with these numbers, but for its pack."""
-        passes = [(one.source, one.epoch, one.first) for one in self.passes]
+        passes = [(k, *one) for k, own in enumerate(self.passes) for one in enumerate(own)]
         source_of, epoch_of, first_of = np.array(passes, np.int64).T
         which = np.searchsorted(first_of, numbers, side="right") - 1
         found = np.zeros(len(numbers), ENTRY)

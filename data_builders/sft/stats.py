@@ -1,6 +1,4 @@
-"""What became of the rows of an SFT data set: of a part, a source, all of it, for the manifest; and
-the losses at which a build stops.
-"""
+"""What became of the rows of a part, a source, a data set; losses at which a build stops."""
 
 from __future__ import annotations
 

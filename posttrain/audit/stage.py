@@ -17,10 +17,10 @@ from posttrain.config.audit import AuditConfig
 from posttrain.hashing import sha256_file
 from posttrain.models.chat_template import AuditTokens, audit_tokens
 from posttrain.records import json_text
-from posttrain.report import ensure_report, write_report
 from posttrain.report.console import print_sections
 from posttrain.report.pages.supervision import ROWS, supervision
 from posttrain.report.section import counted
+from posttrain.report.write import ensure_report, write_report
 from posttrain.runs import (
     MANIFEST,
     Counts,

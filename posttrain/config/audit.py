@@ -6,25 +6,21 @@ from posttrain.config.base import Strict
 
 
 class SupervisionLimits(Strict):
-    """What stops a build or fails an audit, as shares of one source's sequences. `null` sets no
-    limit. All are ours.
+    """What stops a build or fails an audit: shares of a source's sequences, ours; null: no limit.
 
     nothing_trained: most in which no token is trained: no answer, or none left after clipping.
     min_end_trained: least whose last answer ends with a trained end token; an answer without one
         teaches not to stop, and some are clipped in any long data.
-    max_empty_answers: most with an answer of which nothing but its end is trained, which teaches to
-        stop at once.
+    max_empty_answers: most with an answer whose end alone is trained: it teaches to stop at once.
     max_think_header: most in which the `<think>` that the generation prompt opens, or its empty
         trace, is trained: inference gives it, the model is never to write it.
     max_turn_tokens: most in which a token that opens turns, or the pad, is trained: an unmasked
         prompt, or a chat pasted into an answer.
-    max_prompt_trained: most in which a token of a system, user or tool turn is trained, where turns
-        can be told apart.
+    max_prompt_trained: most that train a token of a system, user or tool turn, where these show.
     min_trained: least share of trained *tokens*; long documents with a short answer are honest.
     max_duplicated: most that are copies of another sequence, beside the mixture's repeats; some
         sets repeat a short chat on purpose.
-    max_empty_think: most that train an answer after an empty trace, as is right for every source
-        that does not reason.
+    max_empty_think: most that train an answer after an empty trace, right where nothing reasons.
     """
 
     nothing_trained: float = Field(default=0.01, ge=0, le=1)
@@ -57,8 +53,7 @@ class AuditTokenizer(Strict):
 class AuditConfig(Strict):
     """One look at the loss masks of tokenised data.
 
-    data: artifacts (`sft_data`, `dpo_data`), directories of `datasets.save_to_disk`, Parquet and
-        Arrow files, folders of them.
+    data: artifacts of the build stages, saved `datasets`, Parquet and Arrow files, folders of them.
     tokenizer: what the ids mean; `null` takes the one in the first path.
     limits: what fails the audit.
     out: an artifact with a report; `null` prints only.

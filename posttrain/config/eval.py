@@ -78,8 +78,7 @@ class InspectTask(Strict):
 
     task: a registered name such as `inspect_evals/tau2_airline`, or `path/to/file.py@name`.
     arguments: of the task.
-    score: the scorer whose value counts, with `.key` where it has several, or `.*` for their mean;
-        null: its only one.
+    score: the scorer that counts, with `.key` for a value, `.*` for the mean; null: its only one.
     roles: further models by the role that the task calls them, such as its user or its grader.
     count: how many of its samples to take, the first ones; null takes all.
     obtain: where its data come from, shown where they are missing.
@@ -233,17 +232,14 @@ class EvalConfig(CheckpointsConfig):
         for name in tasks:
             if name not in known:
                 raise ConfigError(f"there is no task {name!r}{nearest(name, known)}")
-        kept = tuple(
-            setting.model_copy(
-                update={"sources": tuple(n for n in setting.sources or known if n in tasks)}
-            )
-            for setting in self.settings
-            if set(setting.sources or known) & set(tasks)
-        )
+        kept: list[EvalSetting] = []
+        for setting in self.settings:
+            if sources := tuple(n for n in setting.sources or known if n in tasks):
+                kept.append(setting.model_copy(update={"sources": sources}))
         if not kept:
             raise ConfigError(f"no setting uses {', '.join(tasks)}")
-        sources = tuple(source for source in self.prompts if source.name in tasks)
-        return self.model_copy(update={"prompts": sources, "settings": kept})
+        prompts = tuple(source for source in self.prompts if source.name in tasks)
+        return self.model_copy(update={"prompts": prompts, "settings": tuple(kept)})
 
     def of_rows(self) -> Self | None:
         """The recipe without the tasks of inspect; None where it has no other."""
@@ -256,8 +252,7 @@ class GateRule(Strict):
 
     figure: a share of metrics.json such as `accuracy`, or a length such as `answer_tokens`.
     margin: by how much it may be worse, in the figure's own unit.
-    worse: the direction that counts; null: lower for accuracy, adherence and called_tool, higher
-        for the others.
+    worse: the direction; null: lower for accuracy, adherence, called_tool, higher for the others.
     task, setting, thinking: of the compared rows; task `all` pools them; null: each one.
     """
 

@@ -113,8 +113,7 @@ class TruncatedFilter(Strict):
     """Texts cut off at the limit their sampler had: they stop in mid-sentence, and just there.
 
     tokens: the source's known limits on a turn, trace and answer in one.
-    slack: how far off the count may be, as a share of the limit, for the text's author may have had
-        another tokenizer.
+    slack: how far off the count may be, as a share: the limit may be in another tokenizer's tokens.
     """
 
     tokens: tuple[Annotated[int, Field(ge=16)], ...] = Field(min_length=1)
@@ -143,8 +142,7 @@ def _as_mapping(item: Any) -> dict[str, Any]:
 
 
 def _read(given: object) -> object:
-    """Patterns of a list, or of the file that is named, each with its place there; the recipe then
-    holds them themselves."""
+    """Patterns of a list, or of the named file, each with its place; the recipe then holds them."""
     if not isinstance(given, str):
         # a tuple, for what a validator returns is no JSON any more: taken as strictly as Python
         return tuple(map(_as_mapping, cast(list[Any], given))) if isinstance(given, list) else given

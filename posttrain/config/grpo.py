@@ -184,8 +184,7 @@ class GrpoLossConfig(Strict):
     num_iterations: optimiser steps on each batch of rollouts; 1 is exactly on-policy.
     kl: weight of KL(policy ‖ initial policy), estimator k3, token by token. Above 0 a second copy
         of the model is kept (none with an adapter).
-    overlong: `mask` keeps truncated completions in their group's baseline and out of the loss;
-        `train` trains on them.
+    overlong: truncated completions: `mask` leaves them in the baseline alone, `train` trains them.
     importance: null multiplies nothing and masks nothing.
     force_on_policy_ratio: the clipped ratio is 1 in every update of a batch, and importance
         sampling corrects for all that moved since (Super, Ultra; not Nano).

@@ -46,8 +46,7 @@ class AskedModel(Strict):
     """A model beside the one that is trained or evaluated.
 
     backend: what it runs on.
-    checkpoint: the model, a directory or hub id; with a server, the one that it serves (it gives
-        the tokenizer).
+    checkpoint: a directory or hub id; with a server, what it serves, for its tokenizer.
     thinking: whether it reasons before it answers.
     """
 
@@ -100,13 +99,11 @@ class JudgeConfig(Strict):
 
     models: each votes on every match, and the verdicts that come are averaged field by field; the
         same model twice votes twice, with other seeds.
-    principle: what to judge by where a prompt's metadata has no `principle`; null: the layout's own
-        words.
+    principle: what to judge by where a prompt's metadata has none; null: the layout's own words.
     retries: further judgements, with new seeds, of a match whose judgement cannot be read.
     max_failure_rate: largest share of a step's matches that may be left without any verdict.
     max_characters: a longer judging prompt is not asked and has failed; null: no limit.
-    chunk: in process, the matches that are judged and kept together; a killed run judges at most so
-        many again.
+    chunk: in process, matches that are kept together; a killed run judges at most so many again.
     cache: a folder of verdicts that steps and runs share, so that a run depends on what is there;
         null: kept in `out` until the run is finished, and every step asks anew.
     """
@@ -144,8 +141,7 @@ class LengthConfig(Strict):
     quality_percentile: of the group's base rewards, from which it is.
     unit: lengths in tokens, or in characters without surrounding white space (NVIDIA's code).
     style_coefficient: of the zero-sum adjustment by markup density; not in Nano's paper.
-    absolute_penalty: taken off for each 100 units of reasoning and answer, whatever the group does;
-        not in the paper.
+    absolute_penalty: for each 100 units of reasoning and answer, in any group; not in the paper.
     """
 
     reasoning_coefficient: float = Field(default=0.5, ge=0, json_schema_extra=_PAPER)

@@ -1,7 +1,4 @@
-"""A recipe file and command-line overrides → one validated schema instance.
-
-The file is laid over its `extends` file (one level, relative to it), and the overrides over both.
-"""
+"""A recipe file and command-line overrides → one validated schema instance."""
 
 import difflib
 import json
@@ -50,7 +47,7 @@ def load_recipe(path: Path | str, schema: type[Schema], overrides: Sequence[str]
     Raises:
         ConfigError: naming the file, the dotted key, and the nearest valid key or expected type.
     """
-    raw = apply_overrides(read_recipe(path), overrides)
+    raw = apply_overrides(read_mapping(recipe_file(path)), overrides)
     given = (override.partition("=") for override in overrides)
     # an empty value is a shell's unset variable, not a null
     if nulls := [k for k, _, text in given if text.strip() and parse_value(text) is None]:
@@ -64,33 +61,6 @@ def load_recipe(path: Path | str, schema: type[Schema], overrides: Sequence[str]
                 if any(last in place for place in places):
                     raw = _set(raw, parts, _ABSENT, full=key)
     return validate(raw, schema, where=str(path))
-
-
-def read_recipe(path: Path | str) -> dict[str, Any]:
-    """The recipe's raw mapping after its one level of `extends`, before overrides and schema."""
-    path = recipe_file(path)
-    raw = read_mapping(path)
-    if "extends" not in raw:
-        return raw
-    target = raw.pop("extends")
-    if not isinstance(target, str):
-        raise ConfigError(f"{path}: extends takes one path, found {target!r}")
-    base = read_mapping(path.parent / target)
-    if "extends" in base:
-        raise ConfigError(f"{path}: extends {target}, which extends another: only one level can be")
-    return merge(base, raw)
-
-
-def merge(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
-    """`top` laid over `base`: mappings merge key by key, everything else replaces."""
-    merged = dict(base)
-    for key, value in top.items():
-        below = merged.get(key)
-        if isinstance(below, Mapping) and isinstance(value, Mapping):
-            merged[key] = merge(cast(Mapping[str, Any], below), cast(Mapping[str, Any], value))
-        else:
-            merged[key] = value
-    return merged
 
 
 def apply_overrides(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

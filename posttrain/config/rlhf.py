@@ -11,8 +11,7 @@ from posttrain.config.prompts import AnySource, Setting, check_prompts
 class RlhfConfig(GroupTraining):
     """One RLHF run: rollouts are judged in pairs, and what their length adds comes on top.
 
-    prompts, settings: as in a sampling recipe. A prompt whose source names a grader is also graded,
-        to be watched beside the reward.
+    prompts, settings: as in a sampling recipe. A source's grader is watched beside the reward.
     """
 
     prompts: tuple[AnySource, ...] = Field(min_length=1)

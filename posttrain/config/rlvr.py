@@ -21,8 +21,7 @@ class DomainConfig(Strict):
 
     ratio: of the prompts of a batch; only proportions count.
     sources: of the profile's prompts; null: the one with the domain's name.
-    max_failure_rate: largest share of a step's verifications that may come to nothing (time limits,
-        crashes, missing services).
+    max_failure_rate: largest share of a step's verifications that may fail (crashes, time limits).
     """
 
     ratio: float = Field(gt=0)
@@ -80,8 +79,7 @@ class CurriculumConfig(Strict):
 
     order: `gaussian`; `uniform` (all pass rates alike in every step) and `random`, the ablations;
         `difficulty_pools`, by the pass rates that the run shows.
-    mean_start, mean_end: pass rates, of the first and the last step; read off the axis of the
-        paper's figure 6.
+    mean_start, mean_end: pass rates of the first and the last step, read off the paper's figure 6.
     sigma: width of the Gaussian, as a pass rate.
     pools: of `difficulty_pools`.
     """

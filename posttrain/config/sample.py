@@ -44,11 +44,9 @@ class ToolLoopSampling(SamplingConfig):
 class SampleConfig(Strict):
     """One set of samples.
 
-    checkpoint: the model, a directory; with a server, the one that it serves (optional: it gives
-        the tokenizer and the lineage).
+    checkpoint: a directory; with a server, what it serves (optional: for tokenizer and lineage).
     n: completions of each prompt.
-    chunk: in process, the completions that are made and kept together; a killed run makes at most
-        so many again.
+    chunk: in process, completions that are kept together; a killed run makes at most so many again.
     max_failure_rate: largest share of completions that a backend may have given up on.
     """
 
@@ -75,16 +73,16 @@ class SampleConfig(Strict):
 
     def most_tokens(self, setting: str) -> int:
         """The longest that a completion in a setting can be, tool results not counted."""
-        declares = next(s.tools for s in self.settings if s.name == setting) != NO_TOOLS
+        # prompts profiled before are of no setting here, and any may declare tools
+        declares = [s.tools for s in self.settings if s.name == setting] != [NO_TOOLS]
         declares |= any(source.format == "environment" for source in self.prompts)  # a row's own
         sampling = self.sampling
         steps = sampling.max_tokens * (sampling.max_turns if declares else 1)
-        most = sampling.max_total_tokens
-        return steps if most is None else min(steps, most)
+        return min(steps, sampling.max_total_tokens or steps)
 
     def n_of(self, setting: str) -> int:
         """Completions of each prompt in a setting."""
-        return next(s.n for s in self.settings if s.name == setting) or self.n
+        return next((s.n for s in self.settings if s.name == setting), None) or self.n
 
 
 def check_chat(backend: BackendConfig, settings: Sequence[Setting]) -> None:
@@ -143,14 +141,3 @@ class ProfileConfig(SampleConfig):
         config = super().owner_config() | {"judge": self.judge and self.judge.identity()}
         del config["max_unscored"]
         return config
-
-    def n_of(self, setting: str) -> int:
-        """The same for all: a bucket is a number of passes out of n."""
-        return self.n
-
-    def most_tokens(self, setting: str) -> int:
-        """As of samples; of prompts profiled before, any may declare tools."""
-        if self.previous is None:
-            return super().most_tokens(setting)
-        steps = self.sampling.max_tokens * self.sampling.max_turns
-        return min(steps, self.sampling.max_total_tokens or steps)

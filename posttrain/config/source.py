@@ -90,8 +90,7 @@ class RowPlace(Strict):
     """Where a source's rows are.
 
     path: file, HF dataset directory or glob, or a list of them, relative to the base directory:
-        `.jsonl`, `.ndjson`, `.json` (an object a line, or one array), each also `.gz` or `.zst`;
-        `.parquet`.
+        `.jsonl`, `.ndjson`, `.json` (lines, or one array), each also `.gz`, `.zst`; `.parquet`.
     hub: a Hugging Face dataset id, read as a stream.
     revision: of a hub id, as a 40-digit commit.
     subset: of a hub id that has several configurations.

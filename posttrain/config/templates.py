@@ -20,10 +20,8 @@ SHIPPED = Path(__file__).parent / "prompt_templates"
 class PromptTemplate(Strict):
     """One way to give a question.
 
-    text: of the user message; `{question}`, `{options}` and `{A}`, `{B}`, … are filled in, all
-        other braces stay.
-    answer: the line that gives an answer as the text requests it, with `{answer}`; null: the text
-        requests no format.
+    text: of the user message, with places `{question}`, `{options}`, `{A}`, …; other braces stay.
+    answer: how the text requests an answer, with `{answer}`; null: it requests no format.
     """
 
     name: Name

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from posttrain.errors import DataError
-from posttrain.report import ensure_report, write_report
 from posttrain.report.live import log_so_far, write_live
+from posttrain.report.write import ensure_report, write_report
 from posttrain.runs import Run, locked
 from posttrain.training import output
 from tests.report.conftest import LOG, write_checkpoint

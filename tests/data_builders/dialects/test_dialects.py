@@ -231,6 +231,22 @@ def test_what_cannot_be_read_is_named(reason: str, row: dict[str, Any]) -> None:
     assert problem(row).reason == reason
 
 
+# of axolotl, LLaMA-Factory, ms-swift, TRL, OpenAI, Gemini and of public sets
+UNRECOGNISED = (
+    "question category answer", "INSTRUCTION RESPONSE", "segments", "prompt generation",
+    "input_ids attention_mask labels", "system input chosen rejected", "query response history",
+    "chosen_messages rejected_messages", "text", "prompt completions labels", "contents", "data",
+    "input preferred_output non_preferred_output", "query answers tools", "system chat",
+    "instruction chosen_response rejected_response", "question solution thinking_trajectories",
+    "source target rationale", "custom_id body",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("columns", UNRECOGNISED)
+def test_columns_of_no_dialect_are_unrecognised(columns: str) -> None:
+    assert problem(dict.fromkeys(columns.split(), "2+2?")).reason == "unrecognised"
+
+
 def test_a_problem_can_be_written_down_whatever_the_row_holds() -> None:
     row = {"\ud83d": 1, **{f"field {i}": 0 for i in range(1000)}}
     assert len(str(problem(row)).encode("utf-8")) < 400

@@ -66,17 +66,6 @@ def write_mutated(dialect: str, path: Path, rows: int, *, big: int = 0) -> list[
     return done
 
 
-def source(dialect: str, path: Path, *, strict: bool = False, named: bool = False) -> SourceConfig:
-    """A source of one file; `named` forbids recognition by structure."""
-    assert dialect in ROWS
-    return SourceConfig.model_validate(
-        {
-            "name": dialect, "path": path.name, "metadata": _labels(dialect), "strict": strict,
-            "dialect": dialect if named else None,
-        }
-    )  # fmt: skip
-
-
 def _labels(dialect: str) -> tuple[str, ...]:
     """A field that no row has is a mistake of the recipe."""
     return ("label",) if any("label" in row for row in ROWS[dialect]) else ()
@@ -90,20 +79,22 @@ def run(
     done = write_mutated(dialect, path, rows, big=big)
     found = Run(lines=rows)
     report = RowCounts()
-    config = source(dialect, path, named=named)
-    items: list[tuple[str, str] | None] = []
+    config = SourceConfig(name=dialect, path=path.name, metadata=_labels(dialect))
+    if named:  # recognition by structure is forbidden
+        config = config.model_copy(update={"dialect": dialect})
+    outcomes: list[tuple[str, str]] = []
     for line, (item, seconds) in enumerate(_timed(config, folder, report), start=1):
         started = time.process_time()
         reason, detail = _outcome(item, line, path.name, preparer, found)
         seconds += time.process_time() - started
         found.outcomes[done[line - 1], reason] += 1
         found.slowest = max(found.slowest, (seconds, done[line - 1], line))
-        items.append((reason, detail) if isinstance(item, Dropped) else None)
-        if reason != "kept" and not names_its_place(reason, detail):
+        outcomes.append((reason, detail))
+        placed = _NAMED.search(detail) or (reason == "malformed_json" and _PLACED.search(detail))
+        if reason != "kept" and not placed:
             found.nameless.append(f"{reason}: {detail}")
-    assert report.rows_in == rows == report.kept + report.dropped.total() == len(items)
-    assert found.outcomes.total() == rows
-    _check_strict(dialect, folder, path, items, named=named)
+    assert report.rows_in == rows == report.kept + report.dropped.total() == len(outcomes)
+    _check_strict(config, folder, outcomes)
     return found
 
 
@@ -141,33 +132,17 @@ def _outcome(
     return "kept", ""
 
 
-def _check_strict(
-    dialect: str,
-    folder: Path,
-    path: Path,
-    items: list[tuple[str, str] | None],
-    *,
-    named: bool,
-) -> None:
+def _check_strict(config: SourceConfig, folder: Path, outcomes: list[tuple[str, str]]) -> None:
     """`strict` stops at the first row that cannot be read, and says where it stands and why."""
-    first = next((k for k, item in enumerate(items) if item and item[0] in UNREADABLE), None)
-    rows = read_examples(source(dialect, path, strict=True, named=named), folder)
-    if first is None:
-        assert len(list(rows)) == len(items)
-        return
-    found = items[first]
-    assert found is not None
-    for _ in range(first):
+    strict = config.model_copy(update={"strict": True})
+    rows = read_examples(strict, folder)
+    for line, (reason, detail) in enumerate(outcomes, start=1):
+        if reason in UNREADABLE:
+            with pytest.raises(DataError) as error:
+                next(rows)
+            assert str(error.value) == f"{config.path}:{line}: {reason}: {detail}"
+            return
         next(rows)
-    with pytest.raises(DataError) as error:
-        next(rows)
-    assert str(error.value) == f"{path.name}:{first + 1}: {found[0]}: {found[1]}"
-
-
-def names_its_place(reason: str, detail: str) -> bool:
-    """Whether a drop says where in the row the trouble is."""
-    placed = reason == "malformed_json" and _PLACED.search(detail)
-    return bool(placed or _NAMED.search(detail))
 
 
 CAPACITY = 4096

@@ -140,8 +140,7 @@ def _wrong_type(row: dict[str, Any], rng: random.Random) -> bytes:
 
 def _missing(row: dict[str, Any], rng: random.Random) -> bytes:
     for _ in range(rng.randint(1, 3)):
-        places = _places(row)
-        if places:
+        if places := _places(row):
             path = rng.choice(places)
             del _at(row, path)[path[-1]]
     return _dump(row)
@@ -150,9 +149,8 @@ def _missing(row: dict[str, Any], rng: random.Random) -> bytes:
 def _foreign_key(row: dict[str, Any], rng: random.Random) -> bytes:
     objects = [path for path in _places(row) if isinstance(_at(row, path)[path[-1]], dict)]
     path = rng.choice([*objects, ()])
-    (_at(row, path)[path[-1]] if path else row)[rng.choice(KEYS)] = copy.deepcopy(
-        rng.choice(VALUES)
-    )
+    spot = _at(row, path)[path[-1]] if path else row
+    spot[rng.choice(KEYS)] = copy.deepcopy(rng.choice(VALUES))
     return _dump(row)
 
 
@@ -165,11 +163,12 @@ def _twisted_schema(row: dict[str, Any], rng: random.Random) -> bytes:
         return _wrong_type(row, rng)
     for _ in range(rng.randint(1, 3)):
         path = rng.choice(_places(tools))
-        spot = _at(tools, path)
-        if isinstance(spot[path[-1]], dict) and rng.random() < 0.5:
-            spot[path[-1]][rng.choice(KEYS)] = copy.deepcopy(rng.choice(VALUES))
-        else:
-            spot[path[-1]] = copy.deepcopy(rng.choice(VALUES))
+        spot, key = _at(tools, path), path[-1]
+        deeper = isinstance(spot[key], dict) and rng.random() < 0.5
+        value = copy.deepcopy(rng.choice(VALUES))
+        if deeper:
+            spot, key = spot[key], rng.choice(KEYS)
+        spot[key] = value
     row["tools"] = json.dumps(tools) if text else tools
     return _dump(row)
 
@@ -189,9 +188,8 @@ def _huge_integer(row: dict[str, Any], rng: random.Random) -> bytes:
 
 
 def _no_number(row: dict[str, Any], rng: random.Random) -> bytes:
-    return _splice(
-        row, rng, rng.choice(["NaN", "Infinity", "-Infinity", "1e999", "01", "1.", "+1"])
-    )
+    texts = ["NaN", "Infinity", "-Infinity", "1e999", "01", "1.", "+1"]
+    return _splice(row, rng, rng.choice(texts))
 
 
 def _lone_surrogate(row: dict[str, Any], rng: random.Random) -> bytes:
@@ -248,21 +246,12 @@ def _big(row: dict[str, Any], rng: random.Random) -> bytes:
 
 
 MUTATIONS: dict[str, Callable[[dict[str, Any], random.Random], bytes]] = {
-    "wrong_type": _wrong_type,
-    "missing": _missing,
-    "foreign_key": _foreign_key,
-    "twisted_schema": _twisted_schema,
-    "truncated": _truncated,
-    "duplicate_key": _duplicate_key,
-    "huge_integer": _huge_integer,
-    "no_number": _no_number,
-    "lone_surrogate": _lone_surrogate,
-    "nul": _nul,
-    "deep": _deep,
-    "encodings": _encodings,
-    "bytes": _bytes,
-    "two_rows": _two_rows,
-    "text": _text,
-}
+    mutation.__name__.removeprefix("_"): mutation
+    for mutation in (
+        _wrong_type, _missing, _foreign_key, _twisted_schema, _truncated, _duplicate_key,
+        _huge_integer, _no_number, _lone_surrogate, _nul, _deep, _encodings, _bytes, _two_rows,
+        _text,
+    )
+}  # fmt: skip
 # these leave a row that is JSON, and reach further: they are drawn three times as often
 STRUCTURAL = ("wrong_type", "missing", "foreign_key", "twisted_schema", "text")

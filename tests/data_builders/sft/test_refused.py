@@ -76,14 +76,9 @@ def templated(folder: Path, source: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("rows", "keys", "pattern"),
     [
-        (PLAIN, {"packng": {"capacity": 9}}, r"unknown key 'packng' \(did you mean 'packing'"),
-        (PLAIN, {"source": {"dialect": "sharegtp"}}, r"sources.0.dialect.*'openai'.*'sharegtp'"),
-        (PLAIN, {"source": {"path": "reasonin.jsonl"}}, "'reasonin.jsonl' does not exist"),
         (PLAIN, {"tokenizer": {"path": "no/such/folder"}}, "no such directory"),
         (PLAIN, {"packing": {"max_length": 8}}, r"8 is shorter than the prompts of source"),
         (PLAIN, {"source": {"fields": {"instruction": "instructoin"}}}, "did you mean 'instruction'"),
-        (PLAIN, {"source": {"license_field": "licence"}}, "'licence', which none of"),
-        (PLAIN, {"source": {"where": {"levl": 1}}}, "'levl', which none of"),
         (PLAIN, {"source": {"rows": 3000}}, "3,000 rows requested"),
         (PLAIN, {"source": {"share": 1.0}, "mixture": {"total": 10**7}}, "tokens requested"),
         ([{"x": 1}] * 30, {"source": {"rows": 10}}, "none of its first 30 rows.* keys x; it fits no dialect"),
