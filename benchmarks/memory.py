@@ -37,8 +37,7 @@ from posttrain.training.activations import (
 )
 from posttrain.training.dpo.stage import DpoStage
 from posttrain.training.launch import Launched
-from posttrain.training.memory import MemoryPlan, state_bytes, whole_bytes
-from posttrain.training.plan import model_size
+from posttrain.training.plan import MemoryPlan, model_size, state_bytes, whole_bytes
 from posttrain.training.rl.stage import GroupStage
 from posttrain.training.sft.stage import SftStage
 from tests.models.tiny import TINY_ATTENTION, TINY_HYBRID

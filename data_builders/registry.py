@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -35,12 +36,10 @@ _KEPT = ("sampling", "retries", "thinking")  # of a judge, beside its answers
 AnyToolkit = Toolkit | RLVREnvironment
 
 
+@functools.cache
 def toolkit_of(name: str) -> AnyToolkit:
     """A toolkit: of `posttrain/environments/`, of an RLVR environment, or the tiny world's own.
-
-    Raises:
-        ConfigError: there is none of that name, or this machine cannot run it.
-    """
+    Raises ConfigError: there is none of that name, or this machine cannot run it."""
     if name == TINY_WORLD:
         return TinyWorldToolkit()
     return ENVIRONMENTS[name]() if name in ENVIRONMENTS else open_toolkit(name)
@@ -57,29 +56,21 @@ async def open_label_judge(
 
 
 class Environments:
-    """Toolkits and verifiers, each made when a prompt first names it."""
+    """Toolkits and verifiers of prompts, each made when a prompt first names it."""
 
     def __init__(self, judge: LabelJudge | None = None) -> None:
         self._judge = judge
-        self._toolkits: dict[str, AnyToolkit] = {}
         self._verifiers: dict[tuple[str | None, str | None], Verifier] = {}
         self._graders = all_graders()
 
     def open(self, prompt: Prompt) -> Environment | None:
         """The environment of one completion; None: nothing runs its calls."""
         name = prompt.environment
-        if name is None:
-            return None
-        if name not in self._toolkits:
-            self._toolkits[name] = toolkit_of(name)
-        return self._toolkits[name].open(prompt)
+        return None if name is None else toolkit_of(name).open(prompt)
 
     def verifier(self, prompt: Prompt) -> Verifier:
-        """What scores a prompt's completions.
-
-        Raises:
-            ConfigError: it names nothing that there is, or needs a judge and there is none.
-        """
+        """What scores a prompt's completions. Raises ConfigError: it names nothing that there is,
+        or needs a judge and there is none."""
         key = (prompt.grader, prompt.environment)
         if key not in self._verifiers:
             self._verifiers[key] = self._make(prompt)

@@ -75,10 +75,7 @@ class GroupReward(Protocol):
 
     def settle(self, requests: int, failures: Sequence[Failure], *, domain: str = "") -> None:
         """Whether the step may go on, from all requests of all processes in it, domain by domain.
-
-        Raises:
-            JudgeError, TrainingError: too large a share of the requests failed.
-        """
+        Raises JudgeError, TrainingError: too large a share of the requests failed."""
         ...
 
 

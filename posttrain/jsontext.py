@@ -20,12 +20,8 @@ _TOO_DEEP = f"nested too deep: lists and objects beyond {MAX_DEPTH} levels"
 
 
 def load_json(text: str | bytes) -> Any:
-    """Decode strict JSON.
-
-    Raises:
-        ValueError: not JSON; or a repeated key, NaN, an infinity, nesting beyond `MAX_DEPTH`,
-            bytes that are not UTF-8 (`UnicodeDecodeError`).
-    """
+    """Decode strict JSON. Raises ValueError: not JSON; or a repeated key, NaN, an infinity, nesting
+    beyond `MAX_DEPTH`, bytes that are not UTF-8 (`UnicodeDecodeError`)."""
     if isinstance(text, bytes):
         text = text.decode("utf-8")
     try:
@@ -45,11 +41,8 @@ def jsonl_rows(text: str) -> list[Any]:
 
 
 def encode_json(value: object) -> str:
-    """`value` as JSON text.
-
-    Raises:
-        ValueError: it holds what JSON has no word for (NaN, bytes, a date) or nests too deep.
-    """
+    """`value` as JSON text. Raises ValueError: it holds what JSON has no word for (NaN, bytes, a
+    date) or nests too deep."""
     try:
         text = json_text(value)
     except RecursionError:

@@ -23,7 +23,6 @@ ReasoningMode = Literal["on", "off"]
 # why a verifier gave no value: it ran into its limit or crashed, a judge or another server did not
 # answer, programs could not be contained, or the row's own fields cannot be used
 FailureKind = Literal["timeout", "verifier_error", "service", "sandbox", "malformed_row"]
-FAILURE_KINDS: tuple[FailureKind, ...] = get_args(FailureKind)
 
 
 @dataclass(frozen=True, slots=True)

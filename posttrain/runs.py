@@ -244,11 +244,7 @@ def refusing_full_disk(out: Path) -> Generator[None]:
 @contextlib.contextmanager
 def locked(out: Path) -> Generator[None]:
     """Create the directory if need be and lock it, by the kernel: the lock leaves no file and goes
-    with the process.
-
-    Raises:
-        ConfigError: another process holds it, or it cannot be created.
-    """
+    with the process. Raises ConfigError: another process holds it, or it cannot be created."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         handle = os.open(out, os.O_RDONLY | os.O_DIRECTORY)
@@ -294,10 +290,7 @@ def parent_of(path: Path | str, *, relative_to: Path, manifest: Manifest) -> Par
 
 def read_artifact(path: Path | str, *, kind: str | None = None, verify: bool = True) -> Manifest:
     """Read and check an artifact of some kind, `None` for any; `verify` hashes every file again.
-
-    Raises:
-        DataError: no manifest (the stage has not finished), another kind, or changed files.
-    """
+    Raises DataError: no manifest (the stage has not finished), another kind, or changed files."""
     path = Path(path)
     file = path / MANIFEST
     if not path.is_dir():

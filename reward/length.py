@@ -222,9 +222,7 @@ _MARKS = (
 
 def style_density(text: str) -> float:
     """Marks per character outside fenced code, white space around it not counted; 0 of nothing.
-
-    Each emoji character counts: a flag is two, a sequence as many as it is made of.
-    """
+    Each emoji character counts: a flag is two, a sequence as many as it is made of."""
     prose = _CODE.sub("", text).strip()
     if not prose:
         return 0.0

@@ -1,7 +1,6 @@
-"""The reward of RLHF: rollouts are judged in pairs, and what their length adds comes on top.
-
-Only final answers are judged. A truncated rollout is judged with the answer that is there, or as
-one without; a rollout that its backend gave up is in no comparison, and unscored.
+"""The reward of RLHF: final answers are judged in pairs, and what their length adds comes on top.
+A truncated rollout is judged with the answer that is there, or as one without; one that its backend
+gave up is in no comparison, and unscored.
 """
 
 from __future__ import annotations

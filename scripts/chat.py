@@ -43,8 +43,7 @@ def main(argv: list[str] | None = None) -> None:
         refuse_adapter(options.checkpoint)
 
     from posttrain.config.sample import ToolLoopSampling
-    from posttrain.conversation.open import SAMPLING, open_checkpoint, open_server
-    from posttrain.conversation.session import Session
+    from posttrain.conversation.session import SAMPLING, Session, open_checkpoint, open_server
     from posttrain.conversation.terminal import open_terminal
     from posttrain.environments.base import open_toolkit
     from posttrain.sampling.engines.http import Client

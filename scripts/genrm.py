@@ -4,12 +4,10 @@ posttrain genrm --config tiny/genrm
 posttrain launch --config_file accelerate/ddp genrm --config tiny/genrm
 """
 
-import json
 from pathlib import Path
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.rlhf import GenRmConfig
-from posttrain.rollouts import prompt_from_row
 from posttrain.runs import parent_of, read_artifact
 
 
@@ -17,12 +15,12 @@ def main(argv: list[str] | None = None) -> None:
     parser = recipe_parser("Train a judge on judging prompts.")
     recipe, options = parse_recipe(parser, GenRmConfig, argv)
     data = read_artifact(recipe.data, kind="genrm_data")
-    path = Path(recipe.data) / data.stats["files"]["train"]
-    prompts = [prompt_from_row(json.loads(line)) for line in path.open(encoding="utf-8")]
 
+    from posttrain.sampling.generate import read_prompts
     from posttrain.training.rl.stage import GroupStage
     from reward.judge.verdict import VerdictReward, gold_from
 
+    prompts = read_prompts(Path(recipe.data) / data.stats["files"]["train"])
     for prompt in prompts:
         gold_from(prompt)  # every prompt has a gold verdict
     stage = GroupStage(

@@ -23,8 +23,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--license", help="of the weights, such as apache-2.0; default: the card's")
     options = parser.parse_args(argv)
 
-    from posttrain.publish.files import upload_plan
-    from posttrain.publish.hub import push
+    from posttrain.publish.hub import push, upload_plan
 
     plan = upload_plan(
         options.directory,

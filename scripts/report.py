@@ -18,7 +18,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="default: DIR/report.html, or overlay.html")
     options = parser.parse_args(argv)
 
-    from posttrain.report import write_overlay, write_report
+    from posttrain.report.overlay import write_overlay
+    from posttrain.report.write import write_report
     from posttrain.runs import refusing_full_disk
 
     first, *others = options.artifacts

@@ -25,7 +25,7 @@ def main(argv: list[str] | None = None) -> None:
     plan = PromptPlan(recipe.prompts, recipe.settings, seed=recipe.seed, out=out)
 
     from data_builders.sft.inputs import as_stats
-    from posttrain.training.finish import RESUME
+    from posttrain.training.output import RESUME
     from posttrain.training.rl.plan import check_reachable
     from posttrain.training.rl.stage import GroupStage, grpo_arguments
     from reward.judge.judge import GenRmJudge, judge_parents, open_judges

@@ -19,7 +19,7 @@ def main(argv: list[str] | None = None) -> None:
 
     from data_builders.prompts.profile import read_profile
     from data_builders.registry import Environments, open_label_judge
-    from posttrain.training.finish import RESUME
+    from posttrain.training.output import RESUME
     from posttrain.training.rl.draws import PromptDraws
     from posttrain.training.rl.stage import GroupStage, grpo_arguments
     from reward.rlvr import Domain, RoutedReward

@@ -28,9 +28,9 @@ def main(argv: list[str] | None = None) -> None:
 
     from data_builders.sft.inputs import as_stats
     from posttrain.models.chat_template import message_text, renderer_of
-    from posttrain.report import run_stage
     from posttrain.report.console import open_console, print_sections
     from posttrain.report.pages.samples import planned, prompts_by_source
+    from posttrain.report.write import run_stage
     from posttrain.sampling.generate import finish, make_samples
     from posttrain.sampling.open import checkpoint_parents
 

@@ -18,7 +18,7 @@ def main(argv: list[str] | None = None) -> None:
     from rich.console import Console
 
     from data_builders.tiny_world.judgements import write_judgements
-    from posttrain.report import run_stage
+    from posttrain.report.write import run_stage
     from posttrain.runs import Run
 
     print(f"judgements → {config.out} (seed {config.seed}, held-out seed {config.heldout_seed})")

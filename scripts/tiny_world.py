@@ -19,7 +19,7 @@ def main(argv: list[str] | None = None) -> None:
 
     from data_builders.tiny_world.write import check_families, write_world
     from posttrain.chat.template import nemotron_3_nano_template
-    from posttrain.report import run_stage
+    from posttrain.report.write import run_stage
     from posttrain.runs import Run
 
     check_families(config)

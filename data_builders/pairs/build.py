@@ -158,14 +158,8 @@ def build_pairs(
     write_pairs(offline, work, "offline", shard_pairs=recipe.shard_pairs)
 
     # -- shares and totals over all of them
-    selection = select(
-        proposed.candidates,
-        shares=recipe.categories,
-        thinking_on=recipe.thinking_on,
-        total=recipe.total,
-        match_length=recipe.match_length,
-        sampled=completions_line(proposed.rates, overlong=proposed.unused["overlong"]),
-    )
+    sampled = completions_line(proposed.rates, overlong=proposed.unused["overlong"])
+    selection = select(proposed.candidates, recipe, sampled)
 
     # -- the chosen pairs, with their ids
     to_read: list[Pair] = []

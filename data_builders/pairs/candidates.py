@@ -201,40 +201,30 @@ class Selection:
 
 
 def select(
-    candidates: Sequence[CandidatePair],
-    *,
-    shares: Mapping[Category, float],
-    thinking_on: float | None,
-    total: int | None,
-    match_length: bool,
-    sampled: str = "",
+    candidates: Sequence[CandidatePair], recipe: BuildDpoConfig, sampled: str = ""
 ) -> Selection:
-    """Choose the pairs.
+    """Choose the pairs by the recipe's shares, modes and total.
 
     Args:
-        shares: category → share of all pairs, summing to 1.
-        thinking_on: share of each category's pairs with reasoning on, None for any.
-        total: pairs at most, None for as many as the shares allow.
         sampled: what became of the completions, for the error where there are no pairs.
 
     Raises:
         DataError: a category or mode that is requested has no pairs at all.
     """
-    dropped: Counter[str] = Counter()
+    dropped, on, shares = Counter[str](), recipe.thinking_on, recipe.categories
     by_cell: dict[Cell, list[CandidatePair]] = defaultdict(list)
     for pair in candidates:
-        by_cell[pair.category, None if thinking_on is None else pair.thinking].append(pair)
-    modes: dict[bool | None, float] = {None: 1.0}
-    if thinking_on is not None:
-        modes = {True: thinking_on, False: 1 - thinking_on}
+        by_cell[pair.category, None if on is None else pair.thinking].append(pair)
+    modes: dict[bool | None, float] = {None: 1.0} if on is None else {True: on, False: 1 - on}
     wanted: dict[Cell, float] = {
         (c, mode): s * part for c, s in shares.items() for mode, part in modes.items() if part
     }
     for cell, pairs in by_cell.items():
         pairs.sort(key=lambda p: (p.rank, p.key))
-        if match_length:
+        if recipe.match_length:
             by_cell[cell] = _matched(pairs, dropped)
-    quotas, limited_by = _quotas(wanted, {c: len(p) for c, p in by_cell.items()}, total, sampled)
+    available = {cell: len(pairs) for cell, pairs in by_cell.items()}
+    quotas, limited_by = _quotas(wanted, available, recipe.total, sampled)
     taken: list[CandidatePair] = []
     for cell, pairs in by_cell.items():
         taken += pairs[: quotas.get(cell, 0)]

@@ -9,8 +9,9 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,10 @@ class PromptSet:
         }
 
 
+Candidate = tuple[RowQuestion, list[Setting]]  # a question and the settings that ask it
+Taken = list[Prompt]  # one question's prompts, in all settings that ask it
+
+
 class PromptPlan:
     """The prompts of a recipe: their input files now, the prompts when they are built.
 
@@ -85,9 +90,78 @@ class PromptPlan:
         self._sources, self._settings, self._seed = sources, settings, seed
 
     def build(self) -> PromptSet:
-        """Raises as `build_prompts`."""
-        known = {"graders": self.graders, "toolkits": self._toolkits}
-        return build_prompts(self._sources, self._settings, seed=self._seed, base_dir=BASE, **known)
+        """All prompts of the recipe, chosen by the seed.
+
+        Raises:
+            ConfigError: a `where` that matches nothing, a setting that asks nothing.
+            DataError: a file that cannot be read, a source with fewer usable rows than `count`.
+        """
+        made = PromptSet([], {}, {setting.name: Counter() for setting in self._settings})
+        taken: list[Taken] = []
+        seen: set[str] = set()
+        for source in self._sources:
+            counts = made.row_counts[source.name] = RowCounts()
+            candidates: list[Candidate] = []
+            for question in distinct_questions(source, counts, seen=seen, base_dir=BASE):
+                reasons = {s.name: why_not(question, source, s) for s in self._settings}
+                for name, reason in reasons.items():
+                    if reason is not None:
+                        made.skipped[name][reason] += 1
+                if asking := [s for s in self._settings if reasons[s.name] is None]:
+                    candidates.append((question, asking))
+                else:
+                    different = {*reasons.values()}
+                    counts.drop(str(different.pop()) if len(different) == 1 else "no_setting")
+            candidates.sort(key=lambda one: key64(self._seed, "prompt", one[0].digest))
+            grader = self.graders.get(source.grader or "")
+            taken += _take(candidates, partial(self._prompts_of, source), source, grader, counts)
+        for setting in self._settings:
+            prompts = [p for one in taken for p in one if p.setting == setting.name]
+            if not prompts:
+                why = _why_nothing(made, made.skipped[setting.name], self._sources)
+                raise ConfigError(f"setting {setting.name!r} asks nothing: {why}")
+            made.prompts += prompts
+        return made
+
+    def _prompts_of(self, source: AnySource, candidate: Candidate) -> Taken:
+        question, asking = candidate
+        own = (p for setting in asking for p in self._in_setting(question, source, setting))
+        return [p for one in own for p in in_templates(one, question.text, source, seed=self._seed)]
+
+    def _in_setting(
+        self, question: RowQuestion, source: AnySource, setting: Setting
+    ) -> Iterator[Prompt]:
+        """The question's prompts in a setting that asks it: two where both modes are asked."""
+        modes: tuple[bool, ...] = (True, False)
+        if setting.thinking != "both":
+            modes = (
+                unit(self._seed, "thinking", setting.name, question.digest) < setting.thinking,
+            )
+        task = f"{source.name}-{question.digest}"  # the same in every setting
+        for on in modes:
+            prompt = Prompt(
+                id=f"{task}/{setting.name}/{'on' if on else 'off'}",
+                task=task,
+                setting=setting.name,
+                messages=tuple(m if on else replace(m, reasoning=None) for m in question.messages),
+                thinking=on,
+                reasoning_budget=setting.reasoning_budget if on else None,
+                grader=source.grader,
+                gold=question.gold,
+                source=source.name,
+                metadata=question.metadata,
+            )
+            tools, environment = None, None
+            if source.format == "environment" or setting.tools == GIVEN_TOOLS:
+                tools, environment = question.tools, source.environment
+            elif setting.tools != NO_TOOLS:
+                tools, environment = self._toolkits[setting.tools].schemas(prompt), setting.tools
+            metadata = json.loads(prompt.metadata)
+            if "tools_declared" in metadata:  # follows what this setting declares
+                names = [tool.get("function", tool)["name"] for tool in json.loads(tools or "[]")]
+                metadata |= {"tools_declared": names, "with_tools": bool(names)}
+                prompt = replace(prompt, metadata=json_text(metadata))
+            yield replace(prompt, tools=tools, environment=environment)
 
     def open_environment(self, prompt: Prompt) -> Environment | None:
         """The environment that answers a prompt's calls, where it has one."""
@@ -114,64 +188,6 @@ def toolkits_for(
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from error
     return toolkits
-
-
-Candidate = tuple[RowQuestion, list[Setting]]  # a question and the settings that ask it
-Taken = list[Prompt]  # one question's prompts, in all settings that ask it
-
-
-def build_prompts(
-    sources: Sequence[AnySource],
-    settings: Sequence[Setting],
-    *,
-    seed: int,
-    graders: Mapping[str, Grader],
-    toolkits: Mapping[str, AnyToolkit],
-    base_dir: Path,
-) -> PromptSet:
-    """All prompts of a recipe, chosen by the seed.
-
-    Raises:
-        ConfigError: a path that is not there, a `where` that matches nothing, a setting that asks
-            nothing.
-        DataError: a file that cannot be read, or a source with fewer usable rows than its `count`.
-    """
-    made = PromptSet([], {}, {setting.name: Counter() for setting in settings})
-    taken: list[Taken] = []
-    seen: set[str] = set()
-    for source in sources:
-        counts = made.row_counts[source.name] = RowCounts()
-        candidates: list[Candidate] = []
-        for question in distinct_questions(source, counts, seen=seen, base_dir=base_dir):
-            reasons = [why_not(question, source, setting) for setting in settings]
-            for setting, reason in zip(settings, reasons, strict=True):
-                if reason is not None:
-                    made.skipped[setting.name][reason] += 1
-            asking = [s for s, reason in zip(settings, reasons, strict=True) if reason is None]
-            if asking:
-                candidates.append((question, asking))
-            else:
-                counts.drop(str(reasons[0]) if len(set(reasons)) == 1 else "no_setting")
-        candidates.sort(key=lambda one: key64(seed, "prompt", one[0].digest))
-        grader = None if source.grader is None else graders[source.grader]
-
-        def prompts_of(candidate: Candidate, source: AnySource = source) -> Taken:
-            question, asking = candidate
-            return [
-                p
-                for setting in asking
-                for own in in_setting(question, source, setting, toolkits, seed=seed)
-                for p in in_templates(own, question.text, source, seed=seed)
-            ]
-
-        taken += _take(candidates, prompts_of, source, grader, counts)
-    for setting in settings:
-        prompts = [p for one in taken for p in one if p.setting == setting.name]
-        if not prompts:
-            why = _why_nothing(made, made.skipped[setting.name], sources)
-            raise ConfigError(f"setting {setting.name!r} asks nothing: {why}")
-        made.prompts += prompts
-    return made
 
 
 def _why_nothing(made: PromptSet, skipped: Counter[str], sources: Sequence[AnySource]) -> str:
@@ -254,50 +270,6 @@ def why_not(question: RowQuestion, source: AnySource, setting: Setting) -> str |
     if setting.tools == GIVEN_TOOLS and question.tools is None:
         return "no_tools_given"
     return None
-
-
-def in_setting(
-    question: RowQuestion,
-    source: AnySource,
-    setting: Setting,
-    toolkits: Mapping[str, AnyToolkit],
-    *,
-    seed: int,
-) -> list[Prompt]:
-    """The question's prompts in a setting that asks it: two where both modes are asked.
-
-    They have the tools that the setting declares; `metadata.tools_declared`, if any, follows them.
-    """
-    modes: tuple[bool, ...] = (True, False)
-    if setting.thinking != "both":
-        modes = (unit(seed, "thinking", setting.name, question.digest) < setting.thinking,)
-    task = f"{source.name}-{question.digest}"  # the same in every setting
-    prompts: list[Prompt] = []
-    for on in modes:
-        prompt = Prompt(
-            id=f"{task}/{setting.name}/{'on' if on else 'off'}",
-            task=task,
-            setting=setting.name,
-            messages=tuple(m if on else replace(m, reasoning=None) for m in question.messages),
-            thinking=on,
-            reasoning_budget=setting.reasoning_budget if on else None,
-            grader=source.grader,
-            gold=question.gold,
-            source=source.name,
-            metadata=question.metadata,
-        )
-        tools, environment = None, None
-        if source.format == "environment" or setting.tools == GIVEN_TOOLS:
-            tools, environment = question.tools, source.environment
-        elif setting.tools != NO_TOOLS:
-            tools, environment = toolkits[setting.tools].schemas(prompt), setting.tools
-        metadata = json.loads(prompt.metadata)
-        if "tools_declared" in metadata:
-            names = [tool.get("function", tool)["name"] for tool in json.loads(tools or "[]")]
-            metadata |= {"tools_declared": names, "with_tools": bool(names)}
-            prompt = replace(prompt, metadata=json_text(metadata))
-        prompts.append(replace(prompt, tools=tools, environment=environment))
-    return prompts
 
 
 def _is_generated(source: AnySource | PreferenceSource) -> bool:

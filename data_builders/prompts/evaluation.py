@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +53,7 @@ def evaluation_plan(
 ) -> EvaluationPlan:
     """What an evaluation is made from; `limit` is of the prompts of each task and setting.
 
-    Raises as `build_prompts` and `task_prompts`, and DataError for a task without a usable row.
+    Raises as `PromptPlan.build` and `task_prompts`, and DataError for a task without a usable row.
     """
     from posttrain.evaluation.run import JOURNALS, LABELS, units_of
     from posttrain.evaluation.stage import EvaluationPlan
@@ -110,8 +110,7 @@ def _inspect_tasks(recipe: EvalConfig) -> tuple[list[Prompt], dict[str, Any]]:
     for setting, task in itertools.product(recipe.settings, recipe.inspect_tasks):
         if setting.sources is None or task.name in setting.sources:
             prompts += task_prompts(task, setting)
-            run = inspect_run(recipe, task, setting.name)
-            runs[f"{task.name}.{setting.name}"] = asdict(run)
+            runs[f"{task.name}.{setting.name}"] = inspect_run(recipe, task, setting.name)
     return prompts, runs
 
 

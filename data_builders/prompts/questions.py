@@ -267,7 +267,7 @@ def distinct_questions(
 ) -> Iterator[RowQuestion]:
     """Each question of a source once; `seen` (their digests) lasts over all sources.
 
-    Rows that are no question or that `where` refuses are counted. Raises as `build_prompts` does.
+    Rows that are no question or that `where` refuses are counted. Raises as `read_rows` does.
     """
     read, config = READERS[source.format], source.rows()
     if isinstance(source, EnvironmentPrompts) and source.generated is not None:

@@ -12,8 +12,7 @@ import numpy.typing as npt
 
 from data_builders.keyed import is_among
 from data_builders.sft.prepared import PreparedPart, PreparedSource, Reader
-from posttrain.audit.figures import Audit, SourceFigures
-from posttrain.audit.worst import Shown
+from posttrain.audit.figures import Audit, Shown, SourceFigures
 from posttrain.tokens.supervision import Marks, mask_of_spans
 
 Int = npt.NDArray[np.int64]

@@ -7,9 +7,8 @@ the held-out side. An item of a split is the first draw whose key falls on that 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -147,14 +146,6 @@ def heldout_row(item: Mapping[str, Any]) -> dict[str, Any]:
     """The item as a prompt to be answered: messages up to the generation point, reference apart."""
     row = {"id": item["id"], "messages": item["prompt"], "tools": item["tools"]}
     return row | {"metadata": item["metadata"], "reference": item["reference"]}
-
-
-def family_items(
-    *, seed: int, split: Split, family: str, choices: Choices | None = None
-) -> Iterator[dict[str, Any]]:
-    """The endless sequence of a family's items, in order of index."""
-    for index in itertools.count():
-        yield make_item(Place(seed, split, family, index), choices)
 
 
 def message_of(row: Mapping[str, Any]) -> Message:

@@ -90,9 +90,6 @@ TOOLS: dict[str, WorldTool] = {
     "cached_price": WorldTool("Last known price of an item.", ("item",), _look_up("cached_price")),
     "check_price": WorldTool("Check the price of an item.", ("item", "price"), _check_price),
     "list_tickets": WorldTool("Tickets of an owner.", ("owner",), _list_tickets),
-    "get_status": WorldTool(
-        "Status of a ticket.", ("ticket",), lambda state, given: _ticket(state, given)["status"]
-    ),
     "set_status": WorldTool("Set the status of a ticket.", ("ticket", "status"), _set_status),
     "set_owner": WorldTool("Set the owner of a ticket.", ("ticket", "owner"), _set_owner),
 }

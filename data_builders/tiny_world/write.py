@@ -17,9 +17,10 @@ from data_builders.tiny_world.families import FAMILIES
 from data_builders.tiny_world.items import (
     SPLITS,
     Choices,
+    Place,
     Split,
-    family_items,
     heldout_row,
+    make_item,
     message_of,
     training_row,
 )
@@ -127,8 +128,7 @@ def items_of(config: TinyWorldConfig, family: str, split: Split) -> Iterator[dic
         several_turns=rows.several_turns,
     )
     seed, count = (config.seed, rows.train) if train else (config.heldout_seed, rows.heldout)
-    items = family_items(seed=seed, split=split, family=family, choices=choices)
-    return itertools.islice(items, count)
+    return (make_item(Place(seed, split, family, k), choices) for k in range(count))
 
 
 def _tokenizer_texts(config: TinyWorldConfig, template: ChatTemplate) -> Iterator[str]:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -96,7 +95,8 @@ class SetReader:
 
     def _ours(self, root: Path, name: str) -> Iterator[MaskedSequence]:
         index = root / name.replace("packed/", "index/").replace(".arrow", ".parquet")
-        about = _index_rows(index)
+        batches = pq.ParquetFile(index).iter_batches(batch_size=8192, columns=list(_INDEX))
+        about = (row for batch in batches for row in batch.to_pylist())
         for batch in arrow_batches(root / name):
             for row in rows_of(batch, name):
                 if isinstance(row, str):
@@ -198,11 +198,6 @@ def _ipc_batches(source: pa.MemoryMappedFile) -> Iterator[pa.RecordBatch]:
         yield from pa.ipc.open_stream(source)
 
 
-def _index_rows(index: Path) -> Iterator[dict[str, Any]]:
-    for batch in pq.ParquetFile(index).iter_batches(batch_size=8192, columns=list(_INDEX)):
-        yield from batch.to_pylist()
-
-
 def _sources(batch: pa.RecordBatch, otherwise: str) -> list[str]:
     """Each row's own source where there is a column of texts for it."""
     names = batch.schema.names
@@ -212,11 +207,8 @@ def _sources(batch: pa.RecordBatch, otherwise: str) -> list[str]:
 
 
 def rows_of(batch: pa.RecordBatch, name: str) -> list[list[tuple[Ids, Mask]] | str]:
-    """Every row's sequences, or the reason why it cannot be looked at.
-
-    Raises:
-        DataError: the table has no `input_ids`, or a column of another type.
-    """
+    """Every row's sequences, or the reason why it cannot be looked at. Raises DataError: the table
+    has no `input_ids`, or a column of another type."""
     if "input_ids" not in batch.schema.names:
         raise DataError(
             f"{name} has no column input_ids, found {', '.join(batch.schema.names)}; "

@@ -152,8 +152,16 @@ def locate_prefix(
     full = template.text(messages, **options)
     spans: dict[int, tuple[int, int]] = {}
     for k in wanted:
-        start = _prompt_end(template, messages[:k], full, prompts, options)
-        if start is None:
+        starts = [0]
+        for switch in THINKING_SWITCHES if k else ():
+            given = {**options, **switch}
+            prompt = template.text(messages[:k], add_generation_prompt=True, **given)
+            bare = template.text(messages[:k], **given)
+            # without a generation prompt nothing says where the assistant begins, unless it is ""
+            if (prompt != bare or prompts.empty) and full.startswith(prompt):
+                starts.append(len(prompt))
+        start = max(starts)
+        if not start:
             raise RenderError(
                 f"{template.name}: the prompt of message {k} is no prefix of the conversation, "
                 "so its loss mask cannot be determined"
@@ -169,25 +177,6 @@ def locate_prefix(
             end = len(through)
         spans[k] = (start, end)
     return Located(full, (None,) * len(messages), spans)
-
-
-def _prompt_end(
-    template: ChatTemplate,
-    before: Sequence[Row],
-    full: str,
-    prompts: Prompts,
-    options: Mapping[str, Any],
-) -> int | None:
-    """Length of the longest prompt (over thinking switches) that is a prefix of `full`."""
-    best: int | None = None
-    for switch in THINKING_SWITCHES if before else ():
-        prompt = template.text(before, add_generation_prompt=True, **{**options, **switch})
-        bare = template.text(before, **{**options, **switch})
-        # without a generation prompt nothing tells where the assistant begins, unless it is empty
-        tells = (prompt != bare or prompts.empty) and full.startswith(prompt)
-        if tells and len(prompt) > (best or 0):
-            best = len(prompt)
-    return best
 
 
 def locate_generation_tags(

@@ -153,7 +153,7 @@ def _choose_mode(template: ChatTemplate, prompts: Prompts, every_turn: bool) -> 
                 single_pass = False
     if agreed:
         return "single-pass" if single_pass else "prefix"
-    if template.has_generation_tags:
+    if re.search(r"\{%-?\s*generation\s*-?%\}", template.source):
         rows, options = _as_rows(PROBES[0])
         locate_generation_tags(template, rows, (1,), prompts, **options)
         return "generation-tags"

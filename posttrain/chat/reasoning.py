@@ -35,9 +35,7 @@ def split_think(text: str) -> ThinkSplit:
     """
     if not has_tags(text):
         return ThinkSplit(None, text, None)
-    opened, closed = text.count(OPEN), text.count(CLOSE)
-    problem = _think_problem(text, opened, closed)
-    if problem is not None:
+    if (problem := _think_problem(text)) is not None:
         return ThinkSplit(None, text, problem)
     trace, _, answer = text.lstrip()[len(OPEN) :].partition(CLOSE)
     return ThinkSplit(trace.strip() or None, answer.lstrip("\r\n"), None)
@@ -48,14 +46,14 @@ def has_tags(text: str) -> bool:
     return _BOTH in text and (OPEN in text or CLOSE in text)
 
 
-def _think_problem(text: str, opened: int, closed: int) -> ThinkProblem | None:
+def _think_problem(text: str) -> ThinkProblem | None:
+    opened, closed = text.count(OPEN), text.count(CLOSE)
     if closed == 0:
         return "unclosed_think"
     if opened == 0:
         return "unopened_think"
     if opened == closed == 1:
-        in_order = text.lstrip().startswith(OPEN)
-        return None if in_order else "second_think"
+        return None if text.lstrip().startswith(OPEN) else "second_think"
     first_close, second_open = text.find(CLOSE), text.find(OPEN, text.find(OPEN) + 1)
     return "nested_think" if -1 < second_open < first_close or opened < closed else "second_think"
 

@@ -80,11 +80,6 @@ class ChatTemplate:
         return hashlib.sha256(self.source.encode()).hexdigest()
 
     @property
-    def has_generation_tags(self) -> bool:
-        """Whether the author marked assistant output with `{% generation %}`."""
-        return re.search(r"\{%-?\s*generation\s*-?%\}", self.source) is not None
-
-    @property
     def reads_clock(self) -> bool:
         """Whether the template may write today's date, which would change bytes from day to day."""
         return "strftime_now" in self.source and "date_string" not in self.variables
@@ -128,7 +123,8 @@ class ChatTemplate:
             named = f"{_OPEN}{item}{_CLOSE}" if isinstance(item, str) else ""
             return marks.get(id(item), named)
 
-        return _read_marks(self.text(messages, **{**options, MARK: mark}), len(messages))
+        options[MARK] = mark
+        return _read_marks(self.text(messages, **options), len(messages))
 
 
 def _read_marks(marked: str, count: int) -> RenderedLayout:

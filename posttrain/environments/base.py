@@ -29,12 +29,11 @@ class Environment(Protocol):
         ...
 
     def snapshot(self) -> str:
-        """JSON text of an object: the final state, for graders. "{}" where there is none."""
-        ...
+        """JSON text of an object: the final state, for graders."""
+        return "{}"
 
     async def close(self) -> None:
         """Release what the completion held (a scratch directory, a process)."""
-        ...
 
 
 @runtime_checkable
@@ -112,12 +111,10 @@ class Tool:
             return f"error: {clip(str(error), _MESSAGE_CHARACTERS) or type(error).__name__}"
 
 
-class Toolbox:
+class Toolbox(Environment):
     """A toolkit of independent tools: the same for every prompt, without a state between calls.
-
-    Results longer than `RESULT_CHARACTERS` lose their middle. Raises ConfigError where two tools
-    have the same name.
-    """
+    Results longer than `RESULT_CHARACTERS` lose their middle. Raises ConfigError: two tools have
+    the same name."""
 
     def __init__(self, tools: Sequence[Tool]):
         self._tools: dict[str, Tool] = {}
@@ -136,12 +133,6 @@ class Toolbox:
         if (tool := self._tools.get(name)) is None:
             return writable(f"error: no tool {clip(name, 80)}; there is {', '.join(self._tools)}")
         return writable(clip(await tool.call(arguments), RESULT_CHARACTERS))
-
-    def snapshot(self) -> str:
-        return "{}"
-
-    async def close(self) -> None:
-        """Nothing to release."""
 
 
 def open_toolkit(names: str | Sequence[str]) -> Toolbox:

@@ -268,7 +268,18 @@ def gate_rows(gate: GateConfig, a: Sequence[Record], b: Sequence[Record]) -> lis
     )
     found = [(rule, *changes) for rule in gate.rules for changes in _changes(rule, left, right)]
     level = 1 - (1 - gate.level) / len(found)
-    return [_row(rule, cell, changes, level) for rule, cell, changes in found]
+    rows: list[GateRow] = []
+    for rule, cell, changes in found:
+        interval = mean_interval if rule.figure in LENGTHS else change_interval
+        low, high = interval(changes, quantile=level)
+        verdict: Verdict = "inconclusive"
+        if high < -rule.margin:
+            verdict = "fail"
+        elif low > -rule.margin:
+            verdict = "pass"
+        bounds = float(changes.mean()), low, high, rule.margin
+        rows.append(GateRow(rule.figure, *cell, *bounds, len(changes), verdict))
+    return rows
 
 
 def passes(gate: GateConfig, rows: Sequence[GateRow]) -> bool:
@@ -300,15 +311,3 @@ def _changes(rule: GateRule, a: Cells, b: Cells) -> Iterator[tuple[Place, Floats
             by_question(a[cell][rule.figure]), by_question(b[cell][rule.figure])
         )
         yield cell, (after - before) * (1 if worse == "lower" else -1)
-
-
-def _row(rule: GateRule, cell: Place, changes: Floats, level: float) -> GateRow:
-    interval = mean_interval if rule.figure in LENGTHS else change_interval
-    low, high = interval(changes, quantile=level)
-    verdict: Verdict = "inconclusive"
-    if high < -rule.margin:
-        verdict = "fail"
-    elif low > -rule.margin:
-        verdict = "pass"
-    change = float(changes.mean())
-    return GateRow(rule.figure, *cell, change, low, high, rule.margin, len(changes), verdict)

@@ -11,9 +11,9 @@ from posttrain.evaluation.agentic import agentic_rows
 from posttrain.evaluation.compare import comparable, compare_runs, gate_rows, passes, side_of
 from posttrain.evaluation.run import KIND, Grade, changed_grades, read_run
 from posttrain.evaluation.stage import keep_rescored, metrics_of, rescored_records
-from posttrain.report import write_report
 from posttrain.report.console import open_console, print_sections
 from posttrain.report.pages import agentic, evaluation
+from posttrain.report.write import write_report
 from posttrain.runs import atomic_write_json, open_run
 
 

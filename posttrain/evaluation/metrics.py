@@ -109,40 +109,31 @@ def by_cell(records: Sequence[Record]) -> dict[Cell, list[Record]]:
 
 def cell_rows(records: Sequence[Record], *, seed: int) -> list[Row]:
     """A row of figures a cell; `seed` is of the bootstrap draws."""
-    return [_cell_row(cell, own, seed) for cell, own in by_cell(records).items()]
-
-
-def _cell_row(cell: Cell, records: Sequence[Record], seed: int) -> Row:
-    answered = [record for record in records if not record.failed]
-    figures = values_of(answered)
-    samples = Counter(record.prompt.id for record in records)
-    return {
-        **cell._asdict(),
-        "tools": any(record.prompt.tools is not None for record in records),
-        "questions": len({_question(record) for record in records}),
-        "samples": len(records),
-        "k": min(samples.values()),
-        "failed": len(records) - len(answered),
-        "unscored": sum(record.score.value is None for record in answered),
-        "rates": {
-            name: asdict(estimate)
-            for name in figures
-            if name not in LENGTHS and (estimate := rate(figures[name])) is not None
-        },
-        "pass": _pass(answered),
-        "lengths": {
-            name: asdict(spread)
-            for name in LENGTHS
-            if (spread := length(figures[name], seed=seed)) is not None
-        },
-        "finish": dict(Counter(record.completion.finish for record in records)),
-        # completions with each parse problem; detected calls by the notation they are written in
-        "problems": _counted(
-            {problem for step in record.completion.steps for problem in step.parsed.problems}
-            for record in answered
-        ),
-        "call_forms": _counted([call.form for call in r.verdict.calls] for r in answered),
-    }
+    rows: list[Row] = []
+    for cell, own in by_cell(records).items():
+        answered = [record for record in own if not record.failed]
+        figures = values_of(answered)
+        rates = {name: rate(values) for name, values in figures.items() if name not in LENGTHS}
+        lengths = {name: length(figures[name], seed=seed) for name in LENGTHS}
+        # completions with each parse problem
+        problems = ({p for s in r.completion.steps for p in s.parsed.problems} for r in answered)
+        rows.append({
+            **cell._asdict(),
+            "tools": any(record.prompt.tools is not None for record in own),
+            "questions": len({_question(record) for record in own}),
+            "samples": len(own),
+            "k": min(Counter(record.prompt.id for record in own).values()),
+            "failed": len(own) - len(answered),
+            "unscored": sum(record.score.value is None for record in answered),
+            "rates": {name: asdict(found) for name, found in rates.items() if found},
+            "pass": _pass(answered),
+            "lengths": {name: asdict(found) for name, found in lengths.items() if found},
+            "finish": dict(Counter(record.completion.finish for record in own)),
+            "problems": _counted(problems),
+            # detected calls by the notation they are written in
+            "call_forms": _counted([call.form for call in r.verdict.calls] for r in answered),
+        })  # fmt: skip
+    return rows
 
 
 def _counted(names: Iterable[Iterable[str]]) -> dict[str, int]:

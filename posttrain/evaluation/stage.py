@@ -53,9 +53,9 @@ from posttrain.evaluation.sensitivity import sensitivity_rows
 from posttrain.hashing import digest_of
 from posttrain.jsontext import printable
 from posttrain.models.chat_template import PromptRenderer, message_text
-from posttrain.report import show_finished, show_up_to_date, write_report
 from posttrain.report.console import print_sections
 from posttrain.report.pages.evaluation import estimated
+from posttrain.report.write import show_finished, show_up_to_date, write_report
 from posttrain.rollouts import prompt_to_row
 from posttrain.runs import Counts, Manifest, Parent, Run, atomic_write_json, parent_of
 from posttrain.sampling.generate import generate, read_completions, rollouts_at_once, tasks_of
@@ -126,7 +126,7 @@ def run_evaluation(stage: Run, recipe: EvalConfig, plan: EvaluationPlan, console
     lock = _lock_of(recipe, plan, stage.config_digest)
     bind_lock(out / LOCK, lock, finished=stage.complete)
     if stage.complete:
-        write_tables(out, recipe.prices)
+        write_tables(out, *read_run(out), recipe.prices)
         write_report(out)
         show_up_to_date(console, out)
     else:
@@ -139,7 +139,7 @@ def run_evaluation(stage: Run, recipe: EvalConfig, plan: EvaluationPlan, console
                 (out / LOCK).unlink()  # nothing is bound yet: a corrected recipe may have the place
             raise
         records = records_of(out, recipe.checkpoints, [unit.name for unit in plan.units])
-        finish_run(
+        manifest = finish_run(
             stage,
             records,
             counts=plan.counts,
@@ -147,7 +147,7 @@ def run_evaluation(stage: Run, recipe: EvalConfig, plan: EvaluationPlan, console
             seed=recipe.seed,
             stats=plan.stats,
         )
-        write_tables(out, recipe.prices)
+        write_tables(out, manifest, records, recipe.prices)
         show_finished(console, out)
     shutil.rmtree(out / WORK, ignore_errors=True)
     if recipe.inspect_logs and not (out / INSPECT_LOGS).is_dir():
@@ -198,7 +198,7 @@ async def make_records(recipe: EvalConfig, plan: EvaluationPlan, progress: Progr
             for unit in missing:
                 timed = TimedSampler(sampler, times_path(out, name, unit.name))
                 if unit.prompts[0].grader == INSPECT:
-                    records = await _inspect_records(recipe, name, unit, timed)
+                    records = await _inspect_records(recipe, plan, name, unit, timed)
                     progress.add(restored=len(records))
                 else:
                     records = await _unit_records(recipe, plan, name, unit, timed, progress)
@@ -236,10 +236,10 @@ async def _unit_records(
 
 
 async def _inspect_records(
-    recipe: EvalConfig, checkpoint: str, unit: Unit, sampler: Sampler
+    recipe: EvalConfig, plan: EvaluationPlan, checkpoint: str, unit: Unit, sampler: Sampler
 ) -> list[Record]:
     """The records of a task of inspect; killed and started again, it asks for no answer twice."""
-    from posttrain.evaluation.inspect_adapter.tasks import inspect_run, run_task
+    from posttrain.evaluation.inspect_adapter.tasks import run_task
 
     out = Path(recipe.out)
     config = next(task for task in recipe.inspect_tasks if task.name == unit.task)
@@ -249,7 +249,7 @@ async def _inspect_records(
             opened = opened_sampler(role.backend, checkpoint=role.checkpoint)
             samplers[name] = await stack.enter_async_context(opened)
         records = await run_task(
-            inspect_run(recipe, config, unit.setting),
+            plan.stats["inspect"][unit.name],
             unit.prompts,
             samplers,
             checkpoint=checkpoint,
@@ -275,17 +275,16 @@ def rescored_records(
         ours = [(r.prompt, r.completion) for r in records if r.prompt.grader != INSPECT]
         graded = iter(grade_completions(name, ours, grade))
         after[name] = [r if r.prompt.grader == INSPECT else next(graded) for r in records]
-    for unit, row in manifest.stats.get("inspect", {}).items():
-        from posttrain.evaluation.inspect_adapter.tasks import InspectRun, run_task
+    for unit, run in manifest.stats.get("inspect", {}).items():
+        from posttrain.evaluation.inspect_adapter.tasks import run_task
 
-        run = InspectRun.of_row(row)
         for name, records in after.items():
             own = {r.prompt.id: r.prompt for r in records if unit_name(r.prompt) == unit}
             with tempfile.TemporaryDirectory() as logs:
                 replay = run_task(
                     run,
                     [*own.values()],
-                    dict.fromkeys(("", *run.roles)),
+                    dict.fromkeys(("", *run["roles"])),
                     checkpoint=name,
                     journal=partial(journal_path, out, name, unit),
                     logs=Path(logs),
@@ -318,7 +317,7 @@ def finish_run(
     parents: Sequence[Parent],
     seed: int,
     stats: Mapping[str, Any],
-) -> None:
+) -> Manifest:
     """Write `metrics.json`, `examples.jsonl` and the manifest; `records` and the lock are there."""
     out = stage.path
     lock = read_lock(out / LOCK)
@@ -334,7 +333,7 @@ def finish_run(
     for path in sorted((out / JOURNALS).rglob("*.jsonl")):
         files[path.relative_to(out).as_posix()] = sort_lines(path)
     templates = {(rendering or {}).get("template") for rendering in lock["rendering"].values()}
-    stage.finish(
+    return stage.finish(
         counts=counts,
         files=files,
         parents=parents,
@@ -360,7 +359,7 @@ def keep_rescored(stage: Run, run: Path, manifest: Manifest, records: Records) -
             write_records(record_path(out, name, unit), rows)
     if (run / JOURNALS).is_dir():
         shutil.copytree(run / JOURNALS, out / JOURNALS, dirs_exist_ok=True)
-    finish_run(
+    finished = finish_run(
         stage,
         records,
         counts=manifest.counts,
@@ -368,11 +367,12 @@ def keep_rescored(stage: Run, run: Path, manifest: Manifest, records: Records) -
         seed=manifest.seed,
         stats={key: manifest.stats[key] for key in _OF_PROMPTS if key in manifest.stats},
     )
-    write_tables(out, {})
+    write_tables(out, finished, records, {})
 
 
-def write_tables(out: Path, prices: Mapping[str, Price]) -> None:
+def write_tables(
+    out: Path, manifest: Manifest, records: Records, prices: Mapping[str, Price]
+) -> None:
     """Costs and exports of a finished run, beside what its manifest lists: prices may change."""
-    manifest, records = read_run(out)
     write_costs(out, records, prices)
     write_exports(out / EXPORT, json.loads((out / METRICS).read_text("utf-8")), manifest)

@@ -1,15 +1,270 @@
-"""A checkpoint to a hub: create the repository, commit, and check what lies there afterwards.
+"""A checkpoint to a hub: which files go and with which card, the commit, and a check of what lies
+there afterwards.
 
+Published is what the manifest lists, still hashes to and is named here. `posttrain.json` is the
+manifest for readers, without paths of this machine; no stage takes it for one of its own.
 `huggingface_hub` takes the address from HF_ENDPOINT and the token from HF_TOKEN or `hf auth login`,
 and tries transfers again. Files are added and replaced, never deleted.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PureWindowsPath
+from typing import Any, cast
 
-from posttrain.errors import ConfigError
-from posttrain.publish.files import UploadPlan
+from yaml import YAMLError
+
+from posttrain.errors import ConfigError, DataError
+from posttrain.publish.card import CARD, UNKNOWN, license_fields, replace_section, serving_section
+from posttrain.runs import MANIFEST, STAGE, Manifest, read_artifact
+
+LINEAGE = "posttrain.json"
+# those of `posttrain.evaluation.metrics.RATES` that say most of a model, and their headings
+_SHOWN = {"accuracy": "accuracy", "hallucination": "undeclared calls", "truncated": "truncated"}
+# a vocabulary may hold what looks like a path
+_TOKENIZER = {
+    "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt",
+    "added_tokens.json", "special_tokens_map.json",
+}  # fmt: skip
+_TEXTS = {
+    "config.json", "generation_config.json", "tokenizer_config.json", "chat_template.jinja",
+    "log.jsonl",
+}  # fmt: skip
+_FOLDERS = {
+    "adapter": "merged into the weights",
+    "rollouts": "samples of the training prompts",
+    **dict.fromkeys(("resume", "reference", "tensorboard"), "state of the run"),
+}
+# a home directory says who trained and where
+_HOME = re.compile(r"(?<![\w.])(?:/(?:home|Users)/[\w.-]+|/root(?=/)|[A-Za-z]:\\+Users\\+[\w.-]+)")
+# the usual providers' tokens, private keys, and passwords in addresses
+_SECRET = re.compile(
+    r"\b(?:hf_[A-Za-z0-9]{30}|sk-(?:proj|ant|or|svcacct)-[\w-]{20}|sk-[A-Za-z0-9]{32}|"
+    r"gh[pousr]_[A-Za-z0-9]{36}|github_pat_\w{30}|AKIA[A-Z0-9]{16})|"
+    r"-----BEGIN [A-Z ]*PRIVATE KEY|://[^\s/:@]+:[^\s/:@]+@"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class UploadPlan:
+    """What goes to the hub.
+
+    Attributes:
+        files: path in the repository → file here, or bytes.
+        left_out: file or folder → why.
+        card: the text of README.md.
+        warnings: what a reader of the card will miss.
+    """
+
+    repository: str
+    files: Mapping[str, Path | bytes]
+    left_out: Mapping[str, str]
+    card: str
+    digest: str
+    warnings: Sequence[str]
+
+
+def upload_plan(
+    folder: Path,
+    repository: str,
+    *,
+    evaluations: Sequence[Path] = (),
+    license: str | None = None,
+) -> UploadPlan:
+    """Read a checkpoint and decide; nothing is written and no network is used.
+
+    Args:
+        repository: `ORG/NAME`.
+        evaluations: artifacts whose figures of this checkpoint go into the card.
+        license: of the weights; None keeps the card's.
+
+    Raises:
+        ConfigError: no such name can be, no weights in safetensors, a secret or a home directory.
+        DataError: no finished checkpoint, changed files, a card without a head, or an evaluation
+            of another checkpoint.
+    """
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(repository)
+    except HFValidationError as error:
+        raise ConfigError(f"{repository!r} is no name of a repository: {error}") from error
+    if repository.count("/") != 1:
+        raise ConfigError(f"{repository!r}: give ORG/NAME")
+    manifest = read_artifact(folder, kind="checkpoint")
+    listed = {entry.path for entry in manifest.files} | {MANIFEST, STAGE, CARD}
+    tops = {name.partition("/")[0] for name in listed}
+    left_out = {
+        p.name: "not listed in the manifest" for p in folder.iterdir() if p.name not in tops
+    }
+    files: dict[str, Path | bytes] = {}
+    for entry in manifest.files:
+        why = _why_not(entry.path)
+        if why is None:
+            files[entry.path] = folder / entry.path
+        elif entry.path != CARD:  # is written anew
+            top, inside, _ = entry.path.partition("/")
+            left_out[top + inside] = why
+    if not any(name.endswith(".safetensors") for name in files):
+        raise ConfigError(f"{folder} has no weights in safetensors; nothing else is published")
+    card, warnings = _card(folder, repository, manifest, evaluations, license)
+    files[CARD] = card.encode()
+    # for readers elsewhere; `digest` stays what evaluations and later stages name
+    body: dict[str, Any] = json.loads((folder / MANIFEST).read_text("utf-8"))
+    body["files"] = [entry for entry in body["files"] if entry["path"] in files]
+    for parent in body["parents"]:
+        parent["path"] = PureWindowsPath(parent["path"]).name
+    files[LINEAGE] = (json.dumps(_without_paths(body), indent=1) + "\n").encode()
+    files = dict(sorted(files.items()))
+    for name, source in files.items():
+        _refuse_private(name, source, folder)
+    left_out = dict(sorted(left_out.items()))
+    return UploadPlan(repository, files, left_out, card, manifest.digest, warnings)
+
+
+def _why_not(name: str) -> str | None:
+    """Why a listed file is not published; None: it is."""
+    folder, inside, rest = name.partition("/")
+    weights = name.endswith((".safetensors", ".safetensors.index.json"))
+    if not inside and (weights or name in _TOKENIZER | _TEXTS):
+        return None
+    if folder == "additional_chat_templates" and rest.endswith(".jinja"):
+        return None
+    return _FOLDERS.get(folder, "no file of a checkpoint")
+
+
+def _card(
+    folder: Path,
+    repository: str,
+    manifest: Manifest,
+    evaluations: Sequence[Path],
+    license: str | None,
+) -> tuple[str, list[str]]:
+    """The folder's card for this repository, with figures, and what is missing of it."""
+    from huggingface_hub import ModelCard
+
+    file = folder / CARD
+    text = file.read_text("utf-8", "replace") if file.is_file() else ""
+    if not text.startswith("---\n"):
+        raise DataError(f"{file} has no front matter: the card that the stage wrote is needed")
+    try:
+        card = ModelCard(text)
+    except (ValueError, YAMLError) as error:
+        raise DataError(f"{file}: its front matter cannot be read: {error}") from error
+    data: Any = card.data
+    if license is not None:
+        for key, value in ({"license_name": None} | license_fields({license: ()})).items():
+            setattr(data, key, value)
+    data.license = data.license or UNKNOWN
+    warnings = ["license: unknown; --license NAME states it"] if data.license == UNKNOWN else []
+    serving, lines = serving_section(folder, name=repository), ["## Evaluation"]
+    if not evaluations:
+        warnings.append("no figures: --evaluation DIR adds those of an evaluation")
+        return replace_section(str(card), "serving", serving), warnings
+    data.model_name, data.eval_results = repository.partition("/")[2], []
+    for evaluation in evaluations:
+        results, table = _figures(evaluation, manifest.digest)
+        data.eval_results += results
+        lines += ["", *table]
+    content = replace_section(str(card), "serving", serving)
+    return replace_section(content, "evaluation", lines), warnings
+
+
+def _figures(evaluation: Path, digest: str) -> tuple[list[Any], list[str]]:
+    """An evaluation's figures of the checkpoint with this digest: entries of `model-index`, and
+    lines of Markdown. Raises DataError: no finished evaluation, or it did not sample this
+    checkpoint."""
+    from huggingface_hub import EvalResult
+
+    manifest = read_artifact(evaluation, kind="evaluation")
+    weights: Mapping[str, Mapping[str, Any]] = manifest.stats["weights"]
+    name = next((n for n, identity in weights.items() if identity["weights"] == digest), None)
+    if name is None:
+        known = ", ".join(f"{n} {str(i['weights'])[:12]}" for n, i in weights.items())
+        raise DataError(
+            f"{evaluation} did not evaluate checkpoint {digest[:12]}; it has figures of {known}"
+        )
+    metrics = json.loads((evaluation / "metrics.json").read_text("utf-8"))
+    cells = [cell for cell in metrics["cells"] if cell["checkpoint"] == name]
+    hubs = {row["name"]: row.get("hub") for row in manifest.config.get("prompts", ())}
+    results = [
+        EvalResult(
+            task_type="text-generation",
+            dataset_type=hubs.get(cell["task"]) or cell["task"],
+            dataset_name=cell["task"],
+            # entries of one data set and config would be put together
+            dataset_config=f"{cell['setting']}, thinking {cell['thinking']}",
+            dataset_args={"questions": rate["questions"], "samples": rate["samples"]},
+            metric_type="accuracy",
+            metric_name=f"accuracy, 95 % interval {_interval(rate)}",
+            metric_value=round(rate["value"], 4),
+        )
+        for cell in cells
+        if (rate := cell["rates"].get("accuracy")) is not None
+    ]
+    sampling = manifest.config["sampling"]
+    keys = ("temperature", "top_p", "top_k", "max_tokens")
+    settings = ", ".join(f"{key} {sampling[key]}" for key in keys if key in sampling)
+    head = ("task", "setting", "thinking", "questions", "unscored", *_SHOWN.values())
+    rows = [head, ["---"] * len(head), *map(_cells, cells)]
+    return results, [
+        f"Evaluation `{manifest.digest}` of checkpoint `{digest}`, {settings}, seed "
+        f"{manifest.seed}; in parentheses 95 % intervals over questions.",
+        "",
+        *(f"| {' | '.join(row)} |" for row in rows),
+    ]
+
+
+def _cells(cell: Mapping[str, Any]) -> list[str]:
+    rates = cell["rates"]
+    lost = cell["failed"] + cell["unscored"]
+    named = [cell["task"], cell["setting"], cell["thinking"], f"{cell['questions']:,}", f"{lost:,}"]
+    return named + [
+        f"{rates[name]['value']:.1%} ({_interval(rates[name])})" if name in rates else "–"
+        for name in _SHOWN
+    ]
+
+
+def _interval(rate: Mapping[str, Any]) -> str:
+    return f"{rate['low']:.1%} to {rate['high']:.1%}"
+
+
+def _without_paths(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_paths(one) for key, one in cast(dict[str, Any], value).items()}
+    if isinstance(value, list):
+        return [_without_paths(one) for one in cast(list[Any], value)]
+    if not isinstance(value, str):
+        return value
+    if re.match(r"(?:/|~|\.\./|[A-Za-z]:[\\/])", value) and "\n" not in value:
+        return f"…/{PureWindowsPath(value).name}"
+    return _HOME.sub("…", value)
+
+
+def _refuse_private(name: str, source: Path | bytes, folder: Path) -> None:
+    """Raise where a text has a secret, or names a home or the checkpoint's own directory."""
+    if name in _TOKENIZER or ".safetensors" in name:
+        return
+    data = source if isinstance(source, bytes) else source.read_bytes()
+    here = {str(folder.resolve()), str(Path.home().resolve())} - {"/", "/root"}
+    for number, line in enumerate(data.decode("utf-8", "replace").split("\n"), 1):
+        if secret := _SECRET.search(line):
+            raise ConfigError(
+                f"{folder / name}, line {number}: holds what looks like a secret "
+                f"({secret[0][:8]}…); take it out, and have it revoked if it was ever published"
+            )
+        match = _HOME.search(line)
+        hit = match[0] if match else next((path for path in here if path in line), None)
+        if hit:
+            raise ConfigError(
+                f"{folder / name}, line {number}: names a folder of this machine ({hit}); take it "
+                "out, or train again with a path relative to the working directory"
+            )
 
 
 def push(plan: UploadPlan, *, private: bool) -> None:

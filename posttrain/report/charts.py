@@ -30,16 +30,10 @@ if TYPE_CHECKING:
 WIDTH, HEIGHT, ROW = 480, 260, 26
 CHARACTER = 8  # pixels of a text's width, about
 # stand-ins that no drawing of ours uses for anything else → the style sheet's variables
-INK, MUTED, RULE, ACCENT, SECOND, THIRD = (f"#f00d0{k}" for k in range(1, 7))
-VARIABLES = {
-    INK: "ink",
-    MUTED: "muted",
-    RULE: "rule",
-    ACCENT: "accent",
-    SECOND: "second",
-    THIRD: "third",
-}
-TITLE = "title: "
+_NAMES = ("ink", "muted", "rule", "accent", "second", "third")
+VARIABLES = {f"#f00d0{k}": name for k, name in enumerate(_NAMES, 1)}
+INK, MUTED, RULE, ACCENT, SECOND, THIRD = VARIABLES
+TITLE = "title: "  # begins a group's id that becomes the tooltip of what is drawn
 SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none",
     "figure.dpi": 72,
@@ -93,16 +87,14 @@ def chart_svg(chart: Chart) -> Markup:
         axes.patch.set_visible(False)
         match chart:
             case LineChart():
-                name = f"{chart.y} over {chart.x}"
                 _lines(axes, chart)
             case BarChart():
-                name = f"{chart.y} by {chart.x}"
                 _bars(axes, chart)
             case IntervalChart():
-                name = chart.x
                 _intervals(axes, chart, height)
         metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         FigureCanvasSVG(axes.get_figure(root=True)).print_svg(out, metadata=metadata)
+    name = chart.x if isinstance(chart, IntervalChart) else f"{chart.y} by {chart.x}"
     return Markup(_inline(out.getvalue(), name))  # noqa: S704 - our own drawing
 
 
@@ -137,7 +129,7 @@ def _lines(axes: Axes, chart: LineChart) -> None:
             linestyle=(0, (3, 2.2)) if one.style in DASHED else "solid",
             marker="o" if len(one.x) <= 24 and one.style not in DASHED else "",
             label=one.name,
-            gid=titled(one.name),
+            gid=f"{TITLE}{one.name}",
             clip_on=False,
         )
     steps = [0.0, *(x for one in series for x in one.x)]
@@ -171,7 +163,7 @@ def _bars(axes: Axes, chart: BarChart) -> None:
             clip_on=False,
         )
         for patch, label, height in zip(patches, labels, heights, strict=True):
-            patch.set_gid(titled(f"{label}: {height:,.0f}"))
+            patch.set_gid(f"{TITLE}{label}: {height:,.0f}")
         feet = [foot + height for foot, height in zip(feet, heights, strict=True)]
     axes.set_xlim(-0.5, max(len(labels), 1) - 0.5)
     y = _ticks([0, *feet] if any(feet) else [0, 1], whole=all(foot == int(foot) for foot in feet))
@@ -234,7 +226,7 @@ def _intervals(axes: Axes, chart: IntervalChart, height: int) -> None:
             clip_on=False,
         )
         (dot,) = axes.plot(row.share, place, "o", color=colour, markersize=9, clip_on=False)
-        dot.set_gid(titled(f"{row.label}: {share}"))
+        dot.set_gid(f"{TITLE}{row.label}: {share}")
         axes.text(1.03, place, share, va="center_baseline", color=INK)
     labels = [_short(row.label) for row in chart.rows]
     axes.set_xlim(0, 1)
@@ -252,11 +244,6 @@ def _intervals(axes: Axes, chart: IntervalChart, height: int) -> None:
 def _short(label: str, most: int = 42) -> str:
     """A label that has room beside the intervals: its beginning and its end."""
     return label if len(label) <= most else f"{label[: most // 2]}…{label[1 - most // 2 :]}"
-
-
-def titled(text: str) -> str:
-    """A group id that becomes the tooltip of what is drawn: `set_gid(titled("≤ 64: 12"))`."""
-    return f"{TITLE}{text}"
 
 
 def _inline(document: str, name: str) -> str:

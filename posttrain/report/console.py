@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -16,24 +16,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from posttrain.jsontext import printable
-from posttrain.report.section import (
-    BarChart,
-    Block,
-    Chart,
-    Columns,
-    Dialogue,
-    Fold,
-    IntervalChart,
-    LineChart,
-    Samples,
-    Section,
-    Styled,
-    Table,
-    TableCell,
-    Words,
-    percent,
-    plain,
-)
+from posttrain.report import section as ui
 
 _STYLES = {"": "", "bold": "bold", "faint": "dim", "code": "", "mark": "green"}
 # columns that a text needs at least to be read in a table
@@ -47,46 +30,48 @@ def open_console() -> Console:
     return Console(width=None if sys.stdout.isatty() else 180)
 
 
-def print_sections(console: Console, sections: Iterable[Section], *, charts: bool = True) -> None:
+def print_sections(
+    console: Console, sections: Iterable[ui.Section], *, charts: bool = True
+) -> None:
     """Print each section that has content: its title, then its blocks; charts as their numbers."""
     for section in sections:
         if section.blocks:
             console.print(Text(printable(section.title), "bold"))
             for block in section.blocks:
-                if charts or not isinstance(block, Chart):
+                if charts or not isinstance(block, ui.Chart):
                     _print(console, block)
 
 
-def _print(console: Console, block: Block) -> None:
+def _print(console: Console, block: ui.Block) -> None:
     match block:
-        case Table():
+        case ui.Table():
             console.print(_grid(block, console.width))
-        case LineChart() | BarChart() | IntervalChart():
+        case ui.LineChart() | ui.BarChart() | ui.IntervalChart():
             console.print(Text(printable(block.caption), "italic"))
             console.print(_grid(chart_table(block), console.width))
-        case Dialogue():
+        case ui.Dialogue():
             colour = console.is_terminal and not console.no_color
             console.print(dialogue_text(block.words, colour=colour))
-        case Fold():
+        case ui.Fold():
             console.print(Text("── ", "cyan").append(_text(block.title)).append(" ──"))
             for inner in block.blocks:
                 _print(console, inner)
-        case Samples() | Columns():
+        case ui.Samples() | ui.Columns():
             pass  # a page's alone: to be filtered, or read side by side
         case _:
             console.print(_text(block))
 
 
-def _spans(words: Words) -> list[Styled]:
+def _spans(words: ui.Words) -> list[ui.Styled]:
     parts = [words] if isinstance(words, str) else words
-    return [Styled(part, "") if isinstance(part, str) else part for part in parts]
+    return [ui.Styled(part, "") if isinstance(part, str) else part for part in parts]
 
 
-def _text(words: Words) -> Text:
+def _text(words: ui.Words) -> Text:
     return Text.assemble(*((printable(p.text), _STYLES[p.style]) for p in _spans(words)))
 
 
-def dialogue_text(words: Words, *, colour: bool) -> Text:
+def dialogue_text(words: ui.Words, *, colour: bool) -> Text:
     """A text with what is highlighted in it: green on a terminal, otherwise between 【 and 】."""
     text = Text()
     for style, run in itertools.groupby(_spans(words), key=lambda part: part.style):
@@ -99,7 +84,7 @@ def dialogue_text(words: Words, *, colour: bool) -> Text:
     return text
 
 
-def _grid(table: Table, width: int) -> Grid:
+def _grid(table: ui.Table, width: int) -> Grid:
     grid, aligned = Grid(), table.numeric()
     columns = zip(table.head, *([_cell(value) for value in row] for row in table.rows), strict=True)
     needed = [max(map(cell_len, column)) for column in columns]
@@ -118,29 +103,28 @@ def _grid(table: Table, width: int) -> Grid:
 
 
 def _cell(value: object) -> str:
-    below = f" ({value.below})" if isinstance(value, TableCell) and value.below else ""
-    return printable(plain(value) + below)
+    below = f" ({value.below})" if isinstance(value, ui.TableCell) and value.below else ""
+    return printable(ui.plain(value) + below)
 
 
-def chart_table(chart: Chart) -> Table:
+def chart_table(chart: ui.Chart) -> ui.Table:
     """The numbers of a chart."""
     match chart:
-        case IntervalChart():
+        case ui.IntervalChart():
             rows = [
-                [r.label, percent(r.share), f"{percent(r.low)} – {percent(r.high)}"]
+                [r.label, ui.percent(r.share), f"{ui.percent(r.low)} – {ui.percent(r.high)}"]
                 for r in chart.rows
             ]
-            return Table(["", chart.x, ""], rows)
-        case BarChart():
+            return ui.Table(["", chart.x, ""], rows)
+        case ui.BarChart():
             names = chart.parts or [chart.y]
             rows = [[label, *(f"{part:,.0f}" for part in parts)] for label, parts in chart.bars]
-            return Table([chart.x, *names], rows)
-        case LineChart():
-            rows = [[one.name, *_levels(one.y)] for one in chart.series]
+            return ui.Table([chart.x, *names], rows)
+        case ui.LineChart():
+            rows = []
+            for one in chart.series:
+                finite = [value for value in one.y if math.isfinite(value)] or [math.nan]
+                levels = (finite[0], min(finite), max(finite), finite[-1])
+                rows.append([one.name, *(f"{level:.4g}" for level in levels)])
             head = [f"{chart.y} over {chart.x}", "first", "lowest", "highest", "last"]
-            return Table(head, rows)
-
-
-def _levels(values: Sequence[float]) -> list[str]:
-    finite = [value for value in values if math.isfinite(value)] or [math.nan]
-    return [f"{v:.4g}" for v in (finite[0], min(finite), max(finite), finite[-1])]
+            return ui.Table(head, rows)

@@ -15,19 +15,8 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup, escape
 
 from posttrain.jsontext import writable
+from posttrain.report import section as ui
 from posttrain.report.charts import chart_svg
-from posttrain.report.section import (
-    Block,
-    Chart,
-    Digest,
-    Samples,
-    Section,
-    Styled,
-    TableCell,
-    Tile,
-    Words,
-    plain,
-)
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -58,17 +47,18 @@ class RunState:
 
 
 def page_html(
-    sections: Sequence[Section],
+    sections: Sequence[ui.Section],
     *,
     title: str,
     kicker: str = "",
-    tiles: Sequence[Tile] = (),
+    tiles: Sequence[ui.Tile] = (),
     state: RunState | None = None,
 ) -> str:
-    """The page; a script is in it only where there are samples to pick from, or a run goes on."""
-    picks = any(isinstance(block, Samples) for part in sections for block in part.blocks)
+    """The page of the sections that have content; a script is in it only where there are samples to
+    pick from, or a run goes on."""
+    picks = any(isinstance(block, ui.Samples) for part in sections for block in part.blocks)
     page = _template().render(
-        sections=sections,
+        sections=[part for part in sections if part.blocks],
         title=title,
         kicker=kicker,
         tiles=tiles,
@@ -106,13 +96,13 @@ def _json(values: Sequence[object]) -> str:
     return json.dumps(finite, ensure_ascii=False)
 
 
-def _kind(block: Block) -> str:
+def _kind(block: ui.Block) -> str:
     return type(block).__name__
 
 
-def _runs(blocks: Sequence[Block]) -> Iterator[tuple[bool, list[Block]]]:
+def _runs(blocks: Sequence[ui.Block]) -> Iterator[tuple[bool, list[ui.Block]]]:
     """Blocks in their order, charts that follow each other as one group."""
-    for charts, run in groupby(blocks, key=lambda block: isinstance(block, Chart)):
+    for charts, run in groupby(blocks, key=lambda block: isinstance(block, ui.Chart)):
         yield charts, list(run)
 
 
@@ -120,25 +110,22 @@ def _anchor(title: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
-def _words(words: Words) -> Markup:
+def _words(words: ui.Words) -> Markup:
     if isinstance(words, str):
         return escape(_GLUED.sub("\N{NO-BREAK SPACE}", words))
-    return Markup("").join(_styled(part) for part in words)
-
-
-def _styled(part: str | Styled) -> Markup:
-    return escape(part) if isinstance(part, str) else _TAGS[part.style].format(part.text)
+    parts = (p if isinstance(p, str) else _TAGS[p.style].format(p.text) for p in words)
+    return Markup("").join(parts)
 
 
 def _cell(value: object) -> Markup:
     match value:
         case None:
             return Markup('<span class="faint">–</span>')
-        case Digest(full=str()):
-            return Markup('<code title="{}">{}</code>').format(value.full, plain(value))
-        case TableCell():
+        case ui.Digest(full=str()):
+            return Markup('<code title="{}">{}</code>').format(value.full, ui.plain(value))
+        case ui.TableCell():
             lead = "\N{EM SPACE}" * max(value.indent - 1, 0) + "↳ " * (value.indent > 0)
             below = Markup("<br><small>{}</small>").format(value.below) if value.below else ""
             return escape(lead) + _cell(value.value) + below
         case _:
-            return _words(plain(value))
+            return _words(ui.plain(value))

@@ -6,16 +6,18 @@ A parent is bound by its digest: whatever else lies at its path is not it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from posttrain.errors import DataError
 from posttrain.hashing import sha256_file
 from posttrain.jsontext import jsonl_rows
-from posttrain.report.section import Row, Sample, Samples, Section, is_shown, room
-from posttrain.runs import FileEntry, Manifest, Parent, read_artifact
+from posttrain.report import section as ui
+from posttrain.runs import Manifest, Parent, read_artifact
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +33,19 @@ class Node:
     missing: str = ""
 
     @property
-    def stats(self) -> Mapping[str, Any]:
+    def artifact(self) -> Manifest:
+        """The manifest of one that was found."""
         assert self.manifest is not None
-        return self.manifest.stats
+        return self.manifest
+
+    @property
+    def stats(self) -> Mapping[str, Any]:
+        return self.artifact.stats
 
 
 def trace(artifact: Path) -> list[Node]:
-    """The artifact and its ancestors, each once, parents after children.
-
-    Raises:
-        DataError: the artifact itself has no manifest or a damaged one.
-    """
+    """The artifact and its ancestors, each once, parents after children. Raises DataError: the
+    artifact itself has no manifest or a damaged one."""
     manifest = read_artifact(artifact, verify=False)
     root = Node(artifact.resolve().name, manifest.kind, manifest.digest, 0, artifact, manifest)
     nodes = [root]
@@ -53,55 +57,52 @@ def trace(artifact: Path) -> list[Node]:
 
 
 def _find(parent: Parent, child: Node) -> Node:
-    path, name = child.path / parent.path, Path(parent.path).name
-
-    def node(manifest: Manifest | None, missing: str = "") -> Node:
-        return Node(name, parent.kind, parent.digest, child.depth + 1, path, manifest, missing)
-
+    path, missing = child.path / parent.path, ""
     try:
         manifest = read_artifact(path, verify=False)
+        if manifest.digest != parent.digest:
+            there = f"{manifest.digest[:12]}…"
+            missing = f"another artifact lies at {parent.path} now ({there})"
     except DataError:
-        return node(None, f"not at {parent.path}")
-    if manifest.digest != parent.digest:
-        why = f"another artifact lies at {parent.path} now ({manifest.digest[:12]}…)"
-        return node(None, why)
-    return node(manifest)
+        manifest, missing = None, f"not at {parent.path}"
+    name, manifest = Path(parent.path).name, None if missing else manifest
+    return Node(name, parent.kind, parent.digest, child.depth + 1, path, manifest, missing)
 
 
-def listed_text(node: Node, name: str) -> str | None:
-    """A text file that the manifest lists, `None` when it lists none of this name.
-
-    Raises:
-        DataError: the file is gone, or is not what the manifest says.
-    """
-    assert node.manifest is not None
-    entry = next((file for file in node.manifest.files if file.path == name), None)
-    return None if entry is None else _listed_path(node, entry).read_text("utf-8")
-
-
-def _listed_path(node: Node, entry: FileEntry) -> Path:
-    path = node.path / entry.path
+def listed_path(node: Node, name: str) -> Path | None:
+    """A file that the manifest lists, `None` when it lists none of this name. Raises DataError: the
+    file is gone, or is not what the manifest says."""
+    entry = next((file for file in node.artifact.files if file.path == name), None)
+    if entry is None:
+        return None
+    path = node.path / name
     if not path.is_file() or sha256_file(path) != entry.sha256:
         raise DataError(f"{path} is missing or has changed since its manifest was written")
     return path
 
 
 def listed_rows(node: Node, name: str) -> list[dict[str, Any]] | None:
-    """The rows of a JSONL file that the manifest lists, else `None`; raises as `listed_text`."""
-    found = listed_text(node, name)
-    return None if found is None else jsonl_rows(found)
+    """The rows of a JSONL file that the manifest lists, else `None`; raises as `listed_path`."""
+    path = listed_path(node, name)
+    return None if path is None else jsonl_rows(path.read_text("utf-8"))
+
+
+def side_rows(node: Node, name: str) -> list[dict[str, Any]]:
+    """The rows of a JSONL file beside the artifact, such as its timing, if there is one."""
+    file = node.path / name
+    return jsonl_rows(file.read_text("utf-8")) if file.is_file() else []
 
 
 def samples_to_read(
     node: Node,
     title: str,
-    sample: Callable[[Row, int], Sample],
+    sample: Callable[[ui.Row, int], ui.Sample],
     *,
     few: str,
     every: str = "",
     texts: int = 1,
     note: str = "",
-) -> Section:
+) -> ui.Section:
     """Samples of the rows of listed files; left out where the manifest lists none.
 
     Args:
@@ -109,28 +110,80 @@ def samples_to_read(
         few: the file with some rows, which the page of a descendant shows.
         every: the file, or the folder of the files, with all: for the artifact's own page.
     """
-    assert node.manifest is not None
-    files = node.manifest.files
+    files = node.artifact.files
     shown = [file for file in files if every and file.path.startswith(every)]
     if node.depth or not shown:
         shown = [file for file in files if file.path == few]
     if not shown:
-        return Section(title, missing=f"{node.name} lists no {few}")
-    total, place, rows = sum(file.rows or 0 for file in shown), 0, list[Row]()
+        return ui.Section(title, missing=f"{node.name} lists no {few}")
+    total, place, rows = sum(file.rows or 0 for file in shown), 0, list[ui.Row]()
     for file in shown:
-        with _listed_path(node, file).open("rb") as lines:
+        path = listed_path(node, file.path)
+        assert path is not None
+        with path.open("rb") as lines:
             for line in lines:
-                if is_shown(place, total):
+                if ui.is_shown(place, total):
                     rows.append(json.loads(line))
                 place += 1
     if len(rows) < total:
         note += f" {len(rows):,} of {total:,}, evenly spread; all are in {every or few}."
-    most = room(len(rows), texts)
-    samples = Samples([sample(row, most) for row in rows])
-    return Section(title, [*([note.strip()] if note else []), samples] if rows else [])
+    most = ui.room(len(rows), texts)
+    samples = ui.Samples([sample(row, most) for row in rows])
+    return ui.Section(title, [*([note.strip()] if note else []), samples] if rows else [])
 
 
-def side_rows(node: Node, name: str) -> list[dict[str, Any]]:
-    """The rows of a JSONL file beside the artifact, such as its timing, if there is one."""
-    file = node.path / name
-    return jsonl_rows(file.read_text("utf-8")) if file.is_file() else []
+# sections that every artifact has
+
+
+@ui.section("Provenance")
+def provenance(nodes: Sequence[Node]) -> Iterator[ui.Block]:
+    yield (
+        "Every artifact is bound to its content and to its parents by digest; digests hold no "
+        "time and no path."
+    )
+    yield ancestry(nodes)
+    yield from (details(node) for node in nodes if node.manifest)
+
+
+def ancestry(nodes: Sequence[Node]) -> ui.Table:
+    rows: list[list[object]] = []
+    for node in nodes:
+        own = node.manifest
+        digests = (node.digest, own and own.config_digest, own and own.template_digest)
+        name = ui.TableCell(node.name, indent=node.depth)
+        rows.append([name, node.kind, *map(ui.Digest, digests), own and own.seed])
+    return ui.Table(["artifact", "kind", "digest", "config", "template", "seed"], rows)
+
+
+def details(node: Node, most_files: int | None = None) -> ui.Fold:
+    manifest = node.artifact
+    versions = ", ".join(f"{name} {version}" for name, version in manifest.versions.items())
+    files = [[f.path, f.rows, f.bytes, ui.Digest(f.sha256)] for f in manifest.files[:most_files]]
+    rest = len(manifest.files) - len(files)
+    blocks: list[ui.Block] = [
+        f"Versions: {versions}.",
+        recipe(manifest.config),
+        ui.Table(["file", "rows", "bytes", "sha256"], files),
+        *([f"And {rest:,} files more."] if rest else []),
+    ]
+    title = f": config, versions, {len(manifest.files)} files"
+    return ui.Fold((ui.Styled(node.name, "bold"), title), blocks)
+
+
+def recipe(config: Mapping[str, Any]) -> ui.Dialogue:
+    return ui.Dialogue(yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=100))
+
+
+@ui.section("Counts")
+def counts(nodes: Sequence[Node]) -> Iterator[ui.Block]:
+    rows: list[list[object]] = []
+    for node in nodes:
+        if node.manifest is None:
+            continue
+        own = node.manifest.counts
+        rows.append([node.name, node.kind, "in", own.rows_in, None])
+        kept = {"kept": own.kept}
+        kept |= {f"dropped: {reason}": count for reason, count in own.dropped.items() if count}
+        rows += [["", "", name, n, ui.ratio(n, own.rows_in)] for name, n in kept.items()]
+    yield "Nothing is lost silently: what comes in is kept or dropped for a named reason."
+    yield ui.Table(["artifact", "kind", "", "count", "of in"], rows)

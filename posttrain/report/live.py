@@ -10,13 +10,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from posttrain.errors import ConfigError, DataError
 from posttrain.jsontext import jsonl_rows
 from posttrain.report.html import RunState, page_html
+from posttrain.report.lineage import recipe
 from posttrain.report.pages.training import so_far
-from posttrain.report.section import Dialogue, Fold, Section
+from posttrain.report.section import Fold, Section
 from posttrain.runs import MANIFEST, STAGE, atomic_write_text, locked, read_owner
 
 REPORT, LOG = "report.html", "log.jsonl"
@@ -39,11 +38,8 @@ def is_running(artifact: Path) -> bool:
 
 
 def log_so_far(artifact: Path) -> list[dict[str, Any]]:
-    """The rows of a log that may be written to now: a last line without its end waits.
-
-    Raises:
-        DataError: a line is no row of a log.
-    """
+    """The rows of a log that may be written to now: a last line without its end waits. Raises
+    DataError: a line is no row of a log."""
     whole = (artifact / LOG).read_bytes().rpartition(b"\n")[0]
     try:
         rows = jsonl_rows(whole.decode())
@@ -80,13 +76,10 @@ def write_unfinished(artifact: Path, *, running: bool, out: Path | None = None) 
 
 def _write(artifact: Path, target: Path, state: RunState) -> Path:
     owner = read_owner(artifact)
-    config = yaml.safe_dump(owner["config"], sort_keys=False, allow_unicode=True, width=100)
-    recipe = Section("Recipe", [Fold("as it was resolved", [Dialogue(config)])])
-    sections = [part for part in so_far(log_so_far(artifact)) if part.blocks]
+    own = Section("Recipe", [Fold("as it was resolved", [recipe(owner["config"])])])
+    sections = [*so_far(log_so_far(artifact)), own]
     name, kicker = artifact.resolve().name, f"{owner['kind']}, not finished"
-    atomic_write_text(
-        target, page_html([*sections, recipe], title=name, kicker=kicker, state=state)
-    )
+    atomic_write_text(target, page_html(sections, title=name, kicker=kicker, state=state))
     return target
 
 

@@ -55,16 +55,10 @@ def write_overlay(artifacts: Sequence[Path], *, out: Path) -> Path:
     names = (["/".join(path.parts[-k:]) for path in paths] for k in itertools.count(1))
     distinct = next(found for found in names if len(set(found)) == len(found))
     runs = [_read(path, name) for path, name in zip(paths, distinct, strict=True)]
-    sections = [
-        _overview(runs),
-        _headlines(runs),
-        _recipes(runs),
-        *_curves(runs),
-        *_evaluations([run for run in runs if run.node and run.kind == "evaluation"]),
-    ]
-    title = ", ".join(run.name for run in runs)
-    shown = [part for part in sections if part.blocks]
-    atomic_write_text(out, page_html(shown, title=title, kicker=f"overlay of {len(runs)} runs"))
+    sections = [_overview(runs), _headlines(runs), _recipes(runs), *_curves(runs)]
+    sections += _evaluations([run for run in runs if run.node and run.kind == "evaluation"])
+    title, kicker = ", ".join(run.name for run in runs), f"overlay of {len(runs)} runs"
+    atomic_write_text(out, page_html(sections, title=title, kicker=kicker))
     return out
 
 

@@ -15,18 +15,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from posttrain.report.lineage import Node, trace
-from posttrain.report.pages.provenance import counts, details, lineage
-from posttrain.report.section import (
-    Block,
-    Dialogue,
-    Fold,
-    Section,
-    Styled,
-    Words,
-    on_off,
-    shortened,
-)
+from posttrain.report import section as ui
+from posttrain.report.lineage import Node, ancestry, counts, details, trace
 from posttrain.report.write import figures
 from posttrain.tokens.encode import IGNORED
 
@@ -37,21 +27,21 @@ _PARTIAL = "\N{REPLACEMENT CHARACTER}"
 _ROLE_KEYS = ("reasoning_content", "content", "tool_calls")
 
 
-def artifact_sections(path: Path) -> Iterator[Section]:
+def artifact_sections(path: Path) -> Iterator[ui.Section]:
     """What an artifact is and was made from, its counts, and the tables of its own page."""
     nodes = trace(path)
     missing = [f"{node.name}: {node.missing}" for node in nodes if node.manifest is None]
-    yield Section(f"{nodes[0].kind} {path}", [lineage(nodes), *missing])
+    yield ui.Section(f"{nodes[0].kind} {path}", [ancestry(nodes), *missing])
     yield counts(nodes[:1])
     yield from figures(nodes[0])  # rows are shown below
-    yield Section("Config", [details(nodes[0], _FILES_SHOWN)])
+    yield ui.Section("Config", [details(nodes[0], _FILES_SHOWN)])
 
 
 def pack_section(
     root: Node, decode: Decode, *, rows: int, seed: int, limit: int | None, split: str = "train"
-) -> Section:
+) -> ui.Section:
     """Some packs of an SFT data set, `limit` tokens of each sequence."""
-    blocks: list[Block] = []
+    blocks: list[ui.Block] = []
     chosen, total = _chosen(root, f"packed/{split}-", rows, seed)
     for shard, number, place in chosen:
         with pa.memory_map(str(root.path / shard)) as source:
@@ -59,15 +49,14 @@ def pack_section(
         name = shard.replace("packed/", "index/").replace(".arrow", ".parquet")
         index = pq.read_table(root.path / name, filters=[("pack", "==", number)]).to_pylist()
         blocks += _pack(pack, index, decode, limit)
-    return Section(f"{len(chosen)} of {total:,} {split} packs", blocks)
+    return ui.Section(f"{len(chosen)} of {total:,} {split} packs", blocks)
 
 
 def _chosen(
     root: Node, prefix: str, rows: int, seed: int
 ) -> tuple[list[tuple[str, int, int]], int]:
     """Chosen rows of the shards, each with its shard, its number and its place there; the total."""
-    assert root.manifest is not None
-    files = [file for file in root.manifest.files if file.path.startswith(prefix)]
+    files = [file for file in root.artifact.files if file.path.startswith(prefix)]
     total = sum(file.rows or 0 for file in files)
     wanted = sorted(random.Random(seed).sample(range(total), min(rows, total)))
     found: list[tuple[str, int, int]] = []
@@ -81,7 +70,7 @@ def _chosen(
 
 def _pack(
     pack: dict[str, Any], index: list[dict[str, Any]], decode: Decode, limit: int | None
-) -> Iterator[Block]:
+) -> Iterator[ui.Block]:
     for number, row in enumerate(index, start=1):
         budget = row["truncated_budget"]
         title = [
@@ -98,69 +87,71 @@ def _pack(
         own = slice(row["offset"], row["offset"] + row["length"])
         mask = [label != IGNORED for label in pack["labels"][own]]
         words = marked_words(pack["input_ids"][own], mask, decode, limit)
-        yield Fold(" · ".join(title), [Dialogue(words)] if number <= _SEQUENCES_SHOWN else [])
+        yield ui.Fold(" · ".join(title), [ui.Dialogue(words)] if number <= _SEQUENCES_SHOWN else [])
     if len(index) > _SEQUENCES_SHOWN:
         yield f"(text of the first {_SEQUENCES_SHOWN} sequences shown)"
 
 
-def pair_section(root: Node, decode: Decode, *, rows: int, seed: int, limit: int | None) -> Section:
+def pair_section(
+    root: Node, decode: Decode, *, rows: int, seed: int, limit: int | None
+) -> ui.Section:
     """Some preference pairs, chosen by the seed; the tokens in the loss are marked."""
-    blocks: list[Block] = []
+    blocks: list[ui.Block] = []
     chosen, total = _chosen(root, "pairs/train-", rows, seed)
     for shard, number, place in chosen:
         (row,) = pq.read_table(root.path / shard).slice(place, 1).to_pylist()
         about = f"pair {number} of {total:,} · {row['category']} · "
-        about += f"reasoning {on_off(row['thinking'])} · {row['id']}"
-        blocks.append(Fold(about, [*_sides(row, decode, limit)]))
-    return Section(f"{len(chosen)} of {total:,} pairs", blocks)
+        about += f"reasoning {ui.on_off(row['thinking'])} · {row['id']}"
+        blocks.append(ui.Fold(about, [*_sides(row, decode, limit)]))
+    return ui.Section(f"{len(chosen)} of {total:,} pairs", blocks)
 
 
-def _sides(row: dict[str, Any], decode: Decode, limit: int | None) -> Iterator[Block]:
+def _sides(row: dict[str, Any], decode: Decode, limit: int | None) -> Iterator[ui.Block]:
     prompt = row["prompt_ids"]
-    yield Dialogue(marked_words(prompt, [False] * len(prompt), decode, limit))
+    yield ui.Dialogue(marked_words(prompt, [False] * len(prompt), decode, limit))
     for side in ("chosen", "rejected"):
         score, mask, calls = row[f"{side}_score"], row[f"{side}_mask"], row[f"{side}_calls"]
         about = f"{side}: {len(mask):,} tokens, {sum(mask):,} in the loss"
         about += "" if score is None else f", score {score:g}"
         about += f", {calls} calls" if calls else ""
-        yield (Styled(about, "bold"),)
-        yield Dialogue(marked_words(row[f"{side}_ids"], mask, decode, limit))
+        yield (ui.Styled(about, "bold"),)
+        yield ui.Dialogue(marked_words(row[f"{side}_ids"], mask, decode, limit))
 
 
-def row_sections(root: Node, *, rows: int, seed: int, limit: int | None) -> Iterator[Section]:
+def row_sections(root: Node, *, rows: int, seed: int, limit: int | None) -> Iterator[ui.Section]:
     """Some rows of every JSON Lines file, chosen by the seed; `limit` characters a text."""
-    assert root.manifest is not None
-    for file in root.manifest.files:
+    for file in root.artifact.files:
         if file.path.endswith(".jsonl"):
             count = file.rows or 0
             number = random.Random(f"{seed} {file.path}")
             wanted = set(number.sample(range(count), min(rows, count)))
             with (root.path / file.path).open(encoding="utf-8") as lines:
                 shown = [(n, json.loads(line)) for n, line in enumerate(lines) if n in wanted]
-            blocks = [Fold(f"row {n}", [Dialogue(_row_words(row, limit))]) for n, row in shown]
-            yield Section(f"{file.path}: {len(wanted)} of {count:,} rows", blocks)
+            words = {f"row {n}": _row_words(row, limit) for n, row in shown}
+            blocks = [ui.Fold(name, [ui.Dialogue(own)]) for name, own in words.items()]
+            yield ui.Section(f"{file.path}: {len(wanted)} of {count:,} rows", blocks)
 
 
-def _row_words(row: dict[str, Any], limit: int | None) -> list[str | Styled]:
+def _row_words(row: dict[str, Any], limit: int | None) -> list[str | ui.Styled]:
     rest = dict(row)
     messages = rest.pop("messages", None)
-    words: list[str | Styled] = []
+    words: list[str | ui.Styled] = []
     for message in messages if isinstance(messages, list) else ():
-        words.append(Styled(f"[{message.get('role')}]\n", "bold"))
+        words.append(ui.Styled(f"[{message.get('role')}]\n", "bold"))
         for key in _ROLE_KEYS:
             if message.get(key):
-                words += [Styled(f"{key}: ", "faint"), f"{_shown(message[key], limit)}\n"]
-    return [*words, Styled(_shown(rest, limit), "faint")] if rest else words
+                words += [ui.Styled(f"{key}: ", "faint"), f"{_shown(message[key], limit)}\n"]
+    return [*words, ui.Styled(_shown(rest, limit), "faint")] if rest else words
 
 
 def _shown(value: object, limit: int | None) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if limit is None else shortened(text, limit)
+    return text if limit is None else ui.shortened(text, limit)
 
 
 def marked_words(
     ids: Sequence[int], trained: Sequence[bool], decode: Decode, limit: int | None = None
-) -> Words:
+) -> ui.Words:
     """A sequence as text, a part for every token or shared character, the trained ones marked.
 
     With a limit, as many tokens at most, of the beginning and of the end.
@@ -168,10 +159,10 @@ def marked_words(
     spans = [(0, len(ids))]
     if limit is not None and len(ids) > limit:
         spans = [(0, limit // 2), (len(ids) - limit // 2, len(ids))]
-    words: list[str | Styled] = []
+    words: list[str | ui.Styled] = []
     for start, stop in spans:
         if start:
-            words.append(Styled(f" … {start - spans[0][1]:,} tokens … ", "faint"))
+            words.append(ui.Styled(f" … {start - spans[0][1]:,} tokens … ", "faint"))
         waiting: list[int] = []
         for place in range(start, stop):
             waiting.append(ids[place])
@@ -179,6 +170,6 @@ def marked_words(
             # a character may be shared by several tokens, but never by both sides of the mask
             last = place + 1 == stop or trained[place + 1] != trained[place]
             if last or not text.endswith(_PARTIAL):
-                words.append(Styled(text, "mark" if trained[place] else ""))
+                words.append(ui.Styled(text, "mark" if trained[place] else ""))
                 waiting = []
     return words

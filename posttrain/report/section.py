@@ -134,9 +134,10 @@ class Fold:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A text to read, with the values that it is filtered by and the figures it is sorted by."""
+    """A `Fold` to read, with the values that it is filtered by and the figures it is sorted by."""
 
-    fold: Fold
+    title: Words
+    blocks: Sequence[Block]
     values: Mapping[str, str]
     figures: Mapping[str, float | None]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,11 @@ from rich.console import Console
 
 from posttrain.report.console import print_sections
 from posttrain.report.html import UNFINISHED, page_html
-from posttrain.report.lineage import Node, trace
+from posttrain.report.lineage import Node, counts, provenance, trace
 from posttrain.report.live import REPORT, is_running, is_unfinished, write_unfinished
 from posttrain.report.pages import (
     evaluation,
     judging,
-    provenance,
     rlvr,
     samples,
     sft_data,
@@ -43,7 +42,6 @@ PAGES: dict[str, tuple[Callable[[Node], Sections], Callable[[Node], list[Tile]]]
     "pass_rates": (rlvr.profile_sections, rlvr.profile_tiles),
     "samples": (samples.sections, samples.tiles),
     "sft_data": (sft_data.sections, sft_data.tiles),
-    "tiny_world": (provenance.tiny_world, lambda node: []),
     "win_rate": (judging.win_rate_sections, judging.win_rate_tiles),
 }
 
@@ -66,7 +64,7 @@ def figures(node: Node) -> Sections:
 
 
 def write_report(artifact: Path | str, *, out: Path | str | None = None) -> Path:
-    """Write the report of an artifact and its lineage; every stage calls this at its end.
+    """Write the report of an artifact and its ancestors; every stage calls this at its end.
 
     Args:
         artifact: a finished artifact's directory, or that of a training run that has begun.
@@ -79,7 +77,22 @@ def write_report(artifact: Path | str, *, out: Path | str | None = None) -> Path
     target = Path(out) if out is not None else artifact / REPORT
     if is_unfinished(artifact):
         return write_unfinished(artifact, running=is_running(artifact), out=target)
-    page = _page(trace(artifact))
+    nodes = trace(artifact)
+    root = nodes[0]
+    parts = [(node, part) for node in nodes for part in own_sections(node)]
+    parts += [(root, part) for part in (counts(nodes), provenance(nodes))]
+    times = Counter(part.title for _, part in parts if part.blocks)
+    sections: list[Section] = []
+    for node, part in parts:
+        alone = times[part.title] == 1 or node.name == root.name
+        title = part.title if alone else f"{part.title}: {node.name}"
+        sections.append(Section(title, part.blocks))
+    missing = [f"{part.title}: {part.missing}" for _, part in parts if part.missing]
+    missing += [f"{node.kind} {node.name}: {node.missing}" for node in nodes if node.missing]
+    sections.append(Section("Not in this report", missing))
+    tiles = PAGES[root.kind][1](root) if root.kind in PAGES else []
+    kicker = f"{root.kind.replace('_', ' ')} {root.digest[:12]}"
+    page = page_html(sections, title=root.name, kicker=kicker, tiles=tiles[:MOST_TILES])
     atomic_write_text(target, page)
     return target
 
@@ -97,7 +110,7 @@ def ensure_report(artifact: Path | str) -> Path:
 def show_finished(console: Console, artifact: Path) -> None:
     """Print an artifact's figures and counts, write its report, and say where both are."""
     node = trace(artifact)[0]
-    print_sections(console, [*figures(node), provenance.counts([node])], charts=False)
+    print_sections(console, [*figures(node), counts([node])], charts=False)
     console.print(f"{artifact}  digest {node.digest[:16]}", highlight=False)
     console.print(f"{write_report(artifact)}", highlight=False)
 
@@ -135,25 +148,3 @@ def run_stage(
         if scratch is not None:
             shutil.rmtree(out / scratch, ignore_errors=True)
         (show_up_to_date if complete else show_finished)(console, out)
-
-
-def _page(nodes: Sequence[Node]) -> str:
-    """The page of an artifact (the first node) and its ancestors."""
-    root = nodes[0]
-    parts = [(node.name, part) for node in nodes for part in own_sections(node)]
-    parts += [(root.name, figure(nodes)) for figure in (provenance.counts, provenance.provenance)]
-    times = Counter(part.title for _, part in parts if part.blocks)
-    sections = [
-        part
-        if times[part.title] == 1 or name == root.name
-        else Section(f"{part.title}: {name}", part.blocks)
-        for name, part in parts
-        if part.blocks
-    ]
-    missing = [f"{part.title}: {part.missing}" for _, part in parts if part.missing]
-    missing += [f"{node.kind} {node.name}: {node.missing}" for node in nodes if node.missing]
-    if missing:
-        sections.append(Section("Not in this report", missing))
-    tiles = PAGES[root.kind][1](root) if root.kind in PAGES else []
-    kicker = f"{root.kind.replace('_', ' ')} {root.digest[:12]}"
-    return page_html(sections, title=root.name, kicker=kicker, tiles=tiles[:MOST_TILES])

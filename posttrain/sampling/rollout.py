@@ -204,8 +204,8 @@ class Rollout:
 
     def receive(self, generation: Generation) -> None:
         """Take the answer to `request`; sets `finish` unless calls or a user may follow."""
-        if generation.step is None or generation.error is not None:
-            self.finish, self.error = "failed", generation.error or "the backend gave no step"
+        if generation.step is None:
+            self.finish, self.error = "failed", generation.error
             return
         allowed = self._allowance()
         step = self._with_call_ids(generation.step)

@@ -106,16 +106,20 @@ def mask_of_spans(length: int, spans: Places) -> Mask:
     return np.cumsum(steps[:-1], dtype=np.int8).astype(np.bool_)
 
 
-def sums(batch: Batch, values: npt.NDArray[np.generic]) -> Places:
-    """Sums of (n,) values over each sequence."""
-    running = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
-    return running[batch.starts[1:]] - running[batch.starts[:-1]]
+def true_counts(batch: Batch, where: Mask) -> Ids:
+    """(m,) at how many of its places (n,) `where` is true, for each sequence."""
+    return np.diff(_before(where)[batch.starts])
+
+
+def _before(where: Mask) -> Ids:
+    """(n + 1,) how many places before each are true."""
+    return np.concatenate([np.zeros(1, np.int32), np.cumsum(where, dtype=np.int32)])
 
 
 def supervision_flags(batch: Batch, marks: Marks) -> npt.NDArray[np.uint16]:
     """`Flag` of every sequence of a batch, as (m,) integers."""
     known: Known = {}
-    trained = sums(batch, batch.trained)
+    trained = true_counts(batch, batch.trained)
     end_trained, end_masked = _ends(batch, marks)
     begins, ends = _runs(batch)
     turn = np.flatnonzero(batch.trained & _among(batch.ids, marks.turn))
@@ -126,7 +130,7 @@ def supervision_flags(batch: Batch, marks: Marks) -> npt.NDArray[np.uint16]:
         Flag.EMPTY_THINK: _empty_thinks(batch, marks, known),
         Flag.EVERYTHING: (trained == batch.lengths) & (trained > 0),
         Flag.TURN_TOKEN: _any(batch, [_owners(batch, turn)]),
-        Flag.PROMPT: prompt_tokens(batch, marks) > 0,
+        Flag.PROMPT: _prompt_tokens(batch, marks, known) > 0,
         Flag.EMPTY_ANSWER: _empty_answers(batch, marks, begins, ends, known),
         Flag.THINK_HEADER: _headers(batch, marks, begins, known),
     }
@@ -195,8 +199,7 @@ def _empty_answers(batch: Batch, marks: Marks, begins: Places, ends: Places, kno
     if not marks.stop or not len(begins):
         return _any(batch, [])
     stop = _among(batch.ids, marks.stop)
-    words = np.concatenate([[0], np.cumsum(~(stop | _among(batch.ids, marks.tail)))])
-    stops = np.concatenate([[0], np.cumsum(stop)])
+    words, stops = _before(~(stop | _among(batch.ids, marks.tail))), _before(stop)
     closes = [_places(batch, pattern, known)[0] + len(pattern) for pattern in marks.close]
     behind = np.unique(np.concatenate([np.zeros(1, np.int64), *closes]))
     answer = np.maximum(begins, behind[np.searchsorted(behind, ends, side="right") - 1])
@@ -220,7 +223,7 @@ def _among(ids: Ids, tokens: Sequence[int]) -> Mask:
 
 def _empty_thinks(batch: Batch, marks: Marks, known: Known) -> Mask:
     """Sequences in which an empty trace stands right before, or in, what is trained."""
-    running = np.concatenate([[0], np.cumsum(batch.trained, dtype=np.int64)])
+    running = _before(batch.trained)
     found: list[Places] = []
     for pattern in marks.empty_think:
         start, owner = _places(batch, pattern, known)
@@ -229,12 +232,11 @@ def _empty_thinks(batch: Batch, marks: Marks, known: Known) -> Mask:
     return _any(batch, found)
 
 
-def prompt_tokens(batch: Batch, marks: Marks) -> Places:
+def _prompt_tokens(batch: Batch, marks: Marks, known: Known) -> Places:
     """Trained tokens in turns that are not the assistant's, for each sequence (0 if unknown)."""
-    counts = np.zeros(len(batch), np.int64)
+    result = np.zeros(len(batch), np.int64)
     if not marks.knows_roles or not len(batch.ids):
-        return counts
-    known: Known = {}
+        return result
     found = [(_places(batch, pattern, known), role) for role, pattern in marks.roles.items()]
     at = np.concatenate([at for (at, _), _ in found])
     owner = np.concatenate([owner for (_, owner), _ in found])
@@ -242,9 +244,9 @@ def prompt_tokens(batch: Batch, marks: Marks) -> Places:
     order = np.argsort(at, kind="stable")
     at, owner, others = at[order], owner[order], others[order]
     until = np.minimum(np.append(at[1:], len(batch.ids)), batch.starts[owner + 1])
-    running = np.concatenate([[0], np.cumsum(batch.trained, dtype=np.int64)])
-    np.add.at(counts, owner[others], (running[until] - running[at])[others])
-    return counts
+    running = _before(batch.trained)
+    np.add.at(result, owner[others], (running[until] - running[at])[others])
+    return result
 
 
 def _places(batch: Batch, pattern: tuple[int, ...], known: Known) -> tuple[Places, Places]:

@@ -99,6 +99,15 @@ def pad_rows(rows: Iterable[Sequence[int]], fill: int) -> torch.Tensor:
     return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=fill)
 
 
+def padded(ids: Sequence[Sequence[int]], labels: Iterable[Sequence[int]], pad_id: int) -> Batch:
+    """Rows filled up on the right, each int64 `[rows, longest]`."""
+    return {
+        "input_ids": pad_rows(ids, pad_id),
+        "labels": pad_rows(labels, IGNORED),
+        "attention_mask": pad_rows(([1] * len(row) for row in ids), 0),
+    }
+
+
 def _labels(labels: Sequence[int]) -> list[int]:
     return [IGNORED, *labels[1:]]
 
@@ -143,13 +152,9 @@ def deal_rows(lengths: Sequence[int], width: int) -> list[list[int]]:
 
 
 def _unpacked(pad_id: int, packs: list[dict[str, Any]]) -> Batch:
-    """One sequence a row, each int64 `[sequences, longest sequence]`."""
+    """One sequence a row."""
     parts = [part for pack in packs for part in sequences(pack)]
-    return {
-        "input_ids": pad_rows((ids for ids, _ in parts), pad_id),
-        "labels": pad_rows((_labels(labels) for _, labels in parts), IGNORED),
-        "attention_mask": pad_rows(([1] * len(ids) for ids, _ in parts), 0),
-    }
+    return padded([ids for ids, _ in parts], (_labels(labels) for _, labels in parts), pad_id)
 
 
 def sequence_ids(batch: Batch) -> tuple[torch.Tensor, int]:

@@ -19,6 +19,7 @@ Nemotron 3 Nano's SFT uses the coefficient 1e-4 (its section 3.1.6).
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -140,19 +141,16 @@ class ExpertBias:
         # the model may not be on its device yet
         self._loads = [torch.zeros(one.get_buffer(BIAS).shape) for one in self.routers]
         for number, router in enumerate(self.routers):
-            router.register_forward_hook(self._hook(number))
+            router.register_forward_hook(functools.partial(self._count, number))
 
-    def _hook(self, number: int) -> Any:
-        def hook(_router: nn.Module, _inputs: Any, output: Any) -> None:
-            # recomputation under gradient checkpointing runs in backward, outside `counting`
-            if self._mask is None:
-                return
-            chosen: torch.Tensor = output[2]
-            loads = self._loads[number] = self._loads[number].to(chosen.device)
-            real = chosen[self._mask.to(chosen.device)].flatten()
-            loads.index_add_(0, real, torch.ones_like(real, dtype=loads.dtype))
-
-        return hook
+    def _count(self, number: int, _router: nn.Module, _inputs: Any, output: Any) -> None:
+        # recomputation under gradient checkpointing runs in backward, outside `counting`
+        if self._mask is None:
+            return
+        chosen: torch.Tensor = output[2]
+        loads = self._loads[number] = self._loads[number].to(chosen.device)
+        real = chosen[self._mask.to(chosen.device)].flatten()
+        loads.index_add_(0, real, torch.ones_like(real, dtype=loads.dtype))
 
     @contextlib.contextmanager
     def counting(self, attention_mask: torch.Tensor) -> Iterator[None]:

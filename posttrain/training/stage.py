@@ -18,7 +18,7 @@ import torch
 from posttrain.config.dpo import DpoConfig
 from posttrain.config.grpo import ColocatedVllm
 from posttrain.config.sft import SftConfig, TrainingRecipe
-from posttrain.errors import ConfigError, PosttrainError
+from posttrain.errors import PosttrainError
 from posttrain.models.adapters import adapter_reach, lora_config, quantization_config
 from posttrain.models.load import load_model
 from posttrain.report.live import write_unfinished
@@ -41,18 +41,35 @@ from posttrain.tokens.tokenizer import (
     special_tokens,
 )
 from posttrain.training.activations import RolloutShape
-from posttrain.training.finish import RESUME, RunOutcome, artifact_files, write_card
 from posttrain.training.launch import (
     Launched,
     await_shared,
     check_device,
     check_launch,
+    gather_head,
     read_launch,
 )
-from posttrain.training.log import LivePage, LogRows, write_page
-from posttrain.training.memory import MemoryPlan, device_room, memory_line, plan_memory
-from posttrain.training.plan import GIB, Line, ModelSize, check_disk, check_stops, model_size
-from posttrain.training.sharding import gather_head
+from posttrain.training.output import (
+    RESUME,
+    LivePage,
+    LogRows,
+    RunOutcome,
+    artifact_files,
+    write_card,
+    write_page,
+)
+from posttrain.training.plan import (
+    GIB,
+    Line,
+    MemoryPlan,
+    ModelSize,
+    check_disk,
+    check_stops,
+    device_room,
+    memory_line,
+    model_size,
+    plan_memory,
+)
 from posttrain.training.trainer import Resumable, train_to_the_end
 
 KIND = "checkpoint"
@@ -270,27 +287,13 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         preflight = Preflight(lines, preflight.stats | probe.stats)
         return PreparedRun(trainer, special, launched, preflight, memory)
 
-    def check_batch(self, trainer: T, rows: int, *, name: str) -> None:
-        """Refuse a launch whose batch is not the recipe's `rows`, called `name` in the plural."""
-        if trainer.global_batch != rows:
-            raise ConfigError(
-                f"an optimiser step has {rows} {name}, this launch makes it "
-                f"{trainer.global_batch}: the launcher did not say in WORLD_SIZE how many "
-                "processes it starts; use posttrain launch"
-            )
-
     def show_plan(self, prepared: PreparedRun[T], *, measure: bool) -> None:
         """Print the plan on the main process; stop if the disk is too small."""
-        trainer, launched = prepared.trainer, prepared.launched
-        size = model_size(trainer.model)
+        trainer, size = prepared.trainer, model_size(prepared.trainer.model)
         lines, disk = self.plan(prepared, size, measure=measure and not trainer.sharded)
-        launch = (
-            f"{launched.world_size} process(es) on {launched.device}, sharding "
-            f"{launched.sharding}, {launched.precision}"
-        )
         before = [
             ("model", f"{size.parameters:,} parameters, {size.trainable:,} trained"),
-            ("launch", launch),
+            ("launch", prepared.launched.text),
             memory_line(prepared.memory, device_room(trainer.args.device, prepared.memory)),
             ("disk", f"{disk / GIB:.2f} GiB at most, resume checkpoints included"),
         ]

@@ -56,8 +56,8 @@ class RLVREnvironment:
         return None
 
     def gold(self, prompt: Prompt) -> Script | None:
-        """A completion that must pass; None where the row has none."""
-        return None
+        """A completion that must pass, the gold as it stands; None where the row has none."""
+        return None if prompt.gold is None else says(prompt.gold)
 
     def wrong(self, prompt: Prompt) -> list[Script]:
         """Completions that must not pass; the empty one need not be among them."""
@@ -65,11 +65,11 @@ class RLVREnvironment:
 
     def rows(self, *, seed: int, count: int) -> list[dict[str, Any]]:
         """Generated rows, the same for a seed; [] where tasks come from data alone."""
-        rows = (self.row(seed, number) for number in range(count))
-        return [row for row in rows if row is not None]
+        rows = ((f"{self.name}-{seed}-{n}", self.row(seed, n)) for n in range(count))
+        return [{"environment": self.name, "id": id, **row} for id, row in rows if row is not None]
 
     def row(self, seed: int, number: int) -> dict[str, Any] | None:
-        """One generated row; None where tasks come from data alone."""
+        """One generated row, for `rows`; None where tasks come from data alone."""
         return None
 
     def schemas(self, prompt: Prompt) -> str:

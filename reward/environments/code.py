@@ -148,10 +148,8 @@ def _compare(lines: Sequence[bytes], tests: Sequence[Mapping[str, Any]], values:
 
 
 def same_output(expected: str, given: Any) -> bool:
-    """Whether two outputs have the same lines, white space at their ends aside.
-
-    A number with decimals may be written with others, to a relative 1e-9.
-    """
+    """Whether two outputs have the same lines, white space at their ends aside. A number with
+    decimals may be written with others, to a relative 1e-9."""
     if not isinstance(given, str):
         return False
     one, other = ([line.split() for line in t.rstrip().split("\n")] for t in (expected, given))

@@ -232,8 +232,6 @@ class ConversationEnvironment(RLVREnvironment):
             asides = [*asides, "What do the notes in my file say?"]
         opening = f"Hello, this is {name}. {opening}"
         return {
-            "environment": self.name,
-            "id": f"conversation-{seed}-{number}",
             "messages": [
                 {"role": "system", "content": POLICY},
                 {"role": "user", "content": opening},

@@ -118,10 +118,6 @@ def _counted_by(words: str, items: Callable[[str, Arguments], Sized], draw: Draw
     return Constraint(words, lambda text, a: within(len(items(text, a)), a), bounds)
 
 
-def _a_word(text: str, rng: random.Random) -> dict[str, Any]:
-    return {"word": rng.choice(words_of(text))}
-
-
 def _other_words(text: str, rng: random.Random) -> dict[str, Any]:
     return {"words": [w for w in ("therefore", "very", "amber", "ocean") if rng.random() < 0.6]}
 
@@ -157,10 +153,6 @@ def _is_capital(word: str) -> bool:
     return len(letters) > 1 and all(c.isupper() for c in letters)
 
 
-def _divided(text: str) -> list[str]:
-    return [t for t in re.split(r"^[ \t]*\*\*\*[ \t]*$", text, flags=re.M) if t.strip()]
-
-
 def _is_json(text: str, a: Arguments) -> bool:
     try:
         return isinstance(load_json(unfenced(text)), dict | list)
@@ -184,7 +176,8 @@ CONSTRAINTS: dict[str, Constraint] = {
         "Write {count} paragraphs, with an empty line between them.", paragraphs_of
     ),
     "divided_paragraphs": _counted(
-        "Write {count} parts, with *** on a line of its own between them.", _divided
+        "Write {count} parts, with *** on a line of its own between them.",
+        lambda t: [p for p in re.split(r"^[ \t]*\*\*\*[ \t]*$", t, flags=re.M) if p.strip()],
     ),
     "lines": _counted(
         "Write {count} lines, empty ones not counted.",
@@ -205,7 +198,9 @@ CONSTRAINTS: dict[str, Constraint] = {
         re.compile(r"\[[^\[\]\n]{1,100}\]").findall,
     ),
     "keyword_count": _counted_by(
-        'Use the word "{word}" {count} times.', lambda t, a: _phrase(a["word"]).findall(t), _a_word
+        'Use the word "{word}" {count} times.',
+        lambda t, a: _phrase(a["word"]).findall(t),
+        lambda t, r: {"word": r.choice(words_of(t))},
     ),
     "letter_count": _counted_by(
         'Have the letter "{letter}" {count} times.',
@@ -311,9 +306,6 @@ class InstructionFollowingEnvironment(RLVREnvironment):
             CONSTRAINTS[one["kind"]].holds("A text.", one)  # raises for a missing argument
         return None
 
-    def gold(self, prompt: Prompt) -> Script | None:
-        return None if prompt.gold is None else says(prompt.gold)
-
     def wrong(self, prompt: Prompt) -> list[Script]:
         return [says("Done!")]
 
@@ -340,7 +332,6 @@ class InstructionFollowingEnvironment(RLVREnvironment):
         constraints = constraints[: rng.randint(1, 4)]
         wordings = [CONSTRAINTS[one["kind"]].wording(one) for one in constraints]
         return {
-            "environment": self.name,
             "id": f"if-{seed}-{number}",
             "question": f"{rng.choice(_TOPICS)} {' '.join(wordings)}",
             "gold": text,

@@ -20,7 +20,7 @@ from posttrain.hashing import digest_of
 from posttrain.records import Message, Score
 from posttrain.rollouts import Completion, Prompt, metadata_of
 from posttrain.sampling.sampler import Request, seed_of
-from reward.environments.base import RLVREnvironment, Script, says
+from reward.environments.base import RLVREnvironment
 from reward.graders.base import one_line, unscored
 from reward.judge.judge import JudgeSampler
 from reward.judge.prompt import look_alikes, quoted, shown_answer
@@ -82,13 +82,12 @@ class JudgedEnvironment(RLVREnvironment):
     def __init__(self, judge: LabelJudge | None = None) -> None:
         self._judge = judge
 
-    async def label(
-        self, task: str, parts: Sequence[tuple[str, str]], *, label: str
-    ) -> bool | None:
-        """As `LabelJudge.label`. Raises ConfigError where there is no judge."""
+    @property
+    def judge(self) -> LabelJudge:
+        """Raises ConfigError where there is none."""
         if self._judge is None:
             raise ConfigError(f"the environment {self.name} needs a judge model: set judge:")
-        return await self._judge.label(task, parts, label=label)
+        return self._judge
 
 
 class EquivalenceEnvironment(JudgedEnvironment):
@@ -103,7 +102,7 @@ class EquivalenceEnvironment(JudgedEnvironment):
             return Score(1.0, one_line(answer), "the gold word for word")
         question = "\n".join(message.content for message in prompt.messages)
         labels = [
-            await self.label(
+            await self.judge.label(
                 _EQUIVALENCE,
                 [("the question", question), ("answer A", first), ("answer B", second)],
                 label="equivalent",
@@ -118,9 +117,6 @@ class EquivalenceEnvironment(JudgedEnvironment):
         return Score(
             float(labels[0] is True), one_line(answer), f"{relation} the gold, both orders"
         )
-
-    def gold(self, prompt: Prompt) -> Script:
-        return says(prompt.gold or "")
 
 
 class RubricEnvironment(JudgedEnvironment):
@@ -137,14 +133,11 @@ class RubricEnvironment(JudgedEnvironment):
         turns = "\n".join(f"{m.role}: {m.content}" for m in prompt.messages)
         for question, wanted in _items(prompt):
             parts = [("the conversation", turns), ("the response", answer), ("the item", question)]
-            label = await self.label(_RUBRIC, parts, label="yes")
+            label = await self.judge.label(_RUBRIC, parts, label="yes")
             if label is None:
                 return unscored(answer, "no readable label", "verifier_error")
             missed += label != (wanted == "YES")
         return Score(float(not missed), one_line(answer), f"{missed} items not met")
-
-    def gold(self, prompt: Prompt) -> Script | None:
-        return says(prompt.gold) if prompt.gold else None
 
 
 def _items(prompt: Prompt) -> list[tuple[str, str]]:

@@ -80,8 +80,6 @@ class LongContextEnvironment(RLVREnvironment):
         ]
         texts.append(f"{question} End with one line, Answer: and it alone.")
         return {
-            "environment": self.name,
-            "id": f"long_context-{seed}-{number}",
             "question": "\n\n".join(texts),
             "gold": gold,
             "metadata": {"needed": sorted(order.index(k) + 1 for k in needed)},

@@ -114,8 +114,6 @@ class SchedulingEnvironment(RLVREnvironment):
             rule += "".join(f", not before event {k} has ended" for k in event["after"])
             lines.append(f"- event {key}, {titles[int(key)]}: {event['duration']} minutes, {rule}")
         return {
-            "environment": self.name,
-            "id": f"scheduling-{seed}-{number}",
             "question": QUESTION.format(events="\n".join(lines)),
             "metadata": {"events": events},
         }

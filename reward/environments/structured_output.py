@@ -96,7 +96,9 @@ def _read(task: Mapping[str, Any], completion: Completion) -> Any:
     if len(completion.answer) > LONGEST:
         raise ValueError(f"longer than {LONGEST} characters")
     text = unfenced(completion.answer)
-    return load_json(text.strip()) if task["format"] == "json" else load_yaml(text)
+    if task["format"] == "yaml":  # as JSON could hold it
+        text = encode_json(yaml.load(text, Loader=_PlainLoader))  # noqa: S506 - a SafeLoader
+    return load_json(text.strip())
 
 
 class _PlainLoader(yaml.SafeLoader):
@@ -124,12 +126,6 @@ for _tag, _pattern, _first in (
     cast(Any, _PlainLoader).add_implicit_resolver(
         f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})\Z"), list(_first)
     )
-
-
-def load_yaml(text: str) -> Any:
-    """The value of one YAML document, as JSON could hold it. Raises ValueError or YAMLError."""
-    value: Any = yaml.load(text, Loader=_PlainLoader)  # noqa: S506 - derived from SafeLoader
-    return load_json(encode_json(value))
 
 
 def _written(prompt: Prompt, value: Any) -> Script:

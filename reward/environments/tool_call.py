@@ -47,7 +47,8 @@ class ToolCallEnvironment(RLVREnvironment):
             if call["name"] not in tools:
                 return f"gold calls {call['name']}, which is not declared"
             for name, value in call["arguments"].items():
-                if any(_is_prose(text, conversation) for text in _texts(value)):
+                prose = (_plain(text) for text in _texts(value) if len(text.split()) >= PROSE)
+                if any(text not in conversation for text in prose):
                     return f"argument {name} is prose, which has no one right wording"
         return None
 
@@ -181,7 +182,3 @@ def _texts(value: Any) -> list[str]:
     if isinstance(value, list):
         return [text for inner in cast(list[Any], value) for text in _texts(inner)]
     return [value] if isinstance(value, str) else []
-
-
-def _is_prose(text: str, conversation: str) -> bool:
-    return len(text.split()) >= PROSE and _plain(text) not in conversation

@@ -156,8 +156,6 @@ class WorkplaceEnvironment(RLVREnvironment):
         parts = [request(rng, tables, place) for request, place in chosen]
         system = f"Today is {TODAY}. You act for {_person(tables, 0)['email']}. {RULES}"
         return {
-            "environment": self.name,
-            "id": f"workplace-{seed}-{number}",
             "messages": [
                 {"role": "system", "content": system},
                 {"role": "user", "content": " ".join(text for text, _ in parts)},

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from posttrain.environments.base import Environment
 from posttrain.jsontext import writable
 from posttrain.records import json_text
 from posttrain.rollouts import Completion
@@ -29,10 +30,7 @@ class Refused(Exception):
 @dataclass(frozen=True, slots=True)
 class Action:
     """A tool on the tables; its parameters are of type string or integer, perhaps with an `enum`.
-
-    `run` takes the tables and the arguments by name, and raises Refused before it has changed
-    anything.
-    """
+    `run` takes the tables and the arguments by name, and raises Refused before any change."""
 
     name: str
     description: str
@@ -62,8 +60,8 @@ class Action:
                 raise Refused(f"{name} is one of {', '.join(schema['enum'])}")
 
 
-class World:
-    """An `Environment`: tables of its own, and the actions that read and change them."""
+class World(Environment):
+    """Tables of its own, and the actions that read and change them."""
 
     def __init__(self, tables: Tables, actions: Sequence[Action]) -> None:
         self.tables: Tables = copy.deepcopy(tables)
@@ -87,8 +85,6 @@ class World:
     def snapshot(self) -> str:
         # ASCII, since a model may have written half a surrogate pair
         return json.dumps({"tables": self.tables}, separators=(",", ":"))
-
-    async def close(self) -> None: ...
 
 
 def row_of(tables: Tables, table: str, key: str) -> Record:

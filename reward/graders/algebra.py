@@ -56,11 +56,8 @@ class Unreadable(ValueError):
 
 
 def equal(gold: str, answer: str) -> bool:
-    """Whether two formulas (see `tidy.bare`) are equal; False where the answer is none.
-
-    Raises:
-        Unreadable: the gold is no formula.
-    """
+    """Whether two formulas (see `tidy.bare`) are equal; False where the answer is none. Raises
+    Unreadable: the gold is no formula."""
     natural = re.search(r"\\ln|(?<!\\)\blog\s*\(", gold) is not None
     expected = read_formula(gold, natural_log=natural)
     if {gold[0], answer[0]} & {"(", "["} and "\\{" in (gold[:2], answer[:2]):
@@ -86,11 +83,8 @@ _verify = functools.partial(
 
 
 def read_formula(text: str, *, natural_log: bool) -> Any:
-    """The formula as a sympy object with exact numbers and one symbol a name.
-
-    Raises:
-        Unreadable: words, numbers side by side, or what the parser does not take.
-    """
+    """The formula as a sympy object with exact numbers and one symbol a name. Raises Unreadable:
+    words, numbers side by side, or what the parser does not take."""
     if not reads_as_math(text) or _MISLEADING.search(text):
         raise Unreadable(text)
     latex = _NAME.sub(lambda m: ("\\arc" if m[1] else "\\") + m[2], text)

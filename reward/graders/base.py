@@ -1,7 +1,6 @@
-"""What every grader is, and the scores that all of them give alike.
-
-A grader that fails, times out, cannot read its gold, or finds no answer where the prompt requests
-no format, leaves the attempt unscored. An answer outside the requested format still counts.
+"""What every grader is, and the scores that all of them give alike. One that fails, times out,
+cannot read its gold, or finds no answer where the prompt requests no format, leaves the attempt
+unscored. An answer outside the requested format still counts.
 """
 
 from __future__ import annotations
@@ -85,10 +84,8 @@ def before_reading(attempt: Attempt) -> Score | None:
 
 
 def no_answer(attempt: Attempt) -> Score:
-    """The score of a completion in which no answer is found.
-
-    It is wrong if it is empty, or lacks the format that its prompt asks for.
-    """
+    """The score of a completion in which no answer is found: wrong if it is empty, or lacks the
+    format that its prompt asks for."""
     answer, prompt = attempt.completion.answer, attempt.prompt
     if not answer.strip():
         return Score(0.0, None, "no answer: empty")

@@ -128,12 +128,8 @@ _AND = re.compile(r"[\s*_)\]}]*(?:\b(?:or|and)\b|[/,&和或])[\s*_(\[{]*", re.IG
 
 
 def chosen(answer: str, options: Options) -> str | None:
-    """The option's letter, SEVERAL where several are chosen, None where no option is found.
-
-    Args:
-        answer: a completion's answer, without its reasoning.
-        options: letter → text. Letters are upper case.
-    """
+    """The letter of the option that an answer (without its reasoning) chooses: SEVERAL where it
+    chooses several, None where no option is found. Letters of options are upper case."""
     answer = tidy(answer)
     for place in answer_places(answer):
         line = place.text.split("\n", 1)[0]
@@ -231,11 +227,9 @@ def exact() -> PlainGrader:
 
 
 def contains(*, enough: bool) -> PlainGrader:
-    """The share of the prompt's `outputs` that the answer contains, whatever their case.
-
-    RULER's metrics (NVIDIA/RULER, scripts/eval/synthetic/constants.py), but that a completion which
-    a limit ended is wrong. With `enough` one of them counts as all: its metric of questions.
-    """
+    """The share of the prompt's `outputs` that the answer contains, whatever their case; with
+    `enough` one counts as all. RULER's metrics (NVIDIA/RULER, scripts/eval/synthetic/constants.py),
+    but that a completion which a limit ended is wrong."""
 
     def grade(attempt: Attempt) -> Score:
         references, answer = _references(attempt.prompt), attempt.completion.answer.lower()
@@ -256,10 +250,8 @@ def _references(prompt: Prompt) -> list[str]:
 
 
 def answer_text(answer: str) -> str | None:
-    """The answer of a completion: the last tag or box, what follows a leading label, or all of it.
-
-    None where there is nothing, or a box that does not close.
-    """
+    """The last tag or box of a completion, what follows a leading label, or all of it; None where
+    there is nothing, or a box that does not close."""
     tags = TAG.findall(answer)
     text = tags[-1].strip() if tags else answer.strip()
     box = joined_boxes(text)

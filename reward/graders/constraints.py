@@ -1,9 +1,8 @@
-"""The graders "ifeval" and "ifbench": every constraint of a prompt, as the benchmarks check it.
+"""The graders "ifeval" and "ifbench": 1 where every constraint of a prompt holds for the answer.
 
-The value is 1 where every constraint holds for the answer as it is. Of the figures, `loose` is the
-same where a first line, a last line or asterisks may be left out; the other two are shares of
-constraints. The checkers are those of if-verifiable (extra `eval-suite`), which come from the
-benchmarks' own code, and run in workers. A prompt that cannot be checked here is refused.
+Of the figures, `loose` is the same where a first line, a last line or asterisks may be left out;
+the other two are shares of constraints. The checkers are those of if-verifiable (extra
+`eval-suite`), which come from the benchmarks' own code.
 """
 
 from __future__ import annotations

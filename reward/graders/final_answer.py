@@ -101,13 +101,9 @@ def answer_places(text: str) -> Iterator[AnswerPlace]:
 
 
 def find_answer(text: str, *, last_line: bool = True) -> tuple[str | None, str]:
-    """The text of the final answer, None where there is none, and the prose that it stands in.
-
-    Args:
-        text: a completion's answer, without its reasoning.
-        last_line: whether, with neither tag, box, field nor label, the last formula or number of
-            the last line that has one counts.
-    """
+    """The final answer in a completion's text without reasoning, None where there is none, and the
+    prose that it stands in. With `last_line` the last formula or number of the last line that has
+    one counts, where there is neither tag, box, field nor label."""
     text = tidy(text)
     for place in answer_places(text):
         if place.kind == "label":
@@ -153,10 +149,8 @@ _JOINT = re.compile(
 
 
 def joined_boxes(text: str) -> str | None:
-    """The last box, with those before it that only "and", "or" or a comma parts from it.
-
-    None where there is no box, "" where the last one is empty or does not close.
-    """
+    """The last box, with those before it that only "and", "or" or a comma parts from it; None where
+    there is no box, "" where the last one is empty or does not close."""
     boxes = _merged(text, _boxes(text))
     return boxes[-1].contents if boxes else None
 

@@ -25,10 +25,8 @@ _ASSIGNMENT = re.compile(r"([A-Za-z]\w*|\\[a-z]+)\s*=(?:[^<>,;]*=)?\s*([^=<>,;]+
 class Math:
     """Accepts an answer that is the gold by exact arithmetic, by algebra, or word by word.
 
-    Nothing is rounded unless `metadata.tolerance`, a share of the gold number, allows it.
-
-    Args:
-        numbers_only: refuse a gold that is no number ("numeric").
+    Nothing is rounded unless `metadata.tolerance`, a share of the gold number, allows it. With
+    `numbers_only` ("numeric") a gold that is no number is refused.
     """
 
     def __init__(self, *, numbers_only: bool = False, run: RunJobs = run_shared) -> None:
@@ -109,10 +107,8 @@ def gold_text(gold: str) -> str:
 
 
 def same_written(gold: str, answer: str, tolerance: float | None = None) -> bool | None:
-    """Whether an answer is the gold, both as from `tidy.bare`; None where that takes algebra.
-
-    A gold that is a number wants a number: a sum or a power of numbers is work left undone.
-    """
+    """Whether an answer is the gold, both as from `tidy.bare`; None where that takes algebra. A
+    gold that is a number wants a number: a sum or a power of numbers is work left undone."""
     if not gold or not answer or len(answer) > LONGEST:
         return False
     number = read_number(gold)
@@ -145,11 +141,8 @@ def _plain(text: str) -> str:
 
 
 def tolerance_of(prompt: Prompt) -> float | None:
-    """`tolerance` of a prompt's metadata: a share of the gold.
-
-    Raises:
-        ValueError: it is no number in (0, 1).
-    """
+    """`tolerance` of a prompt's metadata: a share of the gold. Raises ValueError: it is no number
+    in (0, 1)."""
     value = metadata_of(prompt).get("tolerance")
     if value is None:
         return None

@@ -164,10 +164,8 @@ UNITS = (
 
 
 def read_unit(text: str) -> tuple[str, ...] | None:
-    """The units that the words of `text` name, () for none; None where it is something else.
-
-    Where it begins without white space, only units known by name count: "5x", "5k" are no numbers.
-    """
+    """The units that the words of `text` name, () for none; None where it is something else. Where
+    it begins without white space, only units known by name count: "5x", "5k" are no numbers."""
     words: list[str] = _WORD.findall(re.sub(rf"(?<![A-Za-z]){_IN}", "inch", text))
     names = [_name(word) for word in words]
     if len(words) > MOST_UNIT_WORDS or None in names:

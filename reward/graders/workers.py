@@ -58,11 +58,8 @@ class Worker:
         self.process: subprocess.Popen[bytes] | None = None
 
     def run(self, job: Job) -> JobResult:
-        """Do a job; one that ends the worker has a problem.
-
-        Raises:
-            RuntimeError: the worker cannot be started at all.
-        """
+        """Do a job; one that ends the worker has a problem. Raises RuntimeError: the worker cannot
+        be started at all."""
         try:
             process = self.process
             if process is None or process.poll() is not None:  # it ended while idle

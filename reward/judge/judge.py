@@ -55,10 +55,7 @@ def judge_sampler(
     model: JudgeModel, sampler: Sampler, *, template: str | None, tokens: tuple[str, ...] = ()
 ) -> JudgeSampler:
     """A recipe's model as a judge; `template` is None and `tokens` () where a server hides them.
-
-    Raises:
-        ConfigError: as `layout_for`; or the checkpoint was trained as a judge in another layout.
-    """
+    Raises ConfigError: as `layout_for`; or the checkpoint was trained in another layout."""
     layout, trained = layout_for(model.layout, template), None
     if model.checkpoint is not None and (Path(model.checkpoint) / MANIFEST).is_file():
         trained = read_artifact(model.checkpoint, verify=False).stats.get("layout")
@@ -219,10 +216,7 @@ async def open_judges(
     models: Sequence[JudgeModel], stack: contextlib.AsyncExitStack
 ) -> list[JudgeSampler]:
     """Every model as a judge, until the stack closes; one that is named twice is opened once.
-
-    Raises:
-        ConfigError, DataError: a model that cannot be loaded or reached, or as `judge_sampler`.
-    """
+    Raises ConfigError, DataError: it cannot be loaded or reached, or as `judge_sampler`."""
     from posttrain.sampling.open import opened_sampler
     from posttrain.sampling.render import RenderedSampler
 

@@ -1,8 +1,6 @@
-"""The judging prompt: a conversation and two final answers, in a layout that it knows.
-
-`roles` is for templates that know the roles of the released GenRM; `message` is one user message of
-the same structure, in our words; `compact` is few tokens, for small judges made here. Whatever of a
-conversation or an answer looks like part of the frame is written otherwise.
+"""The judging prompt: a conversation and two final answers, in a layout: `roles` of the released
+GenRM, one user `message` of the same structure, or few tokens (`compact`) for small judges made
+here. Whatever of a conversation or an answer looks like part of the frame is written otherwise.
 """
 
 from __future__ import annotations

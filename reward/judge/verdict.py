@@ -120,10 +120,8 @@ def _closing(text: str, opening: int) -> int | None:
 
 
 def preferred(verdict: Verdict | Gold) -> int:
-    """1 or 2, the response that is preferred by its score and, at equal scores, by the ranking.
-
-    0 where neither is. A gold without scores goes by its ranking.
-    """
+    """1 or 2, the response that is preferred by its score and, at equal scores or without scores,
+    by the ranking; 0 where neither is."""
     scores = verdict.score_1, verdict.score_2
     if scores[0] is not None and scores[1] is not None and scores[0] != scores[1]:
         return 1 if scores[0] > scores[1] else 2
@@ -163,10 +161,9 @@ PARTS = ("format", "right_order", "score_error_1", "score_error_2", "ranking_err
 class VerdictScore:
     """One judgement held against its gold; `verdict` is None where malformed.
 
-    Attributes:
-        parts: `PARTS`, what is logged beside the reward. `right_order`: whether it prefers what the
-            gold prefers (half where it prefers neither, 0.0 where malformed), None where the gold
-            prefers neither. The errors are distances, None where there is nothing to compare.
+    `parts` has `PARTS`, logged beside the reward: errors are distances, None where there is nothing
+    to compare; `right_order` is whether it prefers what the gold prefers (half where it prefers
+    neither, 0.0 where malformed), None where the gold prefers neither.
     """
 
     verdict: Verdict | None

@@ -4,22 +4,123 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset
 
+from posttrain.chat import nemotron_3_nano_template
 from posttrain.errors import ConfigError, DataError
-from tests.audit import planted
-from tests.audit.planted import SPECIAL, Sound, figures, sound, write_sources
-from tests.data_builders.small_build import script
+from posttrain.tokens.tokenizer import encoder_of, load_any_tokenizer
+from tests.data_builders.small_build import script, write_tokenizer
+from tests.training.dpo.pairs import make_pairs, write_pairs
 
+IGNORED = -100
+PAD, OPEN, CLOSE = 256, 259, 260  # of `write_tokenizer`
+
+
+@dataclass(frozen=True)
+class Sound:
+    """One sequence: ids, and for each whether it is trained."""
+
+    ids: list[int]
+    mask: list[bool]
+
+    @property
+    def labels(self) -> list[int]:
+        return [i if m else IGNORED for i, m in zip(self.ids, self.mask, strict=True)]
+
+
+def sound(folder: Path, count: int = 40) -> list[Sound]:
+    """Sequences as they should be, all different; every other one reasons."""
+    path = write_tokenizer(folder / "tokenizer")
+    (path / "chat_template.jinja").write_text(nemotron_3_nano_template().source)
+    encode = encoder_of(load_any_tokenizer(str(path))).encode
+    found: list[Sound] = []
+    for k in range(count):
+        think = "<think>\n" if k % 2 else "<think></think>"
+        trace = f"{k} is a number.\n</think>\n" if k % 2 else ""
+        prompt = f"<|im_start|>system\n<|im_end|>\n<|im_start|>user\nSay {k}<|im_end|>\n<|im_start|>assistant\n{think}"
+        asked, said = encode([prompt, f"{trace}{'so ' * (1 + k % 7)}{k}<|im_end|>\n"])
+        found.append(Sound(asked + said, [False] * len(asked) + [True] * len(said)))
+    return found
+
+
+def empty_answer(one: Sound) -> Sound:
+    first = one.mask.index(True)
+    close = one.ids.index(CLOSE) + 1 if CLOSE in one.ids[first:] else 0
+    keep = max(first, close)
+    return Sound(one.ids[:keep] + one.ids[-2:], one.mask[:keep] + one.mask[-2:])
+
+
+def think_header(one: Sound) -> Sound:
+    first, opened = one.mask.index(True), len(one.ids) - 1 - one.ids[::-1].index(OPEN)
+    return Sound(one.ids, [k >= min(first, opened) for k in range(len(one.ids))])
+
+
+def user_trained(one: Sound) -> Sound:
+    say, mask = one.ids.index(ord("S")), list(one.mask)
+    mask[say : say + 3] = [True] * 3
+    return Sound(one.ids, mask)
+
+
+PLANTS: dict[str, Callable[[Sound], Sound]] = {
+    "nothing wrong": lambda one: one,
+    "everything trained": lambda one: Sound(one.ids, [True] * len(one.ids)),
+    "nothing trained": lambda one: Sound(one.ids, [False] * len(one.ids)),
+    "end token and line end not trained": lambda one: Sound(
+        one.ids, [*one.mask[:-2], False, False]
+    ),
+    "end token alone not trained": lambda one: Sound(one.ids, [*one.mask[:-2], False, True]),
+    "words not trained": lambda one: Sound(one.ids, [False] * (len(one.mask) - 2) + [True, True]),
+    "nothing but its end behind the trace": empty_answer,
+    "the prompt's trace trained": think_header,
+    "no end token": lambda one: Sound([*one.ids[:-2], one.ids[-1]], [*one.mask[:-2], one.mask[-1]]),
+    "cut off": lambda one: Sound(one.ids[:-3], one.mask[:-3]),
+    "the user's words trained": user_trained,
+    "padding trained": lambda one: Sound([*one.ids, PAD], [*one.mask, True]),
+}
 NOTHING_WRONG = {
     "nothing_trained": 0, "end_trained": 40, "end_masked": 0, "no_end": 0, "empty_think": 20,
     "everything_trained": 0, "empty_answer": 0, "think_header": 0, "turn_tokens": 0, "prompt_trained": 0, "cut_trace": None,
     "clipped": None, "duplicated": 0,
 }  # fmt: skip
+# of 40 sequences, six of them with the defect
+DEFECTS = {
+    "nothing wrong": {},
+    "everything trained": {"everything_trained": 6, "turn_tokens": 6, "prompt_trained": 6},
+    "nothing trained": {"nothing_trained": 6, "end_trained": 34, "empty_think": 17},
+    "end token and line end not trained": {"end_masked": 6, "end_trained": 34},
+    "end token alone not trained": {"end_masked": 6, "end_trained": 34},
+    "words not trained": {"empty_answer": 6, "empty_think": 17},
+    "nothing but its end behind the trace": {"empty_answer": 6},
+    "the prompt's trace trained": {"think_header": 6},
+    "no end token": {"no_end": 6, "end_trained": 34},
+    "cut off": {"no_end": 6, "end_trained": 34},
+    "the user's words trained": {"prompt_trained": 6},
+    "padding trained": {"turn_tokens": 6, "end_trained": 34, "no_end": 6},
+}
+
+
+def write_sources(path: Path, sources: dict[str, list[Sound]]) -> Path:
+    """One sequence a row, with labels and its source."""
+    rows = [(name, one) for name, own in sources.items() for one in own]
+    columns = {"source": [name for name, _ in rows]}
+    columns["input_ids"] = [one.ids for _, one in rows]
+    columns["labels"] = [one.labels for _, one in rows]
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def figures(manifest: Path) -> dict[str, dict[str, int]]:
+    """The figures of a written audit."""
+    return json.loads((manifest / "manifest.json").read_text("utf-8"))["stats"]["supervision"]
+
+
 NO_LIMIT = ("min_end_trained", "max_turn_tokens", "max_empty_answers", "max_think_header")
 LAX = ["nothing_trained=1.0", *(f"{key}=null" for key in (*NO_LIMIT, "max_prompt_trained"))]
 
@@ -39,32 +140,16 @@ def only(path: Path) -> dict[str, int]:
     return found
 
 
-DEFECTS = [
-    (lambda one: one, {}),
-    (planted.unmasked, {"everything_trained": 6, "turn_tokens": 6, "prompt_trained": 6}),
-    (planted.all_masked, {"nothing_trained": 6, "end_trained": 34, "empty_think": 17}),
-    (planted.end_masked, {"end_masked": 6, "end_trained": 34}),
-    (planted.end_masked_before_its_line_end, {"end_masked": 6, "end_trained": 34}),
-    (planted.only_the_end, {"empty_answer": 6, "empty_think": 17}),
-    (planted.empty_answer, {"empty_answer": 6}),
-    (planted.think_header, {"think_header": 6}),
-    (planted.end_missing, {"no_end": 6, "end_trained": 34}),
-    (planted.cut_off, {"no_end": 6, "end_trained": 34}),
-    (planted.user_trained, {"prompt_trained": 6}),
-    (planted.padded, {"turn_tokens": 6, "end_trained": 34, "no_end": 6}),
-]
-
-
 def test_each_defect_is_counted_exactly(tmp_path):
-    rows = sound(tmp_path, 40 * len(DEFECTS))
+    rows = sound(tmp_path, 40 * len(PLANTS))
     sources = {}
-    for k, (plant, _) in enumerate(DEFECTS):
+    for k, (name, plant) in enumerate(PLANTS.items()):
         own = rows[40 * k : 40 * (k + 1)]
-        sources[plant.__name__] = [*map(plant, own[:6]), *own[6:]]
+        sources[name] = [*map(plant, own[:6]), *own[6:]]
     found = figures(audit(write_sources(tmp_path / "rows.parquet", sources)))
-    for plant, expected in DEFECTS:
-        own, seen = sources[plant.__name__], found[plant.__name__]
-        assert {name: seen[name] for name in NOTHING_WRONG} == NOTHING_WRONG | expected, plant
+    for name, own in sources.items():
+        seen = found[name]
+        assert {key: seen[key] for key in NOTHING_WRONG} == NOTHING_WRONG | DEFECTS[name], name
         assert seen["sequences"] == 40
         assert seen["tokens"] == sum(len(r.ids) for r in own)
         assert seen["trained"] == sum(sum(r.mask) for r in own)
@@ -78,7 +163,7 @@ def read_rows(out: Path) -> list[dict]:
 def test_the_worst_are_shown_with_their_masks_and_the_most_repeated(tmp_path):
     rows = sound(tmp_path)
     long = Sound(rows[0].ids[:-2] + [65] * 900 + rows[0].ids[-2:], rows[0].mask + [True] * 900)
-    rows[:2] = [long, planted.end_masked(rows[1])]
+    rows[:2] = [long, PLANTS["end token and line end not trained"](rows[1])]
     rows += [rows[3]] * 4 + [rows[8]] * 2 + [rows[5]]
     out = audit(write_sources(tmp_path / "rows.parquet", {"a": rows}))
     assert figures(out)["a"]["duplicated"] == 7
@@ -110,38 +195,35 @@ def lengths_of(rows: list[Sound]) -> list[list[int]]:
     return [[len(one.ids) for one in rows[k : k + 5]] for k in range(0, len(rows), 5)]
 
 
-def test_packs_are_taken_apart_by_seq_lengths_or_positions(tmp_path):
+def test_sequences_end_where_lengths_positions_or_padding_say(tmp_path):
     rows = sound(tmp_path)
     lengths = lengths_of(rows)
-    positions = [[p for n in own for p in range(n)] for own in lengths]
-    for name, columns in (
-        ("lengths", {"seq_lengths": lengths}), ("positions", {"position_ids": positions})
-    ):  # fmt: skip
-        Dataset.from_dict(packed(rows, **columns)).save_to_disk(tmp_path / name)
+    longest = max(map(max, lengths))
+    room = [longest - len(r.ids) for r in rows]
+    tables = {
+        "lengths": packed(rows, seq_lengths=lengths),
+        "positions": packed(rows, position_ids=[[p for n in own for p in range(n)] for own in lengths]),
+        "padded": {
+            "input_ids": [r.ids + [PAD] * n for r, n in zip(rows, room, strict=True)],
+            "labels": [r.labels + [IGNORED] * n for r, n in zip(rows, room, strict=True)],
+            "attention_mask": [[1] * len(r.ids) + [0] * n for r, n in zip(rows, room, strict=True)],
+        },
+    }  # fmt: skip
+    for name, table in tables.items():
+        Dataset.from_dict(table).save_to_disk(tmp_path / name)
         found = only(tmp_path / name)
-        assert {key: found[key] for key in NOTHING_WRONG} == NOTHING_WRONG
-        assert found["longest"] == max(map(max, lengths))
+        assert {key: found[key] for key in NOTHING_WRONG} == NOTHING_WRONG, name
+        assert found["longest"] == longest
+        assert found["tokens"] == sum(len(r.ids) for r in rows)
 
 
-def test_truncated_packs_are_found(tmp_path):
-    """Packs cut at a length, with `seq_lengths` cut as well, or left as they were."""
+def test_packs_whose_lengths_do_not_add_up_are_left_out(tmp_path):
     rows = sound(tmp_path)
-    lengths = lengths_of(rows)
-    table = packed(rows, seq_lengths=[[*own[:-1], own[-1] - 4] for own in lengths])
-    stale = packed(rows, seq_lengths=lengths)
-    for one in (table, stale):
-        one["input_ids"] = [ids[:-4] for ids in one["input_ids"]]
-        one["labels"] = [labels[:-4] for labels in one["labels"]]
-    pa_file(tmp_path / "cut.arrow", table)
-    found = only(tmp_path / "cut.arrow")
-    assert (found["no_end"], found["end_trained"]) == (8, 32)
-    pa_file(
-        tmp_path / "stale.arrow", stale | {"seq_lengths": [*lengths[:2], *table["seq_lengths"][2:]]}
-    )
-    found = only(tmp_path / "stale.arrow")
+    lengths = [[*own[:-1], own[-1] - 4 * (k < 2)] for k, own in enumerate(lengths_of(rows))]
+    pa_file(tmp_path / "stale.arrow", packed(rows, seq_lengths=lengths))
+    assert only(tmp_path / "stale.arrow")["sequences"] == 30
     body = json.loads((tmp_path / "audit-stale.arrow" / "manifest.json").read_text("utf-8"))
     assert body["counts"] == {"in": 8, "kept": 6, "dropped": {"seq_lengths_do_not_add_up": 2}}
-    assert found["sequences"] == 30
 
 
 def pa_file(path: Path, table: dict) -> None:
@@ -167,30 +249,15 @@ def test_masks_are_read_as_trl_reads_them(tmp_path):
         assert found["everything_trained"] == (0 if columns else 40)
 
 
-def test_padding_is_no_part_of_a_sequence(tmp_path):
-    rows = sound(tmp_path)
-    length = max(len(r.ids) for r in rows)
-    room = [length - len(r.ids) for r in rows]
-    table = {
-        "input_ids": [r.ids + [SPECIAL["<|pad|>"]] * n for r, n in zip(rows, room, strict=True)],
-        "labels": [r.labels + [IGNORED_LABEL] * n for r, n in zip(rows, room, strict=True)],
-        "attention_mask": [[1] * len(r.ids) + [0] * n for r, n in zip(rows, room, strict=True)],
-    }
-    Dataset.from_dict(table).save_to_disk(tmp_path / "padded")
-    found = only(tmp_path / "padded")
-    assert {key: found[key] for key in NOTHING_WRONG} == NOTHING_WRONG
-    assert found["tokens"] == sum(len(r.ids) for r in rows)
-
-
 def test_rows_that_cannot_be_looked_at_are_counted_by_reason(tmp_path):
     rows = sound(tmp_path)
     labels = [r.labels for r in rows]
     ids: list = [r.ids for r in rows]
     labels[0] = labels[0][:-1]
-    labels[1] = [*labels[1][1:], IGNORED_LABEL]  # shifted by hand, as the trainer does itself
+    labels[1] = [*labels[1][1:], IGNORED]  # shifted by hand, as the trainer does itself
     ids[2] = None
     ids[3] = [99_999] * len(labels[3])
-    labels[3] = [IGNORED_LABEL] * len(labels[3])
+    labels[3] = [IGNORED] * len(labels[3])
     ids[4], labels[4] = [], []
     Dataset.from_dict({"input_ids": ids, "labels": labels}).save_to_disk(tmp_path / "rows")
     assert only(tmp_path / "rows")["sequences"] == 35
@@ -200,29 +267,25 @@ def test_rows_that_cannot_be_looked_at_are_counted_by_reason(tmp_path):
     assert body["counts"] == {"in": 40, "kept": 35, "dropped": dropped}
 
 
-IGNORED_LABEL = -100
-
-
-CROSSED = [
-    (planted.unmasked, r"limits.max_turn_tokens allows at most 1.00%"),
-    (planted.all_masked, r"nothing is trained in 15.00% of 40 sequences \(6\)"),
-    (planted.end_masked, r"end token is trained in 85.00% .*at least 95.00%"),
-    (planted.user_trained, r"limits.max_prompt_trained"),
-    (planted.padded, r"of [\d,]+ tokens .*limits.min_trained allows at least 90.00%"),
-    (planted.cut_off, r"empty trace in 50.00% of 40"),
-]
+CROSSED = {
+    "everything trained": r"limits.max_turn_tokens allows at most 1.00%",
+    "nothing trained": r"nothing is trained in 15.00% of 40 sequences \(6\)",
+    "end token and line end not trained": r"end token is trained in 85.00% .*at least 95.00%",
+    "the user's words trained": r"limits.max_prompt_trained",
+    "padding trained": r"of [\d,]+ tokens .*limits.min_trained allows at least 90.00%",
+    "cut off": r"empty trace in 50.00% of 40",
+}
 
 
 def test_a_crossed_limit_names_source_figure_limit_and_advice(tmp_path):
     rows = sound(tmp_path)
-    names = {plant: plant.__name__ for plant, _ in CROSSED}
-    sources = {name: [*map(plant, rows[:6]), *rows[6:]] for plant, name in names.items()}
+    sources = {name: [*map(PLANTS[name], rows[:6]), *rows[6:]] for name in CROSSED}
     path = write_sources(tmp_path / "rows.parquet", sources)
     for _ in range(2):  # a finished audit says the same again
         with pytest.raises(DataError) as found:
             audit(path, "limits.min_trained=0.9", "limits.max_empty_think=0.1", lax=False)
-        for plant, pattern in CROSSED:
-            assert re.search(f"'{names[plant]}'.*{pattern}", str(found.value)), pattern
+        for name, pattern in CROSSED.items():
+            assert re.search(f"{name}.*{pattern}", str(found.value)), pattern
 
 
 def test_nothing_audited_is_a_failure(tmp_path):
@@ -244,3 +307,22 @@ def test_data_without_a_tokenizer_or_without_tokens_is_refused(tmp_path):
         audit(tmp_path / "text")
     with pytest.raises(ConfigError, match=r"unknown key 'dta' \(did you mean 'data'"):
         script("audit").main(["dta=x"])
+
+
+def test_both_sides_of_every_pair_are_counted(tmp_path):
+    pairs = make_pairs(12)
+    data = write_pairs(tmp_path / "pairs", pairs)
+    script("audit").main(
+        [str(data), f"out={tmp_path / 'audit'}", "limits.max_empty_answers=null"]
+    )  # the ids are random
+    body = json.loads((tmp_path / "audit" / "manifest.json").read_text("utf-8"))
+    found = body["stats"]["supervision"]
+    assert set(found) == {f"{p.category}/{side}" for p in pairs for side in ("chosen", "rejected")}
+    for name, figures in found.items():
+        category, side = name.split("/")
+        own = [(p, getattr(p, side)) for p in pairs if p.category == category]
+        assert figures["sequences"] == figures["end_trained"] == len(own)
+        assert figures["trained"] == sum(sum(s.mask) for _, s in own)
+        # an answer may be rejected because it is empty
+        assert (figures["empty_answer"] is None) is (side == "rejected")
+        assert figures["tokens"] == sum(len(p.prompt_ids) + len(s.ids) for p, s in own)

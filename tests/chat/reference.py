@@ -43,25 +43,14 @@ def naive_sequences(
 
 
 def _naive(
-    source: str,
-    messages: list[Message],
-    tools: str | None,
-    wanted: list[int],
-    kwargs: dict[str, Any],
+    source: str, messages: list[Message], tools: str | None, wanted: list[int], kwargs: Any
 ) -> tuple[str, list[tuple[int, int]]]:
     full = hf_text(source, messages, tools, **kwargs)
     spans: list[tuple[int, int]] = []
     for k in wanted:
-        prompts = [
-            hf_text(
-                source,
-                messages[:k],
-                tools,
-                add_generation_prompt=True,
-                **{**kwargs, "enable_thinking": on},
-            )
-            for on in (True, False)
-        ]
+        prompted = {**kwargs, "add_generation_prompt": True}
+        modes = ({**prompted, "enable_thinking": on} for on in (True, False))
+        prompts = [hf_text(source, messages[:k], tools, **mode) for mode in modes]
         start = max(len(p) for p in prompts if full.startswith(p))
         through = hf_text(source, messages[: k + 1], tools, **kwargs)
         spans.append((start, len(through)))

@@ -96,7 +96,7 @@ def test_every_token_that_frames_messages_is_refused_inside_one(name, special, s
         special_tokens=(special, "<think>"),
     )
     training_samples(example(user("<think> [TOOL] <|x|>"), says("b")), template)
-    with pytest.raises(RenderError, match="end the message early"):
+    with pytest.raises(RenderError, match=r"message 1 \(assistant\) contains .*end the message"):
         training_samples(example(user("q"), says(f"a{special}")), template)
 
 

@@ -96,12 +96,6 @@ def test_malformed_completions_are_named_and_nothing_is_lost(
     assert (parsed.reasoning, parsed.answer, parsed.problems) == (reasoning, answer, problems)
 
 
-def test_an_argument_of_the_wrong_type_stays_text_and_is_named():
-    parsed = parse_completion(_CALL.format("two") + "<|im_end|>", thinking=False, tools=TOOLS)
-    assert parsed.tool_calls == (ToolCall("book", '{"seats":"two"}'),)
-    assert parsed.problems == ("argument_type",)
-
-
 @pytest.mark.parametrize(
     "call",
     [
@@ -121,10 +115,15 @@ def test_a_call_that_would_lose_or_forge_something_is_malformed_and_kept(call: s
     assert parsed.problems == ("malformed_call",)
 
 
-def test_a_whole_number_with_a_point_is_an_integer_as_in_json_schema():
-    parsed = parse_completion(_CALL.format("2.0"), thinking=False, tools=TOOLS)
-    assert parsed.tool_calls == (ToolCall("book", '{"seats":2.0}'),)
-    assert parsed.problems == ()
+@pytest.mark.parametrize(
+    ("value", "arguments", "problems"),
+    # a whole number with a point is an integer, as in JSON Schema
+    [("two", '{"seats":"two"}', ("argument_type",)), ("2.0", '{"seats":2.0}', ())],
+)
+def test_an_argument_of_the_wrong_type_stays_text_and_is_named(value, arguments, problems):
+    parsed = parse_completion(_CALL.format(value) + "<|im_end|>", thinking=False, tools=TOOLS)
+    assert parsed.tool_calls == (ToolCall("book", arguments),)
+    assert parsed.problems == problems
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,7 @@ from posttrain.chat import nemotron_3_nano_template, parse_completion, render, t
 from posttrain.config.filters import Filters, StructuralFilters
 from posttrain.config.source import SourceConfig
 from posttrain.models.chat_template import chat_template_of
-from posttrain.records import (
-    Example,
-    Message,
-    message_to_template,
-    tools_to_template,
-    with_messages,
-)
+from posttrain.records import Example, Message, with_messages
 from tests.chat.reference import naive_sequences, spans_of
 
 NANO = nemotron_3_nano_template()
@@ -96,22 +90,6 @@ def test_many_turns_with_reasoning_on_real_dialogues(shared: Path):
 @pytest.fixture(scope="module")
 def tokenizer(shared: Path):
     return AutoTokenizer.from_pretrained(shared / "tokenizers" / "cl100k_chatml")
-
-
-@pytest.mark.parametrize("choice", ["nemotron_3_nano", "own"])
-def test_text_equals_a_real_tokenizers_apply_chat_template(shared: Path, tokenizer, choice: str):
-    source = NANO.source
-    if choice == "own":
-        source = source.replace("<think></think>", "<think>\n</think>")
-    tokenizer.chat_template = source
-    template = chat_template_of(tokenizer, choice=choice)
-    for name in ("tau_bench_airline", "sgd_openai_tools", "reasoning_ma_content"):
-        for record in records(shared, name, 8):
-            rows = [message_to_template(m) for m in record.messages]
-            expected = tokenizer.apply_chat_template(
-                rows, tools=tools_to_template(record.tools), tokenize=False
-            )
-            assert render(record.messages, template, tools=record.tools) == expected
 
 
 def test_segments_tokenise_to_the_ids_of_prompt_and_completion_apart(shared: Path, tokenizer):

@@ -16,7 +16,6 @@ from posttrain.chat import (
     training_samples,
 )
 from posttrain.chat.template import trl_templates
-from posttrain.errors import RenderError
 from posttrain.records import Message, ToolCall, json_text, make_example
 from tests.chat.reference import naive_sequences, spans_of
 
@@ -144,11 +143,6 @@ def test_a_last_turn_that_is_not_trained_is_not_written():
     untrained = Message("assistant", "a2", reasoning="r2", trained=False)
     turns = (user("q0"), says("a0", "r0"), user("q1"), says("a1", "r1"), user("q2"), untrained)
     assert training_samples(example(*turns), NANO)[-1].text.endswith("a1<|im_end|>\n")
-
-
-def test_a_framing_token_inside_a_message_is_refused():
-    with pytest.raises(RenderError, match=r"message 0 \(user\) contains '<\|im_end\|>'"):
-        training_samples(example(user("a<|im_end|>b"), says("c")), NANO)
 
 
 def test_every_message_is_rendered_at_most_twice(monkeypatch: pytest.MonkeyPatch):

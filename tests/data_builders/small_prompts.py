@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
-from data_builders.prompts.build import PromptSet, build_prompts
+from data_builders.prompts.build import PromptPlan, PromptSet
 from posttrain.config.base import Strict
 from posttrain.config.load import validate
 from posttrain.config.prompts import AnySource, Setting
@@ -68,8 +69,10 @@ def build(
 def build_recipe(raw: Any, *, seed: int = 0) -> tuple[Recipe, PromptSet]:
     """The prompts of two blocks as they stand in a recipe."""
     recipe = validate(raw, Recipe, where="recipe")
-    known: dict[str, Any] = {"graders": GRADERS, "toolkits": TOOLKITS, "base_dir": Path()}
-    return recipe, build_prompts(recipe.prompts, recipe.settings, seed=seed, **known)
+    known = {"all_graders": lambda: GRADERS, "toolkits_for": lambda *_: TOOLKITS}
+    with patch.multiple("data_builders.prompts.build", **known):
+        plan = PromptPlan(recipe.prompts, recipe.settings, seed=seed, out=Path("out"))
+    return recipe, plan.build()
 
 
 def questions(count: int) -> list[dict[str, Any]]:

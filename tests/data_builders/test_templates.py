@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from data_builders.prompts.build import build_prompts
+from data_builders.prompts.build import PromptPlan
 from data_builders.templates import augmented, templates_refused
 from posttrain.config.build_sft import SftAugment
 from posttrain.config.prompts import QuestionPrompts, Setting
@@ -93,14 +93,7 @@ def source(tmp_path: Path, rows: list[dict[str, str]], **keys: object) -> Questi
 
 
 def built(source: QuestionPrompts):
-    return build_prompts(
-        [source],
-        [Setting(name="s")],
-        seed=0,
-        graders={name: GRADERS[name]() for name in ("math", "exact")},
-        toolkits={},
-        base_dir=Path(),
-    )
+    return PromptPlan([source], [Setting(name="s")], seed=0, out=Path("out")).build()
 
 
 SUMS = [{"question": f"{k} + {k}?", "answer": str(2 * k)} for k in range(40)]

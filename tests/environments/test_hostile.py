@@ -169,7 +169,3 @@ def test_the_same_program_gets_through_outside(
         capture_output=True, text=True, env=environment, check=False,
     )  # fmt: skip
     assert "ESCAPED" in done.stdout, done
-
-
-def test_there_are_enough_of_them():
-    assert len(CASES) >= 25

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from posttrain.chat.detect import CallDetection, FoundCall
+from posttrain.evaluation.run import Record
 from posttrain.records import Message, Score
-from posttrain.rollouts import Completion, Prompt
-from posttrain.sampling.sampler import Generation, Request
+from posttrain.rollouts import Completion, Prompt, Step
+from posttrain.sampling.sampler import Request
 from tests.sampling.scripted import Scripted, call, tool
 
 CALCULATOR = tool("calculate", required=["expression"], expression="string")
@@ -15,22 +17,10 @@ Answer = Callable[[Request], str]
 
 
 class ScriptedSampler(Scripted):
-    """`answer` writes a whole turn; "FAIL" is a failed request."""
+    """`answer` writes a whole turn."""
 
     def __init__(self, answer: Answer, *, batched: bool = True) -> None:
         super().__init__(lambda request, _: answer(request), batched=batched)
-
-    @property
-    def batches(self) -> list[list[Request]]:
-        return self.calls
-
-    async def sample(self, requests: Sequence[Request], *, progress=None) -> list[Generation]:
-        return [
-            Generation(None, error="the server went away")
-            if g.step and g.step.text == "FAIL"
-            else g
-            for g in await super().sample(requests, progress=progress)
-        ]
 
 
 class Calculator:
@@ -61,6 +51,16 @@ def prompt(number: int, *, thinking=True, tools=False, source="maths", gold="56"
         grader=grader,
         source=source,
     )
+
+
+def record(
+    number: int, value: float | None, *steps: Step, called=False, index=0, name="sft"
+) -> Record:
+    """A graded completion of `prompt(number)`, with an undeclared call or without one."""
+    call = FoundCall("hermes_json", "answer", 0, 4, "call", "f", "undeclared")
+    completion = Completion(prompt(number).id, index, steps, "stop")
+    verdict = CallDetection((call,) if called else ())
+    return Record(name, prompt(number), completion, Score(value, None, ""), verdict)
 
 
 def turn(answer: str, *, thinking=True, reasoning="because") -> str:

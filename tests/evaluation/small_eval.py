@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -19,6 +16,7 @@ from posttrain.sampling.sampler import Request
 from reward.environments.workplace import WorkplaceEnvironment
 from tests.data_builders.small_build import script, write_tokenizer
 from tests.evaluation.scripted import CALCULATOR, CALL, Calculator, ScriptedSampler, turn
+from tests.sampling.scripted import opening
 
 
 class Exact:
@@ -99,12 +97,8 @@ def run_script(arguments: Sequence[str], samplers: Sequence[ScriptedSampler] = (
     graders = {"exact": Exact(), "environment": EnvironmentGrader()}
     toolkits = {"calculators": Calculators(), "workplace": WorkplaceEnvironment()}
 
-    @asynccontextmanager
-    async def opened(*_: object, **__: object) -> AsyncIterator[ScriptedSampler]:
-        yield left.pop(0)
-
     with (
-        patch("posttrain.evaluation.stage.opened_sampler", opened),
+        patch("posttrain.evaluation.stage.opened_sampler", opening(lambda _: left.pop(0))),
         # intervals have tests of their own
         patch("posttrain.evaluation.intervals.DRAWS", 50),
         patch("posttrain.evaluation.compare.PERMUTATIONS", 99),
@@ -126,12 +120,3 @@ def records(out: Path) -> dict[str, bytes]:
     """Every file of records, by its path."""
     found = sorted((out / "records").rglob("*.jsonl"))
     return {path.relative_to(out).as_posix(): path.read_bytes() for path in found}
-
-
-class Mortal(ScriptedSampler):
-    """Kills its process at a call of `sample`, as nothing can be caught."""
-
-    async def sample(self, requests, *, progress=None):
-        if len(self.batches) == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return await super().sample(requests, progress=progress)

@@ -139,19 +139,6 @@ def test_published_totals_scored_again():
     assert against_super["p"] == pytest.approx(0.85, abs=0.02)
     assert against_qwen["p"] == pytest.approx(0.070, abs=0.01)
     assert "does not rank" in in_words({"names": ["Nano", "Super"], **against_super})
-    # money per solved task holds the failing runs already: times three, as published, counts
-    # them again
-    total, per_solved = 0.0079, 0.0079 / sum(NANO)
-    assert per_solved == pytest.approx(0.00079)
-    runs_for_one = 30 / sum(NANO)
-    assert total / 30 * runs_for_one == pytest.approx(per_solved)
-    assert per_solved * runs_for_one == pytest.approx(0.0024, abs=0.0001)  # the published figure
-    # the note on task 5 has a mode that the totals lack: one class a run hides it
-    totals = {"wrong_answer": 18, "gave_up_mid_plan": 1, "tool_call_hallucinated": 1}
-    assert sum(totals.values()) == 30 - sum(NANO)
-    assert "tool_call_redundancy" not in totals
-    run = completion(LOOK, LOOK, LOOK, CHANGE)
-    assert modes(run, Score(0.0, None, "")) == ("tool_call_redundancy", "wrong_answer")
 
 
 # -- a run of the evaluation -----------------------------------------------------------------------

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import pytest
 from scipy import stats
 
-from posttrain.chat.detect import CallDetection, FoundCall
 from posttrain.config.eval import GateConfig, GateRule
 from posttrain.errors import ConfigError
 from posttrain.evaluation.compare import (
@@ -19,19 +20,12 @@ from posttrain.evaluation.compare import (
     rate_difference,
     sign_flip,
 )
-from posttrain.evaluation.intervals import by_question
-from posttrain.evaluation.run import Record
-from posttrain.records import Score
-from posttrain.rollouts import Completion
-from tests.evaluation.scripted import prompt
-
-CALL = FoundCall("hermes_json", "answer", 0, 4, "call", "f", "undeclared")
+from posttrain.evaluation.intervals import Clustered, by_question
+from tests.evaluation.scripted import record
 
 
-def record(number: int, value: float | None, *, called=False, index=0, name="sft") -> Record:
-    verdict = CallDetection((CALL,) if called else ())
-    completion = Completion(prompt(number).id, index, (), "stop")
-    return Record(name, prompt(number), completion, Score(value, None, ""), verdict)
+def clustered(values: Iterable[float], questions: Iterable[object]) -> Clustered:
+    return by_question([*zip(values, questions, strict=True)])
 
 
 def test_mcnemar_looks_at_what_changed_alone():
@@ -59,14 +53,14 @@ def test_the_interval_of_a_change_covers_as_often_as_it_says():
 
 
 def test_rate_difference_with_one_sample_and_with_several():
-    one = by_question(list(zip([0.0, 0.0, 1.0, 1.0], range(4), strict=True)))
-    two = by_question(list(zip([1.0, 1.0, 1.0, 0.0], range(4), strict=True)))
+    one = clustered([0.0, 0.0, 1.0, 1.0], range(4))
+    two = clustered([1.0, 1.0, 1.0, 0.0], range(4))
     found = rate_difference(one, two, seed=0)
     assert (found.a, found.b, found.difference) == (0.5, 0.75, 0.25)
     assert found.test == "mcnemar"
     assert found.low < 0 < found.high
-    several = by_question(list(zip([0.0, 1.0] * 8, [k // 2 for k in range(16)], strict=True)))
-    sure = by_question(list(zip([1.0, 1.0] * 8, [k // 2 for k in range(16)], strict=True)))
+    several = clustered([0.0, 1.0] * 8, [k // 2 for k in range(16)])
+    sure = clustered([1.0, 1.0] * 8, [k // 2 for k in range(16)])
     found = rate_difference(several, sure, seed=0)
     assert found.test == "permutation"
     assert found.p == pytest.approx(2 / 2**8)
@@ -74,15 +68,15 @@ def test_rate_difference_with_one_sample_and_with_several():
 
 
 def test_questions_in_another_order_are_matched_by_name():
-    a = by_question(list(zip([0.0, 1.0, 1.0], ["x", "y", "z"], strict=True)))
-    b = by_question(list(zip([1.0, 1.0, 1.0], ["z", "x", "w"], strict=True)))
+    a = clustered([0.0, 1.0, 1.0], ["x", "y", "z"])
+    b = clustered([1.0, 1.0, 1.0], ["z", "x", "w"])
     found = rate_difference(a, b, seed=0)
     assert (found.questions, found.a, found.b) == (2, 0.5, 1.0)
 
 
 def test_length_difference():
-    a = by_question(list(zip([float(k) for k in range(50)], range(50), strict=True)))
-    b = by_question(list(zip([float(k + 3) for k in range(50)], range(50), strict=True)))
+    a = clustered([float(k) for k in range(50)], range(50))
+    b = clustered([float(k + 3) for k in range(50)], range(50))
     found = length_difference(a, b, seed=0)
     assert found.difference == pytest.approx(3.0)
     assert found.low == pytest.approx(3.0)

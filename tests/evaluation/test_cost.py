@@ -7,28 +7,21 @@ import json
 
 import pytest
 
-from posttrain.chat.detect import CallDetection
 from posttrain.chat.parse import ParsedCompletion
 from posttrain.config.eval import Price
 from posttrain.errors import DataError
 from posttrain.evaluation.cost import busy_seconds, cost_rows, money, tokens_of
 from posttrain.evaluation.journal import NOT_KEPT, JournaledSampler, TimedSampler, read_lines
-from posttrain.evaluation.run import Record
-from posttrain.records import Message, Score
+from posttrain.records import Message
 from posttrain.rollouts import Completion, Step, step_from_row, step_to_row
 from posttrain.sampling.sampler import Parameters, Request
-from tests.evaluation.scripted import ScriptedSampler, prompt, turn
+from tests.evaluation.scripted import ScriptedSampler, record, turn
 
 PARSED = ParsedCompletion("because", "56", (), (), True)
 
 
 def step(prompt_tokens: int, reasoning: int, answer: int, **more) -> Step:
     return Step("", PARSED, "stop", reasoning, answer, prompt_tokens, **more)
-
-
-def record(number: int, value: float, *steps: Step) -> Record:
-    completion = Completion(prompt(number).id, 0, steps, "stop")
-    return Record("sft", prompt(number), completion, Score(value, None, ""), CallDetection(()))
 
 
 def test_every_token_is_counted_once():
@@ -81,10 +74,10 @@ def test_a_journal_gives_every_answer_again_and_invents_none(tmp_path):
 
     timed = TimedSampler(model, tmp_path / "times.jsonl")
     first = ask(JournaledSampler(timed, path), 1, 2, 1)
-    assert [len(batch) for batch in model.batches] == [2]  # the same request is made once
+    assert [len(batch) for batch in model.calls] == [2]  # the same request is made once
     path.write_bytes(path.read_bytes() + b'{"key": "torn')
     again = ask(JournaledSampler(timed, path), 2, 3, 1)
-    assert [len(batch) for batch in model.batches] == [2, 1]
+    assert [len(batch) for batch in model.calls] == [2, 1]
     assert [g.step for g in again[::2]] == [first[1].step, first[0].step]
     replayed = ask(JournaledSampler(None, path), 3, 4)
     assert replayed[0].step == again[1].step

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -20,7 +18,7 @@ from posttrain.runs import read_artifact
 from posttrain.sampling.sampler import Request
 from tests.data_builders.judging.small import numbered
 from tests.data_builders.small_build import script
-from tests.sampling.scripted import END, Scripted
+from tests.sampling.scripted import END, Scripted, opening
 
 _SHOWN = re.compile(r"\[A1\](\d+)\[/A1\]\n\[A2\](\d+)\[/A2\]")
 
@@ -78,10 +76,7 @@ def evaluate(folder: Path, out: Path, *overrides: str, **judges: Scripted) -> Ju
     found = {"first": Scripted(first), "knows": Scripted(knows)} | judges
     module = script("eval_genrm")
 
-    @asynccontextmanager
-    async def opened(_: object, *, checkpoint: str, parts: bool) -> AsyncIterator[Scripted]:
-        yield found[Path(checkpoint).name]
-
+    opened = opening(lambda path: found[Path(path).name])
     with patch("posttrain.evaluation.judges.opened_sampler", opened):
         module.main(["--config", str(folder / "eval.yaml"), f"out={out}", *overrides])
     return found

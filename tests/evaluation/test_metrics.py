@@ -37,55 +37,42 @@ def failed(index=0) -> Record:
     return grade_completions("sft", [(prompt(0), completion)], lambda name, attempts: [])[0]
 
 
+OFF, TOOLS = prompt(0, thinking=False), prompt(0, tools=True)
+BUDGET = replace(prompt(0), reasoning_budget=4)
+
+
 @pytest.mark.parametrize(
-    ("text", "thinking", "adheres"),
+    ("made", "figures"),  # None: the figure does not apply
     [
-        (turn("56"), True, 1.0),
-        (turn("56", reasoning=" \n"), True, 0.0),
-        ("I never stop", True, 0.0),
-        (turn("56", thinking=False), False, 1.0),
-        ("<think>hm</think>56<|im_end|>", False, 0.0),
-        ("56</think><|im_end|>", False, 0.0),
+        (record(turn("56")), {"adherence": 1, "hallucination": 0, "forced_close": None}),
+        (record(turn("56", reasoning=" \n")), {"adherence": 0}),
+        (record("and so on"), {"adherence": 0, "truncated": 1, "malformed": 0}),
+        (record(turn("56", thinking=False), asked=OFF), {"adherence": 1}),
+        (record("<think>hm</think>56<|im_end|>", asked=OFF), {"adherence": 0}),
+        (record("56</think><|im_end|>", asked=OFF), {"adherence": 0}),
+        (record(turn(CALL)), {"hallucination": 1, "hallucination_answer": 1,
+                              "hallucination_reasoning": 0, "called_tool": None}),
+        (record(turn("56", reasoning=f"let me\n{CALL}")),
+         {"hallucination": 1, "hallucination_answer": 0, "hallucination_reasoning": 1}),
+        (record(turn(CALL), asked=TOOLS),
+         {"called_tool": 1, "nonexistent_tool": 0, "hallucination": None}),
+        (record(turn(CALL.replace("calculate", "search")), asked=TOOLS),
+         {"called_tool": 0, "nonexistent_tool": 1}),
+        (record(turn(CALL.replace("=expression", "=formula")), asked=TOOLS),
+         {"fabricated_arguments": 1}),
+        (record("a</think><tool_call>\n<function=f>"), {"truncated": 1, "malformed": 1}),
+        (record(turn("56"), asked=BUDGET, forced=(2, 4)), {"forced_close": 1}),
+        (record(turn("56"), asked=BUDGET), {"forced_close": 0}),
+        (record(turn("56"), value=None), {"accuracy": None, "truncated": 0}),
+        (failed(), {"accuracy": None, "truncated": None}),
     ],
-)
-def test_adherence(text: str, thinking: bool, adheres: float):
-    assert measure(record(text, asked=prompt(0, thinking=thinking)))["adherence"] == adheres
+)  # fmt: skip
+def test_what_is_measured(made: Record, figures: dict[str, float | None]):
+    found = measure(made)
+    assert {name: found.get(name) for name in figures} == figures
 
 
-def test_an_undeclared_call_in_the_answer_and_in_the_reasoning():
-    answer = measure(record(turn(CALL)))
-    assert (answer["hallucination"], answer["hallucination_answer"]) == (1.0, 1.0)
-    assert answer["hallucination_reasoning"] == 0.0
-    reasoning = measure(record(turn("56", reasoning=f"let me\n{CALL}")))
-    assert (reasoning["hallucination"], reasoning["hallucination_answer"]) == (1.0, 0.0)
-    assert "called_tool" not in answer
-
-
-def test_declared_nonexistent_and_fabricated_calls_are_apart():
-    asked = prompt(0, tools=True)
-    sound = measure(record(turn(CALL), asked=asked))
-    assert (sound["called_tool"], sound["nonexistent_tool"]) == (1.0, 0.0)
-    other = measure(record(turn(CALL.replace("calculate", "search")), asked=asked))
-    assert (other["called_tool"], other["nonexistent_tool"]) == (0.0, 1.0)
-    wrong = measure(record(turn(CALL.replace("=expression", "=formula")), asked=asked))
-    assert wrong["fabricated_arguments"] == 1.0
-    assert "hallucination" not in sound
-
-
-def test_truncated_malformed_and_forced():
-    cut = measure(record("and so on"))
-    assert (cut["truncated"], cut["malformed"]) == (1.0, 0.0)
-    half = measure(record("a</think><tool_call>\n<function=f>", value=0.0))
-    assert (half["truncated"], half["malformed"]) == (1.0, 1.0)
-    assert "forced_close" not in half
-    budgeted = replace(prompt(0), reasoning_budget=4)
-    assert measure(record(turn("56"), asked=budgeted, forced=(2, 4)))["forced_close"] == 1.0
-    assert measure(record(turn("56"), asked=budgeted))["forced_close"] == 0.0
-
-
-def test_what_failed_or_was_not_scored_has_no_figure_and_is_counted():
-    assert measure(failed()) == {}
-    assert "accuracy" not in measure(record(turn("56"), value=None))
+def test_what_failed_or_was_not_scored_is_counted():
     rows = [record(turn("56")), record(turn("56"), value=None, index=1), failed(2)]
     (cell,) = cell_rows(rows, seed=0)
     assert (cell["samples"], cell["failed"], cell["unscored"]) == (3, 1, 1)

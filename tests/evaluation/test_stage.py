@@ -12,7 +12,6 @@ from posttrain.errors import ConfigError
 from posttrain.evaluation.run import read_run
 from tests.evaluation.scripted import ScriptedSampler
 from tests.evaluation.small_eval import (
-    Mortal,
     answer,
     evaluate,
     records,
@@ -20,6 +19,7 @@ from tests.evaluation.small_eval import (
     tamed,
     write_recipe,
 )
+from tests.sampling.scripted import Mortal
 from tests.training.forks import forked
 
 SIZES = {"no_tools": 12 * 2 * 2, "with_tools": 12}
@@ -80,7 +80,7 @@ def test_the_artifact(run: Path):
 
 def test_killed_and_started_again_it_ends_with_the_same_bytes(run: Path):
     out = run / "killed"
-    dying = [Mortal(answer)]
+    dying = [Mortal(lambda request, _: answer(request), kill_at=2)]
     ended = forked(lambda: evaluate(run / "eval.yaml", f"out={out}", samplers=dying), check=False)
     assert ended.codes == [-9], ended.text
     there = records(out)
@@ -88,7 +88,7 @@ def test_killed_and_started_again_it_ends_with_the_same_bytes(run: Path):
     samplers = [ScriptedSampler(answer), ScriptedSampler(tamed)]
     evaluate(run / "eval.yaml", f"out={out}", samplers=samplers)
     assert records(out) == records(run / "out")
-    assert all(request.tools for batch in samplers[0].batches for request in batch)
+    assert all(request.tools for batch in samplers[0].calls for request in batch)
     for name in ("metrics.json", "lock.json", "manifest.json"):
         assert (out / name).read_bytes() == (run / "out" / name).read_bytes()
 

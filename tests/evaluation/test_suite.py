@@ -111,7 +111,7 @@ class Broken(ScriptedSampler):
     """Breaks down at the second batch of the task of inspect."""
 
     async def sample(self, requests, *, progress=None):
-        if sum('"calculate"' in (batch[0].tools or "") for batch in self.batches) == 1:
+        if sum('"calculate"' in (batch[0].tools or "") for batch in self.calls) == 1:
             raise RuntimeError("out of memory")
         return await super().sample(requests, progress=progress)
 
@@ -122,7 +122,7 @@ def test_stopped_inside_a_task_of_inspect_it_goes_on_with_what_it_had(suite: Pat
     with pytest.raises(DataError, match="out of memory"):
         run(suite / "eval.yaml", f"out={out}", sampler=broken)
     # a setting samples as it says
-    warm = {'"calculate"' in (r.tools or ""): r.parameters for b in broken.batches for r in b}
+    warm = {'"calculate"' in (r.tools or ""): r.parameters for b in broken.calls for r in b}
     assert (warm[False].temperature, warm[True].temperature) == (0.5, 1.0)
     assert not (out / "manifest.json").exists()
     kept = (out / "journals/sft/products.tools.jsonl").read_text().count("\n")
@@ -132,7 +132,7 @@ def test_stopped_inside_a_task_of_inspect_it_goes_on_with_what_it_had(suite: Pat
     assert records(out) == records(suite / "out")
     for name in ("metrics.json", "manifest.json", "journals/sft/products.tools.jsonl"):
         assert (out / name).read_bytes() == (suite / "out" / name).read_bytes()
-    made = [request for batch in sampler.batches for request in batch]
+    made = [request for batch in sampler.calls for request in batch]
     assert len(made) == 4 * 2 * 2 * 2 - kept
 
 
@@ -311,9 +311,9 @@ def test_a_judges_answers_are_kept_and_given_again_without_it(tmp_path: Path, mo
     judge = LabelJudgeConfig.model_validate({"backend": backend, "sampling": {"temperature": 0.0}})
     labels = tmp_path / "journals/judge.jsonl"
     (score,) = EnvironmentGrader(judge, labels).grade([Attempt(prompt, completion)])
-    assert (score.value, len(model.batches)) == (1.0, 2)  # both orders
+    assert (score.value, len(model.calls)) == (1.0, 2)  # both orders
     assert EnvironmentGrader(None, labels).grade([Attempt(prompt, completion)]) == [score]
-    assert len(model.batches) == 2
+    assert len(model.calls) == 2
     step = replace(completion.steps[0], parsed=replace(parsed, answer="Wallace"))
     other = replace(completion, steps=(step,))
     (unknown,) = EnvironmentGrader(None, labels).grade([Attempt(prompt, other)])

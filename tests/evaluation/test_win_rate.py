@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ from tests.data_builders.small_build import script
 from tests.evaluation import small_eval
 from tests.evaluation.scripted import ScriptedSampler, prompt, turn
 from tests.evaluation.test_judges import verdict
-from tests.sampling.scripted import END, Scripted
+from tests.sampling.scripted import END, FAIL, Scripted, opening
 
 _SHOWN = re.compile(r"\[A1\](.*)\[/A1\]\n\[A2\](.*)\[/A2\]", re.DOTALL)
 
@@ -87,12 +85,21 @@ def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     recipe = small_eval.write_recipe(
         folder,
         checkpoints={name: str(folder / "checkpoint") for name in names},
+        max_failure_rate=0.1,
         settings=[{"name": "no_tools", "thinking": "both"}],
     )
-    samplers = [
-        ScriptedSampler(lambda r, own=own: turn(f"{own} {r.seed}", thinking=r.thinking))
-        for own in ("the old", "new", "the old")
-    ]
+
+    def answering(text: str) -> ScriptedSampler:
+        """Fails on one question, if it is new."""
+
+        def answer(request: Request) -> str:
+            if text == "new" and "sums 7:" in request.messages[-1].content:
+                return FAIL
+            return turn(f"{text} {request.seed}", thinking=request.thinking)
+
+        return ScriptedSampler(answer)
+
+    samplers = [answering(text) for text in ("the old", "new", "the old")]
     small_eval.evaluate(recipe, "--task", "sums", samplers=samplers)
     return folder
 
@@ -115,11 +122,7 @@ def compare(folder: Path, out: Path, **keys: Any) -> Scripted:
     path.write_text(yaml.safe_dump(raw))
     sampler, module = Scripted(prefers_new), script("win_rate")
 
-    @asynccontextmanager
-    async def opened(*_: object, **__: object) -> AsyncIterator[Scripted]:
-        yield sampler
-
-    with patch("posttrain.sampling.open.opened_sampler", opened):
+    with patch("posttrain.sampling.open.opened_sampler", opening(lambda _: sampler)):
         module.main(["--config", str(path)])
     return sampler
 
@@ -132,11 +135,11 @@ def test_the_better_policy_wins_in_both_orders(evaluated: Path, tmp_path: Path):
     judge = compare(evaluated, tmp_path / "out")
     found = {row["unit"]: row for row in rows(tmp_path / "out")}
     assert set(found) == {"sums.no_tools on", "sums.no_tools off", "all"}
-    assert (found["all"]["duels"], found["all"]["questions"]) == (48, 12)
+    assert (found["all"]["duels"], found["all"]["questions"]) == (44, 11)
     assert found["all"]["score"]["value"] == found["all"]["win"]["value"] == 1.0
-    assert sum(map(len, judge.calls)) == 96
+    assert sum(map(len, judge.calls)) == 88
     manifest = read_artifact(tmp_path / "out", kind="win_rate")
-    assert manifest.counts.kept == 48
+    assert (manifest.counts.rows_in, manifest.counts.dropped) == (48, {"failed": 4})
     assert [p.digest for p in manifest.parents] == [read_artifact(evaluated / "out").digest]
     lines = [json.loads(line) for line in (tmp_path / "out/duels.jsonl").open()]
     assert all(line["after_first"]["verdict"] == [5, 1, 1] for line in lines)

@@ -13,7 +13,7 @@ from huggingface_hub import ModelCard, constants
 
 from posttrain.errors import ConfigError, DataError
 from posttrain.publish.card import CARD
-from posttrain.publish.files import upload_plan
+from posttrain.publish.hub import upload_plan
 from scripts.push import main
 from tests.publish.stand_in import TOKEN, StandIn
 from tests.publish.writers import write_checkpoint, write_evaluation

@@ -11,7 +11,7 @@ import pytest
 
 from posttrain.errors import ConfigError
 from posttrain.evaluation.compare import compare_runs, side_of
-from posttrain.report import write_overlay
+from posttrain.report.overlay import write_overlay
 from posttrain.runs import Counts, Run
 from tests.data_builders.small_build import script
 from tests.evaluation.scripted import ScriptedSampler
@@ -50,15 +50,6 @@ def test_runs_of_one_kind_share_charts_and_differ_in_named_keys(tmp_path: Path):
     line = r'<title>a/sft</title><path d="M [\d.]+ ([\d.]+) +L [\d.]+ ([\d.]+)'
     (held_out,) = re.findall(line, charts[1])
     assert held_out[0] == held_out[1]  # 2.5 both times
-
-
-def test_kinds_without_a_page_of_their_own_are_overlaid(tmp_path: Path):
-    for name in "ab":
-        Run.open(tmp_path / name, kind="other", config={"x": name}).finish(
-            counts=Counts(0, 0), files={}
-        )
-    page = write_overlay([tmp_path / "a", tmp_path / "b"], out=tmp_path / "page.html").read_text()
-    assert cells(page, "x")[1:] == ["a", "b"]
 
 
 @pytest.mark.parametrize("names", [["a", "a"], list("abcdefg")])

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -15,13 +16,13 @@ import pytest
 from rich.console import Console
 
 from posttrain.errors import DataError
-from posttrain.report import write_report
 from posttrain.report.console import print_sections
 from posttrain.report.html import page_html
 from posttrain.report.pages.sft_data import lengths, mixture
 from posttrain.report.section import Section, Table
+from posttrain.report.write import run_stage, write_report
 from posttrain.runs import Counts, Run, read_artifact
-from tests.report.conftest import LOG, write_checkpoint
+from tests.report.conftest import write_checkpoint
 from tests.report.reading import Reader, cells, page_of, section, sections
 
 
@@ -38,7 +39,7 @@ def test_a_checkpoint_shows_its_whole_lineage(finished, page):
     assert len(ids) == len(set(ids)) >= len(sections(page))
     assert sections(page) == [
         "Training", "Speed", "Mixture", "Drops by source", "Sources", "Lengths", "Reasoning control",
-        "Packing", "Supervision", "Worst offenders", "Sample conversations", "Tiny world", "Counts", "Provenance",
+        "Packing", "Supervision", "Worst offenders", "Sample conversations", "Counts", "Provenance",
     ]  # fmt: skip
     for folder in ("sft", "sft_data", "world"):
         assert read_artifact(finished / folder).digest in page
@@ -87,6 +88,31 @@ def test_the_same_bytes_elsewhere(finished, page, tmp_path):
     assert page_of(tmp_path / "run" / "sft") == page
 
 
+def test_started_again_a_stage_leaves_the_page_that_is_there(tmp_path):
+    out, made = tmp_path / "toy", []
+
+    def make(run: Run) -> None:
+        made.append(run)
+        (out / "work").mkdir()
+        run.finish(counts=Counts(1, 1), files={})
+
+    def start() -> None:
+        check = partial(made.append, None)
+        console = Console(file=io.StringIO())
+        run_stage(console, out, kind="toy", config={}, make=make, check=check, scratch="work")
+        assert not (out / "work").exists()
+
+    start()
+    page = (out / "report.html").read_bytes()
+    (out / "report.html").unlink()
+    start()
+    assert (out / "report.html").read_bytes() == page
+    (out / "report.html").write_text("mine")
+    start()
+    assert (out / "report.html").read_text() == "mine"
+    assert made[1:] == [None, None]  # made once, its inputs checked twice
+
+
 def test_changed_and_unfinished_inputs_are_refused(tmp_path):
     out = write_checkpoint(tmp_path / "sft")
     with (out / "log.jsonl").open("a") as handle:
@@ -97,14 +123,6 @@ def test_changed_and_unfinished_inputs_are_refused(tmp_path):
     (out / "log.jsonl").unlink()
     with pytest.raises(DataError, match="has not finished"):
         write_report(out)
-
-
-def test_text_from_data_cannot_become_markup(tmp_path):
-    nasty = "<script>alert(1)</script> & \ud800"
-    rows = [{**LOG[0]}, {"step": 10, "epoch": 1, f"eval_{nasty}_loss": 1.5}]
-    page = page_of(write_checkpoint(tmp_path / "nasty", rows=rows))
-    assert "<script" not in page
-    assert r"&lt;script&gt;alert(1)&lt;/script&gt; &amp; \ud800" in page
 
 
 def test_held_out_loss_is_per_trained_token_and_by_group(page):
@@ -122,17 +140,21 @@ def test_speed_counts_the_tokens_of_each_start(page):
     assert cells(page, "10 – 20") == ["10 – 20", "2", "5.0", "100", "20"]
 
 
-def test_a_diverged_run_still_has_a_report(tmp_path):
-    nan = float("nan")
+def test_logs_that_diverged_or_hold_markup_or_nothing_have_a_report(tmp_path):
+    nan, nasty = float("nan"), "<script>alert(1)</script> & \ud800"
     rows = [{"step": 1, "loss": 5.0}, {"step": 2, "loss": nan}, {"step": 3, "eval_x_loss": nan}]
-    out = write_checkpoint(tmp_path / "diverged", rows=rows)
-    assert "1 logged losses are not finite" in page_of(out)
+    page = page_of(
+        write_checkpoint(tmp_path / "bad", rows=[*rows, {"step": 4, f"eval_{nasty}_loss": 1.5}])
+    )
+    assert "1 logged losses are not finite" in page
+    assert "<script" not in page
+    assert r"&lt;script&gt;alert(1)&lt;/script&gt; &amp; \ud800" in page
     assert "Training" in sections(page_of(write_checkpoint(tmp_path / "empty", rows=[])))
 
 
 def test_the_report_loads_nothing_heavy():
     code = (
-        "import sys, posttrain.report;"
+        "import sys, posttrain.report.overlay;"
         "print(sorted({'torch', 'transformers', 'matplotlib', 'numpy', 'pyarrow'} & set(sys.modules)))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -140,22 +162,17 @@ def test_the_report_loads_nothing_heavy():
 
 
 def test_what_an_older_version_or_another_machine_left_out_is_named(tmp_path):
-    old, gone = (Run.open(tmp_path / name, kind="sft_data", config={}) for name in ("old", "gone"))
-    old.finish(counts=Counts(3, 2, {"empty_answer": 1}), files={})
-    gone.finish(counts=Counts(1, 1), files={})
+    for n, name in enumerate(("old", "gone")):
+        Run.open(tmp_path / name, kind="sft_data", config={}).finish(counts=Counts(n, n), files={})
+    merged = Run.open(tmp_path / "merged", kind="checkpoint", config={})
+    merged.finish(counts=Counts(1, 1), files={}, stats={"check": {}, "dtype": "bfloat16"})
+    missing = section(page_of(tmp_path / "merged"), "Not in this report")
+    assert "merged lists no log.jsonl" in missing
     out = write_checkpoint(tmp_path / "model", tmp_path / "old", tmp_path / "gone")
     shutil.rmtree(tmp_path / "gone")
     missing = section(page_of(out), "Not in this report")
     assert "sft_data old: old has no &#39;sources&#39; in its stats" in missing
     assert "sft_data gone: not at ../gone" in missing
-
-
-def test_a_merged_checkpoint_has_a_report(tmp_path):
-    run = Run.open(tmp_path / "merged", kind="checkpoint", config={})
-    run.finish(counts=Counts(1, 1), files={}, stats={"check": {}, "dtype": "bfloat16"})
-    assert "merged lists no log.jsonl" in section(
-        page_of(tmp_path / "merged"), "Not in this report"
-    )
 
 
 def test_the_console_shows_the_figures_of_the_page(finished, page):

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from posttrain.report import section as ui
-from posttrain.report import write_report
 from posttrain.report.html import page_html
+from posttrain.report.write import write_report
 from posttrain.rollouts import TRUNCATED
 from posttrain.runs import Counts, Run
 from tests.report.conftest import write_rows
@@ -75,20 +75,16 @@ def test_no_text_of_a_sample_becomes_markup(page: str):
     assert "<img" not in page
 
 
-def test_a_long_text_keeps_both_its_ends():
-    assert ui.shortened("abcdefghij", 5) == "abc … 5 characters … ij"
-    assert ui.shortened("abc", 3) == "abc"
-
-
 def test_few_samples_of_many_texts_are_shown_as_long_as_many_of_one():
     assert ui.room(32, 9) == ui.room(1) == ui.SHOWN_CHARACTERS
     assert 2000 * 3 * ui.room(2000, 3) <= ui.MOST_CHARACTERS
     assert ui.each(3000, 50) == 200
+    assert ui.shortened("abcdefghij", 5) == "abc … 5 characters … ij"
 
 
 def sample(source: str, finish: str, reward: float | None, text: str) -> ui.Sample:
-    fold = ui.Fold(text, [ui.Dialogue(f"{text} of {source}")])
-    return ui.Sample(fold, {"source": source, "finish": finish}, {"reward": reward})
+    values = {"source": source, "finish": finish}
+    return ui.Sample(text, [ui.Dialogue(f"{text} of {source}")], values, {"reward": reward})
 
 
 SMALL = [

@@ -70,6 +70,9 @@ def test_the_base_reward_is_the_mean_over_both_positions():
     assert (found.judgements[0]["score_1"], found.judgements[0]["score_2"]) == (1, 2)
     counts = ("position_1_wins", "position_2_wins", "ties", "matches", "judge_calls")
     assert [found.counts[name] for name in counts] == [1, 3, 0, 4, 4]
+    assert "votes" not in found.judgements[0]
+    [two, *_] = rewarded(judge_of(fair, babble), completions(FOUR)).judgements
+    assert [vote["reason"] for vote in two["votes"]] == [None, "no readable verdict in its answer"]
 
 
 def test_rollouts_that_were_given_up_are_in_no_match():
@@ -140,7 +143,11 @@ def test_accuracy_is_watched_at_once_for_all_groups_and_is_no_part_of_the_reward
     graded: dict[str, Any] = {"grader": "says", "gold": "1"}
     groups = [
         Group(prompt(**prompted), tuple(completions(texts)))
-        for prompted, texts in ((graded, ("1", "2", "?")), ({}, ("3", "4")), (graded, ("?", "1")))
+        for prompted, texts in (
+            (graded, ("1", "2", "?")),
+            ({"grader": "says"}, ("3", "4")),
+            (graded, ("?", "1")),
+        )
     ]
     grader, settings = Counting(), {"pairing": PairingConfig(), "length": NO_LENGTH}
     watched, plain = (

@@ -6,8 +6,11 @@ sampler = Scripted(lambda request, rng: "56<|im_end|>")
 from __future__ import annotations
 
 import json
+import os
 import random
-from collections.abc import Callable, Mapping, Sequence
+import signal
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +20,7 @@ from posttrain.rollouts import Prompt, Step
 from posttrain.sampling.sampler import Generation, Request
 
 END = "<|im_end|>"
+FAIL = "FAIL"  # of a script: the request fails
 Script = Callable[[Request, random.Random], str]
 
 
@@ -97,10 +101,37 @@ class Scripted:
         for request in requests:
             ids = prompt_ids(request)
             text = self.script(request, random.Random(request.seed))
+            if text == FAIL:
+                found.append(Generation(None, error="the server went away"))
+                continue
             found.append(Generation(step_of(request, text, len(ids)), ids))
             if progress is not None:
                 progress(len(text))
         return found
+
+
+def opening(sampler_of: Callable[[str], Scripted]) -> Callable[..., Any]:
+    """A stand-in for `opened_sampler`: the sampler of a checkpoint's path."""
+
+    @asynccontextmanager
+    async def opened(*_: object, checkpoint: str, **__: object) -> AsyncIterator[Scripted]:
+        yield sampler_of(checkpoint)
+
+    return opened
+
+
+@dataclass
+class Mortal(Scripted):
+    """Kills its process at a call of `sample`, as nothing can be caught."""
+
+    kill_at: int = 0
+
+    async def sample(
+        self, requests: Sequence[Request], *, progress: Callable[[int], None] | None = None
+    ) -> list[Generation]:
+        if len(self.calls) == self.kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return await super().sample(requests, progress=progress)
 
 
 @dataclass

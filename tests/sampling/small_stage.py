@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -17,9 +13,7 @@ import yaml
 # they keep `all_graders` from their import on: imported later, one that stands in for it
 from posttrain.sampling.sampler import Request
 from tests.data_builders.small_build import script, write_tokenizer
-from tests.sampling.scripted import END, TOOLS, Adder, Scripted, call
-
-ROOT = Path(__file__).resolve().parent.parent.parent
+from tests.sampling.scripted import END, TOOLS, Adder, Scripted, call, opening
 
 
 class Adding:
@@ -71,25 +65,10 @@ def sample(recipe: Path, *overrides: str, sampler: Scripted | None = None) -> Sc
     """
     sampler = sampler or Scripted(answer)
 
-    @asynccontextmanager
-    async def opened(*_: object, **__: object) -> AsyncIterator[Scripted]:
-        yield sampler
-
     with (
-        patch("posttrain.sampling.open.opened_sampler", opened),
+        patch("posttrain.sampling.open.opened_sampler", opening(lambda _: sampler)),
         patch("data_builders.prompts.build.toolkits_for", lambda *_: {"adding": Adding()}),
         patch("data_builders.registry.all_graders", dict),
     ):
         script("sample").main(["--config", str(recipe), *overrides])
     return sampler
-
-
-class Mortal(Scripted):
-    """Kills its process at a call of `sample`, as nothing can be caught."""
-
-    kill_at = 0
-
-    async def sample(self, requests, *, progress=None):
-        if len(self.calls) == self.kill_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return await super().sample(requests, progress=progress)

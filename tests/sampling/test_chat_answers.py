@@ -114,12 +114,6 @@ def test_a_call_that_cannot_be_read_stays_as_text_and_is_named(name: str):
     assert '"c"' in parsed.answer
 
 
-@pytest.mark.parametrize("name", FAILED)
-def test_any_other_answer_is_a_failed_request(name: str):
-    with pytest.raises(RequestFailed):
-        sampler()._step(FAILED[name], request())
-
-
 def test_without_a_counter_what_the_server_does_not_count_is_a_failure():
     with pytest.raises(RequestFailed, match="name the checkpoint"):
         sampler(count=None)._step(answer({"content": "x"}) | {"usage": None}, request())

@@ -15,8 +15,8 @@ from posttrain.rollouts import Completion, completion_from_row
 from posttrain.sampling.generate import Journal, generate, line_of, read_completions
 from posttrain.sampling.progress import ProgressBar, SampleStats
 from posttrain.sampling.rollout import RolloutLimits, Task
-from posttrain.sampling.sampler import Generation, Parameters, Request
-from tests.sampling.scripted import END, Adder, Scripted, call, question
+from posttrain.sampling.sampler import Parameters, Request
+from tests.sampling.scripted import END, FAIL, Adder, Scripted, call, question
 
 LIMITS = RolloutLimits(Parameters(max_tokens=400), max_turns=4)
 TASKS = [Task(question(n), index, seed=1) for n in range(7) for index in range(5)]
@@ -69,25 +69,20 @@ def test_a_torn_last_line_is_sampled_again_and_a_damaged_one_named(tmp_path: Pat
     assert torn.read_bytes() == whole.read_bytes()
 
 
-class Flaky(Scripted):
-    """Refuses one prompt."""
-
-    async def sample(self, requests, *, progress=None):
-        found = await super().sample(requests, progress=progress)
-        return [
-            Generation(None, error="HTTP 500") if r.messages[0].content == "2+2?" else g
-            for r, g in zip(requests, found, strict=True)
-        ]
+def flaky(request: Request, rng: random.Random) -> str:
+    return FAIL if request.messages[0].content == "2+2?" else script(request, rng)
 
 
 @pytest.mark.parametrize("batched", [True, False])
 def test_failures_are_counted_and_too_many_stop_the_run(tmp_path: Path, batched: bool):
-    with pytest.raises(DataError, match=r"5 of 35 completions failed.*HTTP 500"):
-        run(tmp_path, Flaky(script, batched=batched), failures=0.1)
-    stats = run(tmp_path, Flaky(script, batched=batched), failures=0.2)
+    with pytest.raises(DataError, match=r"5 of 35 completions failed.*the server went away"):
+        run(tmp_path, Scripted(flaky, batched=batched), failures=0.1)
+    stats = run(tmp_path, Scripted(flaky, batched=batched), failures=0.2)
     completions = read_completions(tmp_path / "samples.jsonl")
     failed = [c for c in completions if c.finish == "failed"]
-    assert [(c.prompt_id, c.error) for c in failed] == [(question(2).id, "HTTP 500")] * 5
+    assert [(c.prompt_id, c.error) for c in failed] == [
+        (question(2).id, "the server went away")
+    ] * 5
     counts = stats.by_setting()["with_tools"]
     assert (counts["finish"]["failed"], counts["finish"]["stop"]) == (5, 30)
     assert counts["samples_with_calls"] == sum(bool(c.tool_calls) for c in completions) > 0

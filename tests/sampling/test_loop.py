@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -18,26 +19,29 @@ LIMITS = RolloutLimits(Parameters(max_tokens=400), max_turns=4)
 
 
 def run(
-    script: Script,
+    script: Script | Scripted,
     prompts: list[Prompt],
     *,
     limits: RolloutLimits = LIMITS,
     batched: bool = True,
-    environments: list[Adder] | None = None,
-    environment: type[Adder] = Adder,
+    opened: list[Adder] | None = None,
+    environment: Callable[[], Adder] = Adder,
+    at_once: int | None = None,
 ) -> tuple[list[Completion], Scripted]:
     """One completion a prompt."""
-    sampler = Scripted(script, batched=batched)
-    opened = environments if environments is not None else []
+    sampler = script if isinstance(script, Scripted) else Scripted(script, batched=batched)
+    environments = [] if opened is None else opened
 
     def open_environment(prompt: Prompt) -> Adder | None:
         if prompt.environment is None:
             return None
-        opened.append(environment())
-        return opened[-1]
+        environments.append(environment())
+        return environments[-1]
 
     tasks = [Task(prompt, index=0, seed=3) for prompt in prompts]
-    made = roll_out(tasks, sampler, open_environment=open_environment, limits=limits)
+    made = roll_out(
+        tasks, sampler, open_environment=open_environment, limits=limits, at_once=at_once
+    )
     return asyncio.run(made), sampler
 
 
@@ -53,9 +57,7 @@ def add_then_answer(request: Request, rng: random.Random) -> str:
 @pytest.mark.parametrize("batched", [True, False])
 def test_call_result_answer(batched: bool):
     environments: list[Adder] = []
-    (done,), sampler = run(
-        add_then_answer, [question(21)], batched=batched, environments=environments
-    )
+    (done,), sampler = run(add_then_answer, [question(21)], batched=batched, opened=environments)
     assert [requests[0].seed for requests in sampler.calls] == [
         seed_of(3, "sum-21/with_tools/off", 0, step) for step in (0, 1)
     ]
@@ -83,7 +85,7 @@ def test_call_result_answer(batched: bool):
 )
 def test_a_broken_call_ends_the_completion_with_its_text(text: str):
     environments: list[Adder] = []
-    (done,), _ = run(lambda *_: text + END, [question()], environments=environments)
+    (done,), _ = run(lambda *_: text + END, [question()], opened=environments)
     assert (done.finish, len(done.steps)) == ("stop", 1)
     assert environments[0].sums == []
     assert "<tool_call>" in done.answer
@@ -154,7 +156,7 @@ def test_what_bounds_a_completion(environment, script, limits, finish, steps):
     opened: list[Adder] = []
     (done,), sampler = run(
         script, [question()], limits=replace(LIMITS, **limits), environment=environment,
-        environments=opened,
+        opened=opened,
     )  # fmt: skip
     assert (done.finish, len(done.steps), done.steps[-1].results) == (finish, steps, ())
     # the last step's call is one that nobody would read
@@ -173,11 +175,7 @@ class Rerendering(Scripted):
 
 
 def test_ids_that_do_not_continue_are_not_kept():
-    sampler = Rerendering(add_then_answer)
-    tasks = [Task(question(1), 0, 3)]
-    (done,) = asyncio.run(
-        roll_out(tasks, sampler, open_environment=lambda _: Adder(), limits=LIMITS)
-    )
+    (done,), _ = run(Rerendering(add_then_answer), [question(1)])
     assert done.prompt_ids is None
     assert [step.ids for step in done.steps] == [None, None]
     assert done.answer == "It is 2."
@@ -195,13 +193,11 @@ class Counting(Scripted):
 
 
 def test_a_server_has_so_many_rollouts_at_once_and_a_batch_all_that_are_live():
-    sampler = Counting(add_then_answer, batched=False)
-    tasks = [Task(question(n), 0, 3) for n in range(20)]
-    made = roll_out(tasks, sampler, open_environment=lambda _: Adder(), limits=LIMITS, at_once=5)
-    assert [c.prompt_id for c in asyncio.run(made)] == [question(n).id for n in range(20)]
+    asked = [question(n) for n in range(20)]
+    made, sampler = run(Counting(add_then_answer, batched=False), asked, at_once=5)
+    assert [c.prompt_id for c in made] == [prompt.id for prompt in asked]
     assert sampler.most == 5
-    sampler = Scripted(lambda r, g: add_then_answer(r, g) if "2+2" not in str(r) else NO)
-    asyncio.run(roll_out(tasks[:4], sampler, open_environment=lambda _: Adder(), limits=LIMITS))
+    _, sampler = run(lambda r, g: add_then_answer(r, g) if "2+2" not in str(r) else NO, asked[:4])
     made = [[r.messages[0].content for r in batch] for batch in sampler.calls]
     assert made == [["0+0?", "1+1?", "2+2?", "3+3?"], ["0+0?", "1+1?", "3+3?"]]
 
@@ -216,15 +212,11 @@ class Broken(Adder):
 @pytest.mark.parametrize("batched", [True, False])
 def test_a_fault_of_ours_is_raised_and_every_environment_closed(batched: bool):
     environments: list[Adder] = []
-
-    def open_environment(prompt: Prompt) -> Adder:
-        environments.append(Broken() if prompt.task == "sum-2" else Adder())
-        return environments[-1]
-
-    sampler = Scripted(add_then_answer, batched=batched)
-    tasks = [Task(question(n), 0, 3) for n in range(4)]
     with pytest.raises(RuntimeError, match="a bug"):
-        asyncio.run(roll_out(tasks, sampler, open_environment=open_environment, limits=LIMITS))
+        run(
+            add_then_answer, [question(n) for n in range(4)], batched=batched, opened=environments,
+            environment=lambda: Broken() if len(environments) == 2 else Adder(),
+        )  # fmt: skip
     assert [e.closed for e in environments] == [1] * len(environments)
 
 
@@ -252,8 +244,8 @@ class Busy(Adder):
 @pytest.mark.parametrize("batched", [True, False])
 def test_so_many_rollouts_run_tools_at_once(batched: bool):
     Busy.most = 0
-    sampler = Scripted(add_then_answer, batched=batched)
-    tasks = [Task(question(n), 0, 3) for n in range(12)]
-    limits = replace(LIMITS, tools_at_once=3)
-    done = asyncio.run(roll_out(tasks, sampler, open_environment=lambda _: Busy(), limits=limits))
+    done, _ = run(
+        add_then_answer, [question(n) for n in range(12)], batched=batched, environment=Busy,
+        limits=replace(LIMITS, tools_at_once=3),
+    )  # fmt: skip
     assert (Busy.most, {c.finish for c in done}) == (3, {"stop"})

@@ -13,8 +13,8 @@ from posttrain.errors import ConfigError
 from posttrain.runs import read_artifact
 from posttrain.sampling.generate import read_completions
 from posttrain.tokens.tokenizer import load_any_tokenizer
-from tests.sampling.scripted import Scripted
-from tests.sampling.small_stage import Mortal, answer, sample, write_recipe
+from tests.sampling.scripted import Mortal, Scripted
+from tests.sampling.small_stage import answer, sample, write_recipe
 from tests.training.forks import forked
 
 FILES = ("prompts.jsonl", "samples.jsonl", "manifest.json")
@@ -64,8 +64,7 @@ def test_killed_and_resumed_gives_the_same_bytes(done: Path, tmp_path: Path):
     for kind, kills in (("batched", (1, 3)), ("server", (20, 5))):
         out, batched = tmp_path / kind, kind == "batched"
         for kill_at in kills:
-            mortal = Mortal(answer, batched=batched)
-            mortal.kill_at = kill_at
+            mortal = Mortal(answer, batched=batched, kill_at=kill_at)
             run = partial(sample, recipe, f"out={out}", sampler=mortal)
             ended = forked(run, check=False)
             assert ended.codes == [-signal.SIGKILL], ended.text

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from posttrain.runs import read_artifact
-from posttrain.training import memory
+from posttrain.training import plan
 from posttrain.training.activations import StepMemory
 from tests.training.rl.servers import judge_server
 
@@ -80,7 +80,7 @@ def test_the_tiny_recipes_chain(
     run("build_sft", "build_sft", *small)
     run("sft", "sft", *FEW_STEPS)
     # one run has measured itself
-    monkeypatch.setattr(memory, "measure_step", lambda *_: StepMemory(0, 0, 0))
+    monkeypatch.setattr(plan, "measure_step", lambda *_: StepMemory(0, 0, 0))
     losses = [row["loss"] for row in rows_of("sft/log.jsonl") if "loss" in row]
     assert losses[-1] < losses[0]
     assert (RUNS / "sft/checkpoint-epoch-1/model.safetensors").is_file()

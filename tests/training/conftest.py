@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -93,17 +94,20 @@ TRAINER: dict[str, Any] = {
 }
 
 
+def sft_recipe(
+    data: Path, model: Path, out: Path, /, trainer: dict[str, Any] | None = None, **keys: Any
+) -> SftConfig:
+    """2 epochs of batches of 8 packs."""
+    raw = {
+        "data": str(data),
+        "out": str(out),
+        "model": {"path": str(model)},
+        "trainer": {**TRAINER, **(trainer or {})},
+    }
+    return validate({**raw, **keys}, SftConfig, where="test")
+
+
 @pytest.fixture
 def recipe(data: Path, attention_path: Path, tmp_path: Path) -> MakeRecipe:
-    """`recipe(document_masking=…, trainer={…})`: a validated recipe on the tiny data and model."""
-
-    def make(trainer: dict[str, Any] | None = None, **keys: Any) -> SftConfig:
-        raw = {
-            "data": str(data),
-            "out": str(tmp_path / "out"),
-            "model": {"path": str(attention_path)},
-            "trainer": {**TRAINER, **(trainer or {})},
-        }
-        return validate({**raw, **keys}, SftConfig, where="test")
-
-    return make
+    """`recipe({…}, document_masking=…)`: a validated recipe on the tiny data and model."""
+    return functools.partial(sft_recipe, data, attention_path, tmp_path / "out")

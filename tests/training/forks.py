@@ -32,8 +32,6 @@ from posttrain.report.section import LineChart, Section, Series
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 240  # far above what a run takes on a busy machine
 SHARDING = ("ACCELERATE_USE_", "ACCELERATE_DEEPSPEED_", "FSDP_")
-# for a recipe that runs sharded on CPU
-SHARDED = ("trainer.use_cpu=false", "trainer.accelerator_config={use_configured_state: true}")
 
 
 @dataclass(frozen=True)

@@ -17,18 +17,22 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM
 
-from posttrain.config.dpo import DpoConfig
-from posttrain.config.grpo import GroupTraining
-from posttrain.config.load import validate
-from posttrain.config.sft import SftConfig
 from posttrain.runs import read_artifact
 from posttrain.training.dpo.stage import DpoStage
 from posttrain.training.rl.stage import GroupStage
 from posttrain.training.sft.stage import SftStage
 from posttrain.training.trainer import Resumable
+from tests.training.conftest import sft_recipe
+from tests.training.dpo import recipe as dpo
 from tests.training.dpo.pairs import make_pairs, write_pairs
 from tests.training.forks import forked
-from tests.training.rl.policy import Scripted, make_prompts, words_of, write_policy
+from tests.training.rl.policy import (
+    Scripted,
+    make_prompts,
+    make_recipe,
+    words_of,
+    write_policy,
+)
 from tests.training.tiny import losses, write_artifact
 
 SHARDINGS = ("ddp", "zero2", "zero3", "fsdp2")
@@ -58,43 +62,34 @@ class Cells:
 
     def stage(self, method: str, model: str, lora: bool, sharding: str | None, out: Path) -> Any:
         """A training stage; `sharding` None: of one process."""
-        sharded = sharding not in (None, "ddp")
+        sharded, policy = sharding not in (None, "ddp"), self.policies[model]
         trainer: dict[str, Any] = {
             "learning_rate": 1e-3,
             "lr_scheduler_type": "constant",
             "max_steps": STEPS,
             "per_device_train_batch_size": 4 if sharding is None else 2,
-            "gradient_checkpointing": False,
             "save_strategy": "steps",
             "save_steps": 2,
-            "disable_tqdm": True,
             "warmup_steps": 0,
         }
         if sharded:
             trainer |= {"use_cpu": False, "accelerator_config": {"use_configured_state": True}}
         preset = {"attention": "attention_mlp", "hybrid": "nemotron_h"}[model]
-        raw: dict[str, Any] = {
-            "out": str(out),
-            "model": {"path": str(self.policies[model])},
+        keys: dict[str, Any] = {
             "adapter": {"preset": preset, "rank": 4} if lora else None,
             "launch": {"sharding": sharding if sharded else "none"},
-            "trainer": trainer,
         }
         if method == "sft":
-            trainer |= {"gradient_accumulation_steps": 2, "logging_steps": 1}
-            return SftStage(validate(raw | {"data": str(self.packs)}, SftConfig, where="bench"))
+            trainer |= {"gradient_accumulation_steps": 2, "num_train_epochs": None}
+            return SftStage(sft_recipe(self.packs, policy, out, trainer, **keys))
         if method == "dpo":
-            raw |= {"data": str(self.pairs), "batch": 8}
-            return DpoStage(validate(raw, DpoConfig, where="bench"))
-        raw |= {
+            return DpoStage(dpo.make_recipe(self.pairs, policy, out, trainer, **keys))
+        keys |= {
             "prompts_per_step": 4,
-            "num_generations": 4,
             "sampling": {"max_tokens": 6},
-            "loss": {"overlong": "train"},
-            "guard": {name: {} for name in ("truncated", "zero_variance", "entropy", "length")},
             "moe": {"bias_update_rate": 0.0 if lora else 0.001},
         }
-        recipe = validate(raw, GroupTraining, where="bench")
+        recipe = make_recipe(policy, out, trainer, **keys)
         return GroupStage(recipe, prompts=make_prompts(4 * STEPS), reward=Scripted(words_of))
 
     def _alone(self, method: str, model: str, lora: bool) -> Path:

@@ -173,66 +173,52 @@ def arm(method: str, moment: str, reward: Mortal) -> None:
     if method == "rlhf":
         _judge_by_seed()
     kind, _, number = moment.partition(":")
-    at = int(number or 0)
-    trainers = {"sft": PackedSFTTrainer, "dpo": PairTrainer}
+    at, votes = int(number or 0), list[int]()
 
-    def before(owner: Any, name: str, due: Any, *, after: bool = False) -> None:
-        """Die before a call for which `due(self or first argument, …)` holds, or after it."""
-        original = getattr(owner, name)
+    def cut(checkpoint: Path, progress: Any) -> bool:
+        # the weights are there, the optimiser is cut short, the marker is missing
+        if due := progress.step == at:
+            file = checkpoint / "optimizer.pt"
+            file.write_bytes(file.read_bytes()[:100])
+        return due
 
-        def dying(*args: Any, **kwargs: Any) -> Any:
-            now = due(*args, **kwargs)
-            if now and not after:
-                die()
-            result = original(*args, **kwargs)
-            return die() if now else result
+    def half(file: Path, rows: Any, *, process: int) -> bool:
+        # with only a part of the rollouts on disk
+        if due := rows[0]["step"] == at + 1:
+            whole(file, rows[: len(rows) // 2], process=process)
+        return due
 
-        setattr(owner, name, dying)
+    def at_step(self: Any, *_: Any, **__: Any) -> bool:
+        return self.state.global_step == at
 
-    if kind == "step":
-        before(
-            trainers[method], "training_step", lambda self, *_, **__: self.state.global_step == at
-        )
-    elif kind == "checkpoint":
-
-        def cut(checkpoint: Path, progress: Any) -> bool:
-            # the weights are there, the optimiser is cut short, the marker is missing
-            if due := progress.step == at:
-                file = checkpoint / "optimizer.pt"
-                file.write_bytes(file.read_bytes()[:100])
-            return due
-
-        before(trainer, "mark_complete", cut)
-    elif kind == "shard":
-        before(reference.ReferenceStore, "write", lambda _, number, **__: number == at)
-    elif kind == "rollout":
-        before(step.StepMaker, "roll_out", lambda _, number, *__, **___: number == at)
-    elif kind == "reward":
+    whole, trainers = rl.write_part, {"sft": PackedSFTTrainer, "dpo": PairTrainer}
+    moments: dict[str, tuple[Any, str, Any]] = {
+        "step": (trainers.get(method), "training_step", at_step),
+        "checkpoint": (trainer, "mark_complete", cut),
+        "shard": (reference.ReferenceStore, "write", lambda _, number, **__: number == at),
+        "rollout": (step.StepMaker, "roll_out", lambda _, number, *__, **___: number == at),
+        # behind the first of the micro-batches
+        "train": (rl.GroupTrainer, "compute_loss", lambda s, *_, **__: at_step(s) and s._current.ratios),
+        "write": (rl, "write_part", half),
+        "votes": (VerdictCache, "add", lambda *_, **__: votes.append(1) or len(votes) > at),
+        # it is written, and no step is made
+        "plan": (stage.TrainingStage, "train", lambda *_, **__: True),
+        "finish": (stage, "write_card", lambda *_, **__: True),
+    }  # fmt: skip
+    if kind == "reward":
         reward.at = at
-    elif kind == "train":  # behind the first of the micro-batches
-        before(
-            rl.GroupTrainer, "compute_loss",
-            lambda self, *_, **__: self.state.global_step == at and self._current.ratios,
-        )  # fmt: skip
-    elif kind == "write":  # with only a part of the rollouts on disk
-        whole = rl.write_part
+    elif kind != "never":
+        before(*moments[kind])
 
-        def write_half(file: Path, rows: Any, *, process: int) -> None:
-            if rows[0]["step"] == at + 1:
-                whole(file, rows[: len(rows) // 2], process=process)
-                die()
-            whole(file, rows, process=process)
 
-        rl.write_part = write_half
-    elif kind == "votes":
-        votes: list[int] = []
-        before(VerdictCache, "add", lambda *_, **__: votes.append(1) or len(votes) > at)
-    elif kind == "plan":  # it is written, and no step is made
-        before(stage.TrainingStage, "train", lambda *_, **__: True)
-    elif kind == "finish":
-        before(stage, "write_card", lambda *_, **__: True)
-    else:
-        assert kind == "never", kind
+def before(owner: Any, name: str, due: Any) -> None:
+    """Die before a call for which `due(self or first argument, …)` holds."""
+    original = getattr(owner, name)
+
+    def dying(*args: Any, **kwargs: Any) -> Any:
+        return die() if due(*args, **kwargs) else original(*args, **kwargs)
+
+    setattr(owner, name, dying)
 
 
 def _judge_by_seed() -> None:

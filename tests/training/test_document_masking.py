@@ -4,7 +4,6 @@ import random
 from pathlib import Path
 
 import pytest
-import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
@@ -93,23 +92,18 @@ def test_the_hybrid_is_done_right_unpacked():
             choose_document_masking(asked, model)
 
 
-def test_the_probe_sees_state_leak_through_a_mamba_layer():
-    probe = probe_document_masking(hybrid_model(), make_collator("block_diagonal", 0), packs())
-    assert probe.apart > 1e-3
-    with pytest.raises(ConfigError, match="leaks on this model"):
-        check_probe(probe, "block_diagonal")
+@pytest.mark.parametrize("document_masking", ["block_diagonal", "varlen"])
+def test_the_probe_sees_state_leak_through_a_mamba_layer(document_masking: str):
+    """Under `varlen` with what TRL sends, but for the `seq_idx` that only the kernels take."""
 
-
-def test_positions_alone_do_not_keep_a_recurrent_layer_apart():
-    """What TRL sends, without the `seq_idx` that only the kernels take."""
-
-    def positions_only(rows: list[dict]) -> dict:
-        batch = make_collator("varlen", 0)(rows)
+    def collate(rows: list[dict]) -> dict:
+        batch = make_collator(document_masking, 0)(rows)
         return {key: batch[key] for key in ("input_ids", "labels", "position_ids")}
 
-    probe = probe_document_masking(hybrid_model(), positions_only, packs())
+    probe = probe_document_masking(hybrid_model(), collate, packs())
+    assert probe.apart > 1e-3
     with pytest.raises(ConfigError, match="leaks on this model"):
-        check_probe(probe, "varlen")
+        check_probe(probe, document_masking)
 
 
 def test_block_diagonal_is_refused_under_flash_attention():
@@ -143,12 +137,15 @@ def test_the_same_tokens_of_the_same_sequences_are_trained_in_every_layout(layou
     assert int((ids >= 0).sum()) == 8
 
 
-def test_block_diagonal_rows_are_as_narrow_as_the_longest_sequence():
+def test_rows_are_as_narrow_as_the_longest_sequence():
     """Padding is a sequence of its own: position 0 at each start, none without a key."""
     batch = make_collator("block_diagonal", pad_id=0)(PACKS)
     assert batch["input_ids"].tolist() == [[5, 6, 7], [4, 3, 2], [8, 9, 0], [0, 0, 0]]
     assert batch["position_ids"].tolist() == [[0, 1, 2], [0, 1, 2], [0, 1, 0], [0, 1, 0]]
     assert "attention_mask" not in batch
+    padded = make_collator("unpacked", pad_id=0)(PACKS[:1])
+    assert padded["input_ids"].tolist() == [[5, 6, 7], [8, 9, 0]]
+    assert padded["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0]]
 
 
 def test_sequences_share_rows_first_fit_decreasing():
@@ -173,9 +170,3 @@ def test_lengths_that_do_not_cover_the_pack_are_refused():
     pack = {"input_ids": [1, 2, 3], "labels": [1, 2, 3], "seq_lengths": [2]}
     with pytest.raises(DataError, match="seq_lengths sum to 2"):
         list(sequences(pack))
-
-
-def test_unpacked_rows_are_right_padded():
-    batch = make_collator("unpacked", pad_id=0)(PACKS[:1])
-    assert batch["input_ids"].tolist() == [[5, 6, 7], [8, 9, 0]]
-    assert torch.equal(batch["attention_mask"], torch.tensor([[1, 1, 1], [1, 1, 0]]))

@@ -13,7 +13,7 @@ from trl.kernels import chunked_logprob
 from posttrain.config.grpo import ColocatedVllm
 from posttrain.config.sft import AdapterConfig
 from posttrain.errors import ConfigError
-from posttrain.training import activations, memory
+from posttrain.training import activations, plan
 from posttrain.training.activations import (
     RolloutShape,
     StepMemory,
@@ -22,15 +22,16 @@ from posttrain.training.activations import (
     rollout_bytes,
 )
 from posttrain.training.launch import Launched
-from posttrain.training.memory import (
+from posttrain.training.plan import (
+    GIB,
     MemoryPlan,
+    ModelSize,
     device_room,
     memory_line,
     plan_memory,
     state_bytes,
     whole_bytes,
 )
-from posttrain.training.plan import GIB, ModelSize
 from posttrain.training.sft.stage import SftStage
 from posttrain.training.shards import make_shards
 from tests.training.conftest import MakeRecipe
@@ -44,40 +45,36 @@ HALF = replace(SIZE, weight_bytes=1600, trainable_bytes=1600)
 
 @pytest.fixture(autouse=True)
 def measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "measure_step", measure_step)
-    monkeypatch.setattr(memory, "rollout_bytes", rollout_bytes)
+    monkeypatch.setattr(plan, "measure_step", measure_step)
+    monkeypatch.setattr(plan, "rollout_bytes", rollout_bytes)
 
 
 @pytest.mark.parametrize(
-    ("size", "sharding", "processes", "precision", "weights", "optimizer"),
+    ("size", "sharding", "processes", "precision", "weights", "optimizer", "to_sample"),
     [
-        (SIZE, "none", 1, "fp32", 3200, 6400),
-        (SIZE, "none", 2, "fp32", 3200, 6400),
+        (SIZE, "none", 1, "fp32", 3200, 6400, 0),
+        (SIZE, "none", 2, "fp32", 3200, 6400, 0),
         # DeepSpeed keeps a float32 copy of the part that a process updates
-        (SIZE, "zero2", 4, "bf16", 1600, 2400),
-        (SIZE, "zero3", 4, "bf16", 400, 2400),
+        (SIZE, "zero2", 4, "bf16", 1600, 2400, 0),
+        (SIZE, "zero3", 4, "bf16", 400, 2400, 1600),
         # FSDP2 holds trained weights in float32
-        (HALF, "fsdp2", 4, "bf16", 800, 1600),
+        (HALF, "fsdp2", 4, "bf16", 800, 1600, 1600),
     ],
 )
-def test_what_each_sharding_keeps(
+def test_what_each_sharding_keeps_and_gathers_to_sample(
     size: ModelSize, sharding: str, processes: int, precision: str, weights: int,
-    optimizer: int,
+    optimizer: int, to_sample: int,
 ):  # fmt: skip
-    parts = state_bytes(size, Launched(processes, sharding, "cpu", precision))
-    assert parts == {"weights": weights, "optimizer": optimizer}
-
-
-@pytest.mark.parametrize(("sharding", "gathered"), [("none", 0), ("zero2", 0), ("fsdp2", 1600)])
-def test_weights_that_are_split_are_gathered_to_sample(sharding: str, gathered: int):
-    assert whole_bytes(SIZE, Launched(4, sharding, "cpu", "bf16")) == gathered
+    launched = Launched(processes, sharding, "cpu", precision)
+    assert state_bytes(size, launched) == {"weights": weights, "optimizer": optimizer}
+    assert whole_bytes(size, launched) == to_sample
 
 
 def test_processes_of_a_machine_share_its_memory(monkeypatch: pytest.MonkeyPatch):
-    plan = MemoryPlan(weights=100, optimizer=0, step=StepMemory(0, 0, 0))
+    needed = MemoryPlan(weights=100, optimizer=0, step=StepMemory(0, 0, 0))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    total = memory.device_bytes(torch.device("cpu"))
-    assert 100 < device_room(torch.device("cpu"), plan) <= total // 4 + 100
+    total = plan.device_bytes(torch.device("cpu"))
+    assert 100 < device_room(torch.device("cpu"), needed) <= total // 4 + 100
 
 
 @pytest.mark.parametrize("make", [attention_model, hybrid_model])
@@ -220,7 +217,7 @@ def test_the_share_of_a_vllm_on_the_same_device_is_left_to_it(
     recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
 ):
     """One that sleeps needs its share beside weights and optimiser only."""
-    monkeypatch.setattr("posttrain.training.memory.device_bytes", lambda _: 10 * GIB)
+    monkeypatch.setattr("posttrain.training.plan.device_bytes", lambda _: 10 * GIB)
     trainer = SftStage(recipe()).prepare().trainer
     batch = {name: torch.zeros(1, 8, dtype=torch.long) for name in ("input_ids", "labels")}
     step = StepMemory(activations=2 * GIB, gathered=0, gradients=GIB)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from posttrain.training import activations, memory, plan
+from posttrain.training import activations, plan
 from posttrain.training.activations import RolloutShape
 from posttrain.training.dpo.stage import DpoStage
 from posttrain.training.rl import plan as rl_plan
@@ -37,7 +37,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             found[name] = shape
             return whole(config, shape, *rest)
 
-        monkeypatch.setattr(memory, name, spy)
+        monkeypatch.setattr(plan, name, spy)
     monkeypatch.setattr(plan, "_time_passes", lambda *_: 2.0)
     monkeypatch.setattr(rl_plan, "_seconds_a_rollout", lambda _: 0.5)
     return found

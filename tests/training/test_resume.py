@@ -14,8 +14,7 @@ import pytest
 from torch.distributed import run as torchrun
 from transformers import AutoModelForCausalLM
 
-from posttrain.config.load import validate
-from posttrain.config.sft import LaunchConfig, SftConfig
+from posttrain.config.sft import LaunchConfig
 from posttrain.errors import ConfigError
 from posttrain.report import html
 from posttrain.report.html import UNFINISHED
@@ -24,11 +23,11 @@ from posttrain.training import stage as training_stage
 from posttrain.training.launch import Launched, check_launch
 from posttrain.training.sft.stage import SftStage
 from scripts.__main__ import launch
-from tests.training.conftest import TRAINER
+from tests.training.conftest import sft_recipe
 from tests.training.forks import forked, launch_environment, shipped
 from tests.training.methods import Method, write_methods
 from tests.training.rl.policy import write_policy
-from tests.training.tiny import ROOT, log_rows, losses, sha
+from tests.training.tiny import ROOT, log_rows, losses, rollout_groups, sha
 
 METHODS = ("sft", "dpo", "grpo", "rlhf")
 
@@ -74,7 +73,7 @@ def test_killed_runs_end_with_the_bytes_of_an_undisturbed_run(
     assert UNFINISHED not in page_of(out)
     if name == "dpo":
         assert "all on disk" in last.text
-        assert [row["step"] for row in log_rows(out) if "loss" in row] == [1, 2, 3, 4, 6, 8, 9, 10]
+        assert [row["step"] for row in log_rows(out, of="loss")] == [1, 2, 3, 4, 6, 8, 9, 10]
         page = (out / "report.html").read_text()
         assert "Margins and log-probabilities" in page
         assert "Speed of DPO" in page
@@ -90,11 +89,7 @@ def rollouts(out: Path) -> dict[str, str]:
 
 def groups(out: Path) -> list[dict[str, Any]]:
     """All but the ratios, whose last digits are those of a layout."""
-    found = [
-        json.loads(line)
-        for file in sorted((out / "rollouts").glob("*"))
-        for line in file.read_text().splitlines()
-    ]
+    found = rollout_groups(out)
     for group in found:
         for one in group["rollouts"]:
             one.pop("importance", None)
@@ -107,7 +102,7 @@ TWO = ("launch.world_size=2",)
 
 
 def check_rows(out: Path, other: Path, *, abs: float) -> None:
-    ours, theirs = ([row for row in log_rows(run) if "loss" in row] for run in (out, other))
+    ours, theirs = (log_rows(run, of="loss") for run in (out, other))
     assert len(ours) == len(theirs) > 3
     for a, b in zip(ours, theirs, strict=True):
         assert a == pytest.approx(b, abs=abs)
@@ -177,9 +172,7 @@ TWO_BY_TWO = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2
 
 
 def sft(data: Path, model: Path, out: Path, trainer: dict[str, Any], **keys: Any) -> SftStage:
-    raw = {"data": str(data), "out": str(out), "model": {"path": str(model)}, **keys}
-    raw["trainer"] = {**TRAINER, "num_train_epochs": 4, **trainer}
-    return SftStage(validate(raw, SftConfig, where="test"))
+    return SftStage(sft_recipe(data, model, out, {"num_train_epochs": 4, **trainer}, **keys))
 
 
 @pytest.fixture(scope="module")

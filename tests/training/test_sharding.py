@@ -12,13 +12,11 @@ from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
-from posttrain.config.load import validate
-from posttrain.config.sft import SftConfig
 from posttrain.errors import TrainingError
+from posttrain.training.launch import expect_gradient_scale
 from posttrain.training.moe import BIAS
 from posttrain.training.sft.stage import SftStage
-from posttrain.training.sharding import expect_gradient_scale
-from tests.training.conftest import TRAINER, MakeRecipe
+from tests.training.conftest import MakeRecipe, sft_recipe
 from tests.training.forks import forked
 from tests.training.matrix import Cells
 from tests.training.tiny import attention_model, hybrid_model
@@ -52,16 +50,12 @@ def test_sharded_runs_follow_one_process_and_resume(
 
 
 def sharded(out: Path, data: Path, model: Path, sharding: str) -> SftStage:
-    state = {"use_cpu": False, "accelerator_config": {"use_configured_state": True}}
-    raw: dict[str, Any] = {
-        "data": str(data),
-        "out": str(out),
-        "model": {"path": str(model)},
-        "launch": {"world_size": 2, "sharding": sharding},
-        "trainer": TRAINER | state | {"per_device_train_batch_size": 4, "max_steps": 1},
-    }
-    del raw["trainer"]["num_train_epochs"]
-    return SftStage(validate(raw, SftConfig, where="test"))
+    trainer: dict[str, Any] = {
+        "use_cpu": False, "accelerator_config": {"use_configured_state": True},
+        "per_device_train_batch_size": 4, "max_steps": 1, "num_train_epochs": None,
+    }  # fmt: skip
+    launch = {"world_size": 2, "sharding": sharding}
+    return SftStage(sft_recipe(data, model, out, trainer, launch=launch))
 
 
 def prepared_without_a_pass(stage: SftStage) -> Any:

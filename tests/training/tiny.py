@@ -8,7 +8,9 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,7 +28,7 @@ from transformers import (
 
 from posttrain.report import html
 from posttrain.runs import Counts, Run
-from posttrain.training import memory
+from posttrain.training import plan
 from posttrain.training.activations import StepMemory
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,10 +37,13 @@ PAD, START, END = 0, 1, 2
 WORDS = {f"w{i}": i for i in [*range(3, 40), *range(50, 64)]}
 
 
-def make_tokenizer(pad: str = "<|pad|>") -> PreTrainedTokenizerFast:
-    vocabulary = {"<|pad|>": PAD, "<|im_start|>": START, "<|im_end|>": END, **WORDS}
+def make_tokenizer(
+    pad: str = "<|pad|>", words: Mapping[str, int] = WORDS
+) -> PreTrainedTokenizerFast:
+    """Splits at blanks; the first word stands for the unknown."""
+    vocabulary = {"<|pad|>": PAD, "<|im_start|>": START, "<|im_end|>": END, **words}
     special = {"eos_token": "<|im_end|>", "bos_token": "<|im_start|>", "pad_token": pad}
-    raw = Tokenizer(models.WordLevel(vocabulary, unk_token="w3"))  # noqa: S106 - a token
+    raw = Tokenizer(models.WordLevel(vocabulary, unk_token=next(iter(words))))
     raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=raw, **special)
 
@@ -148,14 +153,24 @@ def sha(path: Path) -> str:
 
 def neither_measure_nor_draw(patch: pytest.MonkeyPatch) -> None:
     """To measure what a step needs takes longer than a tiny run, and to draw its charts as long."""
-    patch.setattr(memory, "measure_step", lambda *_: StepMemory(0, 0, 0))
-    patch.setattr(memory, "rollout_bytes", lambda *_: 0)
+    patch.setattr(plan, "measure_step", lambda *_: StepMemory(0, 0, 0))
+    patch.setattr(plan, "rollout_bytes", lambda *_: 0)
     patch.setitem(html._template().environment.filters, "svg", lambda _: "")
 
 
-def log_rows(out: Path) -> list[dict]:
-    return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+def lines_of(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+
+
+def log_rows(out: Path, *, of: str = "") -> list[dict[str, Any]]:
+    """The rows of a log; `of`: those that have this figure, such as `loss` and `rollouts`."""
+    return [row for row in lines_of(out / "log.jsonl") if not of or of in row]
 
 
 def losses(out: Path) -> list[float]:
-    return [row["loss"] for row in log_rows(out) if "loss" in row]
+    return [row["loss"] for row in log_rows(out, of="loss")]
+
+
+def rollout_groups(out: Path) -> list[dict[str, Any]]:
+    """The groups of all steps, in their order."""
+    return [group for file in sorted((out / "rollouts").glob("*")) for group in lines_of(file)]

@@ -33,11 +33,8 @@ _KILLED = 128 + signal.SIGKILL
 
 @dataclass(frozen=True, slots=True)
 class SandboxResult:
-    """What a run wrote and how it ended.
-
-    `exit_code` is 128 + the signal for a program that a signal ended. `limit` names the bound at
-    which the run was killed, None where it ended by itself. Output beyond its bound is cut off.
-    """
+    """What a run wrote, cut off at its bound, and how it ended: `exit_code` is 128 + the signal of
+    one that a signal ended, `limit` the bound at which it was killed, None where it was not."""
 
     stdout: bytes
     stderr: bytes

@@ -28,9 +28,8 @@ from inspect_ai.model import ChatMessage, GenerateConfig, ModelOutput, ModelUsag
 from inspect_ai.scorer import Score
 
 from posttrain.evaluation.inspect_adapter.provider import to_inspect, to_output
-from posttrain.evaluation.run import LOCK, METRICS, Lock, Record, by_unit, read_lock, read_run
+from posttrain.evaluation.run import LOCK, METRICS, Record, by_unit, read_lock, read_run
 from posttrain.hashing import digest_of
-from posttrain.runs import Manifest
 
 SCORER = "posttrain"
 
@@ -45,63 +44,52 @@ def write_logs(run: Path, folder: Path) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     for checkpoint, own in records.items():
         (partial / checkpoint).mkdir(parents=True)
+        model = f"posttrain/{checkpoint}"
         for unit, rows in by_unit(own).items():
-            place = (checkpoint, rows[0].prompt.source, rows[0].prompt.setting)
-            own_cells = [
-                cell for cell in cells
+            prompt = rows[0].prompt
+            place = (checkpoint, prompt.source, prompt.setting)
+            scores = [
+                _results(cell)
+                for cell in cells
                 if (cell["checkpoint"], cell["task"], cell["setting"]) == place
-            ]  # fmt: skip
-            log = _log(unit, rows, own_cells, manifest, lock, created)
+            ]
+            samples = [_sample(record, model) for record in rows]
+            ids = list(dict.fromkeys(record.prompt.id for record in rows))
+            key = digest_of([manifest.digest, checkpoint, unit])[:22]
+            sampling: Mapping[str, Any] = lock["sampling"]
+            log = EvalLog(
+                status="success",
+                eval=EvalSpec(
+                    created=created,
+                    run_id=manifest.digest[:22],
+                    eval_id=key,
+                    task_id=key,
+                    task=unit,
+                    dataset=EvalDataset(name=prompt.source, samples=len(ids), sample_ids=ids),
+                    model=model,
+                    model_generate_config=GenerateConfig(
+                        **{k: sampling[k] for k in ("temperature", "top_p", "top_k", "max_tokens")}
+                    ),
+                    config=EvalConfig(epochs=sampling["samples"][unit]),
+                    packages=lock["versions"],
+                    metadata={"manifest": manifest.digest, "weights": lock["weights"][checkpoint]},
+                ),
+                stats=EvalStats(
+                    started_at=created,
+                    completed_at=created,
+                    model_usage={model: _sum([s.model_usage[model] for s in samples])},
+                ),
+                results=EvalResults(
+                    total_samples=len(rows),
+                    completed_samples=sum(not record.failed for record in rows),
+                    scores=scores,
+                ),
+                samples=samples,
+            )
             # as inspect names its own: the parts between "_" have none
-            task = unit.replace("_", "-")
-            name = f"{created.replace(':', '-')}_{task}_{log.eval.task_id}.eval"
+            name = f"{created.replace(':', '-')}_{unit.replace('_', '-')}_{key}.eval"
             write_eval_log(log, partial / checkpoint / name)
     partial.rename(folder)
-
-
-def _log(
-    unit: str,
-    records: Sequence[Record],
-    cells: Sequence[Mapping[str, Any]],
-    manifest: Manifest,
-    lock: Lock,
-    created: str,
-) -> EvalLog:
-    first = records[0]
-    model = f"posttrain/{first.checkpoint}"
-    name = digest_of([manifest.digest, first.checkpoint, unit])[:22]
-    sampling: Mapping[str, Any] = lock["sampling"]
-    samples = [_sample(record, model) for record in records]
-    ids = list(dict.fromkeys(record.prompt.id for record in records))
-    return EvalLog(
-        status="success",
-        eval=EvalSpec(
-            created=created,
-            run_id=manifest.digest[:22],
-            eval_id=name,
-            task_id=name,
-            task=unit,
-            dataset=EvalDataset(name=first.prompt.source, samples=len(ids), sample_ids=ids),
-            model=model,
-            model_generate_config=GenerateConfig(
-                **{k: sampling[k] for k in ("temperature", "top_p", "top_k", "max_tokens")}
-            ),
-            config=EvalConfig(epochs=lock["sampling"]["samples"][unit]),
-            packages=lock["versions"],
-            metadata={"manifest": manifest.digest, "weights": lock["weights"][first.checkpoint]},
-        ),
-        stats=EvalStats(
-            started_at=created,
-            completed_at=created,
-            model_usage={model: _sum([s.model_usage[model] for s in samples])},
-        ),
-        results=EvalResults(
-            total_samples=len(records),
-            completed_samples=sum(not record.failed for record in records),
-            scores=[_results(cell) for cell in cells],
-        ),
-        samples=samples,
-    )
 
 
 def _results(cell: Mapping[str, Any]) -> EvalScore:

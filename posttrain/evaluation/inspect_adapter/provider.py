@@ -127,11 +127,13 @@ class SamplerAPI(ModelAPI):
     ) -> Request:
         state = sample_state()
         sample = ("", 1) if state is None else (state.sample_id, state.epoch)
+        names = ("temperature", "top_p", "top_k", "max_tokens")
+        given: dict[str, Any] = {name: getattr(config, name) for name in names}
         return Request(
             messages=tuple(from_inspect(message) for message in messages),
             tools=tools_text(tools),
             thinking=self._thinking,
-            parameters=_parameters_of(config),
+            parameters=Parameters(**{k: value for k, value in given.items() if value is not None}),
             seed=seed_of(config.seed or 0, *sample, len(messages)),
             reasoning_budget=config.reasoning_tokens if self._thinking else None,
             continues=self._continued(messages),
@@ -187,12 +189,6 @@ class SamplerAPI(ModelAPI):
         for (_, future), generation in zip(batch, generations, strict=True):
             if not future.done():
                 future.set_result(generation)
-
-
-def _parameters_of(config: GenerateConfig) -> Parameters:
-    names = ("temperature", "top_p", "top_k", "max_tokens")
-    given: dict[str, Any] = {name: getattr(config, name) for name in names}
-    return Parameters(**{name: value for name, value in given.items() if value is not None})
 
 
 # -- our messages ↔ inspect's, without loss where both have a word for it --------------------------

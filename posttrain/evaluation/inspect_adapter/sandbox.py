@@ -19,7 +19,7 @@ from inspect_ai.util import (
     sandboxenv,
 )
 
-from posttrain.environments.sandbox import Limits, Sandbox, SandboxResult, open_sandbox
+from posttrain.environments.sandbox import Limits, Sandbox, open_sandbox
 
 _LIMITS = Limits(seconds=180, cpu_seconds=120, output_bytes=10 * 1024 * 1024)
 # the directory, then what the program is given, found in the sandbox's own PATH
@@ -89,7 +89,14 @@ class BubblewrapSandbox(SandboxEnvironment):
         # a relative directory is below the scratch directory, where every command starts
         argv = ["sh", "-c", _IN, "sh", cwd or ".", *variables, *cmd]
         result = await self._opened.run(argv, stdin=given, limits=limits)
-        return _exec_result(result, limits)
+        stdout, stderr = (s.decode("utf-8", "replace") for s in (result.stdout, result.stderr))
+        if result.limit == "time":
+            raise TimeoutError(f"longer than {limits.seconds:g} s")
+        if result.limit == "output":
+            raise OutputLimitExceededError(f"{limits.output_bytes} bytes", stdout)
+        if result.limit is not None:
+            stderr += f"\nkilled: the limit on {result.limit}"
+        return ExecResult(result.ok, result.exit_code, stdout, stderr)
 
     async def write_file(self, file: str, contents: str | bytes) -> None:
         """Write a file, making its directories. Raises PermissionError outside the scratch."""
@@ -112,19 +119,6 @@ class BubblewrapSandbox(SandboxEnvironment):
         except OSError as error:
             _raise_named(error)
         return data.decode() if text else data
-
-
-def _exec_result(result: SandboxResult, limits: Limits) -> ExecResult[str]:
-    stdout, stderr = (
-        stream.decode("utf-8", "replace") for stream in (result.stdout, result.stderr)
-    )
-    if result.limit == "time":
-        raise TimeoutError(f"longer than {limits.seconds:g} s")
-    if result.limit == "output":
-        raise OutputLimitExceededError(f"{limits.output_bytes} bytes", stdout)
-    if result.limit is not None:
-        stderr += f"\nkilled: the limit on {result.limit}"
-    return ExecResult(result.ok, result.exit_code, stdout, stderr)
 
 
 def _raise_named(error: OSError) -> NoReturn:

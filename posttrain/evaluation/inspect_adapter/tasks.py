@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from inspect import Parameter, signature
 from pathlib import Path
@@ -39,56 +39,31 @@ from posttrain.evaluation.journal import JournaledSampler
 from posttrain.evaluation.run import INSPECT, Record, record_of
 from posttrain.records import Score
 from posttrain.rollouts import Completion, Finish, Prompt, Step
-from posttrain.sampling.sampler import Generation, Parameters, Sampler
+from posttrain.sampling.sampler import Generation, Sampler
 
 _LIMITS: Mapping[str, Finish] = {"token": "token_limit"}  # all others are of turns, or like them
 
 
-@dataclass(frozen=True, slots=True)
-class InspectRun:
-    """How a task is run in one setting: all that its scores depend on but the model.
+def inspect_run(recipe: EvalConfig, config: InspectTask, setting: str) -> dict[str, Any]:
+    """All that a task's scores in a setting depend on but the model, JSON-able.
 
-    Attributes:
-        samples: completions of each prompt.
-        budget: of reasoning, in tokens; None: there is none.
-        max_tokens: that the model may write in all turns of a completion.
-        roles: whether each further model that the task calls reasons, by role.
+    `samples` are of each prompt, `max_tokens` of all turns of a completion; `roles` says whether
+    each further model that the task calls reasons.
     """
-
-    task: str
-    arguments: Mapping[str, Any]
-    score: str | None
-    samples: int
-    parameters: Parameters
-    max_turns: int
-    max_tokens: int | None
-    budget: int | None
-    seed: int
-    roles: Mapping[str, bool]
-    templates: Mapping[str, str]
-
-    @classmethod
-    def of_row(cls, row: Mapping[str, Any]) -> InspectRun:
-        """Inverse of `asdict`."""
-        return cls(**{**row, "parameters": Parameters(**row["parameters"])})
-
-
-def inspect_run(recipe: EvalConfig, config: InspectTask, setting: str) -> InspectRun:
-    """How a recipe runs a task in a setting."""
     limits = recipe.sampling_of(setting).limits()
-    return InspectRun(
-        task=config.task,
-        arguments=config.arguments,
-        score=config.score,
-        samples=recipe.n_of(setting),
-        parameters=limits.parameters,
-        max_turns=limits.max_turns,
-        max_tokens=limits.max_tokens,
-        budget=next(s.reasoning_budget for s in recipe.settings if s.name == setting),
-        seed=recipe.seed,
-        roles={name: role.thinking for name, role in config.roles.items()},
-        templates={template.name: template.text for template in config.templates or ()},
-    )
+    return {
+        "task": config.task,
+        "arguments": config.arguments,
+        "score": config.score,
+        "samples": recipe.n_of(setting),
+        "parameters": asdict(limits.parameters),
+        "max_turns": limits.max_turns,
+        "max_tokens": limits.max_tokens,
+        "budget": next(s.reasoning_budget for s in recipe.settings if s.name == setting),
+        "seed": recipe.seed,
+        "roles": {name: role.thinking for name, role in config.roles.items()},
+        "templates": {template.name: template.text for template in config.templates or ()},
+    }
 
 
 def missing_tasks(configs: Sequence[InspectTask]) -> list[str]:
@@ -198,7 +173,7 @@ def load_task(name: str, arguments: Mapping[str, Any]) -> Task:
 
 
 async def run_task(
-    run: InspectRun,
+    run: Mapping[str, Any],
     prompts: Sequence[Prompt],
     samplers: Mapping[str, Sampler | None],
     *,
@@ -209,6 +184,7 @@ async def run_task(
     """A record for each sample of each prompt, in order; no model is asked twice for an answer.
 
     Args:
+        run: of `inspect_run`.
         samplers: of the checkpoint (""), and of each role; None: its `journal` answers alone.
         logs: a folder that inspect's own logs may be left in.
     """
@@ -217,51 +193,47 @@ async def run_task(
     sampler = roles.pop("")
     for thinking, template in dict.fromkeys((p.thinking, p.template) for p in prompts):
         numbers = {p.task: p for p in prompts if (p.thinking, p.template) == (thinking, template)}
-        task = load_task(run.task, run.arguments)
+        task = load_task(run["task"], run["arguments"])
         chosen: dict[str, Prompt] = {}
         for number, sample in enumerate(task.dataset, start=1):
             sample.id = str(number if sample.id is None else sample.id)
             if (prompt := numbers.get(f"{prompts[0].source}-{sample.id}")) is not None:
                 chosen[sample.id] = prompt
                 if template is not None:
-                    sample.input = _templated(sample, run.templates[template])
+                    sample.input = _templated(sample, run["templates"][template])
         init_display_type("none")
         model = inspect_model(sampler, checkpoint, thinking=thinking)
-        limit = None if run.max_tokens is None else TokenLimit(tokens=run.max_tokens, type="output")
-        sampling = run.parameters
+        most, sampling = run["max_tokens"], run["parameters"]
         try:
             (log,) = await eval_async(
                 task,
                 model=model,
                 model_roles={
-                    role: inspect_model(one, role, thinking=run.roles[role])
+                    role: inspect_model(one, role, thinking=run["roles"][role])
                     for role, one in roles.items()
                 },
-                epochs=run.samples,
+                epochs=run["samples"],
                 sample_id=[*chosen],
                 log_dir=str(logs),
                 log_realtime=False,
                 ctl_server=False,
                 fail_on_error=False,
-                turn_limit=run.max_turns,
-                token_limit=limit,
-                max_samples=len(chosen) * run.samples if sampler.batched else None,
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                top_k=sampling.top_k,
-                max_tokens=sampling.max_tokens,
-                reasoning_tokens=run.budget,
-                seed=run.seed,
+                turn_limit=run["max_turns"],
+                token_limit=None if most is None else TokenLimit(tokens=most, type="output"),
+                max_samples=len(chosen) * run["samples"] if sampler.batched else None,
+                **{k: sampling[k] for k in ("temperature", "top_p", "top_k", "max_tokens")},
+                reasoning_tokens=run["budget"],
+                seed=run["seed"],
             )
         except (PrerequisiteError, ValueError) as error:
-            raise ConfigError(f"inspect cannot run {run.task}: {error}") from error
-        if log.samples is None or len(log.samples) != len(chosen) * run.samples:
+            raise ConfigError(f"inspect cannot run {run['task']}: {error}") from error
+        if log.samples is None or len(log.samples) != len(chosen) * run["samples"]:
             why = log.error.message if log.error is not None else log.status
-            raise DataError(f"inspect ended {run.task} early: {why}")
+            raise DataError(f"inspect ended {run['task']} early: {why}")
         for sample in log.samples:
             prompt, index = chosen[str(sample.id)], sample.epoch - 1
-            records[prompt.id, index] = _record(sample, prompt, model, checkpoint, run.score)
-    return [records[prompt.id, index] for prompt in prompts for index in range(run.samples)]
+            records[prompt.id, index] = _record(sample, prompt, model, checkpoint, run["score"])
+    return [records[prompt.id, index] for prompt in prompts for index in range(run["samples"])]
 
 
 def _record(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from posttrain.chat.detect import FoundCall, searched
 from posttrain.evaluation.run import record_from_row
 from posttrain.report import section as ui
-from posttrain.report.lineage import Node, listed_text, samples_to_read
+from posttrain.report.lineage import Node, listed_path, samples_to_read
 from posttrain.report.pages import agentic
 from posttrain.rollouts import Step
 
@@ -17,11 +17,6 @@ if TYPE_CHECKING:
     from posttrain.evaluation.compare import GateRow
 
 METRICS, COSTS = "metrics.json", "costs.json"
-_NVIDIA = (
-    "NVIDIA states of its own model in its own harness: AIME25 80.88 to 84.58 % correct with 1.25 "
-    "to 0 % of hallucinated calls, GPQA 65.15 to 69.19 % with 8.33 to 0.7 % (Nemotron 3 Nano "
-    "report, arXiv 2512.20848, Appendix C, Table 7). None of it was measured here."
-)
 _HEADLINE = {"accuracy": "correct", "hallucination": "undeclared calls", "truncated": "truncated"}
 
 
@@ -32,8 +27,7 @@ def sections(node: Node) -> ui.Sections:
     path = node.path / COSTS
     spent = json.loads(path.read_text("utf-8")) if path.is_file() else []
     if (found := metrics.get("agentic")) is not None:
-        assert node.manifest is not None
-        yield from agentic.figures(found, node.manifest.config.get("expect", {}), spent)
+        yield from agentic.figures(found, node.artifact.config.get("expect", {}), spent)
     if spent:
         yield costs(spent)
     few, every = "examples.jsonl", "records/"
@@ -73,9 +67,9 @@ def tiles(node: Node) -> list[ui.Tile]:
 
 def read_metrics(node: Node) -> ui.Row:
     """The figures of an evaluation, which its manifest lists."""
-    text = listed_text(node, METRICS)
-    assert text is not None
-    return json.loads(text)
+    path = listed_path(node, METRICS)
+    assert path is not None
+    return json.loads(path.read_text("utf-8"))
 
 
 def between(rate: ui.Row) -> str:
@@ -107,21 +101,19 @@ def before_and_after(cells: Sequence[ui.Row], pairs: Sequence[ui.Row]) -> Iterat
         "both answered; p is McNemar's exact test with one sample a question, else a permutation "
         "test. Undeclared calls: completions with a tool call where no tool is declared."
     )
-    yield ui.Fold("NVIDIA's own figures, for the shape of the effect", [_NVIDIA])
-    intervals = [
-        ui.Interval(
-            ", ".join([cell["checkpoint"], *place(cell)]),
-            rate["low"],
-            rate["value"],
-            rate["high"],
-            "b" if cell["checkpoint"] == names[0] and len(names) > 1 else "a",
-        )
-        for cell in cells
-        if (rate := cell["rates"].get("hallucination")) is not None
-    ]
+    intervals: list[ui.Interval] = []
+    for cell in cells:
+        if (rate := cell["rates"].get("hallucination")) is not None:
+            label, style = ", ".join([cell["checkpoint"], *place(cell)]), _style(cell, names)
+            low, value, high = (rate[name] for name in ("low", "value", "high"))
+            intervals.append(ui.Interval(label, low, value, high, style))
     if intervals:
         caption = "Where no tool is declared, with 95 % intervals."
         yield ui.IntervalChart(intervals, "completions with an undeclared call", caption)
+
+
+def _style(row: ui.Row, names: Sequence[str]) -> str:
+    return "b" if row["checkpoint"] == names[0] and len(names) > 1 else "a"
 
 
 def place(row: ui.Row) -> list[str]:
@@ -228,16 +220,13 @@ def prompt_sensitivity(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
     names = list(dict.fromkeys(row["checkpoint"] for row in rows))
     for where in dict.fromkeys(tuple(place(row)) for row in rows):
         same = [row for row in rows if tuple(place(row)) == where]
-        bars = [
-            ui.Interval(
-                f"{one['template']}, {row['checkpoint']}"
-                + (f" ({one['unscored']:,} unscored)" if one["unscored"] else ""),
-                *(one["low"], one["mean"], one["high"]),
-                "b" if row["checkpoint"] == names[0] and len(names) > 1 else "a",
-            )
-            for places in zip(*(row["templates"] for row in same), strict=True)
-            for row, one in zip(same, places, strict=True)
-        ]
+        bars: list[ui.Interval] = []
+        for places in zip(*(row["templates"] for row in same), strict=True):
+            for row, one in zip(same, places, strict=True):
+                lost = f" ({one['unscored']:,} unscored)" if one["unscored"] else ""
+                label = f"{one['template']}, {row['checkpoint']}{lost}"
+                low, mean, high = (one[name] for name in ("low", "mean", "high"))
+                bars.append(ui.Interval(label, low, mean, high, _style(row, names)))
         task, setting, thinking = where
         caption = f"{task}, {setting}, reasoning {thinking}: 95 % intervals of sampling alone."
         yield ui.IntervalChart(bars, "accuracy by template", caption)
@@ -338,8 +327,8 @@ def _example(row: ui.Row, most: int) -> ui.Sample:
         name = "" if call.name is None else f" of {call.name}"
         blocks.append(f"{call.kind}{name} in the {call.part}, step {call.step}: {call.form}")
     blocks.append(f"{record.score.explanation} · gold {prompt.gold}")
-    fold = ui.Fold((ui.Styled(record.checkpoint, "bold"), about), blocks)
-    return ui.Sample(fold, values, {"score": value, "tokens": tokens})
+    title = (ui.Styled(record.checkpoint, "bold"), about)
+    return ui.Sample(title, blocks, values, {"score": value, "tokens": tokens})
 
 
 def _step(step: Step, calls: Sequence[FoundCall], most: int) -> list[str | ui.Styled]:

@@ -38,12 +38,6 @@ def judging_prompts(stats: ui.Row) -> Iterator[ui.Block]:
     swap = "in both orders" if stats["swap"] else "in one order"
     yield f"Layout {stats['layout']}; trained {swap}. Questions are held out whole, not pairs."
     yield ui.Table(head, rows)
-    yield ui.BarChart(
-        [(ranking, [n]) for ranking, n in stats["train"]["rankings"].items()],
-        "ranking: 1 is response 1 by far, 6 is response 2",
-        "prompts",
-        "Gold rankings that are trained on. Both orders of a pair mirror each other.",
-    )
 
 
 @ui.section("Pairs by source")
@@ -134,8 +128,11 @@ def judges_compared(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
 def _change(found: ui.Row | None, scale: float) -> str | None:
     if found is None:
         return None
-    between = f"{scale * found['low']:+.1f} … {scale * found['high']:+.1f}"
-    return f"{scale * found['difference']:+.2f} ({between}), p {found['p']:.2g}"
+    return f"{scale * found['difference']:+.2f} ({_span(found, scale)}), p {found['p']:.2g}"
+
+
+def _span(found: ui.Row, scale: float = 1) -> str:
+    return f"{scale * found['low']:+.1f} … {scale * found['high']:+.1f}"
 
 
 def _judgement(row: ui.Row, most: int) -> ui.Sample:
@@ -144,8 +141,8 @@ def _judgement(row: ui.Row, most: int) -> ui.Sample:
     gold = (ui.Styled("\n[gold]", "faint"), f" {row['gold']}")
     words = [f"{ui.shortened(row['request'], most)}\n", answer, *gold]
     title = (ui.Styled(row["checkpoint"], "bold"), f" · {row['prompt']} · {reward}")
-    fold = ui.Fold(title, [ui.Dialogue(words)])
-    return ui.Sample(fold, {"judge": row["checkpoint"]}, {"reward": row["reward"]})
+    values, figures = {"judge": row["checkpoint"]}, {"reward": row["reward"]}
+    return ui.Sample(title, [ui.Dialogue(words)], values, figures)
 
 
 # win rate
@@ -175,12 +172,12 @@ def win_rate_tiles(node: Node) -> list[ui.Tile]:
 
 @ui.section("Win rate")
 def win_rate(rows: Sequence[ui.Row], stats: ui.Row) -> Iterator[ui.Block]:
-    cells = [
-        [row["unit"], row["duels"], row["same"], row["unjudged"]]
-        + [ui.estimate(row[name], scale=100) for name in _OUTCOME_RATES]
-        + [_token_change(row["tokens"])]
-        for row in rows
-    ]
+    cells: list[list[object]] = []
+    for row in rows:
+        tokens = row["tokens"]
+        change = tokens and f"{tokens['a']:.1f} → {tokens['b']:.1f} ({_span(tokens)})"
+        shares = [ui.estimate(row[name], scale=100) for name in _OUTCOME_RATES]
+        cells.append([row["unit"], row["duels"], row["same"], row["unjudged"], *shares, change])
     head = ["", "pairs", "same answer", "unjudged", *_OUTCOME_RATES.values(), "tokens"]
     yield f"{stats['after']} against {stats['before']}."
     yield ui.Table(head, cells)
@@ -189,13 +186,6 @@ def win_rate(rows: Sequence[ui.Row], stats: ui.Row) -> Iterator[ui.Block]:
         "the same answer without being judged. Per cent with 95 % intervals, all samples of a "
         "question one cluster; unjudged pairs are in no figure."
     )
-
-
-def _token_change(found: ui.Row | None) -> str | None:
-    if found is None:
-        return None
-    between = f"{found['low']:+.1f} … {found['high']:+.1f}"
-    return f"{found['a']:.1f} → {found['b']:.1f} ({between})"
 
 
 def _duel(row: ui.Row, most: int) -> ui.Sample:
@@ -208,6 +198,6 @@ def _duel(row: ui.Row, most: int) -> ui.Sample:
             verdict = row[name]["verdict"] or row[name]["reason"]
             words += [ui.Styled(f"[{order}]", "faint"), f" {verdict}\n"]
     outcome = _OUTCOMES[row["outcome"]]
-    fold = ui.Fold((ui.Styled(outcome, "bold"), f" · {row['prompt']}"), [ui.Dialogue(words)])
+    title = (ui.Styled(outcome, "bold"), f" · {row['prompt']}")
     characters = {f"{side}, characters": len(row[side]) for side in ("before", "after")}
-    return ui.Sample(fold, {"outcome": outcome}, characters)
+    return ui.Sample(title, [ui.Dialogue(words)], {"outcome": outcome}, characters)

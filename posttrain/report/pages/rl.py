@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from posttrain.report import section as ui
 from posttrain.report.curves import Curve, curves
@@ -12,6 +12,7 @@ from posttrain.report.lineage import Node, side_rows
 from posttrain.report.pages import rlvr
 from posttrain.report.pages.rollouts import (
     ADDED,
+    LENGTHS,
     MEANS,
     groups_to_read,
     part_values,
@@ -28,7 +29,7 @@ def sections(node: Node, stats: ui.Row, rows: Sequence[ui.Row]) -> ui.Sections:
     logs = [row for row in rows if "rollouts" in row]  # rows about a whole batch of rollouts
     groups, timing = read_groups(node), side_rows(node, TIMING)
     head, means, charts = _HEADS[stats["method"]]
-    yield ui.Section(head, [_run(stats), *_means(stats, means), *curves(logs, charts)])
+    yield ui.Section(head, [*_run(stats, means), *curves(logs, charts)])
     if stats["method"] == "genrm":
         yield verdicts(logs)
     elif stats["method"] == "rlvr":
@@ -55,44 +56,41 @@ def tiles(stats: ui.Row) -> list[ui.Tile]:
     def tile(key: str, name: str, form: Callable[[float], str | None]) -> ui.Tile:
         return form(last[key]) or "", name, f"was {form(first[key])}; {note}"
 
-    shares = {
-        "part/accuracy": "right on checkable prompts",
-        "part/pass": "of the rollouts pass",
-        "part/right_order": "pairs ordered right",
-        "part/format": "verdicts in their format",
-    }
-    both = first.keys() & last.keys()
-    found = [tile("reward", "reward", "{:.3f}".format)] if "reward" in both else []
-    found += [tile(key, name, ui.percent) for key, name in shares.items() if key in both]
-    keys = ("reasoning_tokens", "answer_tokens")
-    before, after = (sum(some.get(key, 0) for key in keys) for some in (first, last))
+    found = [tile(*one) for one in _TILES if one[0] in first and one[0] in last]
+    before, after = (sum(row.get(key, 0) for key in LENGTHS) for row in (first, last))
     if before:
         change = ui.signed(100 * (after / before - 1), 0, "%")
         found.append((f"{after:,.0f}", "tokens a rollout", f"{change}; was {before:,.0f}"))
     return [*found, tile("truncated", "of the rollouts truncated", ui.percent)]
 
 
-def _run(stats: ui.Row) -> ui.Table:
+_TILES = (
+    ("reward", "reward", "{:.3f}".format),
+    ("part/accuracy", "right on checkable prompts", ui.percent),
+    ("part/pass", "of the rollouts pass", ui.percent),
+    ("part/right_order", "pairs ordered right", ui.percent),
+    ("part/format", "verdicts in their format", ui.percent),
+)
+
+
+def _run(stats: ui.Row, names: Mapping[str, str]) -> Iterator[ui.Block]:
+    """The run, and means over its first and its last batches of the quantities that it logged."""
     size = f"{stats['prompts_per_step']} prompts × {stats['num_generations']} rollouts"
-    rows = [
-        ["batches", f"{stats['batches']:,} of {size}, {stats['epochs']:.2f} epochs"],
-        ["optimiser steps", stats["steps"]],
-        ["tokens", f"{stats['tokens']:,} sampled, {stats['trained']:,} in the loss"],
-        ["processes", f"{stats['world_size']}, sharding {stats['sharding']}"],
-    ]
-    return ui.Table(["run", "value"], rows)
-
-
-def _means(stats: ui.Row, names: Mapping[str, str]) -> list[ui.Block]:
-    """Means over the first and the last batches; quantities not logged are left out."""
+    run = {
+        "batches": f"{stats['batches']:,} of {size}, {stats['epochs']:.2f} epochs",
+        "optimiser steps": stats["steps"],
+        "tokens": f"{stats['tokens']:,} sampled, {stats['trained']:,} in the loss",
+        "processes": f"{stats['world_size']}, sharding {stats['sharding']}",
+    }
+    yield ui.Table(["run", "value"], [*run.items()])
     first, last = stats["first"], stats["last"]
     rows = [
         [name, f"{first[key]:.3f}", f"{last[key]:.3f}", f"{last[key] - first[key]:+.3f}"]
         for key, name in names.items()
         if key in first and key in last
     ]
-    note = f"Means over the first and the last {stats['averaged']} of {stats['batches']} batches."
-    return [note, ui.Table(["", "first", "last", "change"], rows)]
+    yield f"Means over the first and the last {stats['averaged']} of {stats['batches']} batches."
+    yield ui.Table(["", "first", "last", "change"], rows)
 
 
 _HEALTH_CURVES = (
@@ -124,19 +122,14 @@ def seconds(title: str, rows: Sequence[ui.Row]) -> ui.Section:
     """Where the time went, of the last run of every batch."""
     # a batch that was sampled again after a kill has two rows
     last = {row["step"]: row for row in rows}
-    keys = dict.fromkeys(key for row in rows for key in row)
-    names = [name for name in keys if name not in ("step", "verifiers")]
+    names = dict.fromkeys(key for row in rows for key in row if key not in ("step", "verifiers"))
     sums = {name: sum(row.get(name, 0.0) for row in last.values()) for name in names}
-    total = sum(sums.values())
-    if not total:
-        return ui.Section(title, [])
     shown = [
-        [name, f"{value:,.1f}", f"{value / len(last):,.2f}", ui.percent(value / total)]
+        [name, f"{value:,.1f}", f"{value / len(last):,.2f}", ui.ratio(value, sum(sums.values()))]
         for name, value in sums.items()
     ]
     note = f"Seconds of the main process over {len(last):,} batches; other work is not counted."
-    head = ["part", "seconds", "a batch", "share"]
-    return ui.Section(title, [note, ui.Table(head, shown)])
+    return ui.Section(title, [note, ui.Table(["part", "seconds", "a batch", "share"], shown)])
 
 
 # RLHF: a judge compares rollouts
@@ -179,29 +172,20 @@ def added_rewards(rollouts: Sequence[ui.Row]) -> Iterator[ui.Block]:
         yield ui.Table(head, rows)
 
 
-def _counts(rows: Iterable[ui.Row]) -> Counter[str]:
-    """The counts of some batches, added up."""
-    found: Counter[str] = Counter()
+def _counted(rows: Sequence[ui.Row]) -> tuple[Counter[str], dict[str, float]]:
+    """The counts of some batches, added up, and the shares that curves of judges draw of them."""
+    n = Counter[str]()
     for row in rows:
-        for name, count in row.items():
-            if name.startswith("count/"):
-                found[name.removeprefix("count/")] += count
-    return found
-
-
-def _quotients(parts: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-    return {name: part / whole for name, (part, whole) in parts.items() if whole}
-
-
-def judge_shares(counts: Counter[str]) -> dict[str, float]:
-    failed, first = counts["judge_failed"], counts["position_1_wins"]
-    return _quotients(
-        {
-            "failed": (failed, counts["matches"]),
-            "ties": (counts["ties"], counts["matches"] - failed),
-            "first preferred": (first, first + counts["position_2_wins"]),
-        }
-    )
+        n.update({k.removeprefix("count/"): v for k, v in row.items() if k.startswith("count/")})
+    first, placed = n["position_1_wins"], n["prefers_1"] + n["prefers_2"]
+    parts = {
+        "failed": (n["judge_failed"], n["matches"]),
+        "ties": (n["ties"], n["matches"] - n["judge_failed"]),
+        "first preferred": (first, first + n["position_2_wins"]),
+        "prefers first": (n["prefers_1"], placed),
+        "prefers neither": (n["prefers_neither"], placed + n["prefers_neither"]),
+    }
+    return n, {name: part / whole for name, (part, whole) in parts.items() if whole}
 
 
 @ui.section("The judge")
@@ -209,22 +193,21 @@ def the_judge(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
     judged = [row for row in rows if row.get("count/matches")]
     if not judged:
         return
-    total = _counts(judged)
-    shares = judge_shares(total)
-    decided = total["position_1_wins"] + total["position_2_wins"]
-    table: list[list[object]] = [
-        ["matches", f"{total['matches']:,.0f}, {total['matches'] / len(judged):,.1f} a batch"],
-        ["calls", f"{total['judge_calls']:,.0f}, of them retries {total['judge_retries']:,.0f}"],
-        ["verdicts from the cache", f"{total['judge_cached']:,.0f}"],
-        ["tokens read", f"{total['judge_prompt_tokens']:,.0f}"],
-        ["tokens written", f"{total['judge_completion_tokens']:,.0f}"],
-        ["failed", ui.percent(shares["failed"], 2)],
-        ["equal scores", ui.percent(shares.get("ties"))],
-        [f"first answer preferred, of {decided:,.0f}", ui.percent(shares.get("first preferred"))],
-    ]
-    yield ui.Table(["judge", "value"], table)
+    n, shares = _counted(judged)
+    decided = n["position_1_wins"] + n["position_2_wins"]
+    table = {
+        "matches": f"{n['matches']:,.0f}, {n['matches'] / len(judged):,.1f} a batch",
+        "calls": f"{n['judge_calls']:,.0f}, of them retries {n['judge_retries']:,.0f}",
+        "verdicts from the cache": f"{n['judge_cached']:,.0f}",
+        "tokens read": f"{n['judge_prompt_tokens']:,.0f}",
+        "tokens written": f"{n['judge_completion_tokens']:,.0f}",
+        "failed": ui.percent(shares["failed"], 2),
+        "equal scores": ui.percent(shares.get("ties")),
+        f"first answer preferred, of {decided:,.0f}": ui.percent(shares.get("first preferred")),
+    }
+    yield ui.Table(["judge", "value"], [*table.items()])
     yield "A judge without position bias prefers the first answer in 50 %."
-    yield from curves([{**row, **judge_shares(_counts([row]))} for row in judged], _JUDGE_CURVES)
+    yield from curves([{**row, **_counted([row])[1]} for row in judged], _JUDGE_CURVES)
 
 
 _JUDGE_CURVES = (
@@ -277,16 +260,7 @@ _VERDICT_CURVES = (
 
 @ui.section("Verdicts against gold")
 def verdicts(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
-    yield from curves([{**r, **_places(r)} for r in rows], _VERDICT_CURVES)
-
-
-def _places(row: ui.Row) -> dict[str, float]:
-    counts = _counts([row])
-    first, neither = counts["prefers_1"], counts["prefers_neither"]
-    decided = first + counts["prefers_2"]
-    return _quotients(
-        {"prefers first": (first, decided), "prefers neither": (neither, decided + neither)}
-    )
+    yield from curves([{**row, **_counted([row])[1]} for row in rows], _VERDICT_CURVES)
 
 
 # method → how its sections are named, its means before and after, the charts beside them

@@ -16,7 +16,7 @@ FOLDER = "rollouts/"
 MOST_STEPS = 8  # a run at scale has gigabytes of rollouts
 SHOWN_VERDICT = 200
 # shown in another way, and shown only where they change something
-_LENGTHS = ("reasoning_tokens", "answer_tokens")
+LENGTHS = ("reasoning_tokens", "answer_tokens")
 _VERDICT = ("score_1", "score_2", "ranking")
 # what the reward of RLHF adds to the base; the other parts are only watched
 ADDED = {
@@ -40,8 +40,7 @@ MEANS = {
 
 def read_groups(node: Node) -> list[ui.Row]:
     """The groups of at most `MOST_STEPS` batches, spread evenly. Raises as `listed_rows`."""
-    assert node.manifest is not None
-    files = sorted(file.path for file in node.manifest.files if file.path.startswith(FOLDER))
+    files = sorted(file.path for file in node.artifact.files if file.path.startswith(FOLDER))
     if len(files) > MOST_STEPS:
         last = len(files) - 1
         files = [files[round(k * last / (MOST_STEPS - 1))] for k in range(MOST_STEPS)]
@@ -124,7 +123,7 @@ def _group(group: ui.Row, most: int) -> ui.Sample:
     blocks = [ui.Dialogue(turns(prompt, most)), ui.Columns(sides)]
     blocks += _judgements(group["judgements"])
     title = (ui.Styled(step, "bold"), f"{about} · rewards {spread}")
-    return ui.Sample(ui.Fold(title, blocks), values, figures)
+    return ui.Sample(title, blocks, values, figures)
 
 
 def _outcome(rollout: ui.Row) -> str:
@@ -145,7 +144,7 @@ def _figures(rollout: ui.Row) -> str:
     figures += [
         f"{name.replace('_', ' ')} {value:.4g}"
         for name, value in rollout["parts"].items()
-        if value is not None and name not in _LENGTHS and (value or name not in ADDED)
+        if value is not None and name not in LENGTHS and (value or name not in ADDED)
     ]
     figures.append(f"{rollout['reasoning_tokens']:,} + {rollout['answer_tokens']:,} tokens")
     if not rollout["in_loss"]:

@@ -112,7 +112,7 @@ def _example(prompt: ui.Row, completion: ui.Row, most: int) -> ui.Sample:
         words += [ui.Styled(ui.shortened(step["text"], each), "mark"), "\n"]
         words += [part for m in step["results"] for part in _turn("tool", m["content"], each)]
     figures = {"tokens": tokens, "steps": len(steps)}
-    return ui.Sample(ui.Fold(title, [ui.Dialogue(words)]), values, figures)
+    return ui.Sample(title, [ui.Dialogue(words)], values, figures)
 
 
 def turns(prompt: ui.Row, most: int) -> list[str | ui.Styled]:
@@ -271,4 +271,4 @@ def _pair(row: ui.Row, most: int) -> ui.Sample:
     title = (ui.Styled(row["category"], "bold"), f" · reasoning {reasoning} · {row['id']}")
     values = {"category": row["category"], "reasoning": reasoning}
     lengths = {f"{side}, characters": len(row[side]) for side in ("chosen", "rejected")}
-    return ui.Sample(ui.Fold(title, blocks), values, lengths)
+    return ui.Sample(title, blocks, values, lengths)

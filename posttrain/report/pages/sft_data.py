@@ -21,8 +21,7 @@ def sections(node: Node) -> ui.Sections:
 
 
 def tiles(node: Node) -> list[ui.Tile]:
-    assert node.manifest is not None
-    counts, stats = node.manifest.counts, node.stats
+    counts, stats = node.artifact.counts, node.stats
     found: list[ui.Tile] = [(f"{counts.kept:,}", "rows kept", f"of {counts.rows_in:,}")]
     if "splits" in stats:
         train = stats["splits"]["train"]
@@ -153,10 +152,14 @@ def control(stats: ui.Row) -> Iterator[ui.Block]:
         + (f"{without} sources have no reasoning and are not listed." if without else "")
     )
     yield ui.Table(head, rows, total=True)
-    budgets: Sequence[tuple[int, int]] = stats["histograms"]["budgets"]
-    if budgets:
+    counts = Counter[int]()
+    for budget, count in stats["histograms"]["budgets"]:
+        counts[budget.bit_length() - 1] += count
+    if counts:
+        powers = range(min(counts), max(counts) + 1)
+        bars = [(f"{1 << k:,} – {(2 << k) - 1:,}", [counts[k]]) for k in powers]
         caption = "Budgets of the traces that were cut."
-        yield ui.BarChart(_binned(budgets), "budget, tokens of reasoning kept", "traces", caption)
+        yield ui.BarChart(bars, "budget, tokens of reasoning kept", "traces", caption)
 
 
 def _control_row(control: Mapping[str, int]) -> list[object]:
@@ -164,15 +167,6 @@ def _control_row(control: Mapping[str, int]) -> list[object]:
     reasoned, stripped, traces, cut, short = (control[name] for name in names)
     stripped_share, cut_share = ui.ratio(stripped, reasoned, 2), ui.ratio(cut, traces, 2)
     return [reasoned, stripped, stripped_share, traces, cut, cut_share, short]
-
-
-def _binned(budgets: Sequence[tuple[int, int]]) -> list[tuple[str, list[int]]]:
-    """By powers of two."""
-    counts: Counter[int] = Counter()
-    for budget, count in budgets:
-        counts[budget.bit_length() - 1] += count
-    bins = range(min(counts), max(counts) + 1)
-    return [(f"{1 << k:,} – {(2 << k) - 1:,}", [counts[k]]) for k in bins]
 
 
 @ui.section("Packing")
@@ -193,24 +187,17 @@ def packing(stats: ui.Row) -> Iterator[ui.Block]:
     yield ui.Table(head, rows)
     fills: Sequence[int] = stats["histograms"]["fill_percent"]
     if sum(fills):
+        bars = [(f"{k} – {k + 9} %", [sum(fills[k : k + 10])]) for k in range(0, 90, 10)]
+        bars += [(f"{k} %", [fills[k]]) for k in range(90, 101)]
         caption = "How full the packs of the training split are."
-        x = "fill, rounded down to whole percent"
-        yield ui.BarChart(_fill_bars(fills), x, "packs", caption)
-
-
-def _fill_bars(fills: Sequence[int]) -> list[tuple[str, list[int]]]:
-    """Single percents from 90 on, tens below."""
-    tens = [(f"{k} – {k + 9} %", [sum(fills[k : k + 10])]) for k in range(0, 90, 10)]
-    return tens + [(f"{k} %", [fills[k]]) for k in range(90, 101)]
+        yield ui.BarChart(bars, "fill, rounded down to whole percent", "packs", caption)
 
 
 def _conversation(row: ui.Row, most: int) -> ui.Sample:
     budget = f", cut to {row['budget']} tokens" if row["budget"] is not None else ""
     about = f" · turn {row['turn']}, reasoning {row['reasoning']}{budget}, {row['tokens']:,} tokens"
     record = ui.Styled(f" · {row['record_id'][:12]}", "code")
-    fold = ui.Fold(
-        (ui.Styled(row["source"], "bold"), about, record),
-        [supervision.marked_segments(row["segments"])],
-    )
+    title = (ui.Styled(row["source"], "bold"), about, record)
+    segments = supervision.marked_segments(row["segments"])
     values = {"source": row["source"], "reasoning": row["reasoning"]}
-    return ui.Sample(fold, values, {"tokens": row["tokens"]})
+    return ui.Sample(title, [segments], values, {"tokens": row["tokens"]})

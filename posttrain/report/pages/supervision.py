@@ -81,7 +81,7 @@ def _offender(row: ui.Row) -> ui.Sample:
     title = (ui.Styled(row["source"], "bold"), about, ui.Styled(row["about"], "code"))
     values = {"source": row["source"], "kind": means}
     figures = {"tokens": row["tokens"], "trained": row["trained"]}
-    return ui.Sample(ui.Fold(title, [marked_segments(row["segments"])]), values, figures)
+    return ui.Sample(title, [marked_segments(row["segments"])], values, figures)
 
 
 def marked_segments(segments: Sequence[Sequence[Any]]) -> ui.Dialogue:

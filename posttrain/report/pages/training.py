@@ -1,9 +1,9 @@
-"""A checkpoint by its method; SFT and DPO are here: losses, held-out groups, margins, speed."""
+"""A checkpoint by its method; SFT and DPO are here: losses, held-out groups, margins."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from posttrain.report import section as ui
 from posttrain.report.curves import Curve, curves, points
@@ -17,19 +17,19 @@ def sections(node: Node) -> ui.Sections:
     if rows is None:
         yield ui.Section("Loss", missing=f"{node.name} lists no log.jsonl")
         return
-    stats = node.stats
-    method = stats.get("method")
+    method = node.stats.get("method")
     if method == "dpo":
-        yield from _dpo(stats, rows)
-    elif "num_generations" in stats:
-        yield from rl.sections(node, stats, rows)
+        logged = [row for row in rows if math.isfinite(row.get("preference_loss", math.nan))]
+        for figure in (preferences, margins, by_category) if logged else ():
+            yield figure(node.stats, logged)
+        if not logged:
+            yield ui.Section("Preference training", missing="no logged loss is finite")
+    elif "num_generations" in node.stats:
+        yield from rl.sections(node, node.stats, rows)
     else:
-        yield supervised(stats, rows)
-    starts = side_rows(node, "speed.jsonl")
-    if starts:
-        yield speed(f"Speed of {method.upper()}" if method else "Speed", starts, rows)
-    else:
-        yield ui.Section("Speed", missing=f"{node.name} has no speed.jsonl")
+        yield supervised(node.stats, rows)
+    if starts := side_rows(node, "speed.jsonl"):
+        yield ui.Section(f"Speed of {method.upper()}" if method else "Speed", _speed(starts, rows))
 
 
 def curve_groups(rows: Sequence[ui.Row]) -> dict[str, Sequence[Curve]]:
@@ -92,14 +92,10 @@ _RUN = {
 }
 
 
-def run_table(figures: Mapping[str, object]) -> ui.Table:
-    """Figures of a run by name."""
-    return ui.Table(["run", "value"], [*map(list, figures.items())])
-
-
 @ui.section("Training")
 def supervised(stats: ui.Row, rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
-    yield run_table({name: _rounded(stats[key]) for key, name in _RUN.items() if key in stats})
+    run = [(name, _rounded(stats[key])) for key, name in _RUN.items() if key in stats]
+    yield ui.Table(["run", "value"], run)
     bad = sum(not math.isfinite(loss) for loss in points(rows, "loss")[1])
     if bad:
         yield f"{bad} logged losses are not finite and are not shown."
@@ -127,35 +123,21 @@ def _held_out(rows: Sequence[ui.Row]) -> list[list[object]]:
     return found
 
 
-def speed(title: str, starts: Sequence[ui.Row], rows: Sequence[ui.Row]) -> ui.Section:
-    """Tokens and seconds of each start of the run."""
-    steps, tokens = points(rows, "tokens")
-    table_rows: list[list[object]] = []
+def _speed(starts: Sequence[ui.Row], rows: Sequence[ui.Row]) -> list[ui.Block]:
+    """Tokens and seconds of each start of the run that came to its end."""
+    table: list[list[object]] = []
     for start in starts:
         seconds, begin = start["seconds"], start["from_step"]
-        known = [t for s, t in zip(steps, tokens, strict=True) if s <= begin]
-        read = start["tokens"] - max(known, default=0.0)
+        known = [row["tokens"] for row in rows if "tokens" in row and row["step"] <= begin]
+        read = start["tokens"] - max(known, default=0)
         rate = f"{read / seconds:,.0f}" if seconds else None
         span = f"{begin:,} – {start['to_step']:,}"
-        table_rows.append([span, start["processes"], f"{seconds:,.1f}", f"{read:,.0f}", rate])
-    note = (
-        "One line for each time the run was started to its end; evaluation and saving are "
-        "included. A start that was killed left no line."
-    )
-    head = ["steps", "processes", "seconds", "tokens", "tokens/s"]
-    return ui.Section(title, [note, ui.Table(head, table_rows)])
+        table.append([span, start["processes"], f"{seconds:,.1f}", f"{read:,.0f}", rate])
+    note = "A line for each start; evaluation and saving are included, starts that were killed not."
+    return [note, ui.Table(["steps", "processes", "seconds", "tokens", "tokens/s"], table)]
 
 
 # DPO
-
-
-def _dpo(stats: ui.Row, rows: Sequence[ui.Row]) -> ui.Sections:
-    logged = [row for row in rows if math.isfinite(row.get("preference_loss", math.nan))]
-    if not logged:
-        yield ui.Section("Preference training", missing="no logged loss is finite")
-        return
-    for figure in (preferences, margins, by_category):
-        yield figure(stats, logged)
 
 
 @ui.section("Preference training")
@@ -171,7 +153,7 @@ def preferences(stats: ui.Row, rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
         "processes": f"{stats['world_size']}, sharding {stats['sharding']}",
         "layout": stats["layout"],
     }
-    yield run_table(run)
+    yield ui.Table(["run", "value"], [*run.items()])
     yield from curves(rows, _PREFERENCE_CURVES)
 
 

@@ -76,7 +76,7 @@ class Client:
             for attempt in range(attempts):
                 try:
                     async with self._answer(path, body) as answer:
-                        return await _json(answer)
+                        return _object(await answer.read(), _TryAgain)
                 except _TryAgain as failure:
                     if attempt == attempts - 1:
                         raise RequestFailed(f"{failure}, {attempts} attempts") from failure
@@ -91,7 +91,7 @@ class Client:
         Nothing is tried again: somebody watches. Raises as `post`."""
         async with self._answer(path, body) as answer:
             if answer.content_type != "text/event-stream":
-                yield await _json(answer)
+                yield _object(await answer.read(), _TryAgain)
                 return
             async for event in _events(answer.content.iter_any()):
                 yield event
@@ -120,13 +120,13 @@ class Client:
             raise _TryAgain(f"{type(error).__name__}: {error}") from error
 
 
-async def _json(answer: aiohttp.ClientResponse) -> dict[str, Any]:
+def _object(text: bytes, failed: type[RequestFailed]) -> dict[str, Any]:
     try:
-        body = await answer.json(content_type=None)
+        body = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _TryAgain(f"an answer that is no JSON: {error}") from error
+        raise failed(f"what the server sent is no JSON: {error}") from error
     if not isinstance(body, dict):
-        raise _TryAgain("an answer of no object")
+        raise failed("what the server sent is no object")
     return cast(dict[str, Any], body)
 
 
@@ -145,20 +145,10 @@ async def _events(chunks: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]
                 event, data = b"\n".join(data), []
                 if event == b"[DONE]":
                     return
-                yield _event(event)
+                yield _object(event, RequestFailed)
     data += [rest[5:].strip()] if rest.startswith(b"data:") else []
     if data and data != [b"[DONE]"]:  # a stream that ends without an empty line
-        yield _event(b"\n".join(data))
-
-
-def _event(text: bytes) -> dict[str, Any]:
-    try:
-        body = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise RequestFailed(f"an event that is no JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise RequestFailed("an event of no object")
-    return cast(dict[str, Any], body)
+        yield _object(b"\n".join(data), RequestFailed)
 
 
 def _retry_after(header: str | None) -> float:

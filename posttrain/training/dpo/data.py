@@ -32,7 +32,7 @@ from posttrain.models.load import recurrent_layers
 from posttrain.models.room import room_text
 from posttrain.records import CATEGORIES
 from posttrain.tokens.encode import IGNORED
-from posttrain.training.document_masking import deal_rows, pad_rows
+from posttrain.training.document_masking import deal_rows, pad_rows, padded
 from posttrain.training.dpo.loss import ScoredPairs
 
 # its functions are made when it is imported, so types know none of them
@@ -51,8 +51,7 @@ LAYOUTS = {
 Score = Callable[[Batch], ScoredPairs]
 PROBED_PAIRS = 3
 # nats a token, in fp32 and in half precision
-PROBE_LIMIT = {"float32": 1e-4}
-PROBE_LIMIT_HALF = 5e-2
+PROBE_LIMIT, PROBE_LIMIT_HALF = 1e-4, 5e-2
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,10 +244,7 @@ def _unpacked(pad_id: int, pairs: Sequence[dict[str, Any]]) -> Batch:
             ids.append(prompt + list(pair[f"{side}_ids"]))
             untrained = [IGNORED] * len(prompt)
             labels.append(untrained + _masked(pair[f"{side}_ids"], pair[f"{side}_mask"]))
-    return {
-        "input_ids": pad_rows(ids, pad_id),
-        "labels": pad_rows(labels, IGNORED),
-        "attention_mask": pad_rows(([1] * len(row) for row in ids), 0),
+    return padded(ids, labels, pad_id) | {
         "segment": pad_rows(([n] * len(row) for n, row in enumerate(ids)), -1),
         "row": torch.tensor([pair["row"] for pair in pairs]),
     }
@@ -318,7 +314,7 @@ def probe_layout(
     tokens = torch.tensor([[sum(pair[f"{side}_mask"]) for side in SIDES] for pair in probed])
     sums = torch.stack([batched.chosen, batched.rejected], dim=1).cpu()
     apart = float(((sums - torch.tensor(alone)).abs() / tokens).max())
-    limit = PROBE_LIMIT.get(dtype, PROBE_LIMIT_HALF)
+    limit = PROBE_LIMIT if dtype == "float32" else PROBE_LIMIT_HALF
     if apart > limit:
         raise ConfigError(
             f"layout {layout} is not right for this model: log-probabilities in a batch differ by "

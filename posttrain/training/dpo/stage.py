@@ -35,12 +35,13 @@ from posttrain.training.dpo.reference import (
     initial_weights,
 )
 from posttrain.training.dpo.trainer import PairTrainer
-from posttrain.training.finish import REFERENCE, RunOutcome
 from posttrain.training.launch import Launched
+from posttrain.training.output import REFERENCE, RunOutcome
 from posttrain.training.plan import (
     Line,
     ModelSize,
     batch_line,
+    check_batch,
     check_enough,
     checkpoint_bytes,
     time_line,
@@ -178,7 +179,7 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
 
     def check(self, trainer: PairTrainer, special: SpecialTokens, launched: Launched) -> Preflight:
         """The pairs against the model, and the layout measured on it."""
-        self.check_batch(trainer, self.recipe.batch, name="pairs")
+        check_batch(trainer, self.recipe.batch, name="pairs")
         model, pairs, layout = trainer.model, trainer.pairs, trainer.layout
         tokens = check_pairs(pairs, rows=embedding_rows(model), longest=positions(model.config))
         return Preflight([("tokens", tokens)], {"layout": layout})
@@ -281,8 +282,7 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
             f"Policy and reference: {base}. {steps:,} steps of {trainer.global_batch} pairs, "
             f"{stats['epochs']:.2f} epochs.",
             "",
-            f"Loss: {loss.preference_weight:g} × sigmoid (β {loss.beta:g}) + {loss.sft_weight:g} × "
-            f"SFT on chosen ({loss.sft_form}) + {loss.kl_weight:g} × KL.",
+            f"Loss: {describe_loss(loss)}.",
             "",
             "| last logged step | |",
             "|---|---|",

@@ -29,13 +29,12 @@ from posttrain.training.dpo.loss import (
     total_loss,
 )
 from posttrain.training.dpo.reference import Reference, ReferenceStore
-from posttrain.training.log import StepLines
 from posttrain.training.order import rows_drawn
+from posttrain.training.output import StepLines
 from posttrain.training.trainer import Resumable, score_labels, silence_attention_dropout
 
 # how far the first preference loss may be from ln 2: there policy and reference are one model
-FIRST_LOSS = {"float32": 1e-4, "float64": 1e-4}
-FIRST_LOSS_HALF = 1e-2
+FIRST_LOSS, FIRST_LOSS_HALF = 1e-4, 1e-2
 
 
 class PairTrainer(Resumable, DPOTrainer):
@@ -212,7 +211,7 @@ class PairTrainer(Resumable, DPOTrainer):
 
     def _check_first(self, loss: float) -> None:
         dtype = self.store.key.dtype
-        limit = FIRST_LOSS.get(dtype, FIRST_LOSS_HALF)
+        limit = FIRST_LOSS if dtype == "float32" else FIRST_LOSS_HALF
         if abs(loss - math.log(2)) <= limit:
             return
         raise ConfigError(

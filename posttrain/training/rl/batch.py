@@ -19,6 +19,7 @@ from posttrain.errors import TrainingError
 from posttrain.group_rewards import Group, GroupRewards
 from posttrain.rollouts import Completion
 from posttrain.tokens.encode import IGNORED
+from posttrain.training.document_masking import padded
 from posttrain.training.rl.advantages import leave_one_out_advantages
 
 Batch = dict[str, Any]
@@ -173,24 +174,14 @@ def micro_batches(
 def collate(rows: Sequence[TrainedRow], *, pad_id: int) -> Batch:
     """Tensors of a micro-batch: input_ids, attention_mask, labels int64 `[rows, columns]`; sampled
     float32, nats of each label's token under the sampler; advantages float32 `[rows]`; places."""
-    width = max(len(row.ids) for row in rows)
-    ids = torch.full((len(rows), width), pad_id)
-    mask = torch.zeros((len(rows), width), dtype=torch.long)
-    labels = torch.full((len(rows), width), IGNORED)
-    nats = torch.zeros((len(rows), width))
-    for k, row in enumerate(rows):
-        end = len(row.ids)
-        ids[k, :end] = torch.tensor(row.ids)
-        mask[k, :end] = 1
-        sampled = torch.tensor(row.sampled, dtype=torch.bool)
-        completion = ids[k, row.start : end]
-        labels[k, row.start : end] = completion.masked_fill(~sampled, IGNORED)
-        nats[k, row.start : end] = torch.tensor(row.logps)
-    return {
-        "input_ids": ids,
-        "attention_mask": mask,
-        "labels": labels,
-        "sampled": nats,
+    labels = (
+        [IGNORED] * row.start
+        + [i if s else IGNORED for i, s in zip(row.ids[row.start :], row.sampled, strict=True)]
+        for row in rows
+    )
+    nats = [torch.tensor([*[0.0] * row.start, *row.logps]) for row in rows]
+    return padded([row.ids for row in rows], labels, pad_id) | {
+        "sampled": torch.nn.utils.rnn.pad_sequence(nats, batch_first=True),
         "advantages": torch.tensor([row.advantage for row in rows]),
         "places": [row.place for row in rows],
     }

@@ -30,8 +30,7 @@ from typing import Any
 from posttrain.records import json_text
 from posttrain.rollouts import Completion, prompt_to_row
 from posttrain.sampling.generate import row_line
-from posttrain.training.finish import ROLLOUTS
-from posttrain.training.log import TIMING
+from posttrain.training.output import ROLLOUTS, TIMING
 from posttrain.training.rl.batch import ScoredGroup
 
 Place = tuple[int, int]

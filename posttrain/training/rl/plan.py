@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import torch
 
 from posttrain.config.backend import Server
-from posttrain.config.grpo import GroupTraining, InProcessRollouts, LoraServer, RolloutEngine
+from posttrain.config.grpo import GrpoLossConfig, InProcessRollouts, LoraServer, RolloutEngine
 from posttrain.errors import ConfigError
 from posttrain.group_rewards import GroupRewards
 from posttrain.training.plan import GIB, MEASURED_UP_TO, Line, ModelSize, checkpoint_bytes
@@ -74,7 +74,7 @@ def make_plan(
         f"rollouts of at most {max_tokens} tokens"
     )
     lines = [
-        ("loss", _loss_line(recipe)),
+        ("loss", describe_loss(recipe.loss)),
         ("batch", batch),
         ("steps", steps),
         ("rollouts", _rollouts_line(recipe.rollouts, size, whole=whole)),
@@ -124,8 +124,8 @@ def _rollouts_line(engine: RolloutEngine, size: ModelSize, *, whole: bool) -> st
     )
 
 
-def _loss_line(recipe: GroupTraining) -> str:
-    loss = recipe.loss
+def describe_loss(loss: GrpoLossConfig) -> str:
+    """One line for the plan and the card."""
     clip = f"clip −{loss.clip_low:g}/+{loss.clip_high:g}"
     # with one update the policy is the one that sampled, and nothing can be clipped
     idle = " (idle with one update a batch)" if loss.num_iterations == 1 else ""

@@ -43,13 +43,13 @@ from posttrain.tokens.encode import IGNORED
 from posttrain.tokens.tokenizer import Encoder, SpecialTokens, load_any_tokenizer
 from posttrain.training.activations import RolloutShape
 from posttrain.training.arguments import LEARNING_RATE, batch_layout, make_arguments
-from posttrain.training.finish import RESUME, RunOutcome
 from posttrain.training.launch import Launched
 from posttrain.training.moe import freeze_routers
-from posttrain.training.plan import Line, ModelSize, check_enough
+from posttrain.training.output import RESUME, RunOutcome
+from posttrain.training.plan import Line, ModelSize, check_batch, check_enough
 from posttrain.training.rl.draws import PromptDraws
 from posttrain.training.rl.metrics import domain_stats, domain_table, run_stats
-from posttrain.training.rl.plan import make_plan
+from posttrain.training.rl.plan import describe_loss, make_plan
 from posttrain.training.rl.step import Rollouts, accumulation
 from posttrain.training.rl.trainer import GroupTrainer
 from posttrain.training.stage import Preflight, PreparedRun, TrainingStage
@@ -245,7 +245,7 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         """The launch, and room for the prompts and what follows them."""
         recipe, updates = self.recipe, self.recipe.loss.num_iterations
         per_update = recipe.prompts_per_step * recipe.num_generations // updates
-        self.check_batch(trainer, per_update, name="rollouts")
+        check_batch(trainer, per_update, name="rollouts")
         if launched.sharding == "fsdp1":
             raise ConfigError("rollouts cannot gather weights of FSDP 1: set fsdp_version: 2")
         if recipe.rollouts.engine == "lora_server":
@@ -317,9 +317,8 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
             f"{trainer.state.global_step:,} optimiser steps, {trainer.trained_seen:,} tokens in "
             "the loss.",
             "",
-            f"Loss: per token over the batch, clip −{loss.clip_low:g}/+{loss.clip_high:g}, KL "
-            f"{loss.kl:g}, truncated completions {loss.overlong}ed, temperature "
-            f"{recipe.sampling.temperature:g}, at most {recipe.sampling.max_tokens} tokens.",
+            f"Loss: {describe_loss(loss)}. Sampled at temperature {recipe.sampling.temperature:g}, "
+            f"at most {recipe.sampling.max_tokens} tokens.",
             "",
             f"| mean of {stats['averaged']} batches | first | last |",
             "|---|---|---|",

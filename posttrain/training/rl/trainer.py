@@ -18,8 +18,8 @@ from trl.trainer.utils import use_adapter
 from posttrain.config.grpo import GroupTraining
 from posttrain.errors import ConfigError, TrainingError
 from posttrain.tokens.encode import IGNORED
-from posttrain.training.log import StepLines
 from posttrain.training.moe import ExpertBias
+from posttrain.training.output import StepLines
 from posttrain.training.rl.files import (
     StepClock,
     group_row,

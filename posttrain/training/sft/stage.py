@@ -25,8 +25,8 @@ from posttrain.training.document_masking import (
     make_collator,
     probe_document_masking,
 )
-from posttrain.training.finish import RunOutcome
 from posttrain.training.launch import Launched
+from posttrain.training.output import RunOutcome
 from posttrain.training.plan import Line, ModelSize, batch_line, checkpoint_bytes, time_line
 from posttrain.training.sft.data import (
     COLUMNS,

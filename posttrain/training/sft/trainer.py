@@ -149,9 +149,7 @@ class PackedSFTTrainer(Resumable, SFTTrainer):
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
         """Mean loss per trained token of the whole split (the parent averages batch means)."""
-        model = self._wrap_model(self.model, training=False)
-        if len(self.accelerator._models) == 0 and model is self.model:
-            model = self.accelerator.prepare_model(model, evaluation_mode=True)
+        model = self._wrap_model(self.model, training=False)  # prepared, for training goes on
         model.eval()
         total, count = torch.zeros((), device=self.args.device), 0
         for inputs in dataloader:

@@ -1,8 +1,6 @@
 """What every agentic family is: a fixture from a seed, tools on its files, a checked end state.
-
-A row carries the seed of its fixture and a digest, not the fixture: what a checker knows is never
-in a sandbox. Checks read the final files alone. Code of the model runs in a further sandbox without
-any other file of the run; its results leave that and are compared here.
+What a checker knows is never in a sandbox: a row carries the seed of its fixture and a digest, and
+the model's code runs in a further sandbox, whose results are compared here.
 """
 
 from __future__ import annotations
@@ -127,11 +125,7 @@ class Final:
 
     async def computes(self, expected: Sequence[tuple[str, str, list[Any], Any]]) -> None:
         """Call functions of the final `.py` files (module, name, arguments) and compare results.
-
-        Raises:
-            Wrong: a result differs, or there is none.
-            OSError: the sandbox did not start.
-        """
+        Raises Wrong: a result differs, or there is none; OSError: the sandbox did not start."""
         code = {p: data for p, data in self.files.items() if p.endswith(".py")}
         order = marshal.dumps((code, [(m, n, list(a)) for m, n, a, _ in expected]))
         result = await run_program([*ISOLATED, _CALLS], order, _CHECK_LIMITS)
@@ -215,8 +209,6 @@ class Family(RLVREnvironment):
         key = f"{seed}/{number}"
         fixture = _built(type(self), key)
         return {
-            "environment": self.name,
-            "id": f"{self.name}-{seed}-{number}",
             "messages": [
                 {"role": "system", "content": SYSTEM.format(name=fixture.digest[:8])},
                 {"role": "user", "content": fixture.task},

@@ -11,7 +11,6 @@ from typing import Any
 from posttrain.chat.parse import ParsedCompletion
 from posttrain.config.load import nearest
 from posttrain.errors import ConfigError
-from posttrain.records import Message
 from posttrain.rollouts import Prompt, Step
 from posttrain.sampling.sampler import Generation, Request
 from reward.environments.agentic import FAMILIES
@@ -60,10 +59,8 @@ class PolicySampler:
         parsed = ParsedCompletion(
             message.reasoning, message.content, message.tool_calls, (), finished=True
         )
-        prompt_tokens = sum(map(_characters, request.messages)) // 4
-        own = Step(message.content, parsed, "stop", 0, len(written) // 4 + 1, prompt_tokens)
+        calls = (call for message in request.messages for call in message.tool_calls)
+        given = [*(m.content for m in request.messages), *(call.arguments for call in calls)]
+        tokens = len(written) // 4 + 1, sum(map(len, given)) // 4
+        own = Step(message.content, parsed, "stop", 0, *tokens)
         return Generation(own)
-
-
-def _characters(message: Message) -> int:
-    return len(message.content) + sum(len(call.arguments) for call in message.tool_calls)

@@ -1,8 +1,6 @@
-"""The files of one run behind five tools: read_file, write_file, list_files, shell, sql.
-
-Between calls the files are bytes in this process, by path: there is no directory to leave, no link
-to follow and nothing that two runs share. A command runs in a sandbox of its own that is given the
-files, and the regular files that it leaves are taken back.
+"""The files of one run behind five tools: bytes in this process, by path, so that there is no
+directory to leave, no link to follow and nothing that two runs share. A command runs in a sandbox
+that is given the files, and the regular files that it leaves are taken back.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from posttrain.environments.base import Tool, Toolbox, clip
+from posttrain.environments.base import Environment, Tool, Toolbox, clip
 from posttrain.environments.sandbox import Limits
 from posttrain.jsontext import writable
 from posttrain.records import json_text
@@ -91,13 +89,11 @@ BASIC = ("read_file", "write_file", "list_files", "shell")
 ISOLATED = ("-I", "-S", "-c")  # neither the directory nor variables reach a program's imports
 
 
-class Workspace:
-    """An `Environment`: the files of one completion.
+class Workspace(Environment):
+    """The files of one completion.
 
-    Args:
-        tools: names in `TOOLS`.
-        deliverables: files without which the task is not done; () means any change at all.
-        first_error: the result of the first sound call, which is then not carried out.
+    `tools` are names in `TOOLS`; `deliverables` files without which the task is not done, () means
+    any change; `first_error` is the result of the first sound call, which is not carried out.
     """
 
     def __init__(
@@ -232,8 +228,6 @@ class Workspace:
             "infrastructure": self._infrastructure,
         }
         return writable(json_text(state))
-
-    async def close(self) -> None: ...
 
 
 def inside(path: str) -> str:

@@ -166,18 +166,6 @@ def test_a_call_is_found_and_named(form: str, answer: str, name: str | None):
     assert answer[first.start : first.end] == first.text
 
 
-# a lone Python-style call counts only as the whole text
-WITHIN = [case for case in POSITIVE if not case[1].startswith("get_weather(")]
-
-
-@pytest.mark.parametrize(("form", "answer", "name"), WITHIN)
-def test_a_call_in_the_reasoning_is_found_there(form: str, answer: str, name: str | None):
-    trace = f"I should look this up.\n\n{answer}\n"
-    verdict = detect_calls(reasoning=trace, answer="18 degrees.", tools=None, prompt="Weather?")
-    assert [verdict.in_answer, verdict.in_reasoning] == [False, True]
-    assert verdict.calls[0].name == name
-
-
 @pytest.mark.parametrize(("prompt", "answer"), NEGATIVE)
 def test_what_is_shown_or_spoken_of_is_no_call(prompt: str, answer: str):
     assert detect_calls(reasoning=None, answer=answer, tools=None, prompt=prompt).calls == ()
@@ -202,18 +190,13 @@ def test_an_answer_that_begins_with_a_marker_is_a_call():
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["It is 4. <tool_call> 4", "4\n</tool_call>", "[TOOL_CALLS]4", "<|tool_call|>4", "✿FUNCTION✿"],
-)
-def test_half_a_call_holds_the_marker_of_one(text: str):
-    assert has_call_marker(text)
-
-
-@pytest.mark.parametrize(
-    "text", ["<think>4</think>", "a <b>call</b>", "<tool_response>4</tool_response>", "[calls]"]
-)
-def test_other_markup_is_no_marker_of_calls(text: str):
-    assert not has_call_marker(text)
+    ("text", "marks"),
+    [("It is 4. <tool_call> 4", True), ("4\n</tool_call>", True), ("[TOOL_CALLS]4", True),
+     ("<|tool_call|>4", True), ("✿FUNCTION✿", True), ("<think>4</think>", False),
+     ("a <b>call</b>", False), ("<tool_response>4</tool_response>", False), ("[calls]", False)],
+)  # fmt: skip
+def test_half_a_call_holds_the_marker_of_one(text: str, marks: bool):
+    assert has_call_marker(text) is marks
 
 
 def test_a_call_after_a_mention_is_found():

@@ -28,27 +28,17 @@ def kinds(arguments: object, name: str = "book") -> list[str]:
     return [call.kind for call in found]
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [{"seats": 2}, {"seats": 2.0, "cabin": "economy"}, {"seats": 1, "price": None},
-     {"seats": 1, "who": {"name": "A"}, "legs": ["a"]}, {"seats": 1, "when": 3},
-     {"seats": 1, "cabin": None, "legs": None}],
-)  # fmt: skip
-def test_arguments_that_keep_the_schema_are_declared(arguments: object):
-    assert kinds(arguments) == ["declared"]
+KEPT = [{"seats": 2}, {"seats": 2.0, "cabin": "economy"}, {"seats": 1, "price": None},
+        {"seats": 1, "who": {"name": "A"}, "legs": ["a"]}, {"seats": 1, "when": 3},
+        {"seats": 1, "cabin": None, "legs": None}]  # fmt: skip
+BROKEN = [{}, {"seats": None}, {"seats": "two"}, {"seats": True}, {"seats": 1, "colour": "red"},
+          {"seats": 1, "cabin": "first"}, {"seats": 1, "price": "10"}, {"seats": 1, "legs": [1]},
+          {"seats": 1, "who": {}}, {"seats": 1, "when": []}]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [{}, {"seats": None}, {"seats": "two"}, {"seats": True}, {"seats": 1, "colour": "red"},
-     {"seats": 1, "cabin": "first"}, {"seats": 1, "price": "10"}, {"seats": 1, "legs": [1]},
-     {"seats": 1, "who": {}}, {"seats": 1, "when": []}],
-)  # fmt: skip
-def test_arguments_that_the_schema_has_no_room_for_are_fabricated(arguments: object):
-    assert kinds(arguments) == ["fabricated_arguments"]
-
-
-def test_a_name_that_nobody_declared():
+def test_arguments_are_fabricated_where_the_schema_has_no_room_for_them():
+    assert [kinds(arguments) for arguments in KEPT] == [["declared"]] * len(KEPT)
+    assert [kinds(arguments) for arguments in BROKEN] == [["fabricated_arguments"]] * len(BROKEN)
     assert kinds({"seats": 1}, "reserve") == ["nonexistent_tool"]
     assert kinds({"anything": 1}, "search") == ["declared"]
 
@@ -76,22 +66,17 @@ def test_a_call_whose_arguments_cannot_be_read_is_not_held_against_its_tool(text
 
 def test_python_is_a_tool_that_must_be_declared_too():
     text = "<|python_tag|>import math\nprint(math.pi)"
-    assert (
-        detect_calls(reasoning=None, answer=text, tools=TOOLS).calls[0].kind == "nonexistent_tool"
-    )
     tools = json.dumps([{"type": "function", "function": {"name": "python_exec"}}])
-    assert detect_calls(reasoning=None, answer=text, tools=tools).calls[0].kind == "declared"
+    for declared, kind in ((TOOLS, "nonexistent_tool"), (tools, "declared")):
+        assert detect_calls(reasoning=None, answer=text, tools=declared).calls[0].kind == kind
 
 
 def test_structured_calls_count_as_part_of_the_answer():
     calls = (ToolCall("book", '{"seats":1}'), ToolCall("fly", "{}"), ToolCall("book", "{}"))
     verdict = detect_calls(reasoning=None, answer="Done.", structured=calls, tools=TOOLS)
     assert [c.form for c in verdict.calls] == ["structured"] * 3
-    assert [c.kind for c in verdict.calls] == [
-        "declared",
-        "nonexistent_tool",
-        "fabricated_arguments",
-    ]
+    kinds = [call.kind for call in verdict.calls]
+    assert kinds == ["declared", "nonexistent_tool", "fabricated_arguments"]
     assert verdict.in_answer
     assert verdict.hallucinated
 

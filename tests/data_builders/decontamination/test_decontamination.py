@@ -24,9 +24,16 @@ from tests.data_builders.dedup.copies import chat, sentence
 from tests.data_builders.small_build import write_rows
 
 
-def load(folder: Path, rows: list[dict], **keys) -> Decontaminator:
-    file = EvaluationFile(path=write_rows(folder / "eval.jsonl", rows).name, **keys)
-    return Decontaminator.load(DecontaminationConfig(files=(file,)), folder)
+def load_files(folder: Path, *files: dict[str, Any], **keys: Any) -> Decontaminator:
+    config = DecontaminationConfig.model_validate({"files": files, **keys})
+    return Decontaminator.load(config, folder)
+
+
+def load(
+    folder: Path, rows: list[dict], fields: tuple[str, ...] = (), **keys: Any
+) -> Decontaminator:
+    write_rows(folder / "e.jsonl", rows)
+    return load_files(folder, {"path": "e.jsonl", "fields": fields}, **keys)
 
 
 def dropped(decontaminator: Decontaminator, example: Example) -> Drop | None:
@@ -63,7 +70,7 @@ def test_planted_items_are_found_and_named(tmp_path, where, form):
         drop = dropped(found, example)
         assert drop is not None
         assert drop.reason == "contaminated"
-        assert f"eval.jsonl:{k + 1} question" in drop.detail
+        assert f"e.jsonl:{k + 1} question" in drop.detail
         assert drop.detail.startswith("message 0" if where == "prompt" else "message 1")
 
 
@@ -117,7 +124,7 @@ def test_items_of_lists_and_objects_and_chosen_fields(tmp_path):
 
 def test_what_cannot_be_read_stops(tmp_path):
     with pytest.raises(
-        ConfigError, match=r"no row of eval.jsonl has prompt; its fields are id, quest"
+        ConfigError, match=r"no row of e.jsonl has prompt; its fields are id, quest"
     ):
         load(tmp_path, items(2), fields=("question", "prompt"))
     (tmp_path / "bad.jsonl").write_text('{"q": "fine"}\n{"q": \n')
@@ -177,12 +184,6 @@ def questions(count: int, *, seed: int = 0) -> list[str]:
     return [sentence(rng, 30) for _ in range(count)]
 
 
-def load_files(folder: Path, *files: dict[str, Any], **keys: Any) -> Decontaminator:
-    return Decontaminator.load(
-        DecontaminationConfig.model_validate({"files": files, **keys}), folder
-    )
-
-
 def short_exercises(count: int) -> list[dict[str, Any]]:
     """Six words each has for itself."""
     rng = random.Random(1)
@@ -205,16 +206,14 @@ def test_the_same_items_in_many_files_are_one_item_each(tmp_path):
 
 def test_items_that_cannot_be_told_apart_are_refused(tmp_path):
     rows = [{"q": f"{text} sample {k}"} for text in questions(20) for k in range(11)]
-    write_rows(tmp_path / "e.jsonl", rows)
     with pytest.raises(ConfigError, match=r"e.jsonl: none of its 220 items .* Raise `common`"):
-        load_files(tmp_path, {"path": "e.jsonl"})
-    found = load_files(tmp_path, {"path": "e.jsonl"}, common=11)
+        load(tmp_path, rows)
+    found = load(tmp_path, rows, common=11)
     assert dropped(found, chat(questions(20)[3], "x")) is not None
 
 
 def test_items_with_few_words_of_their_own_are_counted_and_said(tmp_path):
-    write_rows(tmp_path / "e.jsonl", [*short_exercises(60), {"question": questions(1)[0]}])
-    found = load_files(tmp_path, {"path": "e.jsonl"})
+    found = load(tmp_path, [*short_exercises(60), {"question": questions(1)[0]}])
     (counts,) = found.counts
     assert [counts[k] for k in ("inside", "template", "whole_message", "rows")] == [1, 60, 0, 61]
     (warning,) = found.warnings
@@ -238,8 +237,7 @@ def test_other_questions_under_the_same_instruction_are_kept(tmp_path):
         }
         for _ in range(60)
     ]
-    write_rows(tmp_path / "e.jsonl", [*short_exercises(60), *long])
-    found = load_files(tmp_path, {"path": "e.jsonl"})
+    found = load(tmp_path, [*short_exercises(60), *long])
     other = [
         chat(f"{FRAME} {rng.choice(VERBS)} the sum of all {sentence(rng, 12)} number {k}", "x")
         for k in range(200)
@@ -264,8 +262,7 @@ def test_a_split_of_a_dataset_directory(tmp_path):
 def test_rows_without_text_are_counted_and_warned_of(tmp_path):
     rows: list[dict[str, Any]] = [{"question": text} for text in questions(6)]
     rows += [{"quest": "a b c d e f g h i"}, {"question": None}, {"question": " "}]
-    write_rows(tmp_path / "e.jsonl", rows)
-    index = load_files(tmp_path, {"path": "e.jsonl", "fields": ("question",)})
+    index = load(tmp_path, rows, ("question",))
     (warning,) = index.warnings
     assert warning.startswith("decontamination: e.jsonl: 3 of 9 rows")
     assert [index.counts[0][k] for k in ("rows", "without_text", "inside")] == [9, 3, 6]
@@ -276,8 +273,7 @@ def test_rows_without_text_are_counted_and_warned_of(tmp_path):
 def test_every_item_is_counted_once(tmp_path):
     rows = [{"q": text} for text in ("yes", "one two three four five six", *questions(3))]
     rows += [*rows[1:3], *short_exercises(11), {"q": "Which of?", "options": ["a b c", "d e f"]}]
-    write_rows(tmp_path / "e.jsonl", rows)
-    (counts,) = load_files(tmp_path, {"path": "e.jsonl"}).counts
+    (counts,) = load(tmp_path, rows).counts
     assert counts == {
         "file": "e.jsonl", "rows": 19, "without_text": 0, "inside": 3, "with_options": 1,
         "whole_message": 1, "template": 11, "too_short": 1, "repeated": 2,
@@ -301,8 +297,7 @@ CAPITALS = {
     ],
 )  # fmt: skip
 def test_a_short_question_is_found_with_its_options(tmp_path, row, fields):
-    write_rows(tmp_path / "e.jsonl", [row])
-    index = load_files(tmp_path, {"path": "e.jsonl", "fields": fields})
+    index = load(tmp_path, [row], fields)
     assert [c["with_options"] for c in index.counts] == [1]
     question, options = row["question"], CAPITALS["choices"]
     labelled = "\n".join(f"({label}) {o}" for label, o in zip("ABCD", options, strict=True))
@@ -330,8 +325,9 @@ def test_a_short_question_is_found_with_its_options(tmp_path, row, fields):
 def test_options_are_no_items(tmp_path):
     formula = "P(A and B) = P(A) times P(B) for independent events A and B only"
     asked = "Which of these holds for two independent events of any experiment?"
-    write_rows(tmp_path / "e.jsonl", [{"question": asked, "choices": [formula, "none"]}])
-    index = load_files(tmp_path, {"path": "e.jsonl", "fields": ("question", "choices")})
+    index = load(
+        tmp_path, [{"question": asked, "choices": [formula, "none"]}], ("question", "choices")
+    )
     assert dropped(index, chat(f"As we know, {formula}.", formula)) is None
     assert dropped(index, chat(f"As {asked}", "x")) is not None
 
@@ -341,8 +337,7 @@ def test_letters_of_answers_are_no_questions(tmp_path):
     rows = [{"answer": "B", "A": sentence(rng, 5), "B": sentence(rng, 5)} for _ in range(11)]
     # a row a sample: one question, however often
     rows += [{"answer": "Which holds?", "A": sentence(rng, 5), "B": sentence(rng, 5)}] * 11
-    write_rows(tmp_path / "e.jsonl", rows)
-    index = load_files(tmp_path, {"path": "e.jsonl"})
+    index = load(tmp_path, rows)
     assert (index.counts[0]["too_short"], index.counts[0]["with_options"]) == (11, 1)
     written = [chat(f"{row['answer']} {row['A']} {row['B']}", "x") for row in rows]
     assert [drop is None for drop in index.drops(written)] == [True] * 11 + [False] * 11
@@ -352,8 +347,7 @@ def test_stems_of_many_questions_need_their_options(tmp_path):
     stem = "Which of the following statements about the subject of this chapter is not correct?"
     rng = random.Random(2)
     rows = [{"question": stem, "choices": [sentence(rng, 5) for _ in range(4)]} for _ in range(30)]
-    write_rows(tmp_path / "e.jsonl", rows)
-    index = load_files(tmp_path, {"path": "e.jsonl", "fields": ("question", "choices")})
+    index = load(tmp_path, rows, ("question", "choices"))
     assert index.counts[0]["with_options"] + index.counts[0]["inside"] == 30
     planted = [chat(f"Go: {stem} A {' B '.join(row['choices'])}", "x") for row in rows]
     assert None not in index.drops(planted)
@@ -363,6 +357,5 @@ def test_stems_of_many_questions_need_their_options(tmp_path):
 
 
 def test_a_long_message_of_question_beginnings_takes_no_time(tmp_path):
-    write_rows(tmp_path / "e.jsonl", [CAPITALS])
-    index = load_files(tmp_path, {"path": "e.jsonl"})
+    index = load(tmp_path, [CAPITALS])
     assert dropped(index, chat(CAPITALS["question"] * 5_000, "x")) is None

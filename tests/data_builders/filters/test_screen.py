@@ -37,11 +37,8 @@ def words(texts: Any) -> Any:
 def example(*turns: str, reasoning: str | None = None) -> Example:
     """User and assistant in turn; the trace is the last answer's."""
     messages = [Message("user" if k % 2 == 0 else "assistant", t) for k, t in enumerate(turns)]
-    if reasoning is not None:
-        messages[-1] = Message("assistant", turns[-1], reasoning=reasoning)
-    return make_example(
-        tuple(messages), tools=None, source="s", license="MIT", dialect="openai", metadata="{}"
-    )
+    messages[-1] = Message("assistant", turns[-1], reasoning=reasoning)
+    return make_example(messages, source="s", dialect="openai")
 
 
 def dropped(filters: dict[str, Any], *records: Example) -> list[str | None]:
@@ -108,14 +105,9 @@ def test_languages():
     pytest.importorskip("py3langid", reason="the extra language is not installed")
     only = OFF | {"language": {"allowed": ["en"]}}
     code = "```python\n" + "for zahl in liste:\n    drucke(zahl)\n" * 30 + "```"
-    assert dropped(
-        only,
-        example("Q?", ENGLISH),
-        example("Q?", GERMAN),
-        example("Q?", ENGLISH, reasoning=GERMAN),
-        example("Q?", code),
-        example("Q?", "Guten Tag!"),
-    ) == [None, "language", "language", None, None]
+    kept = [example("Q?", text) for text in (ENGLISH, code, "Guten Tag!")]
+    foreign = [example("Q?", GERMAN), example("Q?", ENGLISH, reasoning=GERMAN)]
+    assert dropped(only, *kept, *foreign) == [None] * 3 + ["language"] * 2
     assert dropped(OFF | {"language": {"allowed": ["de", "en"]}}, example("Q?", GERMAN)) == [None]
     with pytest.raises(ConfigError, match="xx is no language"):
         dropped(OFF | {"language": {"allowed": ["xx"]}}, example("Q?", "A."))
@@ -132,30 +124,26 @@ def test_turns_and_tokens():
         dropped({"length": {"min_turns": 3, "max_turns": 2}})
 
 
-def test_copied_answers():
-    on = OFF | {"copied": {"characters": 20}}
-    assert dropped(
-        on,
-        example(ENGLISH, ENGLISH.replace(" ", "  ", 3)),
-        example("Q?", ENGLISH, "Again?", ENGLISH),
-        example("Q?", ENGLISH, reasoning=f"{ENGLISH}\n"),
-        example("Q?", "Yes.", "Sure?", "Yes."),
-        example("Q?", ENGLISH),
-    ) == ["copied_answer", "copied_answer", "copied_answer", None, None]
+CUT, HALF = " ".join(["wording"] * 100), " ".join(["wording"] * 50)
 
 
-def test_texts_cut_off_at_a_known_limit():
-    on = OFF | {"truncated": {"tokens": [100], "slack": 0.02}}
-    cut, short = " ".join(["wording"] * 100), " ".join(["wording"] * 90)
-    half = " ".join(["wording"] * 50)
-    assert dropped(
-        on,
-        example("Q?", cut),
-        example("Q?", cut + "."),
-        example("Q?", short),
-        example("Q?", half, reasoning=half + ". "),
-        example("Q?", "```\n" + " ".join(["wording"] * 98) + "."),
-    ) == ["truncated_text", None, None, "truncated_text", "truncated_text"]
+@pytest.mark.parametrize(
+    ("filters", "records"),
+    [
+        ({"copied": {"characters": 20}},
+         {"copied_answer": [example(ENGLISH, ENGLISH.replace(" ", "  ", 3)),
+                            example("Q?", ENGLISH, "Again?", ENGLISH),
+                            example("Q?", ENGLISH, reasoning=f"{ENGLISH}\n")],
+          None: [example("Q?", "Yes.", "Sure?", "Yes."), example("Q?", ENGLISH)]}),
+        ({"truncated": {"tokens": [100], "slack": 0.02}},
+         {"truncated_text": [example("Q?", CUT), example("Q?", HALF, reasoning=HALF + ". "),
+                             example("Q?", f"```\n{CUT[: 98 * 8]}.")],
+          None: [example("Q?", CUT + "."), example("Q?", CUT[: 90 * 8])]}),
+    ],
+)  # fmt: skip
+def test_copied_answers_and_texts_cut_off_at_a_known_limit(filters: Any, records: Any):
+    for reason, some in records.items():
+        assert dropped(OFF | filters, *some) == [reason] * len(some)
 
 
 FOLDER = Path(__file__).resolve().parents[3] / "recipes" / "nemotron-3-nano"

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from data_builders.filters.schemas import validator, violation
-from data_builders.filters.structure import STRUCTURAL, structural_drop
+from data_builders.filters.structure import STRUCTURAL, structural_drop, validator, violation
 from posttrain.config.filters import StructuralFilters
-from posttrain.records import Example, Message, ToolCall, make_example
+from posttrain.records import Example, Message, ToolCall
 from tests.data_builders.small_rows import WEATHER, answer, calls, chat, result, user
 
+UNUSABLE = {"type": "function", "function": {"name": "g", "parameters": {"type": "thing"}}}
 SOUND = [
     chat(user(), answer()),
     chat(Message("system", "Be brief."), user(), answer(), user(), answer(reasoning="hm")),
@@ -24,6 +24,11 @@ SOUND = [
     chat(user(), answer("see <tool_call>"), tools=[WEATHER]),
     chat(Message("system", "# Tools\n<tools>…"), user(), answer("<tool_call>…</tool_call>")),
     chat(user("what does <think> mean?"), answer("it opens a trace")),
+    # calls without ids are answered in order
+    chat(user(), Message("assistant", tool_calls=(ToolCall("weather", '{"city":"a"}'),) * 2),
+         Message("tool", "1"), Message("tool", "2"), answer(), tools=[WEATHER]),
+    # nobody calls what has an unusable schema
+    chat(user(), calls("weather"), tools=[UNUSABLE, WEATHER]),
 ]  # fmt: skip
 
 
@@ -134,28 +139,10 @@ def test_a_schema_that_cannot_be_used(parameters: Any) -> None:
     assert called_with(parameters, '{"x":"a"}') == "unusable_schema"
 
 
-def test_an_unusable_schema_that_nobody_calls_is_no_matter() -> None:
-    bad = {"type": "function", "function": {"name": "g", "parameters": {"type": "thing"}}}
-    example = chat(user(), calls("weather"), tools=[bad, WEATHER])
-    assert structural_drop(example, StructuralFilters()) is None
-
-
 def test_a_property_named_type_is_a_property() -> None:
     parameters = {"properties": {"type": {"type": "str"}, "items": {"type": "int"}}}
     assert called_with(parameters, '{"type":"dict","items":1}') is None
     assert called_with(parameters, '{"type":1}') == "bad_arguments"
-
-
-def test_calls_without_ids_are_answered_in_order() -> None:
-    messages = (
-        user(),
-        Message("assistant", tool_calls=(ToolCall("a"), ToolCall("b"))),
-        Message("tool", "1"),
-        Message("tool", "2"),
-        answer(),
-    )
-    example = make_example(messages, source="s", dialect="sharegpt")
-    assert STRUCTURAL["unpaired_tool_result"](example) is None
 
 
 def test_a_pattern_that_backtracks_for_ever_stops_nothing():

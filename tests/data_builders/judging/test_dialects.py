@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import random
 from typing import Any
 
 import pytest
 
 from data_builders.dialects import RowProblem
-from data_builders.judging.dialects import DIALECTS, read_pair, recognise
+from data_builders.judging.build import refuse
+from data_builders.judging.dialects import read_pair, recognise
 from data_builders.judging.pair import PreferencePair
 from posttrain.config.build_genrm import PreferenceSource
 from posttrain.config.load import validate
 from posttrain.records import Message
-from reward.judge.verdict import Gold
+from reward.judge.verdict import HIGHEST_RANKING, LOWEST_RANKING, Gold
 from tests.data_builders.judging.small import (
     ARENA,
     CHOSEN,
@@ -23,6 +26,9 @@ from tests.data_builders.judging.small import (
     ROWS,
     SAFETY,
 )
+
+START = "\n\nHuman: Hi\n\nAssistant: Hello.\n\nHuman: 7*8?\n\nAssistant: "  # a transcript
+SAID = {"chosen": "56", "rejected": "54"}
 
 
 def read(row: dict[str, Any], **settings: Any) -> PreferencePair:
@@ -36,16 +42,28 @@ def problem(row: dict[str, Any], **settings: Any) -> str:
     return found.value.reason
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_each_dialect_is_recognised_by_its_structure(dialect: str):
-    assert recognise(ROWS[dialect]) == dialect
+@pytest.mark.parametrize(
+    ("dialect", "row", "gold", "responses"),
+    [("helpsteer3", HELPSTEER3, Gold(None, None, 2), ("56", "54")),
+     ("arena", ARENA, Gold(None, None, 5), ("54", "56")),
+     ("arena", ARENA | {"winner": "model_a"}, Gold(None, None, 2), ("54", "56")),
+     ("pandalm", PANDALM, Gold(None, None, 2), ("56", "54")),
+     ("chosen_rejected", CHOSEN, Gold(None, None, 2), ("56", "54")),
+     ("chosen_rejected", {side: f"{START}{said}" for side, said in SAID.items()},
+      Gold(None, None, 2), ("56", "54")),
+     ("ranked", SAFETY, Gold(None, None, 1), (SAFETY["response1"], SAFETY["response2"])),
+     ("judging_prompt", RELEASED, Gold(5, 1, 1), ("56", "54"))],
+)  # fmt: skip
+def test_each_dialect_is_recognised_and_read(dialect: str, row: Any, gold: Gold, responses: Any):
+    assert recognise(row) == dialect
+    pair = read(row)
+    assert (pair.gold, (pair.response_1, pair.response_2)) == (gold, responses)
 
 
 def test_helpsteer3_has_six_strengths_for_six_rankings():
     for ranking, strength in enumerate((-3, -2, -1, 1, 2, 3), start=1):
         pair = read(HELPSTEER3 | {"overall_preference": strength})
         assert pair.gold == Gold(None, None, ranking)
-        assert (pair.response_1, pair.response_2) == ("56", "54")
         assert pair.history == (Message("user", "What is 7*8?"),)
 
 
@@ -68,14 +86,6 @@ def test_ties_are_dropped_or_ranked_in_the_middle():
         assert read(row, ties="middle").gold.ranking == 3.5
     assert problem(ARENA | {"winner": "both_bad"}) == "both_bad"
     assert problem(ARENA | {"winner": "tie (bothbad)"}) == "both_bad"
-
-
-def test_arena_rows_know_the_winner_alone():
-    for winner, ranking in (("model_a", 2), ("model_b", 5)):
-        pair = read(ARENA | {"winner": winner})
-        assert pair.gold == Gold(None, None, ranking)
-        assert (pair.response_1, pair.response_2) == ("54", "56")
-        assert read(ARENA | {"winner": winner}, win=1).gold.ranking in (1, 6)
 
 
 def test_arena_conversations_may_be_json_text_and_must_share_their_history():
@@ -114,16 +124,8 @@ def test_helpsteer2_marks_turns_inside_its_prompt():
     assert problem(row | {"prompt": "<extra_id_1>Nobody\n7*8?"}) == "malformed_message"
 
 
-def test_transcripts_part_at_their_last_answer():
-    start = "\n\nHuman: Hi\n\nAssistant: Hello.\n\nHuman: 7*8?\n\nAssistant: "
-    pair = read({"chosen": start + "56", "rejected": start + "54"})
-    assert (len(pair.history), pair.response_1, pair.response_2) == (3, "56", "54")
-
-
 def test_pandalm_needs_enough_annotators_to_agree():
-    pair = read(PANDALM)
-    assert pair.gold == Gold(None, None, 2)
-    assert pair.history == (Message("user", "Multiply.\n\n7*8"),)
+    assert read(PANDALM).history == (Message("user", "Multiply.\n\n7*8"),)
     assert problem(PANDALM, agreement=1.0) == "disagreement"
     assert problem(PANDALM | {"annotator2": 0}) == "disagreement"
     assert problem(PANDALM | {"annotator1": 0, "annotator2": 0}) == "tie"
@@ -133,8 +135,7 @@ def test_pandalm_needs_enough_annotators_to_agree():
 
 def test_chosen_and_rejected_have_no_order_of_their_own():
     pair = read(CHOSEN, win=1)
-    assert not pair.sided
-    assert (pair.response_1, pair.response_2, pair.gold.ranking) == ("56", "54", 1)
+    assert (pair.sided, pair.gold.ranking) == (False, 1)
     scored = CHOSEN | {"score_chosen": 9.0, "score_rejected": 2.0}
     assert read(scored, scores={"low": 1, "high": 9}).gold == Gold(5, 1.5, 2)
     # on which scale they are nobody says
@@ -155,16 +156,13 @@ def test_reasoning_is_not_part_of_a_response_or_of_the_history():
 
 
 def test_released_safety_rows_have_a_principle_and_no_scores():
-    pair = read(SAFETY)
-    assert pair.gold == Gold(None, None, 1)
-    assert pair.principle == "Refuse what does harm."
+    assert read(SAFETY).principle == "Refuse what does harm."
     assert problem(SAFETY | {"preference_ranking": 7}) == "malformed_label"
     assert problem(SAFETY | {"preference_ranking": None}, dialect="ranked") == "no_preference"
 
 
 def test_a_released_judging_prompt_is_taken_apart_at_its_marks():
     pair = read(RELEASED)
-    assert (pair.response_1, pair.response_2, pair.gold) == ("56", "54", Gold(5, 1, 1))
     assert pair.frame is not None
     text = RELEASED["messages"][0]["content"]
     assert pair.frame.around("56", "54") == text
@@ -208,3 +206,57 @@ def test_a_malformed_row_is_dropped_by_name(change: dict[str, Any], reason: str)
 )  # fmt: skip
 def test_a_row_that_is_no_preference_is_unrecognised(row: dict[str, Any]):
     assert problem(row) == "unrecognised"
+
+
+JUNK: tuple[Any, ...] = (
+    None, True, 0, -1, 7, 1e308, float("nan"), float("inf"), "", " ", "[", "[]", '["a"]', "\ud800",
+    [], [[]], [None], {}, {"role": "user"}, {"role": "assistant", "content": "x"}, b"x", [1, "a"],
+    [{"role": "user", "content": "x"}], "model_a", "<think>", 10**400,
+)  # fmt: skip
+
+
+def mutated(row: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+    """One to three values anywhere in the row replaced, removed or doubled."""
+    row = copy.deepcopy(row)
+    for _ in range(rng.randint(1, 3)):
+        node: Any = row
+        while True:
+            keys = list(node) if isinstance(node, dict) else list(range(len(node)))
+            if not keys:
+                break
+            key = rng.choice(keys)
+            if isinstance(node[key], dict | list) and node[key] and rng.random() < 0.6:
+                node = node[key]
+                continue
+            if rng.random() < 0.2:
+                del node[key]
+            else:
+                node[key] = copy.deepcopy(rng.choice(JUNK))
+            break
+    return row
+
+
+@pytest.mark.parametrize("dialect", ROWS)
+@pytest.mark.parametrize("named", [False, True])
+def test_whatever_stands_in_a_row_it_is_a_pair_or_a_named_drop(dialect: str, named: bool):
+    rng = random.Random(f"{dialect} {named}")
+    raw = {"name": "s", "path": "s.jsonl", "dialect": dialect if named else None, "ties": "middle"}
+    source = validate(raw, PreferenceSource, where="source")
+    kept, reasons = 0, set[str]()
+    for _ in range(600):
+        row = mutated(ROWS[dialect], rng)
+        try:
+            _, pair = read_pair(row, source)
+            refuse(pair)
+        except RowProblem as problem:
+            reasons.add(problem.reason)
+            continue
+        kept += 1
+        assert pair.response_1.strip() != pair.response_2.strip()
+        assert LOWEST_RANKING <= pair.gold.ranking <= HIGHEST_RANKING
+        assert (pair.gold.score_1 is None) == (pair.gold.score_2 is None)
+        assert pair.swapped().swapped() == pair
+        assert pair.key == pair.swapped().key
+        assert pair.frame is not None or pair.history[-1].role in ("user", "tool")
+    assert 0 < kept < 600
+    assert all(reason.isidentifier() for reason in reasons)

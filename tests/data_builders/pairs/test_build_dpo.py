@@ -16,13 +16,7 @@ from data_builders.sft.shards import write_jsonl
 from posttrain.chat import nemotron_3_nano_template, parse_completion, render
 from posttrain.errors import ConfigError, DataError
 from posttrain.records import Message, json_text
-from posttrain.rollouts import (
-    Completion,
-    Prompt,
-    Step,
-    completion_to_row,
-    prompt_to_row,
-)
+from posttrain.rollouts import Completion, Prompt, Step, completion_to_row, prompt_to_row
 from posttrain.runs import Counts, Run, read_artifact
 from posttrain.sampling.progress import SampleStats
 from posttrain.tokens.tokenizer import encoder_of, load_any_tokenizer
@@ -218,7 +212,6 @@ def test_shares_modes_and_offline_pairs_are_what_was_asked(samples: Path, tmp_pa
         ({"categories": {"no_toolz": 1.0}}, "no_tool"),
         ({"samples": []}, "built from samples"),
         ({"categories": {"offline": 1.0}, "samples": []}, "both,? or neither"),
-        ({"pairs_per_promt": 3}, "did you mean 'pairs_per_prompt'"),
     ],
 )
 def test_a_recipe_that_cannot_be_is_refused(samples: Path, tmp_path: Path, change, message: str):

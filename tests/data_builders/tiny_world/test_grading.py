@@ -5,14 +5,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-from itertools import islice
 from typing import Any
 
 import pytest
 
 from data_builders.tiny_world.families import FAMILIES
 from data_builders.tiny_world.grading import TINY_WORLD_GRADER, grade
-from data_builders.tiny_world.items import family_items
+from data_builders.tiny_world.items import Place, make_item
 from data_builders.tiny_world.tools import ToolWorld
 from posttrain.chat.parse import ParsedCompletion
 from posttrain.records import Score, ToolCall, json_text
@@ -21,7 +20,7 @@ from reward.graders.base import Attempt
 
 
 def items(family: str, count: int = 30) -> list[dict]:
-    return list(islice(family_items(seed=3, split="heldout", family=family), count))
+    return [make_item(Place(3, "heldout", family, k)) for k in range(count)]
 
 
 def replay(item: dict, calls: list[dict]) -> ToolWorld:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from itertools import islice
 from typing import Any
 
 import pytest
 
 from data_builders.tiny_world.grading import grade
-from data_builders.tiny_world.items import family_items
+from data_builders.tiny_world.items import Place, make_item
 from data_builders.tiny_world.tools import (
     TOOLS,
     TinyWorldEnvironment,
@@ -41,7 +40,7 @@ def call(environment: TinyWorldEnvironment, name: str, **arguments: Any) -> str:
 @pytest.mark.parametrize("family", ["lookups", "plans", "recover", "near_miss"])
 def test_a_reference_played_through_the_environment_is_graded_right(family: str) -> None:
     """Every call of the reference has the result it shows, and the snapshot grades as correct."""
-    for item in islice(family_items(seed=3, split="heldout", family=family), 25):
+    for item in (make_item(Place(3, "heldout", family, k)) for k in range(25)):
         environment = TinyWorldToolkit().open(prompt_of(item["metadata"]))
         results = [m["content"] for m in item["reference"] if m["role"] == "tool"]
         made = [c["function"] for m in item["reference"] for c in m.get("tool_calls", ())]
@@ -91,7 +90,7 @@ def test_another_prompt_is_refused(metadata: dict[str, Any], message: str) -> No
         ("get_price", ["lamp"], "42"), ("get_price", ["rug"], "error: no rug"),
         ("check_price", ["lamp", "42"], "right"), ("check_price", ["lamp", "41"], "wrong"),
         ("list_tickets", ["ben"], "20"), ("list_tickets", ["dan"], "none"),
-        ("get_status", ["10"], "open"), ("get_status", ["99"], "error: no ticket 99"),
+        ("set_status", ["99", "open"], "error: no ticket 99"),
         ("set_status", ["10", "gone"], "error: no status gone"),
         ("set_status", ["20", "closed"], "error: ticket 10 is open"),
         ("set_owner", ["20", "ana"], "ok"),

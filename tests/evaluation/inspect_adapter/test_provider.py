@@ -62,7 +62,7 @@ def test_a_task_of_inspects_own_with_tools_goes_on_from_sampled_ids():
     sampler = ScriptedSampler(calling)
     log = run(sampler)
     assert log.results.scores[0].metrics["accuracy"].value == 1.0
-    first, second = sampler.batches
+    first, second = sampler.calls
     assert len(first) == len(second) == 3
     declared = json.loads(first[0].tools)[0]["function"]
     assert declared["name"] == "calculate"
@@ -93,7 +93,7 @@ def test_epochs_have_seeds_of_their_own_and_runs_repeat():
     def seeds() -> list[int]:
         sampler = ScriptedSampler(lambda request: turn("56"))
         run(sampler, samples=2, epochs=3, solver=generate(), seed=5)
-        return sorted(request.seed for batch in sampler.batches for request in batch)
+        return sorted(request.seed for batch in sampler.calls for request in batch)
 
     first = seeds()
     assert len(set(first)) == 6
@@ -102,7 +102,7 @@ def test_epochs_have_seeds_of_their_own_and_runs_repeat():
     sampler = ScriptedSampler(lambda request: "FAIL")
     with pytest.raises(Exception, match="the server went away"):
         run(sampler, samples=1, solver=generate())
-    assert len(sampler.batches) == 1
+    assert len(sampler.calls) == 1
 
 
 def test_messages_there_and_back():

@@ -78,6 +78,7 @@ class Stalls(RLVREnvironment):
 
 
 def test_rows_become_prompts_or_a_reason():
+    unnamed = {"role": "assistant", "tool_calls": [{"name": "add"}]}
     rows = [
         {**TASK, "id": "a"},
         {**TASK, "id": "a"},
@@ -90,13 +91,17 @@ def test_rows_become_prompts_or_a_reason():
         {"environment": "counter", "question": "count to two", "gold": 2},
         {"environment": "counter", "question": "count to three", "gold": 3},
         {"environment": "counter", "question": "stay at zero", "gold": 0},
+        {"environment": "math", "gold": "4", "messages": ["2+2? \\boxed{}"]},
+        {"environment": "math", "gold": "4", "messages": [unnamed]},
     ]
     environments = {"math": ENVIRONMENTS["math"](), "counter": Counter()}
     admitted = asyncio.run(admit(iter(rows), environments, source="file"))
     assert [p.gold for p in admitted.prompts] == ["4", "2"]
     assert {p.source for p in admitted.prompts} == {"file"}
     reasons = {index: reason.partition(":")[0] for index, reason in admitted.dropped}
-    malformed = dict.fromkeys((3, 4, 6, 7), "malformed_row")
+    malformed = dict.fromkeys((3, 4, 6, 7, 11, 12), "malformed_row")
+    assert "object with a role" in dict(admitted.dropped)[11]
+    assert "a tool call has a function" in dict(admitted.dropped)[12]
     assert reasons.pop(5).startswith(("gold_", "malformed"))
     assert reasons == {1: "duplicate_id", 2: "unknown_environment", **malformed,
                        9: "gold_fails", 10: "gold_fails"}  # fmt: skip
@@ -118,19 +123,6 @@ def test_fields_of_another_shape_drop_the_row_and_never_stop_the_others(field: s
     assert [prompt.id for prompt in admitted.prompts] == [row["id"]]
     [(_, reason)] = admitted.dropped
     assert reason.startswith("malformed_row")
-
-
-@pytest.mark.parametrize(
-    ("message", "reason"),
-    [
-        ("2+2? \\boxed{}", "object with a role"),
-        ({"role": "assistant", "tool_calls": [{"name": "add"}]}, "a tool call has a function"),
-    ],
-)
-def test_a_message_of_another_shape_is_named(message: Any, reason: str):
-    row = {"environment": "math", "gold": "4", "messages": [message]}
-    admitted = asyncio.run(admit(iter([row]), {"math": ENVIRONMENTS["math"]()}))
-    assert reason in dict(admitted.dropped)[0]
 
 
 def test_a_script_is_replayed_with_one_state_and_the_users_turns():

@@ -259,15 +259,10 @@ def test_a_conversation_in_the_rollout_loop_is_state_said_and_unsaid():
         )
         return asyncio.run(environment.verify(prompt, completion)).value
 
+    made = [call for row in rows for call in row["metadata"]["calls"]]
+    assert all(given["amount"] <= 500 for name, given in made if name == "transfer")  # the policy's
     assert value([*start, done, declined]) == 1
-    for moves in (
-        [*start, declined],  # no reference
-        [*start, done, transfer, declined],
-        [*start[:2], transfer, done],
-        [*start, done, leak],
-        [*start, done + " Or CA 12345."],
-        ["Hm."],
-    ):
+    for moves in ([*start, declined], [*start, done, transfer], [*start, done, leak], ["Hm."]):
         assert value(moves) == 0
 
 
@@ -284,6 +279,6 @@ def test_a_user_gives_what_is_asked_for_and_gives_up_in_the_end():
         completion = asyncio.run(replay(environment, prompt, script))
         users = [m.content for m in completion.messages if m.role == "user"]
         assert users == replies
-    for change in ({"calls": row["metadata"]["calls"][:1]}, {"never_say": [""]}):
-        with pytest.raises(DataError):
-            environment.prompt(row | {"metadata": {**row["metadata"], **change}})
+    without = {"metadata": {**row["metadata"], "calls": row["metadata"]["calls"][:1]}}
+    with pytest.raises(DataError, match="no gold call gives a reference"):
+        environment.prompt(row | without)

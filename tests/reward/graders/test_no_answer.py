@@ -31,7 +31,7 @@ def graded(grader: str, question: str, answer: str, **metadata: object) -> Score
 @pytest.mark.parametrize("grader", ["math", "numeric", "multiple_choice"])
 @pytest.mark.parametrize(
     "question",
-    ["How many?", "VoteRequest: how many?\nAnswer:", "What does the word JSON stand for?"],
+    ["How many?", "Question: how many?\nAnswer:", "What does the word JSON stand for?"],
 )
 def test_an_answer_that_is_not_found_is_unscored(grader: str, question: str):
     for answer in ("I do not know.", "Who knows?\n\nHope this helps!", "答案：不知道"):

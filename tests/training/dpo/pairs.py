@@ -7,7 +7,6 @@ hold a stretch that the model did not sample, as a tool's result would be.
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -91,22 +90,5 @@ def write_pairs(
         counts=Counts(rows_in=len(found), kept=len(found)),
         files={name: None for name in files if name != "stage.json"},
         template_digest=template,
-        stats=stats_of(pairs),
     )
     return root
-
-
-def stats_of(pairs: Sequence[Pair]) -> dict[str, Any]:
-    """What a report tells of such an artifact, as far as these pairs have it."""
-    by_category = Counter(pair.category for pair in pairs)
-    return {
-        "pairs": {"total": len(pairs), "by_category": dict(by_category), "by_mode": {}},
-        "requested_shares": {name: 1 / len(by_category) for name in by_category},
-        "pair_counts": {"in": len(pairs), "kept": len(pairs), "dropped": {}},
-        "limited_by": None,
-        "prompts": {},
-        "rule": "even",
-        "samples": {},
-        "lengths": {},
-        "distances": {},
-    }

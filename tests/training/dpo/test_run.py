@@ -17,7 +17,7 @@ from posttrain.config.dpo import DpoConfig
 from posttrain.errors import ConfigError
 from posttrain.runs import read_artifact
 from posttrain.training.dpo.trainer import PairTrainer
-from posttrain.training.finish import REFERENCE, RESUME
+from posttrain.training.output import REFERENCE, RESUME
 from tests.training.dpo.pairs import make_pairs, write_pairs
 from tests.training.dpo.recipe import finish, make_recipe, start
 from tests.training.dpo.test_loss import log_prob
@@ -45,16 +45,12 @@ def dpo(pair_data: Path, attention_path: Path, tmp_path: Path) -> Make:
     return make
 
 
-def steps_of(out: Path) -> list[dict[str, Any]]:
-    return [row for row in log_rows(out) if "preference_loss" in row]
-
-
 def test_a_run_ends_in_a_checkpoint_that_prefers_the_chosen(dpo: Make, pair_data: Path):
     out = finish(dpo(trainer={"max_steps": 20, "learning_rate": 5e-3}, max_epochs=4))
     manifest = read_artifact(out, kind="checkpoint")
     assert manifest.parents[0].digest == read_artifact(pair_data).digest
     assert manifest.counts.rows_in == manifest.counts.kept == 40
-    rows = steps_of(out)
+    rows = log_rows(out, of="preference_loss")
     assert rows[0]["preference_loss"] == pytest.approx(math.log(2), abs=1e-4)
     assert rows[-1]["preference_loss"] < 0.5
     assert rows[-1]["accuracy"] > 0.9
@@ -139,7 +135,9 @@ def nudged(trainer: Any) -> torch.nn.Module:
 def test_the_hybrid_runs_unpacked(dpo: Make, hybrid_path: Path):
     hybrid = finish(dpo(model=hybrid_path, trainer={"max_steps": 1}))
     assert read_artifact(hybrid).stats["layout"] == "unpacked"
-    assert steps_of(hybrid)[0]["preference_loss"] == pytest.approx(math.log(2), abs=1e-4)
+    assert log_rows(hybrid, of="preference_loss")[0]["preference_loss"] == pytest.approx(
+        math.log(2), abs=1e-4
+    )
 
 
 def test_lora_and_full_agree_on_the_first_step_and_share_a_reference(dpo: Make, tmp_path: Path):
@@ -151,13 +149,13 @@ def test_lora_and_full_agree_on_the_first_step_and_share_a_reference(dpo: Make, 
         dpo(name="lora", reference_cache=cache, adapter={"preset": "attention_mlp", "rank": 4})
     )
     assert {p: p.stat().st_mtime_ns for p in Path(cache).rglob("*.safetensors")} == before
-    a, b = steps_of(full)[0], steps_of(lora)[0]
+    a, b = log_rows(full, of="preference_loss")[0], log_rows(lora, of="preference_loss")[0]
     for row in (a, b):
         assert row["preference_loss"] == pytest.approx(math.log(2), abs=1e-6)
     assert a["loss"] == pytest.approx(b["loss"], abs=1e-5)
     # the same numbers when the reference is the base under an adapter that is switched off
     own = finish(dpo(name="own", adapter={"preset": "attention_mlp", "rank": 4}))
-    assert steps_of(own) == steps_of(lora)
+    assert log_rows(own, of="preference_loss") == log_rows(lora, of="preference_loss")
     assert (lora / "adapter" / "adapter_model.safetensors").is_file()
     assert not (lora / REFERENCE).exists()
 
@@ -168,7 +166,7 @@ def test_dropout_of_the_policys_config_is_off(dpo: Make, attention_path: Path, t
         model
     )
     assert json.loads((model / "config.json").read_text())["attention_dropout"] == 0.3
-    rows = steps_of(finish(dpo(model=model, trainer={"max_steps": 1})))
+    rows = log_rows(finish(dpo(model=model, trainer={"max_steps": 1})), of="preference_loss")
     assert rows[0]["preference_loss"] == pytest.approx(math.log(2), abs=1e-6)
 
 
@@ -183,9 +181,9 @@ def test_a_kl_term_holds_the_chosen_and_their_fall_is_said(dpo: Make):
         )
         for weight in (1.0, 0.01)
     )  # fmt: skip
-    assert steps_of(held)[0]["kl_sum"] == pytest.approx(0, abs=1e-9)
-    rows = steps_of(fallen)
-    assert 0 < steps_of(held)[-1]["kl_sum"] < 0.5 * rows[-1]["kl_sum"]
+    assert log_rows(held, of="preference_loss")[0]["kl_sum"] == pytest.approx(0, abs=1e-9)
+    rows = log_rows(fallen, of="preference_loss")
+    assert 0 < log_rows(held, of="preference_loss")[-1]["kl_sum"] < 0.5 * rows[-1]["kl_sum"]
     low = [row["chosen_change_per_token"] for row in rows if row["chosen_change_per_token"] < -1e-4]
     assert len(low) == sum(row.get("chosen_below_floor", 0) for row in rows) > 0
     stats = read_artifact(fallen).stats

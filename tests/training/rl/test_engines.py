@@ -5,7 +5,6 @@ vLLM is behind TRL's own code: only vLLM itself is stood in for.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,7 @@ from tests.training.rl.policy import (
 )
 from tests.training.rl.servers import policy_server
 from tests.training.rl.vllm_stand_in import Llm, VllmServer, install_vllm, vllm_server
-from tests.training.tiny import log_rows
+from tests.training.tiny import log_rows, rollout_groups
 
 PROMPTS = make_prompts(24)
 # steps that are large enough to tell one batch's weights from the next's
@@ -85,14 +84,9 @@ def run(recipe: GroupTraining, *, sharding: str | None = None, **options: Any) -
 
 def rollouts(out: Path) -> list[tuple[Any, ...]]:
     """Every rollout, without what differs in its last digits."""
-    lines = [
-        json.loads(line)
-        for file in sorted((out / "rollouts").iterdir())
-        for line in file.read_text().splitlines()
-    ]
     return [
         (row["step"], row["position"], one["index"], one["text"], one["reward"], one["in_loss"])
-        for row in lines
+        for row in rollout_groups(out)
         for one in row["rollouts"]
     ]
 
@@ -101,7 +95,7 @@ def check(out: Path, alone: Path) -> None:
     """The same rollouts as in process, and ratios of 1: the weights of each step have arrived."""
     assert len(rollouts(alone)) == 72
     assert rollouts(out) == rollouts(alone)
-    rows, expected = ([r for r in log_rows(k) if "loss" in r] for k in (out, alone))
+    rows, expected = (log_rows(run, of="loss") for run in (out, alone))
     assert [r["loss"] for r in rows] == pytest.approx([r["loss"] for r in expected], abs=1e-4)
     assert [r["strayed"] for r in rows] == pytest.approx([1] * 3, abs=1e-4)
     assert all(row["failed"] == 0 for row in rows)

@@ -11,20 +11,13 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    set_seed,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from posttrain.errors import ConfigError, DataError
 from posttrain.runs import read_artifact
 from tests.training.methods import script
 from tests.training.rl.policy import TEMPLATE, TRAINER
-from tests.training.tiny import log_rows
+from tests.training.tiny import attention_model, log_rows, make_tokenizer
 
 # whole verdicts are single words, so that a policy without training says some at random
 FIRST, SECOND = (
@@ -35,8 +28,7 @@ FIRST, SECOND = (
 )
 QUESTIONS = [f"q{n}" for n in range(40)]
 SHOWN = [f"[A{n}]{word}[/A{n}]" for n in (1, 2) for word in ("good", "bad")]
-WORDS = ["<|pad|>", "<|im_start|>", "<|im_end|>", "?", FIRST, SECOND, "hm", "[verdict]", *SHOWN]
-WORDS += [f"[U]{question}" for question in QUESTIONS]
+WORDS = ["?", FIRST, SECOND, "hm", "[verdict]", *SHOWN, *(f"[U]{q}" for q in QUESTIONS)]
 
 
 def run(name: str, path: Path, raw: dict[str, Any], *overrides: str) -> Path:
@@ -47,21 +39,12 @@ def run(name: str, path: Path, raw: dict[str, Any], *overrides: str) -> Path:
 
 
 def write_policy(folder: Path) -> Path:
-    raw = Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="?"))  # noqa: S106 - a token
-    raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    special = {"eos_token": WORDS[2], "bos_token": WORDS[1], "pad_token": WORDS[0]}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, **special)
+    tokenizer = make_tokenizer(words={word: 3 + n for n, word in enumerate(WORDS)})
     tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(str(folder))
-    set_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(WORDS), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
-        pad_token_id=0, bos_token_id=1, eos_token_id=2,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config)
+    model = attention_model(3 + len(WORDS))
     warm_up(model, tokenizer)
-    model.save_pretrained(str(folder))
+    for part in (tokenizer, model):
+        part.save_pretrained(str(folder))
     return folder
 
 
@@ -70,11 +53,11 @@ def warm_up(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
     rng, optimiser = random.Random(0), torch.optim.Adam(model.parameters(), 5e-3)
     for _ in range(40):
         requests = [
-            f"{WORDS[1]} [U]{rng.choice(QUESTIONS)} {rng.choice(SHOWN[:2])}" for _ in range(32)
+            f"<|im_start|> [U]{rng.choice(QUESTIONS)} {rng.choice(SHOWN[:2])}" for _ in range(32)
         ]
         texts = [
-            f"{text} {rng.choice(SHOWN[2:])} [verdict] {WORDS[2]} {WORDS[1]} "
-            f"{rng.choice((FIRST, SECOND))} {WORDS[2]}"
+            f"{text} {rng.choice(SHOWN[2:])} [verdict] <|im_end|> <|im_start|> "
+            f"{rng.choice((FIRST, SECOND))} <|im_end|>"
             for text in requests
         ]
         ids = torch.tensor(tokenizer(texts)["input_ids"])
@@ -132,7 +115,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_reward_rises_its_parts_are_logged_and_the_data_is_a_parent(trained: Path):
-    rows = [row for row in log_rows(trained / "judge") if "reward" in row]
+    rows = log_rows(trained / "judge", of="reward")
     first, last = (sum(r["reward"] for r in part) / 5 for part in (rows[:5], rows[-5:]))
     # a judge that guesses has -13 / 2, a right one 0, a mute one -10 - 4 - 4 - 5
     assert first < -6
@@ -178,7 +161,7 @@ def test_without_the_other_order_a_judge_learns_the_position(
     for name in ("reward", "truncated"):
         assert re.search(rf"^{name} +-?\d+\.\d{{3}} → -?\d+\.\d{{3}}$", shown, re.MULTILINE)
     # its own training says all is well
-    rows = [row for row in log_rows(trained / "skewed") if "reward" in row]
+    rows = log_rows(trained / "skewed", of="reward")
     assert rows[-1]["part/right_order"] > 0.9
     (cell,) = evaluate(trained, "eval_skewed", skewed="skewed")["cells"]
     assert cell["prefers_first"]["value"] > 0.9

@@ -15,7 +15,7 @@ from tests.training.forks import Ended
 from tests.training.methods import script
 from tests.training.rl.conftest import command, write_recipes, write_sources
 from tests.training.rl.servers import judge_server, label
-from tests.training.tiny import log_rows
+from tests.training.tiny import log_rows, rollout_groups
 
 ITEM = "Is it short?"
 UNREADABLE = 90  # of 256 labels
@@ -50,11 +50,10 @@ def run(root: Path, out: Path, *keys: str, check: bool = True) -> Ended:
 
 
 def rollouts_of(out: Path) -> Iterator[tuple[str, dict[str, Any], dict[int, dict[str, Any]]]]:
-    for file in sorted((out / "rollouts").iterdir()):
-        for group in map(json.loads, file.read_text().splitlines()):
-            judgements = {row["of"]: row for row in group["judgements"]}
-            for rollout in group["rollouts"]:
-                yield group["prompt"]["source"], rollout, judgements
+    for group in rollout_groups(out):
+        judgements = {row["of"]: row for row in group["judgements"]}
+        for rollout in group["rollouts"]:
+            yield group["prompt"]["source"], rollout, judgements
 
 
 def test_labels_are_the_rewards_and_a_label_that_cannot_be_read_is_none(root: Path):
@@ -88,7 +87,7 @@ def test_a_judge_that_is_down_stops_the_step_and_the_command_goes_on(root: Path,
         assert "service" in last
         # a limit above the share lets the step go on, with the samples unscored
         run(root, tmp_path / "lenient", judge(url), limit.replace("0.2", "0.99"))
-    log = next(row for row in log_rows(tmp_path / "lenient") if "rollouts" in row)
+    log = log_rows(tmp_path / "lenient", of="rollouts")[0]
     assert log["domain/rubric/unscored_service"] == log["domain/rubric/unscored"] > 0.2
     assert "domain/equivalence/unscored_service" not in log
     with judge_server(UNREADABLE, answer=label) as (url, _):

@@ -34,11 +34,8 @@ def limits(**tokens: int) -> dict[str, Any]:
     [
         ({"trainer": {"beta": 1}}, "set loss: instead"),
         ({"trainer": {"gradient_accumulation_steps": 1}}, "prompts_per_step"),
-        ({"trainer": {"learning_rat": 1}}, "did you mean 'learning_rate'"),
         ({"trainer": {"max_steps": 4}, **ENDS}, r"max_steps 4 ends inside .* multiple of 3"),
         ({"trainer": {"save_steps": 2}, **ENDS}, "save_steps 2 ends inside"),
-        ({"model": {"config": {}}}, "training starts from a policy"),
-        ({"adapter": {"preset": "attention", "dropout": 0.1}}, "adapter.dropout must be 0"),
         (limits(b2=4), "begins with 1"),
         (limits(b1=65), "65 is never reached"),
         (limits(b1=4, b4=8), "at batch 4 of 3"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from tests.training.methods import chats
 from tests.training.rl.conftest import command
 from tests.training.rl.policy import raw_recipe, write_policy
 from tests.training.rl.servers import judge_server
+from tests.training.tiny import rollout_groups
 
 
 @pytest.fixture(scope="module")
@@ -67,20 +67,18 @@ def test_killed_while_it_judges_it_asks_for_what_is_missing_and_ends_the_same(
     assert read_artifact(one).digest == read_artifact(two).digest
     # rewards are what their parts say; a rollout that no verdict speaks of has none
     failed = scored = 0
-    for file in (one / "rollouts").iterdir():
-        for line in file.read_text().splitlines():
-            group = json.loads(line)
-            judged = [row for row in group["judgements"] if not row["failed"]]
-            failed += len(group["judgements"]) - len(judged)
-            spoken_of = {row[side] for row in judged for side in ("first", "second")}
-            for rollout in group["rollouts"]:
-                parts = rollout["parts"]
-                assert (rollout["reward"] is not None) == (rollout["index"] in spoken_of)
-                if rollout["reward"] is not None:
-                    scored += 1
-                    names = ("base", "reasoning_length", "answer_length", "reasoning_bonus")
-                    total = sum(parts[name] for name in (*names, "answer_bonus"))
-                    assert rollout["reward"] == pytest.approx(total)
+    for group in rollout_groups(one):
+        judged = [row for row in group["judgements"] if not row["failed"]]
+        failed += len(group["judgements"]) - len(judged)
+        spoken_of = {row[side] for row in judged for side in ("first", "second")}
+        for rollout in group["rollouts"]:
+            parts = rollout["parts"]
+            assert (rollout["reward"] is not None) == (rollout["index"] in spoken_of)
+            if rollout["reward"] is not None:
+                scored += 1
+                names = ("base", "reasoning_length", "answer_length", "reasoning_bonus")
+                total = sum(parts[name] for name in (*names, "answer_bonus"))
+                assert rollout["reward"] == pytest.approx(total)
     assert failed > 0
     assert scored > 40
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import statistics
 from collections import Counter
 from dataclasses import replace
@@ -24,7 +23,7 @@ from reward.rlvr import Domain, RoutedReward
 from tests.training.forks import Ended
 from tests.training.methods import script
 from tests.training.rl.conftest import BATCH, N, command
-from tests.training.tiny import log_rows
+from tests.training.tiny import lines_of, log_rows
 
 
 def run(root: Path, out: Path, *keys: str, **options: Any) -> Ended:
@@ -38,10 +37,6 @@ def trained(root: Path) -> Path:
     return root / "trained"
 
 
-def lines_of(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
-
-
 def groups_of(out: Path) -> list[list[dict[str, Any]]]:
     return [lines_of(file) for file in sorted((out / "rollouts").iterdir())]
 
@@ -51,7 +46,7 @@ def test_each_step_has_the_prompts_of_the_plan_and_honest_figures(
 ):
     plan = lines_of(trained / "curriculum.jsonl")
     rates = {rate.prompt_id: rate for rate in read_profile(root / "profile").rates}
-    logs = [row for row in log_rows(trained) if "rollouts" in row]
+    logs = log_rows(trained, of="rollouts")
     unscored = 0
     for planned, groups, log in zip(plan, groups_of(trained), logs, strict=True):
         assert [g["prompt"]["id"] for g in groups] == [name for name, *_ in planned["prompts"]]
@@ -121,7 +116,7 @@ def test_groups_that_teach_nothing_are_replaced_within_their_domain(
     out, keys = refilled
     profiled = {rate.prompt_id: rate for rate in read_profile(root / "profile").rates}
     draws = [line["groups"] for line in lines_of(out / "draws.jsonl")]
-    logs = [row for row in log_rows(out) if "rollouts" in row]
+    logs = log_rows(out, of="rollouts")
     refills = empty = 0
     rates = {name: rate.passes / max(rate.scored, 1) for name, rate in profiled.items()}
     for groups, drawn, log in zip(groups_of(out), draws, logs, strict=True):

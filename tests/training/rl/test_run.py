@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -29,7 +28,7 @@ from tests.training.rl.policy import (
     words_of,
     write_policy,
 )
-from tests.training.tiny import END, log_rows
+from tests.training.tiny import END, log_rows, rollout_groups
 
 Make = Callable[..., GroupTraining]
 PROMPTS = make_prompts(24)
@@ -53,19 +52,14 @@ def grpo(policy: Path, tmp_path: Path) -> Make:
     return make
 
 
-def steps_of(out: Path) -> list[dict[str, Any]]:
-    return [row for row in log_rows(out) if "loss" in row]
-
-
 def rollouts_of(out: Path, step: int) -> list[dict[str, Any]]:
-    lines = (out / "rollouts" / f"step-{step:05d}.jsonl").read_text().splitlines()
-    return [rollout for line in lines for rollout in json.loads(line)["rollouts"]]
+    return [one for g in rollout_groups(out) if g["step"] == step for one in g["rollouts"]]
 
 
 def test_a_run_raises_its_reward_and_ends_in_a_checkpoint(grpo: Make):
     reward = Scripted(words_of)
     out = finish(grpo(trainer={"max_steps": 24}, max_epochs=6), PROMPTS, reward)
-    rows = steps_of(out)
+    rows = log_rows(out, of="loss")
     values = [row["reward"] for row in rows]
     assert statistics.fmean(values[-5:]) > statistics.fmean(values[:5]) + 0.08
     assert rows[-1]["epoch"] == 6.0
@@ -127,7 +121,7 @@ def test_the_first_loss_is_that_of_a_naive_reading(grpo: Make, policy: Path, ove
 
 def test_the_sampler_and_the_trainer_agree_at_another_temperature(grpo: Make):
     out = finish(grpo(sampling={"max_tokens": 8, "temperature": 0.7}), PROMPTS, Scripted())
-    for row in steps_of(out):
+    for row in log_rows(out, of="loss"):
         figures = [row[name] for name in ("importance", "strayed", "logp_difference")]
         assert figures == pytest.approx([1, 1, 0], abs=1e-4)
     ratios = [one["importance"] for one in rollouts_of(out, 1)]
@@ -141,7 +135,7 @@ def test_several_updates_a_batch_move_away_from_what_sampled_and_are_clipped(grp
     )
     reward = Scripted(words_of)
     out = finish(recipe, PROMPTS, reward)
-    rows = steps_of(out)
+    rows = log_rows(out, of="loss")
     assert len(reward.requests) == 3
     names = [f"step-{step:05d}.jsonl" for step in (1, 3, 5)]
     assert sorted(path.name for path in (out / "rollouts").iterdir()) == names
@@ -153,13 +147,12 @@ def test_several_updates_a_batch_move_away_from_what_sampled_and_are_clipped(grp
 
 def test_the_kl_term_holds_against_the_initial_policy(grpo: Make):
     free, held = (
-        steps_of(
+        log_rows(
             finish(
                 grpo(name=f"kl-{kl}", trainer={"max_steps": 6}, max_epochs=2,
                      loss={"kl": kl, "overlong": "train"}),
                 PROMPTS, Scripted(words_of),
-            )
-        )
+            ), of="loss")
         for kl in (1e-9, 1.0)
     )  # fmt: skip
     assert free[0]["kl"] == pytest.approx(0, abs=1e-6)
@@ -169,7 +162,7 @@ def test_the_kl_term_holds_against_the_initial_policy(grpo: Make):
 def test_an_adapter_is_trained_against_its_own_base(grpo: Make):
     keys: dict[str, Any] = {"adapter": {"rank": 4}, "loss": {"kl": 0.01, "overlong": "train"}}
     out = finish(grpo(trainer={"learning_rate": 0.02}, **keys), PROMPTS, Scripted(words_of))
-    rows = steps_of(out)
+    rows = log_rows(out, of="loss")
     assert rows[0]["kl"] == pytest.approx(0, abs=1e-6)
     assert rows[-1]["kl"] > 1e-5
     assert rows[-1]["importance"] == pytest.approx(1, abs=1e-4)
@@ -192,7 +185,7 @@ def test_routers_stay_and_their_biases_move(grpo: Make, moe_policy: Path, freeze
         assert moved.abs().max() > 0
         assert all(round(float(value) / 0.01, 4) in (-3, -2, -1, 0, 1, 2, 3) for value in moved)
         assert not router.get_buffer("e_score_correction_bias").any()
-    assert all(row["max_violation"] > 0 for row in steps_of(out))
+    assert all(row["max_violation"] > 0 for row in log_rows(out, of="loss"))
 
 
 def test_an_adapter_cannot_keep_moved_biases(grpo: Make, moe_policy: Path):
@@ -226,7 +219,7 @@ def test_a_run_in_which_nothing_is_trained_fails(grpo: Make, name: str, score: A
         assert len(reward.requests) == batches
         assert not (out / "manifest.json").exists()
         assert not list(out.glob("*.safetensors"))
-        found.append(steps_of(out))
+        found.append(log_rows(out, of="loss"))
     assert found[0] == found[1]
     assert [(row["loss_tokens"], row[name]) for row in found[0]] == [(0.0, 1.0)] * 3
     assert ("reward" in found[0][0]) == (name == "truncated")
@@ -236,7 +229,7 @@ def test_a_reward_that_fails_ends_the_run_and_tokens_trained_before_count(grpo: 
     recipe = grpo(trainer={"save_steps": 1}, guard=UNGUARDED)
     with pytest.raises(JudgeError, match="the end"):
         finish(recipe, PROMPTS, FailsAtTheSecond())
-    rows = steps_of(finish(recipe, PROMPTS, Scripted(unscored)))
+    rows = log_rows(finish(recipe, PROMPTS, Scripted(unscored)), of="loss")
     assert [row["loss_tokens"] > 0 for row in rows] == [True, False, False]
 
 
@@ -248,7 +241,7 @@ def test_the_guard_stops_and_the_run_goes_on_under_other_limits(grpo: Make):
         finish(recipe, PROMPTS, reward)
     assert len(rollouts_of(Path(recipe.out), 2)) == 24
     out = finish(grpo(trainer={"save_steps": 1}, guard=UNGUARDED), PROMPTS, reward)
-    assert [row["step"] for row in steps_of(out)] == [1, 2, 3]
+    assert [row["step"] for row in log_rows(out, of="loss")] == [1, 2, 3]
 
 
 def test_a_loss_that_is_no_number_ends_the_run(grpo: Make):

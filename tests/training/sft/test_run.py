@@ -15,15 +15,14 @@ from huggingface_hub import ModelCard
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from posttrain.config.load import validate
 from posttrain.config.sft import SftConfig
 from posttrain.errors import ConfigError, DataError, TrainingError
 from posttrain.runs import read_artifact
 from posttrain.training.document_masking import sequences
-from posttrain.training.finish import RESUME
+from posttrain.training.output import RESUME
 from posttrain.training.sft.data import load_split
 from posttrain.training.sft.stage import SftStage
-from tests.training.conftest import TRAINER, MakeRecipe
+from tests.training.conftest import MakeRecipe, sft_recipe
 from tests.training.tiny import END, PAD, log_rows, losses
 
 
@@ -36,14 +35,9 @@ def finish(recipe: SftConfig) -> Path:
 @pytest.fixture(scope="module")
 def learned(data: Path, attention_path: Path, tmp_path_factory) -> SftConfig:
     """A finished run of 24 epochs."""
-    raw = {
-        "data": str(data),
-        "out": str(tmp_path_factory.mktemp("learned") / "out"),
-        "model": {"path": str(attention_path)},
-        "keep_epochs": [1],
-        "trainer": TRAINER | {"num_train_epochs": 24, "learning_rate": 1e-2, "logging_steps": 8},
-    }
-    recipe = validate(raw, SftConfig, where="test")
+    trainer = {"num_train_epochs": 24, "learning_rate": 1e-2, "logging_steps": 8}
+    out = tmp_path_factory.mktemp("learned") / "out"
+    recipe = sft_recipe(data, attention_path, out, trainer, keep_epochs=[1])
     finish(recipe)
     return recipe
 
@@ -131,7 +125,7 @@ def test_losses_are_per_trained_token_of_the_whole_batch_and_of_the_held_out(rec
         assert logged == pytest.approx(total / count, abs=2e-5)
     tokens = sum(len(packs[row]["input_ids"]) for row in range(40))
     assert read_artifact(out).stats["tokens"] == tokens
-    assert [row for row in log_rows(out) if "loss" in row][-1]["tokens"] == tokens
+    assert log_rows(out, of="loss")[-1]["tokens"] == tokens
     held_out = load_split(Path(made.data), "eval", pad_id=PAD)
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in range(len(held_out) - 1):
