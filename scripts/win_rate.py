@@ -27,7 +27,6 @@ def main(argv: list[str] | None = None) -> None:
     from posttrain.evaluation.win_rate import pair_up, write_duels
     from posttrain.report.console import open_console
     from posttrain.report.write import run_stage
-    from posttrain.runs import parent_of, read_artifact
     from reward.judge.judge import judge_all, judge_parents
     from reward.judge.prompt import shown_answer
     from reward.judge.votes import Comparison
@@ -35,10 +34,7 @@ def main(argv: list[str] | None = None) -> None:
 
     console = open_console()
     sides = [side_of(path) for path in (recipe.before, recipe.after)]
-    parents = [
-        parent_of(side.run, relative_to=out, manifest=read_artifact(side.run, verify=False))
-        for side in sides
-    ]
+    parents = [side.parent(out) for side in sides]
     order = partial(key64, recipe.seed, "duel")
     pairs, counts = pair_up(*sides, prompts=recipe.prompts, order=order, answer_of=shown_answer)
     judges = judge_parents(recipe.judge.models, out=out)
@@ -73,10 +69,8 @@ def main(argv: list[str] | None = None) -> None:
         # seconds differ from run to run: they are printed, not kept
         print(f"{ledger['calls']:,} calls in {ledger.pop('seconds'):.0f} s")
         rows = [judgement.row() for judgement in judgements]
-        made_of = [*parents, *judges]
-        write_duels(
-            run, recipe, pairs, rows, counts=counts, ledger=ledger, parents=made_of, judge=identity
-        )
+        made_of = {"parents": [*parents, *judges], "judge": identity}
+        write_duels(run, recipe, pairs, rows, counts=counts, ledger=ledger, **made_of)
 
     run_stage(console, out, kind=KIND, config=config, make=make, scratch=WORK)
 
