@@ -12,7 +12,7 @@ from rich.progress import Progress
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.eval import WinRateConfig
-from posttrain.runs import Run
+from posttrain.runs import Run, parent_of, read_artifact
 
 KIND, WORK = "win_rate", "work"
 
@@ -34,7 +34,8 @@ def main(argv: list[str] | None = None) -> None:
 
     console = open_console()
     sides = [side_of(path) for path in (recipe.before, recipe.after)]
-    parents = [side.parent(out) for side in sides]
+    made = {side.run: read_artifact(side.run, verify=False) for side in sides}
+    parents = [parent_of(side.run, relative_to=out, manifest=made[side.run]) for side in sides]
     order = partial(key64, recipe.seed, "duel")
     pairs, counts = pair_up(*sides, prompts=recipe.prompts, order=order, answer_of=shown_answer)
     judges = judge_parents(recipe.judge.models, out=out)
@@ -58,19 +59,18 @@ def main(argv: list[str] | None = None) -> None:
     def make(run: Run) -> None:
         with Progress() as bar:
             task = bar.add_task("judging", total=len(matches) * len(recipe.judge.models))
+            work, done = out / WORK / "judgements", partial(bar.advance, task)
             judging = judge_all(
-                recipe.judge,
-                matches,
-                folder=out / WORK / "judgements",
-                seed=recipe.seed,
-                on_progress=lambda n: bar.advance(task, n),
+                recipe.judge, matches, folder=work, seed=recipe.seed, on_progress=done
             )
             judgements, identity, ledger = asyncio.run(judging)
         # seconds differ from run to run: they are printed, not kept
         print(f"{ledger['calls']:,} calls in {ledger.pop('seconds'):.0f} s")
         rows = [judgement.row() for judgement in judgements]
-        made_of = {"parents": [*parents, *judges], "judge": identity}
-        write_duels(run, recipe, pairs, rows, counts=counts, ledger=ledger, **made_of)
+        made_of = [*parents, *judges]
+        write_duels(
+            run, recipe, pairs, rows, counts=counts, ledger=ledger, parents=made_of, judge=identity
+        )
 
     run_stage(console, out, kind=KIND, config=config, make=make, scratch=WORK)
 

@@ -24,7 +24,7 @@ from posttrain.errors import ConfigError
 from posttrain.evaluation.intervals import Clustered, Floats, Values, by_question
 from posttrain.evaluation.metrics import ALL, LENGTHS, by_cell, values_of
 from posttrain.evaluation.run import Lock, Record, read_lock, read_run, unit_name
-from posttrain.runs import Parent, differing_keys, parent_of, read_artifact
+from posttrain.runs import differing_keys
 
 PERMUTATIONS = 9999
 _AT_A_TIME = 500  # permutations in memory at once
@@ -169,11 +169,6 @@ class RunCheckpoint:
     checkpoint: str
     records: list[Record]
     lock: Lock
-
-    def parent(self, out: Path) -> Parent:
-        """The lineage entry of the run for an artifact in `out`."""
-        manifest = read_artifact(self.run, verify=False)
-        return parent_of(self.run, relative_to=out, manifest=manifest)
 
 
 def side_of(given: str) -> RunCheckpoint:

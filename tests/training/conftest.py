@@ -19,12 +19,7 @@ import torch
 from posttrain.config.load import validate
 from posttrain.config.sft import SftConfig
 from tests.training.rl.policy import write_policy
-from tests.training.tiny import (
-    attention_model,
-    hybrid_model,
-    neither_measure_nor_draw,
-    write_artifact,
-)
+from tests.training.tiny import neither_measure_nor_draw, write_artifact
 
 torch.set_num_threads(1)
 MakeRecipe = Callable[..., SftConfig]
@@ -63,25 +58,15 @@ def make_data(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def attention_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama checkpoint."""
-    path = tmp_path_factory.mktemp("attention")
-    attention_model().save_pretrained(str(path))
-    return path
-
-
-@pytest.fixture(scope="session")
-def hybrid_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny NemotronH checkpoint: Mamba, experts, attention, MLP."""
-    path = tmp_path_factory.mktemp("hybrid")
-    hybrid_model().save_pretrained(str(path))
-    return path
-
-
-@pytest.fixture(scope="session")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Llama checkpoint with a tokenizer and a chat template."""
     return write_policy(tmp_path_factory.mktemp("policy"))
+
+
+@pytest.fixture(scope="session")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `policy`, a tiny NemotronH: Mamba, experts whose biases move, attention, MLP."""
+    return write_policy(tmp_path_factory.mktemp("hybrid"), "hybrid")
 
 
 TRAINER: dict[str, Any] = {
@@ -108,6 +93,6 @@ def sft_recipe(
 
 
 @pytest.fixture
-def recipe(data: Path, attention_path: Path, tmp_path: Path) -> MakeRecipe:
+def recipe(data: Path, policy: Path, tmp_path: Path) -> MakeRecipe:
     """`recipe({…}, document_masking=…)`: a validated recipe on the tiny data and model."""
-    return functools.partial(sft_recipe, data, attention_path, tmp_path / "out")
+    return functools.partial(sft_recipe, data, policy, tmp_path / "out")

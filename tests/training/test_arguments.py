@@ -90,7 +90,7 @@ def test_a_port_that_another_run_holds_is_named(recipe: MakeRecipe, tmp_path: Pa
 
 
 def test_liger_is_refused_where_it_does_not_hold_and_what_is_not_installed_is_named(
-    recipe: MakeRecipe, hybrid_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: MakeRecipe, hybrid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def refused(message: str, model: dict | None = None, **keys: Any) -> None:
         asks = recipe(trainer={"use_liger_kernel": True, **keys})
@@ -99,7 +99,7 @@ def test_liger_is_refused_where_it_does_not_hold_and_what_is_not_installed_is_na
         with pytest.raises(ConfigError, match=rf"use_liger_kernel: .*{message}"):
             sft_arguments(asks, out=tmp_path)
 
-    refused("not for nemotron_h", {"path": str(hybrid_path)})
+    refused("not for nemotron_h", {"path": str(hybrid)})
     refused("not for mixtral", {"config": {"model_type": "mixtral"}})
     refused("whole batch", liger_kernel_config={"fused_linear_cross_entropy": True})
     monkeypatch.setattr("posttrain.training.arguments.find_spec", lambda _: None)

@@ -71,13 +71,11 @@ def test_sft_plans_its_packs_and_epochs(recipe: MakeRecipe, data: Path, measured
     assert (shape.accumulated, str(shape.autocast)) == (True, "torch.bfloat16")
 
 
-def test_dpo_plans_its_longest_pairs(
-    attention_path: Path, tmp_path: Path, measured: dict[str, Any]
-):
+def test_dpo_plans_its_longest_pairs(policy: Path, tmp_path: Path, measured: dict[str, Any]):
     pairs, trainer = make_pairs(24), {"max_steps": 4, "per_device_train_batch_size": 4}
     data, out = write_pairs(tmp_path / "pairs", pairs), tmp_path / "out"
     keys = {"layout": "unpacked", "max_epochs": 2}
-    _, lines, disk = planned(DpoStage(dpo_recipe(data, attention_path, out, trainer, **keys)))
+    _, lines, disk = planned(DpoStage(dpo_recipe(data, policy, out, trainer, **keys)))
     assert lines["steps"] == "4 × 8 = 32 pairs drawn, 1.33 epochs"
     assert "24: 8 no_tools, 8 with_tools, 8 hallucination_penalty; 783 tokens" in lines["pairs"]
     assert lines["batch"].startswith("8 pairs = 4 × 2 accumulated")

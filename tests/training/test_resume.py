@@ -26,15 +26,14 @@ from scripts.__main__ import launch
 from tests.training.conftest import sft_recipe
 from tests.training.forks import forked, launch_environment, shipped
 from tests.training.methods import Method, write_methods
-from tests.training.rl.policy import write_policy
 from tests.training.tiny import ROOT, log_rows, losses, rollout_groups, sha
 
 METHODS = ("sft", "dpo", "grpo", "rlhf")
 
 
 @pytest.fixture(scope="module")
-def methods(data: Path, attention_path: Path, tmp_path_factory) -> dict[str, Method]:
-    return write_methods(tmp_path_factory.mktemp("methods"), data, attention_path)
+def methods(data: Path, policy: Path, tmp_path_factory) -> dict[str, Method]:
+    return write_methods(tmp_path_factory.mktemp("methods"), data, policy)
 
 
 @pytest.fixture(scope="module")
@@ -153,8 +152,10 @@ def judged_twice(found: list[dict[str, Any]]) -> int:
     return sum(len(at) > 1 for at in steps.values())
 
 
-def test_two_processes_that_train_no_token_both_fail(methods: dict[str, Method], tmp_path: Path):
-    out, policy = tmp_path / "out", write_policy(tmp_path / "policy")
+def test_two_processes_that_train_no_token_both_fail(
+    methods: dict[str, Method], policy: Path, tmp_path: Path
+):
+    out = tmp_path / "out"
     keys = (
         *TWO, "trainer.max_steps=1", "trainer.per_device_train_batch_size=4", "loss.overlong=mask",
         "sampling={max_tokens: 2, temperature: 0.02}", f"model.path={policy}",
@@ -176,22 +177,20 @@ def sft(data: Path, model: Path, out: Path, trainer: dict[str, Any], **keys: Any
 
 
 @pytest.fixture(scope="module")
-def one_process(data: Path, attention_path: Path, tmp_path_factory) -> Path:
+def one_process(data: Path, policy: Path, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("one") / "out"
-    sft(data, attention_path, out, ONE_BY_EIGHT).run(dry_run=False)
+    sft(data, policy, out, ONE_BY_EIGHT).run(dry_run=False)
     return out
 
 
-def test_a_hybrid_of_experts_is_the_same_in_every_layout(
-    data: Path, hybrid_path: Path, tmp_path: Path
-):
+def test_a_hybrid_of_experts_is_the_same_in_every_layout(data: Path, hybrid: Path, tmp_path: Path):
     """Mamba, attention and routed experts, unpacked; the mean of the balance term is over the global
     batch."""
     keys = {"balance": {"coefficient": 0.1}}
     epoch = {"num_train_epochs": 1}
-    sft(data, hybrid_path, tmp_path / "one", ONE_BY_EIGHT | epoch, **keys).run(dry_run=False)
+    sft(data, hybrid, tmp_path / "one", ONE_BY_EIGHT | epoch, **keys).run(dry_run=False)
     launch = {"world_size": 2}
-    two = sft(data, hybrid_path, tmp_path / "two", TWO_BY_TWO | epoch, launch=launch, **keys)
+    two = sft(data, hybrid, tmp_path / "two", TWO_BY_TWO | epoch, launch=launch, **keys)
     forked(lambda: two.run(dry_run=False), processes=2)
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
     assert read_artifact(tmp_path / "one").stats["document_masking"] == "unpacked"
@@ -217,12 +216,12 @@ def launch_forks(arguments: list[str]) -> None:
 
 
 def test_the_documented_command_starts_two_processes(
-    one_process: Path, data: Path, attention_path: Path, tmp_path: Path
+    one_process: Path, data: Path, policy: Path, tmp_path: Path
 ):
     """Killed in epoch 3 and taken up in its middle, by one process each of two."""
     out = tmp_path / "out"
     keys = {"save_strategy": "steps", "save_steps": 12}
-    stage = sft(data, attention_path, out, TWO_BY_TWO | keys, launch={"world_size": 2})
+    stage = sft(data, policy, out, TWO_BY_TWO | keys, launch={"world_size": 2})
 
     def die_in_epoch_3() -> None:
         from tests.training.methods import Mortal, arm
@@ -240,10 +239,10 @@ def test_the_documented_command_starts_two_processes(
     assert losses(out) == pytest.approx(losses(one_process), abs=1e-5)
 
 
-def test_two_nodes_are_one_run(data: Path, attention_path: Path, tmp_path: Path):
+def test_two_nodes_are_one_run(data: Path, policy: Path, tmp_path: Path):
     keys = TWO_BY_TWO | {"max_steps": 4, "num_train_epochs": None}
     whole, nodes = (
-        sft(data, attention_path, tmp_path / name, keys, launch={"world_size": 2})
+        sft(data, policy, tmp_path / name, keys, launch={"world_size": 2})
         for name in ("whole", "nodes")
     )
     forked(lambda: whole.run(dry_run=False), processes=2)
@@ -259,13 +258,13 @@ def test_two_nodes_are_one_run(data: Path, attention_path: Path, tmp_path: Path)
 
 
 def test_an_output_directory_that_is_not_shared_is_refused(
-    data: Path, attention_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: Path, policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(training_stage, "PATIENCE", 0.0)
 
     def run() -> None:
         out = tmp_path / f"disk-of-{os.environ['RANK']}" / "out"
-        sft(data, attention_path, out, {}, launch={"world_size": 2}).run(dry_run=False)
+        sft(data, policy, out, {}, launch={"world_size": 2}).run(dry_run=False)
 
     ended = forked(run, processes=2, check=False)
     assert ended.codes[1] != 0

@@ -73,9 +73,9 @@ def prepared_without_a_pass(stage: SftStage) -> Any:
     return prepared.trainer
 
 
-def test_the_model_runs_first_when_it_is_placed(data: Path, attention_path: Path, tmp_path: Path):
+def test_the_model_runs_first_when_it_is_placed(data: Path, policy: Path, tmp_path: Path):
     def run() -> None:
-        prepared_without_a_pass(sharded(tmp_path / "out", data, attention_path, "zero2")).train()
+        prepared_without_a_pass(sharded(tmp_path / "out", data, policy, "zero2")).train()
 
     ended = forked(run, processes=2, sharding="zero2")
     assert ended.text.count("placed True") == 2

@@ -16,13 +16,12 @@ from posttrain.training.trainer import (
     remove_broken,
     rotate,
 )
-from tests.training.rl.policy import Scripted, make_prompts, make_recipe, start, write_policy
+from tests.training.rl.policy import Scripted, make_prompts, make_recipe, start
 
 PROMPTS = make_prompts(24)
 
 
-def test_a_checkpoint_without_the_models_weights_is_refused(tmp_path: Path):
-    policy = write_policy(tmp_path / "policy")
+def test_a_checkpoint_without_the_models_weights_is_refused(policy: Path, tmp_path: Path):
     trainer = start(make_recipe(policy, tmp_path / "out"), PROMPTS, Scripted()).trainer
     name = "model.layers.0.mlp.up_proj.weight"
     with pytest.raises(DataError, match=f"lacks 1 of them .{name}. and has 0 others"):

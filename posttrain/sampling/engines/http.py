@@ -86,6 +86,11 @@ class Client:
                     await asyncio.sleep(max(failure.after, wait * (0.5 + jitter / 2)))
         raise AssertionError("the loop returns or raises")
 
+    async def send(self, path: str, body: Mapping[str, Any]) -> None:
+        """Post where the status alone is the answer; not tried again. Raises as `post`."""
+        async with self._answer(path, body):
+            pass
+
     async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any]]:
         """The JSON objects of the server's event stream as they come; of a plain answer, the one.
         Nothing is tried again: somebody watches. Raises as `post`."""

@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import aiohttp
 import torch
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -25,7 +24,7 @@ from trl.models.utils import add_hooks, remove_hooks
 
 from posttrain.config.grpo import ColocatedVllm, LoraServer, WeightServer
 from posttrain.errors import ConfigError
-from posttrain.sampling.engines.http import Client, key_headers
+from posttrain.sampling.engines.http import Client, RequestFailed
 from posttrain.sampling.engines.transformers import decode_in_thread
 from posttrain.sampling.engines.vllm import CompletionsEngine, VllmEngine
 from posttrain.sampling.sampler import Engine, EngineOutput, EngineRequest, OnOutput, Progress
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 
 LOAD, UNLOAD = "/load_lora_adapter", "/unload_lora_adapter"
 PROCESSED = "processed_logprobs"
-SHOWN = 300  # characters of a server's answer in a message
 Named = Generator[tuple[str, torch.Tensor], None, None]
 
 
@@ -164,12 +162,12 @@ class LoraServed(LiveEngine):
         super().__init__(trainer)
         server = trainer.recipe.rollouts
         assert isinstance(server, LoraServer)
-        self._server, self.client = server, Client(server)
+        self._server, client = server, Client(server)
+        self.client = self._client = client
 
     @contextlib.contextmanager
     def current(self, step: int) -> Iterator[None]:
-        trainer, client = self.trainer, self.client
-        assert client is not None
+        trainer = self.trainer
         name, before = f"{self._server.model}-{step:05d}", f"{self._server.model}-{step - 1:05d}"
         folder = Path(trainer.args.output_dir) / "policy"
         if trainer.is_world_process_zero():
@@ -177,35 +175,27 @@ class LoraServed(LiveEngine):
             trainer.rollouts.runner.run(self._load(name, folder / name, before if step else None))
             shutil.rmtree(folder / before, ignore_errors=True)
         trainer.accelerator.wait_for_everyone()
-        self.engine = CompletionsEngine(client, model=name, identity=self.identity)
+        self.engine = CompletionsEngine(self._client, model=name, identity=self.identity)
         yield
 
     async def _load(self, name: str, folder: Path, instead_of: str | None) -> None:
         """Have the server load an adapter, and drop the one before."""
-        headers = key_headers(self._server.api_key_env)
-        timeout = aiohttp.ClientTimeout(total=self._server.timeout)
-        async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
+        # the name may be there from a run that was killed, perhaps with other weights
+        await self._unload(name)
+        try:
+            await self._client.send(LOAD, {"lora_name": name, "lora_path": str(folder.resolve())})
+        except (RequestFailed, ConfigError) as error:
+            raise ConfigError(
+                f"{self._server.url}{LOAD}: {error}. vLLM takes adapters when started with "
+                "--enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, and must see the same "
+                f"{folder.parent}"
+            ) from error
+        if instead_of is not None:
+            await self._unload(instead_of)
 
-            async def post(path: str, **body: str) -> str | None:
-                """None, or why not."""
-                try:
-                    async with session.post(self._server.url + path, json=body) as answer:
-                        text = (await answer.text(errors="replace"))[:SHOWN]
-                        return None if answer.status == 200 else f"status {answer.status}: {text}"
-                except (aiohttp.ClientError, TimeoutError) as error:
-                    return f"{type(error).__name__}: {error}"
-
-            # there from a run that was killed, perhaps with other weights
-            await post(UNLOAD, lora_name=name)
-            refused = await post(LOAD, lora_name=name, lora_path=str(folder.resolve()))
-            if refused is not None:
-                raise ConfigError(
-                    f"{self._server.url}{LOAD}: {refused}. vLLM takes adapters when started with "
-                    "--enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, and must see the "
-                    f"same {folder.parent}"
-                )
-            if instead_of is not None:
-                await post(UNLOAD, lora_name=instead_of)
+    async def _unload(self, name: str) -> None:
+        with contextlib.suppress(RequestFailed, ConfigError):
+            await self._client.send(UNLOAD, {"lora_name": name})
 
 
 # ---- vLLM, which is sent all weights ----

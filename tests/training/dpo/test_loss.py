@@ -30,8 +30,8 @@ LAYOUTS = ("shared_prompt", "unpacked")
 
 
 @pytest.fixture
-def model(attention_path: Path) -> PreTrainedModel:
-    model = AutoModelForCausalLM.from_pretrained(attention_path).double()
+def model(policy: Path) -> PreTrainedModel:
+    model = AutoModelForCausalLM.from_pretrained(policy).double()
     add_fused_lm_head(model)
     use_cpu_head(model)
     return model

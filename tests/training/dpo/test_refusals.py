@@ -27,9 +27,9 @@ def small(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def recipe(small: Path, attention_path: Path, tmp_path: Path):
+def recipe(small: Path, policy: Path, tmp_path: Path):
     def make(trainer=None, **keys) -> DpoConfig:
-        return make_recipe(small, attention_path, tmp_path / "out", trainer, **keys)
+        return make_recipe(small, policy, tmp_path / "out", trainer, **keys)
 
     return make
 
@@ -44,8 +44,8 @@ def recipe(small: Path, attention_path: Path, tmp_path: Path):
         ({"adapter": {"dropout": 0.1}}, "adapter.dropout must be 0"),
     ],
 )
-def test_recipes_that_cannot_mean_anything(small, attention_path, tmp_path, keys, message):
-    raw = raw_recipe(small, attention_path, tmp_path / "out") | keys
+def test_recipes_that_cannot_mean_anything(small, policy, tmp_path, keys, message):
+    raw = raw_recipe(small, policy, tmp_path / "out") | keys
     with pytest.raises(ConfigError, match=message):
         validate(raw, DpoConfig, where="test")
 
@@ -63,8 +63,8 @@ def test_trainer_fields_are_checked(recipe, trainer, message):
         dpo_arguments(recipe(trainer), out=Path("x"), env={})
 
 
-def test_defaults_are_the_papers(small, attention_path, tmp_path):
-    raw = {"data": str(small), "out": "x", "model": {"path": str(attention_path)}}
+def test_defaults_are_the_papers(small, policy, tmp_path):
+    raw = {"data": str(small), "out": "x", "model": {"path": str(policy)}}
     recipe = validate(raw, DpoConfig, where="test")
     args = dpo_arguments(recipe, out=tmp_path, env={"WORLD_SIZE": "2"})
     assert (args.learning_rate, args.max_steps, recipe.batch) == (3e-6, 50, 128)
@@ -94,19 +94,19 @@ def test_every_step_is_full_and_every_pair_comes_before_any_comes_again():
     assert order != pair_order(lengths=lengths, batch=2, steps=5, seed=4)
 
 
-def test_a_pair_longer_than_the_model_is_named(recipe, tmp_path, attention_path):
+def test_a_pair_longer_than_the_model_is_named(recipe, tmp_path, policy):
     long = Side(ids=(5,) * 300, mask=(True,) * 300, text="")
     pairs = [*make_pairs(8), replace(make_pairs(1)[0], id="the-long-one", chosen=long)]
     data = write_pairs(tmp_path / "long", pairs)
     with pytest.raises(DataError, match=r"'the-long-one'.*positions for 256.*max_length: 256"):
-        start(make_recipe(data, attention_path, tmp_path / "o", {"max_steps": 1}))
+        start(make_recipe(data, policy, tmp_path / "o", {"max_steps": 1}))
 
 
-def test_pairs_of_another_tokenizer(tmp_path, attention_path):
+def test_pairs_of_another_tokenizer(tmp_path, policy):
     strange = replace(make_pairs(1)[0], prompt_ids=(5, 64))
     data = write_pairs(tmp_path / "strange", [*make_pairs(8), strange])
     with pytest.raises(DataError, match=r"ids 1…64 .*rows 0…63"):
-        start(make_recipe(data, attention_path, tmp_path / "o", {"max_steps": 1}))
+        start(make_recipe(data, policy, tmp_path / "o", {"max_steps": 1}))
 
 
 def test_a_policy_trained_with_another_template(tmp_path):

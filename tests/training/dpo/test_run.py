@@ -33,14 +33,14 @@ def pair_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def dpo(pair_data: Path, attention_path: Path, tmp_path: Path) -> Make:
+def dpo(pair_data: Path, policy: Path, tmp_path: Path) -> Make:
     """`dpo(trainer={…}, loss={…}, name="a")`: a recipe on those pairs and the tiny Llama."""
 
     def make(
         trainer: dict[str, Any] | None = None, name: str = "out", model: Path | None = None,
         **keys: Any,
     ) -> DpoConfig:  # fmt: skip
-        return make_recipe(pair_data, model or attention_path, tmp_path / name, trainer, **keys)
+        return make_recipe(pair_data, model or policy, tmp_path / name, trainer, **keys)
 
     return make
 
@@ -132,8 +132,8 @@ def nudged(trainer: Any) -> torch.nn.Module:
     return trainer.model
 
 
-def test_the_hybrid_runs_unpacked(dpo: Make, hybrid_path: Path):
-    hybrid = finish(dpo(model=hybrid_path, trainer={"max_steps": 1}))
+def test_the_hybrid_runs_unpacked(dpo: Make, hybrid: Path):
+    hybrid = finish(dpo(model=hybrid, trainer={"max_steps": 1}))
     assert read_artifact(hybrid).stats["layout"] == "unpacked"
     assert log_rows(hybrid, of="preference_loss")[0]["preference_loss"] == pytest.approx(
         math.log(2), abs=1e-4
@@ -160,11 +160,9 @@ def test_lora_and_full_agree_on_the_first_step_and_share_a_reference(dpo: Make, 
     assert not (lora / REFERENCE).exists()
 
 
-def test_dropout_of_the_policys_config_is_off(dpo: Make, attention_path: Path, tmp_path: Path):
+def test_dropout_of_the_policys_config_is_off(dpo: Make, policy: Path, tmp_path: Path):
     model = tmp_path / "dropping"
-    AutoModelForCausalLM.from_pretrained(attention_path, attention_dropout=0.3).save_pretrained(
-        model
-    )
+    AutoModelForCausalLM.from_pretrained(policy, attention_dropout=0.3).save_pretrained(model)
     assert json.loads((model / "config.json").read_text())["attention_dropout"] == 0.3
     rows = log_rows(finish(dpo(model=model, trainer={"max_steps": 1})), of="preference_loss")
     assert rows[0]["preference_loss"] == pytest.approx(math.log(2), abs=1e-6)

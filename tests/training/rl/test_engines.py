@@ -35,7 +35,6 @@ from tests.training.rl.policy import (
     raw_recipe,
     start,
     words_of,
-    write_policy,
 )
 from tests.training.rl.servers import policy_server
 from tests.training.rl.vllm_stand_in import Llm, VllmServer, install_vllm, vllm_server
@@ -50,12 +49,6 @@ STATE: dict[str, Any] = {
 }  # fmt: skip
 ADAPTER: dict[str, Any] = {"adapter": {"rank": 4, "preset": "attention"}}
 Alone = Callable[..., Path]
-
-
-@pytest.fixture(scope="module")
-def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Mamba, attention, and experts whose biases move."""
-    return write_policy(tmp_path_factory.mktemp("hybrid"), "hybrid")
 
 
 @pytest.fixture(scope="module")

@@ -26,17 +26,11 @@ from tests.training.rl.policy import (
     short,
     start,
     words_of,
-    write_policy,
 )
 from tests.training.tiny import END, log_rows, rollout_groups
 
 Make = Callable[..., GroupTraining]
 PROMPTS = make_prompts(24)
-
-
-@pytest.fixture(scope="module")
-def moe_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_policy(tmp_path_factory.mktemp("moe"), "hybrid")
 
 
 @pytest.fixture
@@ -170,11 +164,11 @@ def test_an_adapter_is_trained_against_its_own_base(grpo: Make):
 
 
 @pytest.mark.parametrize("freeze", [True, False])
-def test_routers_stay_and_their_biases_move(grpo: Make, moe_policy: Path, freeze: bool):
-    recipe = grpo(model=moe_policy, moe={"freeze_router": freeze, "bias_update_rate": 0.01})
+def test_routers_stay_and_their_biases_move(grpo: Make, hybrid: Path, freeze: bool):
+    recipe = grpo(model=hybrid, moe={"freeze_router": freeze, "bias_update_rate": 0.01})
     out = finish(recipe, PROMPTS, Scripted(words_of))
     before, after = (
-        find_routers(AutoModelForCausalLM.from_pretrained(path)) for path in (moe_policy, out)
+        find_routers(AutoModelForCausalLM.from_pretrained(path)) for path in (hybrid, out)
     )
     assert before
     for name, router in before.items():
@@ -188,8 +182,8 @@ def test_routers_stay_and_their_biases_move(grpo: Make, moe_policy: Path, freeze
     assert all(row["max_violation"] > 0 for row in log_rows(out, of="loss"))
 
 
-def test_an_adapter_cannot_keep_moved_biases(grpo: Make, moe_policy: Path):
-    recipe = grpo(model=moe_policy, adapter={"rank": 4, "preset": "attention"})
+def test_an_adapter_cannot_keep_moved_biases(grpo: Make, hybrid: Path):
+    recipe = grpo(model=hybrid, adapter={"rank": 4, "preset": "attention"})
     with pytest.raises(ConfigError, match=r"set moe\.bias_update_rate=0"):
         finish(recipe, PROMPTS, Scripted(words_of))
 

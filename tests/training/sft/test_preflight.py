@@ -101,8 +101,8 @@ def test_an_adapter_is_no_base_for_another(recipe: MakeRecipe, tmp_path: Path):
             SftStage(made).prepare()
 
 
-def test_attention_that_is_not_here_is_named(recipe: MakeRecipe, attention_path: Path):
-    made = recipe(model={"path": str(attention_path), "attention": "flsh"})
+def test_attention_that_is_not_here_is_named(recipe: MakeRecipe, policy: Path):
+    made = recipe(model={"path": str(policy), "attention": "flsh"})
     with pytest.raises(ConfigError, match="attention"):
         SftStage(made).prepare()
 

@@ -33,11 +33,11 @@ def finish(recipe: SftConfig) -> Path:
 
 
 @pytest.fixture(scope="module")
-def learned(data: Path, attention_path: Path, tmp_path_factory) -> SftConfig:
+def learned(data: Path, policy: Path, tmp_path_factory) -> SftConfig:
     """A finished run of 24 epochs."""
     trainer = {"num_train_epochs": 24, "learning_rate": 1e-2, "logging_steps": 8}
     out = tmp_path_factory.mktemp("learned") / "out"
-    recipe = sft_recipe(data, attention_path, out, trainer, keep_epochs=[1])
+    recipe = sft_recipe(data, policy, out, trainer, keep_epochs=[1])
     finish(recipe)
     return recipe
 
@@ -155,17 +155,15 @@ def test_a_finished_directory_is_complete_and_tampering_is_seen(learned: SftConf
         _ = SftStage(copy).open().complete
 
 
-def test_lora_reaches_the_experts_and_merges_into_plain_weights(
-    recipe: MakeRecipe, hybrid_path: Path
-):
+def test_lora_reaches_the_experts_and_merges_into_plain_weights(recipe: MakeRecipe, hybrid: Path):
     made = recipe(
-        model={"path": str(hybrid_path)},
+        model={"path": str(hybrid)},
         adapter={"preset": "nemotron_h", "rank": 4},
         trainer={"num_train_epochs": 1},
     )
     out = finish(made)
     assert (out / "adapter" / "adapter_model.safetensors").is_file()
-    before = AutoModelForCausalLM.from_pretrained(hybrid_path).state_dict()
+    before = AutoModelForCausalLM.from_pretrained(hybrid).state_dict()
     after = AutoModelForCausalLM.from_pretrained(out).state_dict()
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert any("experts.up_proj" in name for name in changed)
