@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> None:
             built = build(recipe, out, base_dir=Path(), count=count, on_progress=show)
         stats, seed = built.stats(inputs), recipe.seed
         run.finish(
-            counts=built.counts(), files={**built.files}, parents=parents, seed=seed, stats=stats
+            counts=built.counts(), files=built.files(), parents=parents, seed=seed, stats=stats
         )
 
     def check() -> None:

@@ -12,7 +12,7 @@ from rich.progress import Progress
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.eval import WinRateConfig
-from posttrain.runs import Run
+from posttrain.runs import Run, parent_of, read_artifact
 
 KIND, WORK = "win_rate", "work"
 
@@ -27,7 +27,6 @@ def main(argv: list[str] | None = None) -> None:
     from posttrain.evaluation.win_rate import pair_up, write_duels
     from posttrain.report.console import open_console
     from posttrain.report.write import run_stage
-    from posttrain.runs import parent_of, read_artifact
     from reward.judge.judge import judge_all, judge_parents
     from reward.judge.prompt import shown_answer
     from reward.judge.votes import Comparison
@@ -35,10 +34,8 @@ def main(argv: list[str] | None = None) -> None:
 
     console = open_console()
     sides = [side_of(path) for path in (recipe.before, recipe.after)]
-    parents = [
-        parent_of(side.run, relative_to=out, manifest=read_artifact(side.run, verify=False))
-        for side in sides
-    ]
+    made = {side.run: read_artifact(side.run, verify=False) for side in sides}
+    parents = [parent_of(side.run, relative_to=out, manifest=made[side.run]) for side in sides]
     order = partial(key64, recipe.seed, "duel")
     pairs, counts = pair_up(*sides, prompts=recipe.prompts, order=order, answer_of=shown_answer)
     judges = judge_parents(recipe.judge.models, out=out)
@@ -62,12 +59,9 @@ def main(argv: list[str] | None = None) -> None:
     def make(run: Run) -> None:
         with Progress() as bar:
             task = bar.add_task("judging", total=len(matches) * len(recipe.judge.models))
+            work, done = out / WORK / "judgements", partial(bar.advance, task)
             judging = judge_all(
-                recipe.judge,
-                matches,
-                folder=out / WORK / "judgements",
-                seed=recipe.seed,
-                on_progress=lambda n: bar.advance(task, n),
+                recipe.judge, matches, folder=work, seed=recipe.seed, on_progress=done
             )
             judgements, identity, ledger = asyncio.run(judging)
         # seconds differ from run to run: they are printed, not kept

@@ -83,13 +83,16 @@ class SplitStats:
 
 @dataclass(slots=True)
 class JudgingPrompts:
-    """Files with their rows, row counts by source, and the stats of both sides."""
+    """Row counts by source, and the stats of both sides."""
 
     recipe: BuildGenRmConfig
     row_counts: dict[str, RowCounts]
-    files: Counter[str] = field(default_factory=lambda: Counter({TRAIN: 0, HELD_OUT: 0}))
     train: SplitStats = field(default_factory=SplitStats)
     held_out: SplitStats = field(default_factory=SplitStats)
+
+    def files(self) -> dict[str, int | None]:
+        """Each file with its rows."""
+        return {TRAIN: self.train.prompts, HELD_OUT: self.held_out.prompts}
 
     def counts(self) -> Counts:
         return total_counts(self.row_counts.values())
@@ -138,12 +141,6 @@ def build(
         if out is not None:
             for name in (TRAIN, HELD_OUT):
                 files[name] = stack.enter_context((out / name).open("w", encoding="utf-8"))
-
-        def write(name: str, row: dict[str, Any]) -> None:
-            built.files[name] += 1
-            if name in files:
-                files[name].write(json_text(row) + "\n")
-
         # what is held out as a whole decides which questions the others may not have
         for source in sorted(recipe.sources, key=lambda one: not one.held_out):
             counts = built.row_counts[source.name]
@@ -165,9 +162,10 @@ def build(
                     kept_apart.add(question)
                 counts.kept += 1
                 counts.held_out += held_out
-                (built.held_out if held_out else built.train).add(pair, prompts)
-                for prompt in prompts:
-                    write(HELD_OUT if held_out else TRAIN, prompt_to_row(prompt))
+                side, name = (built.held_out, HELD_OUT) if held_out else (built.train, TRAIN)
+                side.add(pair, prompts)
+                if name in files:
+                    files[name].writelines(f"{json_text(prompt_to_row(p))}\n" for p in prompts)
                 on_progress(source.name, counts.kept)
     if built.train.prompts == 0:
         reasons = ", ".join(f"{k} {n:,}" for k, n in built.counts().dropped.items())

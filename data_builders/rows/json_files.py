@@ -1,4 +1,4 @@
-"""Rows from JSON files, as a stream: an object a line, one array, or objects over several lines.
+"""Rows from JSON files, as a stream: an object a line, or one array.
 
 UTF-8, strict JSON. What is no row (a repeated key, `NaN`, text behind the end) is `Dropped` and the
 next is read. A compressed file that is cut off is a `DataError`: nobody knows how many are gone.
@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
 
 import pyarrow as pa
 
@@ -27,7 +26,6 @@ _SPACE = b" \t\r\n"
 # a whole text, a sign of structure, or the beginning of a text whose end is not there yet
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[{}\[\],"]', re.DOTALL)
 _IN_TEXT = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
-Layout = Literal["lines", "array", "objects"]
 
 
 def open_jsonl(
@@ -54,15 +52,13 @@ def open_jsonl(
 
 
 def open_json(path: Path, name: str) -> RawRows:
-    """Rows of one `.json` file: an array, objects over several lines, or an object a line."""
+    """Rows of one `.json` file: an array, or an object a line."""
     row = None
     try:
         with _opened(path) as file:
-            head = file.read(_BLOCK).removeprefix(_BOM)
-            layout = layout_of(head)
-            if layout != "lines":
+            if is_array(head := file.read(_BLOCK)):
                 blocks = itertools.chain((head,), iter(lambda: file.read(_BLOCK), b""))
-                for row in read_elements(blocks, name, layout):
+                for row in read_elements(blocks, name):
                     yield row
                 return
     except OSError as error:
@@ -100,7 +96,7 @@ def _line(text: bytes, name: str, line: int) -> RawRow | Dropped:
         return row
     detail = row.detail
     if text.strip() == b"{":
-        detail += "; write each object on one line (jq -c .), or name the file .json"
+        detail += "; write each object on one line (jq -c .)"
     elif text.lstrip()[:1] == b"[":
         detail += "; rows are one object a line (an array needs a .json file)"
     elif not text.endswith(b"\n"):
@@ -121,22 +117,15 @@ def _row(text: bytes, name: str, line: int) -> RawRow | Dropped:
     return RawRow(row, name, line)
 
 
-def layout_of(head: bytes) -> Layout:
-    """How a `.json` file holds its rows, from its beginning (without a byte-order mark).
-
-    An object whose first line is `{` alone was written by a pretty-printer.
-    """
-    start = head.lstrip(_SPACE)
-    if start.startswith(b"["):
-        return "array"
-    first, newline, _ = start.partition(b"\n")
-    return "objects" if newline and first.rstrip(_SPACE) == b"{" else "lines"
+def is_array(head: bytes) -> bool:
+    """Whether a `.json` file that begins so is an array; else it has an object a line."""
+    return head.removeprefix(_BOM).lstrip(_SPACE).startswith(b"[")
 
 
-def read_elements(blocks: Iterable[bytes], name: str, layout: Layout) -> Iterator[RawRow | Dropped]:
-    """Rows of an array or of a run of objects, from a file's bytes in order, cut anywhere."""
+def read_elements(blocks: Iterable[bytes], name: str) -> Iterator[RawRow | Dropped]:
+    """Rows of an array, from a file's bytes in order, cut anywhere."""
     line = 1
-    for text, problem in _elements(blocks, array=layout == "array"):
+    for text, problem in _elements(blocks):
         element = text.lstrip(_SPACE)
         at = line + text.count(b"\n", 0, len(text) - len(element))
         line += text.count(b"\n")
@@ -146,14 +135,14 @@ def read_elements(blocks: Iterable[bytes], name: str, layout: Layout) -> Iterato
             yield _row(element, name, at)
 
 
-def _elements(blocks: Iterable[bytes], *, array: bool) -> Iterator[tuple[bytes, str | None]]:
+def _elements(blocks: Iterable[bytes]) -> Iterator[tuple[bytes, str | None]]:
     """All of a stream in order, commas left out: (an element, None), (what is none, why, or "").
 
     JSON's structure is ASCII, and UTF-8 uses no ASCII bytes inside longer characters, so blocks may
     end anywhere.
     """
     pending, position, depth, commas = b"", 0, 0, 0
-    in_text, opened, closed = False, not array, False
+    in_text = opened = closed = False
     for block in blocks:
         pending += block
         start = 0
@@ -168,11 +157,11 @@ def _elements(blocks: Iterable[bytes], *, array: bool) -> Iterator[tuple[bytes, 
                 in_text, position = True, at + 1
                 break
             if not opened:
-                yield pending[start:at], ""  # `layout_of` saw that this is the opening bracket
+                yield pending[start:at], ""  # `is_array` saw that this is the opening bracket
                 opened, start = True, position
             elif mark in (b"{", b"["):
                 depth += 1
-            elif depth == 0 and array and mark in (b",", b"]"):
+            elif depth == 0 and mark in (b",", b"]"):
                 commas, closed = commas + (mark == b","), mark == b"]"
                 element, start = pending[start:at], position
                 # an empty array has no element, and no comma either
@@ -182,9 +171,6 @@ def _elements(blocks: Iterable[bytes], *, array: bool) -> Iterator[tuple[bytes, 
                     break
             elif mark in (b"}", b"]") and depth:
                 depth -= 1
-                if depth == 0 and not array:
-                    yield pending[start:position], None
-                    start = position
         else:
             position = len(pending)
         pending, position = pending[start:], position - start
@@ -196,5 +182,5 @@ def _elements(blocks: Iterable[bytes], *, array: bool) -> Iterator[tuple[bytes, 
         return
     if pending.strip(_SPACE):
         yield pending, None
-    if array and not closed:
+    if not closed:
         yield b"", "the array has no closing bracket: the file may be cut off"

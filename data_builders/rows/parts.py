@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data_builders.rows.files import open_directory, open_hub, open_parquet, open_whole
-from data_builders.rows.json_files import layout_of, open_jsonl
+from data_builders.rows.json_files import is_array, open_jsonl
 from data_builders.rows.raw import RawRows
 from posttrain.config.source import SourceConfig
 from posttrain.errors import DataError
@@ -27,7 +27,6 @@ Kind = Literal["lines", "parquet", "directory", "whole", "hub"]
 _SHARE = 32  # a part is at most this part of what comes before it,
 _LEAST = 1 << 20  # but no less than so many bytes
 _BLOCK = 1 << 20
-_BOM = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +155,7 @@ def cut_file(path: Path, name: str, most: int, *, start: int = 0) -> tuple[str, 
     """
     before = path.stat()
     suffix, pieces = path.suffix.lower(), None
-    if suffix in (".jsonl", ".ndjson") or (suffix == ".json" and _is_lines(path)):
+    if suffix in (".jsonl", ".ndjson") or (suffix == ".json" and not _is_array(path)):
         digest, pieces = _lines(path, name, most, start)
     else:
         digest = sha256_file(path)
@@ -169,9 +168,9 @@ def cut_file(path: Path, name: str, most: int, *, start: int = 0) -> tuple[str, 
     return digest, [replace(p, changed=before.st_mtime_ns) for p in pieces if p.bytes]
 
 
-def _is_lines(path: Path) -> bool:
+def _is_array(path: Path) -> bool:
     with path.open("rb") as file:
-        return layout_of(file.read(_BLOCK).removeprefix(_BOM)) == "lines"
+        return is_array(file.read(_BLOCK))
 
 
 def _lines(path: Path, name: str, most: int, before: int) -> tuple[str, list[Piece]]:

@@ -10,12 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from data_builders.dialects import RowProblem, fitting, read_row, reading_of
-from data_builders.dialects.reading import Reading, encoded
+from data_builders.dialects.reading import encoded
 from data_builders.filters.structure import structural_drop
 from data_builders.rows.files import open_rows
 from data_builders.rows.raw import Dropped, RawRow, RawRows
@@ -198,42 +197,34 @@ def examples_of(
     allowed = None if allowed_licenses is None else {name.lower() for name in allowed_licenses}
     counts = counts or RowCounts()
     reading = reading_of(config)
-    read = partial(_read, config=config, reading=reading, allowed=allowed, counts=counts)
+
+    def read(raw: RawRow) -> PlacedExample | Dropped:
+        dialect, conversation = read_row(raw.row, config, reading)
+        metadata, license = _carried(raw.row, config)
+        counts.note_unread(raw.row, conversation.unread)
+        messages, reason = end_on_assistant(conversation.messages, config.ending)
+        if reason is not None:
+            last = conversation.messages[-1].role
+            return Dropped(reason, f"the last message is of {last}", raw.file, raw.line)
+        example = make_example(
+            messages,
+            tools=conversation.tools,
+            source=config.name,
+            license=license,
+            dialect=dialect,
+            metadata=metadata,
+        )
+        if allowed is not None and license.lower() not in allowed:
+            detail = f"{license!r} is not on the allow-list"
+            return Dropped("license", detail, raw.file, raw.line, example.id)
+        if (drop := structural_drop(example, config.filters)) is not None:
+            return Dropped(drop.reason, drop.detail, raw.file, raw.line, example.id)
+        counts.trimmed_rows += len(messages) < len(conversation.messages)
+        counts.dialects[dialect] += 1
+        counts.kept += 1
+        return PlacedExample(example, raw.file, raw.line)
+
     return read_each(rows, config, read=read, counts=counts)
-
-
-def _read(
-    raw: RawRow,
-    config: SourceConfig,
-    reading: Reading,
-    allowed: set[str] | None,
-    counts: RowCounts,
-) -> PlacedExample | Dropped:
-    dialect, conversation = read_row(raw.row, config, reading)
-    metadata, license = _carried(raw.row, config)
-    counts.note_unread(raw.row, conversation.unread)
-    messages, reason = end_on_assistant(conversation.messages, config.ending)
-    if reason is not None:
-        last = conversation.messages[-1].role
-        return Dropped(reason, f"the last message is of {last}", raw.file, raw.line)
-    example = make_example(
-        messages,
-        tools=conversation.tools,
-        source=config.name,
-        license=license,
-        dialect=dialect,
-        metadata=metadata,
-    )
-    if allowed is not None and license.lower() not in allowed:
-        detail = f"{license!r} is not on the allow-list"
-        return Dropped("license", detail, raw.file, raw.line, example.id)
-    drop = structural_drop(example, config.filters)
-    if drop is not None:
-        return Dropped(drop.reason, drop.detail, raw.file, raw.line, example.id)
-    counts.trimmed_rows += len(messages) < len(conversation.messages)
-    counts.dialects[dialect] += 1
-    counts.kept += 1
-    return PlacedExample(example, raw.file, raw.line)
 
 
 def _carried(row: dict[str, Any], config: SourceConfig) -> tuple[str, str]:

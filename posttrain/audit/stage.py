@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from posttrain.config.audit import AuditConfig
 from posttrain.hashing import sha256_file
 from posttrain.models.chat_template import AuditTokens, audit_tokens
 from posttrain.records import json_text
-from posttrain.report.console import print_sections
+from posttrain.report.console import open_console, print_sections
 from posttrain.report.pages.supervision import ROWS, supervision
 from posttrain.report.section import counted
 from posttrain.report.write import ensure_report, write_report
@@ -36,7 +35,7 @@ KIND = "audit"
 
 def audit_data(recipe: AuditConfig) -> list[str]:
     """Print the figures of a data set and, with `out`, keep them; returns what crosses a limit."""
-    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    console = open_console()
     tokens = audit_tokens(recipe, first=Path(recipe.data[0]))
     if recipe.out is None:
         return _show(console, recipe, *_audit(recipe, tokens))["violations"]

@@ -23,7 +23,7 @@ from posttrain.config.load import nearest
 from posttrain.errors import ConfigError
 from posttrain.evaluation.intervals import Clustered, Floats, Values, by_question
 from posttrain.evaluation.metrics import ALL, LENGTHS, by_cell, values_of
-from posttrain.evaluation.run import LOCK, Lock, Record, read_lock, read_run, unit_name
+from posttrain.evaluation.run import Lock, Record, read_lock, read_run, unit_name
 from posttrain.runs import differing_keys
 
 PERMUTATIONS = 9999
@@ -189,7 +189,7 @@ def side_of(given: str) -> RunCheckpoint:
     name = name or first
     if name not in records:
         raise ConfigError(f"{path} has no checkpoint {name!r}{nearest(name, tuple(records))}")
-    return RunCheckpoint(path, name, records[name], read_lock(path / LOCK))
+    return RunCheckpoint(path, name, records[name], read_lock(path))
 
 
 def compare_runs(a: RunCheckpoint, b: RunCheckpoint, *, despite: Collection[str] = ()) -> list[Row]:

@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
+import asyncio
+import shutil
+import tempfile
 from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 
 from posttrain.config.eval import GateConfig
 from posttrain.errors import ConfigError
 from posttrain.evaluation.agentic import agentic_rows
 from posttrain.evaluation.compare import comparable, compare_runs, gate_rows, passes, side_of
-from posttrain.evaluation.run import KIND, Grade, changed_grades, read_run
-from posttrain.evaluation.stage import keep_rescored, metrics_of, rescored_records
+from posttrain.evaluation.run import (
+    INSPECT,
+    JOURNALS,
+    KIND,
+    PACKAGES,
+    Grade,
+    Record,
+    bind_lock,
+    by_unit,
+    grade_completions,
+    journal_path,
+    read_lock,
+    read_run,
+    record_path,
+    unit_name,
+    write_records,
+)
+from posttrain.evaluation.stage import Records, finish_run, metrics_of, write_tables
 from posttrain.report.console import open_console, print_sections
 from posttrain.report.pages import agentic, evaluation
 from posttrain.report.write import write_report
-from posttrain.runs import atomic_write_json, open_run
+from posttrain.runs import Manifest, atomic_write_json, open_run, parent_of
+from posttrain.versions import package_versions
+
+_OF_PROMPTS = ("sources", "inputs", "inspect")  # stats that a run which is graded anew keeps
 
 
 def rescore(run: Path, grade: Grade, *, out: str) -> None:
@@ -22,19 +45,66 @@ def rescore(run: Path, grade: Grade, *, out: str) -> None:
     run of its own."""
     console = open_console()
     manifest, before = read_run(run)
-    after = rescored_records(run, manifest, before, grade)
+    after = _rescored(run, manifest, before, grade)
     for name, records in before.items():
-        scores, calls = changed_grades(records, after[name])
+        pairs = list(zip(records, after[name], strict=True))
+        scores = sum(a.score.value != b.score.value for a, b in pairs)
+        calls = sum(a.verdict.calls != b.verdict.calls for a, b in pairs)
         changed = f"{scores:,} scores and {calls:,} verdicts changed"
         console.print(f"{name}: {len(records):,} records, {changed}", highlight=False)
     figures = evaluation.figures(metrics_of(after, seed=manifest.seed))
     print_sections(console, figures, charts=False)
-    if out:
-        config = {**manifest.config, "rescored": manifest.digest}
-        with open_run(Path(out), kind=KIND, config=config) as stage:
-            if not stage.complete:
-                keep_rescored(stage, run, manifest, after)
-            console.print(f"{write_report(out)}", highlight=False)
+    if not out:
+        return
+    config = {**manifest.config, "rescored": manifest.digest}
+    with open_run(Path(out), kind=KIND, config=config) as stage:
+        if not stage.complete:
+            versions = {"versions": package_versions(PACKAGES)}
+            bind_lock(stage.path, read_lock(run) | versions)
+            for name, own in after.items():
+                for unit, rows in by_unit(own).items():
+                    write_records(record_path(stage.path, name, unit), rows)
+            if (run / JOURNALS).is_dir():
+                shutil.copytree(run / JOURNALS, stage.path / JOURNALS, dirs_exist_ok=True)
+            kept = finish_run(
+                stage,
+                after,
+                counts=manifest.counts,
+                parents=[parent_of(run, relative_to=stage.path, manifest=manifest)],
+                seed=manifest.seed,
+                stats={key: manifest.stats[key] for key in _OF_PROMPTS if key in manifest.stats},
+            )
+            write_tables(stage.path, kept, after, {})
+        console.print(f"{write_report(out)}", highlight=False)
+
+
+def _rescored(
+    out: Path, manifest: Manifest, before: Records, grade: Grade
+) -> dict[str, list[Record]]:
+    """The records graded anew; tasks of inspect are run again on the answers of their journals."""
+    after: dict[str, list[Record]] = {}
+    for name, records in before.items():
+        ours = [(r.prompt, r.completion) for r in records if r.prompt.grader != INSPECT]
+        graded = iter(grade_completions(name, ours, grade))
+        after[name] = [r if r.prompt.grader == INSPECT else next(graded) for r in records]
+    for unit, run in manifest.stats.get("inspect", {}).items():
+        from posttrain.evaluation.inspect_adapter.tasks import run_task
+
+        for name, records in after.items():
+            own = {r.prompt.id: r.prompt for r in records if unit_name(r.prompt) == unit}
+            with tempfile.TemporaryDirectory() as logs:
+                replay = run_task(
+                    run,
+                    [*own.values()],
+                    dict.fromkeys(("", *run["roles"])),
+                    checkpoint=name,
+                    journal=partial(journal_path, out, name, unit),
+                    logs=Path(logs),
+                )
+                replayed = asyncio.run(replay)
+            found = {(r.prompt.id, r.completion.index): r for r in replayed}
+            after[name] = [found.get((r.prompt.id, r.completion.index), r) for r in records]
+    return after
 
 
 def compare(

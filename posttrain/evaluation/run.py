@@ -124,13 +124,6 @@ def record_of(checkpoint: str, prompt: Prompt, completion: Completion, score: Sc
     return Record(checkpoint, prompt, completion, score, calls)
 
 
-def changed_grades(before: Sequence[Record], after: Sequence[Record]) -> tuple[int, int]:
-    """The number of scores and of verdicts that are not what they were."""
-    pairs = list(zip(before, after, strict=True))
-    scores = sum(a.score.value != b.score.value for a, b in pairs)
-    return scores, sum(a.verdict.calls != b.verdict.calls for a, b in pairs)
-
-
 def record_to_row(record: Record) -> dict[str, Any]:
     return {
         "checkpoint": record.checkpoint,
@@ -200,30 +193,30 @@ def records_of(
 # -- the lock --------------------------------------------------------------------------------------
 
 
-def bind_lock(path: Path, lock: Lock, *, finished: bool = False) -> None:
+def bind_lock(out: Path, lock: Lock, *, finished: bool = False) -> None:
     """Write the lock, or check it against the one that is there: ConfigError, naming what differs.
     With a `finished` run nothing will be mixed, whatever is installed by now."""
     lock = json.loads(json.dumps(lock))
-    if not path.is_file():
-        atomic_write_json(path, lock)
+    if not (out / LOCK).is_file():
+        atomic_write_json(out / LOCK, lock)
         return
     unbound = {"weights", "versions"} if finished else {"weights"}
-    bound = {key: value for key, value in read_lock(path).items() if key not in unbound}
-    refuse_other(path.parent, bound, {key: lock.get(key) for key in bound})
+    bound = {key: value for key, value in read_lock(out).items() if key not in unbound}
+    refuse_other(out, bound, {key: lock.get(key) for key in bound})
 
 
-def bind_weights(path: Path, checkpoint: str, identity: Mapping[str, Any]) -> None:
+def bind_weights(out: Path, checkpoint: str, identity: Mapping[str, Any]) -> None:
     """Add the identity of a checkpoint that was opened to the lock; ConfigError where another is
     there."""
-    lock, now = read_lock(path), json.loads(json.dumps(dict(identity)))
+    lock, now = read_lock(out), json.loads(json.dumps(dict(identity)))
     before = lock["weights"].setdefault(checkpoint, now)
-    refuse_other(path.parent, {checkpoint: before}, {checkpoint: now})
-    atomic_write_json(path, lock)
+    refuse_other(out, {checkpoint: before}, {checkpoint: now})
+    atomic_write_json(out / LOCK, lock)
 
 
-def read_lock(path: Path) -> Lock:
+def read_lock(out: Path) -> Lock:
     """The lock of a run. Raises DataError where it cannot be read."""
     try:
-        return json.loads(path.read_text("utf-8"))
+        return json.loads((out / LOCK).read_text("utf-8"))
     except (OSError, json.JSONDecodeError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
+        raise DataError(f"{out / LOCK} cannot be read: {error}") from error

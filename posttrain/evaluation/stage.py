@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -46,7 +45,6 @@ from posttrain.evaluation.run import (
     read_run,
     record_path,
     records_of,
-    unit_name,
     write_records,
 )
 from posttrain.evaluation.sensitivity import sensitivity_rows
@@ -57,7 +55,7 @@ from posttrain.report.console import print_sections
 from posttrain.report.pages.evaluation import estimated
 from posttrain.report.write import show_finished, show_up_to_date, write_report
 from posttrain.rollouts import prompt_to_row
-from posttrain.runs import Counts, Manifest, Parent, Run, atomic_write_json, parent_of
+from posttrain.runs import Counts, Manifest, Parent, Run, atomic_write_json
 from posttrain.sampling.generate import generate, read_completions, rollouts_at_once, tasks_of
 from posttrain.sampling.open import opened_sampler
 from posttrain.sampling.progress import ProgressBar
@@ -67,7 +65,6 @@ from posttrain.tokens.tokenizer import encoder_of
 from posttrain.versions import package_versions
 
 Records = Mapping[str, Sequence[Record]]
-_OF_PROMPTS = ("sources", "inputs", "inspect")  # stats that a run which is graded anew keeps
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +121,7 @@ def run_evaluation(stage: Run, recipe: EvalConfig, plan: EvaluationPlan, console
     """
     out = stage.path
     lock = _lock_of(recipe, plan, stage.config_digest)
-    bind_lock(out / LOCK, lock, finished=stage.complete)
+    bind_lock(out, lock, finished=stage.complete)
     if stage.complete:
         write_tables(out, *read_run(out), recipe.prices)
         write_report(out)
@@ -194,7 +191,7 @@ async def make_records(recipe: EvalConfig, plan: EvaluationPlan, progress: Progr
             continue
         backend, path = recipe.backend_of(name), recipe.path_of(name)
         async with opened_sampler(backend, checkpoint=path, scripted=plan.scripted) as sampler:
-            bind_weights(out / LOCK, name, sampler.identity)
+            bind_weights(out, name, sampler.identity)
             for unit in missing:
                 timed = TimedSampler(sampler, times_path(out, name, unit.name))
                 if unit.prompts[0].grader == INSPECT:
@@ -265,36 +262,6 @@ async def _inspect_records(
     return records
 
 
-def rescored_records(
-    out: Path, manifest: Manifest, before: Records, grade: Grade
-) -> dict[str, list[Record]]:
-    """The records of a run graded anew, without a model: tasks of inspect are run again, tools and
-    scorers and all, on the answers of their journals."""
-    after: dict[str, list[Record]] = {}
-    for name, records in before.items():
-        ours = [(r.prompt, r.completion) for r in records if r.prompt.grader != INSPECT]
-        graded = iter(grade_completions(name, ours, grade))
-        after[name] = [r if r.prompt.grader == INSPECT else next(graded) for r in records]
-    for unit, run in manifest.stats.get("inspect", {}).items():
-        from posttrain.evaluation.inspect_adapter.tasks import run_task
-
-        for name, records in after.items():
-            own = {r.prompt.id: r.prompt for r in records if unit_name(r.prompt) == unit}
-            with tempfile.TemporaryDirectory() as logs:
-                replay = run_task(
-                    run,
-                    [*own.values()],
-                    dict.fromkeys(("", *run["roles"])),
-                    checkpoint=name,
-                    journal=partial(journal_path, out, name, unit),
-                    logs=Path(logs),
-                )
-                replayed = asyncio.run(replay)
-            found = {(r.prompt.id, r.completion.index): r for r in replayed}
-            after[name] = [found.get((r.prompt.id, r.completion.index), r) for r in records]
-    return after
-
-
 def metrics_of(records: Records, *, seed: int) -> dict[str, Any]:
     """All figures of a run; the first checkpoint is the one that others are compared with. `seed`
     is of bootstrap draws and permutations."""
@@ -320,7 +287,7 @@ def finish_run(
 ) -> Manifest:
     """Write `metrics.json`, `examples.jsonl` and the manifest; `records` and the lock are there."""
     out = stage.path
-    lock = read_lock(out / LOCK)
+    lock = read_lock(out)
     atomic_write_json(out / METRICS, metrics_of(records, seed=seed))
     to_read = examples([record for own in records.values() for record in own])
     write_records(out / EXAMPLES, to_read)
@@ -348,26 +315,6 @@ def finish_run(
             **stats,
         },
     )
-
-
-def keep_rescored(stage: Run, run: Path, manifest: Manifest, records: Records) -> None:
-    """Write records that were graded anew as a run whose parent is the first."""
-    out = stage.path
-    bind_lock(out / LOCK, read_lock(run / LOCK) | {"versions": package_versions(PACKAGES)})
-    for name, own in records.items():
-        for unit, rows in by_unit(own).items():
-            write_records(record_path(out, name, unit), rows)
-    if (run / JOURNALS).is_dir():
-        shutil.copytree(run / JOURNALS, out / JOURNALS, dirs_exist_ok=True)
-    finished = finish_run(
-        stage,
-        records,
-        counts=manifest.counts,
-        parents=[parent_of(run, relative_to=out, manifest=manifest)],
-        seed=manifest.seed,
-        stats={key: manifest.stats[key] for key in _OF_PROMPTS if key in manifest.stats},
-    )
-    write_tables(out, finished, records, {})
 
 
 def write_tables(

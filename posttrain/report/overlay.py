@@ -150,7 +150,7 @@ def _evaluations(runs: Sequence[OverlaidRun]) -> Iterator[ui.Section]:
     if len(runs) < 2:
         return
     from posttrain.evaluation.compare import RunCheckpoint, compare_runs
-    from posttrain.evaluation.run import LOCK, read_lock, read_run
+    from posttrain.evaluation.run import read_lock, read_run
 
     cells: list[ui.Row] = []
     pairs: list[ui.Row] = []
@@ -162,7 +162,7 @@ def _evaluations(runs: Sequence[OverlaidRun]) -> Iterator[ui.Section]:
         if not cells or any(evaluation.place(a) == evaluation.place(b) for a in cells for b in own):
             cells += [{**cell, "checkpoint": f"{run.name}:{cell['checkpoint']}"} for cell in own]
         for name, records in read_run(run.path)[1].items():
-            side = RunCheckpoint(run.path, name, records, read_lock(run.path / LOCK))
+            side = RunCheckpoint(run.path, name, records, read_lock(run.path))
             if base is None:
                 base = side
                 continue

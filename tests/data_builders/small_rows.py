@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from data_builders.dialects import Conversation, RowProblem, read_row
-from data_builders.rows.raw import Dropped
 from data_builders.rows.read import read_examples
 from posttrain.config.source import SourceConfig
 from posttrain.records import Example, Message, ToolCall, make_example
@@ -54,7 +53,7 @@ def write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> Path:
 
 def read_all(
     folder: Path, *, path: str = "rows.jsonl", allowed: list[str] | None = None, **settings: Any
-) -> list[Example | Dropped]:
+) -> list[Any]:
     """Everything that becomes of a file's rows."""
     config = SourceConfig(name="s", path=path, **settings)
     return list(read_examples(config, folder, allowed_licenses=allowed))

@@ -15,7 +15,7 @@ from data_builders.registry import EnvironmentGrader
 from posttrain.sampling.sampler import Request
 from reward.environments.workplace import WorkplaceEnvironment
 from tests.data_builders.small_build import script, write_tokenizer
-from tests.evaluation.scripted import CALCULATOR, CALL, Calculator, ScriptedSampler, turn
+from tests.evaluation.scripted import CALCULATOR, CALL, Calculator, ScriptedSampler, exact, turn
 from tests.sampling.scripted import opening
 
 
@@ -26,12 +26,7 @@ class Exact:
         return [None] * len(prompts)
 
     def grade(self, attempts):
-        from posttrain.records import Score
-
-        return [
-            Score(float(a.completion.answer == a.prompt.gold), a.completion.answer, "compared")
-            for a in attempts
-        ]
+        return exact("exact", [(attempt.prompt, attempt.completion) for attempt in attempts])
 
 
 class Calculators:

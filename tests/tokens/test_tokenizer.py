@@ -1,17 +1,26 @@
-"""Loading tokenizers."""
+"""Loading tokenizers; long texts in pieces have the ids of the whole."""
 
 from __future__ import annotations
 
+import json
+import random
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, models
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from posttrain.errors import DataError
-from posttrain.tokens.tokenizer import load_tokenizer
+from posttrain.tokens import tokenizer as long_texts
+from posttrain.tokens.tiktoken.encoder import probe_texts
+from posttrain.tokens.tiktoken.ranks import PATTERNS
+from posttrain.tokens.tokenizer import PIECE, cut_lines, load_tokenizer, parts_at_lines
+from tests.tokens.test_tiktoken import SPECIAL, encoder, trained
 
 
 @pytest.fixture(scope="module")
@@ -48,3 +57,55 @@ def test_building_data_with_it_imports_no_torch(saved: Path):
         f"t.load_tokenizer(Path({str(saved)!r})); sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+CUT = [name for name in PATTERNS if name not in ("gpt_2", "tiny_world")]
+
+
+def test_pieces_join_to_the_text_and_part_at_lines():
+    text = "".join(f"line {k}\n{' ' if k % 3 else ''}" for k in range(2000))
+    pieces = cut_lines(text)
+    assert "".join(pieces) == text
+    assert len(pieces) > 5
+    assert all(PIECE < len(piece) <= 3 * PIECE for piece in pieces)
+    assert all(a.endswith("\n") and b[0] == "l" for a, b in pairwise(pieces))
+    for whole in ("", "-\nb", "x" * 9000, "\n" * 9000, "- \n" * PIECE + " b"):
+        assert cut_lines(whole) == [whole]
+
+
+@pytest.mark.parametrize("nfc", [False, True], ids=["", "nfc"])
+@pytest.mark.parametrize("name", CUT)
+def test_pieces_have_the_ids_of_the_whole(name, nfc, monkeypatch):
+    monkeypatch.setattr(long_texts, "PIECE", 1)  # cut wherever it is allowed
+    plain = encoder(trained(name, nfc=nfc), backend="tokenizers")
+    assert plain.cuts
+    rng = random.Random(name)
+    lines = [*probe_texts(SPECIAL), "\n", "\r\n", "b", "1", " \n", "!\n", "'s", "\t\n"]
+    texts = ["".join(rng.choices(lines, k=4)) + "\nb\n\n1" for _ in range(25)]
+    texts += ["\n".join(rng.choices(lines, k=6)) for _ in range(25)]
+    assert sum(len(cut_lines(text)) for text in texts) > 2 * len(texts)
+    for text, ids in zip(texts, plain.arrays(texts), strict=True):
+        assert ids.tolist() == plain.backend.encode(text, add_special_tokens=False).ids, text
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.text(st.sampled_from("aB1 \n\r\t'/.!é\u0301中\u3000"), min_size=6, max_size=60))
+def test_any_text_may_be_cut(text):
+    for name in CUT:
+        whole = trained(name)
+        ids = whole.encode(text, add_special_tokens=False).ids
+        pieces = [p for p in long_texts._LINE.sub("\n\x00", text).split("\x00") if p]
+        parts = whole.encode_batch(pieces, add_special_tokens=False)
+        assert [i for part in parts for i in part.ids] == ids, (name, text)
+
+
+def test_only_tokenizers_that_part_there_are_cut():
+    assert not encoder(trained("gpt_2"), backend="tokenizers").cuts
+    assert not encoder(trained("tiny_world"), backend="tokenizers").cuts
+    plain = json.loads(trained("qwen_2").to_str())
+    assert parts_at_lines(plain)
+    for token in (AddedToken("<a>\n"), AddedToken("<b>", rstrip=True)):
+        other = trained("qwen_2").from_str(json.dumps(plain))
+        other.add_special_tokens([token])
+        assert not parts_at_lines(json.loads(other.to_str()))
+    assert not parts_at_lines({**plain, "normalizer": {"type": "NFKC"}})

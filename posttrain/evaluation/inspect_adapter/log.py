@@ -28,7 +28,7 @@ from inspect_ai.model import ChatMessage, GenerateConfig, ModelOutput, ModelUsag
 from inspect_ai.scorer import Score
 
 from posttrain.evaluation.inspect_adapter.provider import to_inspect, to_output
-from posttrain.evaluation.run import LOCK, METRICS, Record, by_unit, read_lock, read_run
+from posttrain.evaluation.run import METRICS, Record, by_unit, read_lock, read_run
 from posttrain.hashing import digest_of
 
 SCORER = "posttrain"
@@ -37,7 +37,7 @@ SCORER = "posttrain"
 def write_logs(run: Path, folder: Path) -> None:
     """Write the logs of a finished run into a new folder, all of them or none."""
     manifest, records = read_run(run)
-    lock = read_lock(run / LOCK)
+    lock = read_lock(run)
     cells = json.loads((run / METRICS).read_text("utf-8"))["cells"]
     created = datetime.now(UTC).isoformat(timespec="seconds")
     partial = folder.with_name(f".{folder.name}.partial")

@@ -141,13 +141,10 @@ class SamplerAPI(ModelAPI):
 
     def _continued(self, messages: Sequence[ChatMessage]) -> Generation | None:
         """The turn that these messages go on from, if only tool results came since."""
-        results = 0
-        while results < len(messages) and isinstance(messages[-1 - results], ChatMessageTool):
-            results += 1
-        before = messages[-1 - results] if results < len(messages) else None
-        if not results or not isinstance(before, ChatMessageAssistant) or before.id is None:
+        before = next((m for m in reversed(messages) if not isinstance(m, ChatMessageTool)), None)
+        if before is messages[-1] or not isinstance(before, ChatMessageAssistant):
             return None
-        return self._turns.get(before.id)
+        return self._turns.get(str(before.id))
 
     async def _sample(self, request: Request) -> Generation:
         """One generation; in process, in one batch with all that comes before the loop rests."""
@@ -273,11 +270,13 @@ def to_output(step: Step, model: str, *, prompt_ids: Sequence[int] | None = None
 
 
 def _to_inspect_call(position: int, call: ToolCall) -> InspectCall:
-    given, problem = {}, None
+    given, problem = None, "arguments are an object"
     try:
         given = load_json(call.arguments)
-        assert isinstance(given, dict), "arguments are an object"
-    except (ValueError, AssertionError) as error:
-        given, problem = {}, f"{error}: {call.arguments[:200]}"
+    except ValueError as error:
+        problem = str(error)
     name = call.id or f"call{position:05}"
-    return InspectCall(id=name, function=call.name, arguments=given, parse_error=problem)
+    if isinstance(given, dict):
+        return InspectCall(id=name, function=call.name, arguments=given)
+    why = f"{problem}: {call.arguments[:200]}"
+    return InspectCall(id=name, function=call.name, arguments={}, parse_error=why)

@@ -145,7 +145,6 @@ def test_shares_without_a_total_ask_how_often_a_record_may_be_seen():
     sources = [{"name": "few", "share": 0.5}, {"name": "many", "share": 0.5}]
     counted = [Available("few", None, Total(4, 100)), Available("many", None, Total(40, 1000))]
     asked = epochs_question(counted, recipe(sources))
-    assert asked is not None
     assert "max_epochs=1 takes 200 tokens: few 1.0 times, many 0.1 times" in asked
     assert "max_epochs=4 takes 800 tokens: few 4.0 times, many 0.4 times" in asked
     assert epochs_question(counted, recipe(sources, max_epochs=2)) is None
