@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,7 +16,7 @@ from posttrain.runs import Counts, Run
 from posttrain.training.dpo.data import choose_layout, load_pairs, probe_layout
 from posttrain.training.dpo.stage import DpoStage, accumulation, dpo_arguments
 from posttrain.training.dpo.trainer import pair_order
-from posttrain.training.plan import check_enough
+from posttrain.training.plan import check_batch, check_enough
 from tests.training.dpo.pairs import make_pairs, write_pairs
 from tests.training.dpo.recipe import finish, make_recipe, raw_recipe, start
 from tests.training.tiny import attention_model, hybrid_model
@@ -81,6 +82,8 @@ def test_more_steps_than_pairs_say_what_would_do(recipe):
     assert accumulation(128, 8, 2) == 8
     with pytest.raises(ConfigError, match="batch must be a multiple of 3"):
         accumulation(128, 1, 3)
+    with pytest.raises(ConfigError, match="has 8 pairs, this launch makes it 4"):
+        check_batch(SimpleNamespace(global_batch=4), 8, name="pairs")
 
 
 def test_every_step_is_full_and_every_pair_comes_before_any_comes_again():
