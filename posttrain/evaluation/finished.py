@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -30,7 +30,6 @@ from posttrain.evaluation.run import (
     unit_name,
     write_records,
 )
-from posttrain.evaluation.stage import Records, finish_run, metrics_of, write_tables
 from posttrain.report.console import open_console, print_sections
 from posttrain.report.pages import agentic, evaluation
 from posttrain.report.write import write_report
@@ -45,6 +44,9 @@ def rescore(run: Path, grade: Grade, *, out: str) -> None:
     run of its own."""
     console = open_console()
     manifest, before = read_run(run)
+    # loads transformers, which comparing does without
+    from posttrain.evaluation.stage import finish_run, metrics_of, write_tables
+
     after = _rescored(run, manifest, before, grade)
     for name, records in before.items():
         pairs = list(zip(records, after[name], strict=True))
@@ -79,7 +81,7 @@ def rescore(run: Path, grade: Grade, *, out: str) -> None:
 
 
 def _rescored(
-    out: Path, manifest: Manifest, before: Records, grade: Grade
+    out: Path, manifest: Manifest, before: Mapping[str, Sequence[Record]], grade: Grade
 ) -> dict[str, list[Record]]:
     """The records graded anew; tasks of inspect are run again on the answers of their journals."""
     after: dict[str, list[Record]] = {}
