@@ -92,10 +92,10 @@ def one(sampler: RenderedSampler, request: Request) -> Generation:
 
 
 def test_an_own_template_writes_what_its_tokenizer_does(monkeypatch: pytest.MonkeyPatch):
-    source = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
+    source = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ pad_token }}{% endfor %}"
     monkeypatch.setattr(TOKENIZER, "chat_template", source)
     expected = TOKENIZER.apply_chat_template([{"role": "user", "content": "2+3?"}], tokenize=False)
-    assert expected == f"user: 2+3?{TOKENIZER.eos_token}"
+    assert expected == f"user: 2+3?{TOKENIZER.pad_token}"
     assert render(ASK, chat_template_of(TOKENIZER, choice="own")) == expected
 
 
