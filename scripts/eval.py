@@ -20,8 +20,7 @@ from posttrain.runs import Run, open_run
 def main(argv: list[str] | None = None) -> None:
     given = sys.argv[1:] if argv is None else argv
     if given and given[0] in ("rescore", "compare", "leaderboard"):
-        of_finished(given)
-        return
+        return of_finished(given)
     parser = recipe_parser("Evaluate checkpoints.")
     parser.add_argument("--limit", type=int, help="only so many prompts of each task and setting")
     parser.add_argument("--task", action="append", default=[], help="only this task; repeatable")
@@ -51,7 +50,7 @@ def of_finished(argv: list[str]) -> None:
     commands = parser.add_subparsers(dest="command")
     rescored = commands.add_parser("rescore", help="grade the records of a run again")
     rescored.add_argument("run", type=Path, help="a finished evaluation")
-    rescored.add_argument("out", nargs="?", default="", help="out=DIR keeps it as a run of its own")
+    rescored.add_argument("out", nargs="?", help="out=DIR keeps it as a run of its own")
     compared = commands.add_parser("compare", help="compare two runs on the same prompts")
     for side in ("a", "b"):
         compared.add_argument(side, help="RUN, or RUN:NAME of one of its checkpoints")
@@ -62,14 +61,16 @@ def of_finished(argv: list[str]) -> None:
     ranked = commands.add_parser("leaderboard", help="rank models by their agentic runs")
     ranked.add_argument("runs", nargs="+", help="RUN:NAME, or RUN where it has one checkpoint")
     options = parser.parse_args(sorted(argv, key=lambda word: word.startswith("out=")))  # anywhere
-    if options.command == "rescore" and options.out and not options.out.startswith("out="):
-        parser.error(f"rescore takes out=DIR, not {options.out!r}")
+    out = getattr(options, "out", None)
+    if out is not None and not out.startswith("out="):
+        parser.error(f"rescore takes out=DIR, not {out!r}")
     gate = getattr(options, "gate", None) and load_recipe(options.gate, GateConfig)
-    from data_builders.prompts.evaluation import grade_of
     from posttrain.evaluation import finished
 
     if options.command == "rescore":
-        finished.rescore(options.run, grade_of(options.run), out=options.out.removeprefix("out="))
+        from data_builders.prompts.evaluation import grade_of  # loads transformers
+
+        finished.rescore(options.run, grade_of(options.run), out=out and Path(out[4:]))
     elif options.command == "leaderboard":
         finished.leaderboard(options.runs)
     elif not finished.compare(options.a, options.b, options.despite, gate, options.json):

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from posttrain.config.eval import GateConfig
 from posttrain.errors import ConfigError
@@ -36,17 +37,19 @@ from posttrain.report.write import write_report
 from posttrain.runs import Manifest, atomic_write_json, open_run, parent_of
 from posttrain.versions import package_versions
 
+if TYPE_CHECKING:
+    from posttrain.evaluation.stage import Records
+
 _OF_PROMPTS = ("sources", "inputs", "inspect")  # stats that a run which is graded anew keeps
 
 
-def rescore(run: Path, grade: Grade, *, out: str) -> None:
-    """Grade a run's records again and print their figures; `out`, unless it is "", keeps them as a
-    run of its own."""
-    console = open_console()
-    manifest, before = read_run(run)
+def rescore(run: Path, grade: Grade, *, out: Path | None) -> None:
+    """Grade a run's records again and print their figures; `out` keeps them as a run of its own."""
     # loads transformers, which comparing does without
     from posttrain.evaluation.stage import finish_run, metrics_of, write_tables
 
+    console = open_console()
+    manifest, before = read_run(run)
     after = _rescored(run, manifest, before, grade)
     for name, records in before.items():
         pairs = list(zip(records, after[name], strict=True))
@@ -56,10 +59,10 @@ def rescore(run: Path, grade: Grade, *, out: str) -> None:
         console.print(f"{name}: {len(records):,} records, {changed}", highlight=False)
     figures = evaluation.figures(metrics_of(after, seed=manifest.seed))
     print_sections(console, figures, charts=False)
-    if not out:
+    if out is None:
         return
     config = {**manifest.config, "rescored": manifest.digest}
-    with open_run(Path(out), kind=KIND, config=config) as stage:
+    with open_run(out, kind=KIND, config=config) as stage:
         if not stage.complete:
             versions = {"versions": package_versions(PACKAGES)}
             bind_lock(stage.path, read_lock(run) | versions)
