@@ -68,6 +68,18 @@ def printable(text: str) -> str:
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
+def first_error(errors: Iterable[Any]) -> Any:
+    """Of jsonschema's errors the one at the first place, None without any; they come in an order
+    that is in part a set's, another in every process."""
+    return min(errors, key=lambda error: error.path, default=None)
+
+
+def schema_error(kind: Any, schema: Any) -> Any:
+    """What is wrong with a schema first, for one of jsonschema's validators; None: nothing is."""
+    checker = kind(kind.META_SCHEMA, format_checker=kind.FORMAT_CHECKER)
+    return first_error(checker.iter_errors(schema))
+
+
 def _inside(value: Any) -> Iterable[Any]:
     if isinstance(value, dict):
         return value.values()

@@ -15,7 +15,7 @@ from typing import Any
 
 import re2
 from jsonschema import Draft202012Validator, validators
-from jsonschema.exceptions import SchemaError, ValidationError
+from jsonschema.exceptions import ValidationError
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
@@ -23,7 +23,7 @@ from data_builders.rows.raw import Drop
 from posttrain.chat.detect.declared import TYPE_NAMES
 from posttrain.chat.reasoning import has_tags, split_think
 from posttrain.config.filters import StructuralFilters
-from posttrain.jsontext import writable
+from posttrain.jsontext import first_error, schema_error, writable
 from posttrain.records import Example, Message, Role, ToolCall, json_text
 
 _AFTER = {
@@ -268,13 +268,13 @@ def declared(tools: str) -> dict[str, str]:
 
 
 def violation(checker: Draft202012Validator, arguments: Any) -> str | None:
-    """The first way in which arguments break the schema, if they do. Raises one of `UNUSABLE`."""
-    for error in checker.iter_errors(arguments):
-        place = "/".join(str(part) for part in error.absolute_path)
-        text = f"{place}: {error.message:.200}" if place else f"{error.message:.200}"
-        # keys of the arguments appear in it, and they may hold half a surrogate pair
-        return writable(text)
-    return None
+    """One way in which arguments break the schema, if they do. Raises one of `UNUSABLE`."""
+    if (error := first_error(checker.iter_errors(arguments))) is None:
+        return None
+    place = "/".join(str(part) for part in error.absolute_path)
+    text = f"{place}: {error.message:.200}" if place else f"{error.message:.200}"
+    # keys of the arguments appear in it, and they may hold half a surrogate pair
+    return writable(text)
 
 
 # what a schema that passes for one can still raise: a reference to nowhere, endless or ill-formed,
@@ -295,12 +295,12 @@ def validator(schema_text: str) -> Draft202012Validator | str:
         return f"parameters is {parameters!r:.80}"
     try:
         schema = _standard(parameters)
-        Draft202012Validator.check_schema(schema)
-    except SchemaError as error:
-        place = "/".join(str(part) for part in error.absolute_path)
-        return f"{place}: {error.message:.200}"
+        error = schema_error(Draft202012Validator, schema)
     except RecursionError:
         return "nested too deep"
+    if error is not None:
+        place = "/".join(str(part) for part in error.absolute_path)
+        return f"{place}: {error.message:.200}"
     # an empty registry resolves references inside the schema and fetches none
     return _Checker(schema, registry=Registry())
 

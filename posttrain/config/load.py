@@ -36,6 +36,12 @@ _MOVED = {
     "sampling.batch_size": "rollouts.batch_size",
     "sampling.server": "rollouts",
 }
+# keys that went, by their place without positions in lists
+_GONE = {
+    "extends": "a recipe is one file",
+    "sft": "rows of judgements for SFT are data of build_sft",
+    "sources.fields.reasoning": "rows of judgements for SFT are data of build_sft",
+}
 
 
 def load_recipe(path: Path | str, schema: type[Schema], overrides: Sequence[str] = ()) -> Schema:
@@ -140,6 +146,8 @@ def _explain_key(loc: tuple[Any, ...], valid: Sequence[str]) -> str:
     name = str(loc[-1])
     renamed = _RENAMED.get(name)
     hint = f" (renamed: {renamed!r})" if renamed in valid else nearest(name, valid)
+    if gone := _GONE.get(".".join(p for p in map(str, loc) if not p.isdecimal())):
+        hint = f" (gone: {gone})"
     return f"unknown key {'.'.join(map(str, loc))!r}{hint}"
 
 

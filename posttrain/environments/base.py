@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, cast, runtime_checkable
 
 from posttrain.errors import ConfigError
-from posttrain.jsontext import writable
+from posttrain.jsontext import first_error, writable
 from posttrain.records import json_text
 from posttrain.rollouts import Prompt
 
@@ -92,11 +92,11 @@ class Tool:
         from jsonschema import Draft202012Validator
 
         checker: Any = Draft202012Validator(self.parameters)
-        for error in checker.iter_errors(dict(arguments)):
-            path = "/".join(str(part) for part in error.absolute_path)
-            message = clip(str(error.message), _MESSAGE_CHARACTERS)
-            return f"{path}: {message}" if path else message
-        return None
+        if (error := first_error(checker.iter_errors(dict(arguments)))) is None:
+            return None
+        path = "/".join(str(part) for part in error.absolute_path)
+        message = clip(str(error.message), _MESSAGE_CHARACTERS)
+        return f"{path}: {message}" if path else message
 
     async def call(self, arguments: Mapping[str, Any]) -> str:
         if (broken := self.violation(arguments)) is not None:

@@ -18,11 +18,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import yaml
-from jsonschema.exceptions import SchemaError, ValidationError
 from jsonschema.validators import validator_for
 from referencing import Registry
 
-from posttrain.jsontext import encode_json, load_json
+from posttrain.jsontext import encode_json, first_error, load_json, schema_error
 from posttrain.records import Score, json_text
 from posttrain.rollouts import Completion, Prompt, metadata_of
 from reward.environments.base import RLVREnvironment, Script, calls, says, unfenced
@@ -44,9 +43,7 @@ class StructuredOutputEnvironment(RLVREnvironment):
             return f"format {kind!r} is none of {', '.join(FORMATS)}"
         if not isinstance(schema, dict):
             return "no schema"
-        try:
-            validator_for(cast(Any, schema)).check_schema(cast(Any, schema))
-        except SchemaError as error:
+        if (error := schema_error(validator_for(cast(Any, schema)), schema)) is not None:
             return f"schema: {error.message}"
         if kind == "tool_call" and task.get("tool") not in declared(prompt):
             return f"tool {task.get('tool')!r} is not declared"
@@ -68,8 +65,7 @@ class StructuredOutputEnvironment(RLVREnvironment):
         schema = task["schema"]
         # an empty registry: no reference is fetched from the network
         validator: Any = validator_for(schema)(schema, registry=Registry())
-        error: ValidationError | None = next(iter(validator.iter_errors(value)), None)
-        if error is not None:
+        if (error := first_error(validator.iter_errors(value))) is not None:
             return Score(0.0, shown, f"schema: {error.json_path}: {error.message[:150]}")
         if fields := task.get("fields"):
             return _compare(value, fields, shown)

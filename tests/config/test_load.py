@@ -9,6 +9,7 @@ from pydantic import Field
 
 from posttrain.config.base import Strict
 from posttrain.config.build_dpo import BuildDpoConfig
+from posttrain.config.build_genrm import BuildGenRmConfig
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.eval import EvalConfig
 from posttrain.config.load import load_recipe
@@ -95,6 +96,8 @@ def test_mistakes_are_named(tmp_path, text, overrides, message):
         ("profile", ProfileConfig, "parameters.temperature=1", "renamed: 'sampling'"),
         ("build_dpo", BuildDpoConfig, "categories.given=1", "renamed: 'offline'"),
         ("rlhf", RlhfConfig, "sampling.batch_size=1", "moved: 'rollouts.batch_size'"),
+        ("sft", SftConfig, "extends=base.yaml", "'extends' .gone: a recipe is one file"),
+        ("build_genrm", BuildGenRmConfig, "sources.0.fields={reasoning: r}", "fields.reasoning' .gone"),
         ("rlhf", RlhfConfig, "model={config: {model_type: qwen3}}", "set model.path"),
         # who judges
         ("rlhf", RlhfConfig, "judge.models=[]", "judge.models"),

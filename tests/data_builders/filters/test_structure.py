@@ -154,6 +154,17 @@ def test_a_pattern_that_backtracks_for_ever_stops_nothing():
     assert violation(checker, {"x": "b" + "a" * 200}) is None
 
 
+def test_of_many_errors_the_first_in_order_is_named():
+    """jsonschema goes through properties in the order of a set, another in every process."""
+    names = [f"x{k:02}" for k in range(60)]
+    unusable = validator(json.dumps({"properties": {n: {"type": 1} for n in names}}))
+    assert isinstance(unusable, str)
+    assert unusable.startswith("properties/x00/type: ")
+    checker = validator(json.dumps({"additionalProperties": {"type": "string"}}))
+    assert not isinstance(checker, str)
+    assert (violation(checker, dict.fromkeys(names, 1)) or "").startswith("x00: ")
+
+
 @pytest.mark.parametrize(
     ("schema", "arguments"),
     [
