@@ -1,7 +1,6 @@
 """Evaluate checkpoints: accuracy, undeclared tool calls, adherence, lengths; with intervals.
 
-posttrain eval --config tiny/eval
-posttrain eval --config F out=runs/x --task maths --limit 20 --dry-run
+posttrain eval --config tiny/eval [out=runs/x --task maths --limit 20 --dry-run]
 posttrain eval rescore RUN [out=DIR]  # grade the records again
 posttrain eval compare RUN_A[:NAME] RUN_B[:NAME] [--gate G.yaml]  # exits with 1 where B is worse
 posttrain eval leaderboard RUN[:NAME] …  # agentic tasks, several models
@@ -20,7 +19,8 @@ from posttrain.runs import Run, open_run
 def main(argv: list[str] | None = None) -> None:
     given = sys.argv[1:] if argv is None else argv
     if given and given[0] in ("rescore", "compare", "leaderboard"):
-        return of_finished(given)
+        of_finished(given)
+        return
     parser = recipe_parser("Evaluate checkpoints.")
     parser.add_argument("--limit", type=int, help="only so many prompts of each task and setting")
     parser.add_argument("--task", action="append", default=[], help="only this task; repeatable")
@@ -61,8 +61,7 @@ def of_finished(argv: list[str]) -> None:
     ranked = commands.add_parser("leaderboard", help="rank models by their agentic runs")
     ranked.add_argument("runs", nargs="+", help="RUN:NAME, or RUN where it has one checkpoint")
     options = parser.parse_args(sorted(argv, key=lambda word: word.startswith("out=")))  # anywhere
-    out = getattr(options, "out", None)
-    if out is not None and not out.startswith("out="):
+    if not (out := getattr(options, "out", None) or "out=").startswith("out="):
         parser.error(f"rescore takes out=DIR, not {out!r}")
     gate = getattr(options, "gate", None) and load_recipe(options.gate, GateConfig)
     from posttrain.evaluation import finished
@@ -70,7 +69,7 @@ def of_finished(argv: list[str]) -> None:
     if options.command == "rescore":
         from data_builders.prompts.evaluation import grade_of  # loads transformers
 
-        finished.rescore(options.run, grade_of(options.run), out=out and Path(out[4:]))
+        finished.rescore(options.run, grade_of(options.run), out=Path(out[4:]) if out[4:] else None)
     elif options.command == "leaderboard":
         finished.leaderboard(options.runs)
     elif not finished.compare(options.a, options.b, options.despite, gate, options.json):

@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from posttrain.config.eval import GateConfig
 from posttrain.errors import ConfigError
@@ -36,9 +35,6 @@ from posttrain.report.pages import agentic, evaluation
 from posttrain.report.write import write_report
 from posttrain.runs import Manifest, atomic_write_json, open_run, parent_of
 from posttrain.versions import package_versions
-
-if TYPE_CHECKING:
-    from posttrain.evaluation.stage import Records
 
 _OF_PROMPTS = ("sources", "inputs", "inspect")  # stats that a run which is graded anew keeps
 
