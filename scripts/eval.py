@@ -1,7 +1,6 @@
 """Evaluate checkpoints: accuracy, undeclared tool calls, adherence, lengths; with intervals.
 
-posttrain eval --config tiny/eval
-posttrain eval --config F out=runs/x --task maths --limit 20 --dry-run
+posttrain eval --config tiny/eval [out=runs/x] [--task maths] [--limit 20] [--dry-run]
 posttrain eval rescore RUN [out=DIR]  # grade the records again
 posttrain eval compare RUN_A[:NAME] RUN_B[:NAME] [--gate G.yaml]  # exits with 1 where B is worse
 posttrain eval leaderboard RUN[:NAME] …  # agentic tasks, several models
@@ -62,8 +61,7 @@ def of_finished(argv: list[str]) -> None:
     ranked = commands.add_parser("leaderboard", help="rank models by their agentic runs")
     ranked.add_argument("runs", nargs="+", help="RUN:NAME, or RUN where it has one checkpoint")
     options = parser.parse_args(argv)
-    out = getattr(options, "out", None)
-    if out is not None and not out.startswith("out="):
+    if (out := getattr(options, "out", None)) is not None and not out.startswith("out="):
         parser.error(f"rescore takes out=DIR, not {out!r}")
     gate = getattr(options, "gate", None) and load_recipe(options.gate, GateConfig)
     from posttrain.evaluation import finished

@@ -169,6 +169,7 @@ def test_help_and_mistakes_load_nothing_heavy(tmp_path: Path):
         name = path.stem.removesuffix("_prompts")
         own = [str(path), "--config", str(ROOT / "recipes" / "tiny" / f"{name}.yaml")]
         commands += [[*own, f"out={tmp_path}", *more] for more in mistakes.get(path.stem, ())]
+    commands.append([str(ROOT / "scripts" / "eval.py"), "compare", str(missing), str(missing)])
     order = json.dumps([sorted(HEAVY | {"matplotlib", "datasets"}), commands])
     process = [sys.executable, "-c", _MISTAKES, order]
     out = subprocess.run(process, capture_output=True, text=True, check=False)
