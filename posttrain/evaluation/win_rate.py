@@ -137,15 +137,12 @@ def pair_up(
         answer_of: a completion's answer as a judge reads it.
 
     Raises:
-        ConfigError: a policy was given something else under a prompt's id, or no prompt is in both.
+        ConfigError: a policy was given something else under a prompt's id, or no pair is left.
     """
     olds, news = (
         {(r.prompt.id, r.completion.index): r for r in side.records} for side in (before, after)
     )
-    shared = {name for name, _ in olds.keys() & news.keys()}
-    if not shared:
-        raise ConfigError(f"{before.run} and {after.run} share no prompt")
-    chosen = set(sorted(shared, key=order)[:prompts])
+    chosen = set(sorted({name for name, _ in olds.keys() & news.keys()}, key=order)[:prompts])
     duels: list[Duel] = []
     dropped = {"one_side": 0, "not_chosen": 0, "failed": 0}
     for key in olds | news:
@@ -162,6 +159,8 @@ def pair_up(
             answers = answer_of(old.completion), answer_of(new.completion)
             duels.append(Duel(old.prompt, key[1], old.completion, new.completion, answers))
     reasons = {reason: count for reason, count in dropped.items() if count}
+    if not duels:
+        raise ConfigError(f"{before.run}, {after.run}: no two answers to one prompt, {reasons}")
     return duels, Counts(len(olds | news), len(duels), reasons)
 
 
