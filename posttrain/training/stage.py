@@ -46,7 +46,6 @@ from posttrain.training.launch import (
     await_shared,
     check_device,
     check_launch,
-    gather_head,
     read_launch,
 )
 from posttrain.training.output import (
@@ -70,6 +69,7 @@ from posttrain.training.plan import (
     model_size,
     plan_memory,
 )
+from posttrain.training.sharding import gather_head
 from posttrain.training.trainer import Resumable, train_to_the_end
 
 KIND = "checkpoint"

@@ -26,13 +26,13 @@ from posttrain.models.load import set_special_tokens
 from posttrain.runs import atomic_write_json
 from posttrain.tokens.tokenizer import SpecialTokens
 from posttrain.training.cpu_head import use_cpu_head
-from posttrain.training.launch import (
+from posttrain.training.output import StepLines
+from posttrain.training.sharding import (
     checkpoint_of_parts,
     expect_gradient_scale,
     gathered_state,
     shard_buffers_apart,
 )
-from posttrain.training.output import StepLines
 
 ADAPTER = "adapter"
 COMPLETE = "complete.json"

@@ -13,9 +13,9 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
 from posttrain.errors import TrainingError
-from posttrain.training.launch import expect_gradient_scale
 from posttrain.training.moe import BIAS
 from posttrain.training.sft.stage import SftStage
+from posttrain.training.sharding import expect_gradient_scale
 from tests.training.conftest import MakeRecipe, sft_recipe
 from tests.training.forks import forked
 from tests.training.matrix import Cells
