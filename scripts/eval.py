@@ -60,7 +60,7 @@ def of_finished(argv: list[str]) -> None:
     compared.add_argument("--gate", type=Path, help="rules; exit with 1 where one fails")
     ranked = commands.add_parser("leaderboard", help="rank models by their agentic runs")
     ranked.add_argument("runs", nargs="+", help="RUN:NAME, or RUN where it has one checkpoint")
-    options = parser.parse_args(argv)
+    options = parser.parse_args(sorted(argv, key=lambda word: word.startswith("out=")))  # anywhere
     if (out := getattr(options, "out", None)) is not None and not out.startswith("out="):
         parser.error(f"rescore takes out=DIR, not {out!r}")
     gate = getattr(options, "gate", None) and load_recipe(options.gate, GateConfig)

@@ -163,13 +163,13 @@ def test_help_and_mistakes_load_nothing_heavy(tmp_path: Path):
         "rlvr": [[f"pass_rates={missing}"]],
         "sft": [["trainer.learning_rat=1"]],
     }
-    commands: list[list[str]] = []
+    evaluation = str(ROOT / "scripts" / "eval.py")
+    commands = [[evaluation, "compare", str(missing), str(missing)]]
     for path in sorted((ROOT / "scripts").glob("*.py")):
         commands += [[str(path), "--help"], [str(path), "--config", str(recipe)]]
         name = path.stem.removesuffix("_prompts")
         own = [str(path), "--config", str(ROOT / "recipes" / "tiny" / f"{name}.yaml")]
         commands += [[*own, f"out={tmp_path}", *more] for more in mistakes.get(path.stem, ())]
-    commands.append([str(ROOT / "scripts" / "eval.py"), "compare", str(missing), str(missing)])
     order = json.dumps([sorted(HEAVY | {"matplotlib", "datasets"}), commands])
     process = [sys.executable, "-c", _MISTAKES, order]
     out = subprocess.run(process, capture_output=True, text=True, check=False)

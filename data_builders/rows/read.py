@@ -137,17 +137,19 @@ def refuse_unreadable(config: SourceConfig, base_dir: Path) -> None:
 
     Raises:
         ConfigError: a path that matches nothing, a field that no row has, or first rows of which
-            none is a conversation; it names the first one's keys and the dialects that it fits.
+            none can be read, or is a conversation; it says what the first one is instead.
     """
     if config.hub is not None:
         return
     fields = SeenFields(config)
     tried = itertools.islice(matching_rows(open_rows(config, base_dir), fields), _TRIED)
     first: tuple[RawRow, RowProblem] | None = None
+    unread: list[Dropped] = []
     count = 0
     for raw in tried:
         count += 1
         if isinstance(raw, Dropped):
+            unread += [raw] if raw.reason != "where" else []
             continue
         try:
             read_row(raw.row, config)
@@ -155,6 +157,11 @@ def refuse_unreadable(config: SourceConfig, base_dir: Path) -> None:
             first = first or (raw, problem)
         else:
             return
+    if unread and len(unread) == count:
+        raise ConfigError(
+            f"source {config.name!r}: none of its first {count:,} rows can be read. "
+            f"{unread[0].file}:{unread[0].line}: {unread[0].detail}"
+        )
     if first is not None:
         if wrong := fields.problem(config.name):
             raise ConfigError(wrong)

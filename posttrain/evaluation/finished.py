@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from posttrain.config.eval import GateConfig
 from posttrain.errors import ConfigError
@@ -37,15 +36,12 @@ from posttrain.report.write import write_report
 from posttrain.runs import Manifest, atomic_write_json, open_run, parent_of
 from posttrain.versions import package_versions
 
-if TYPE_CHECKING:
-    from posttrain.evaluation.stage import Records
-
 _OF_PROMPTS = ("sources", "inputs", "inspect")  # stats that a run which is graded anew keeps
 
 
 def rescore(run: Path, grade: Grade, *, out: Path | None) -> None:
     """Grade a run's records again and print their figures; `out` keeps them as a run of its own."""
-    # reads tokenizers, which a comparison needs none of
+    # loads transformers, which comparing does without
     from posttrain.evaluation.stage import finish_run, metrics_of, write_tables
 
     console = open_console()
@@ -84,7 +80,7 @@ def rescore(run: Path, grade: Grade, *, out: Path | None) -> None:
 
 
 def _rescored(
-    out: Path, manifest: Manifest, before: Records, grade: Grade
+    out: Path, manifest: Manifest, before: Mapping[str, Sequence[Record]], grade: Grade
 ) -> dict[str, list[Record]]:
     """The records graded anew; tasks of inspect are run again on the answers of their journals."""
     after: dict[str, list[Record]] = {}

@@ -46,6 +46,7 @@ def masked(more: dict[str, Any]) -> list[tuple[str, int, dict[str, Any]]]:
     rain = {"from": "observation", "value": "rain"}
     return [
         ("messages[1]", 1, {"messages": [ASK, SAY | more, ASK, SAY]}),
+        ("messages[3]", 3, {"messages": [ASK, SAY, ASK, SAY | more]}),
         ("conversations[1]", 1, {"conversations": [HUMAN, GPT | more, HUMAN, GPT]}),
         ("conversations[1]", 1, {"conversations": [HUMAN, call, rain, GPT]}),
         ("prompt[1]", 1, {"prompt": [ASK, SAY | more, ASK], "completion": "4"}),

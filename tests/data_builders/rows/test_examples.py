@@ -132,6 +132,15 @@ def test_rows_of_another_dialect_are_told_which_would_fit(tmp_path: Path, row, d
     refuse_unreadable(config, tmp_path)  # one that can be read is enough
 
 
+def test_a_file_of_objects_over_several_lines_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    config = SourceConfig(name="s", path="rows.json")
+    (tmp_path / "rows.json").write_text(json.dumps(GOOD, indent=1) * 2)
+    with pytest.raises(ConfigError, match=r"none of its first \d rows .*rows\.json:1: .*jq -c"):
+        refuse_unreadable(config, tmp_path)
+    (tmp_path / "rows.json").write_text("{\n" + json.dumps(GOOD))
+    refuse_unreadable(config, tmp_path)
+
+
 ROW = {
     "reward": 1.0, "label": True, "info": {"task": "a", "n": [1]}, "odd name": 3, "from": "x",
     "score": "0.5", "nothing": None, "a.b": 7,

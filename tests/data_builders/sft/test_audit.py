@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from posttrain.audit.limits import violations
+from posttrain.config.audit import SupervisionLimits
 from posttrain.errors import DataError
 from tests.data_builders.small_build import (
     build,
@@ -54,6 +56,8 @@ def test_the_builds_figures_are_those_of_its_shards(built):
         assert figures["end_trained"] == figures["sequences"]
         assert figures["prompt_trained"] == figures["turn_tokens"] == figures["clipped"] == 0
     assert found["plain"]["duplicated"] == 7
+    (copies,) = violations("plain", found["plain"], SupervisionLimits(max_duplicated=0.05))
+    assert "an exact copy of another sequence is present in 10.45% of 67" in copies
     assert found["plain"]["empty_think"] == found["plain"]["sequences"] == 67
     assert 0 < found["reasoning"]["cut_trace"] < found["reasoning"]["sequences"]
 
