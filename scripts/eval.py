@@ -1,6 +1,6 @@
 """Evaluate checkpoints: accuracy, undeclared tool calls, adherence, lengths; with intervals.
 
-posttrain eval --config tiny/eval [out=runs/x --task maths --limit 20 --dry-run]
+posttrain eval --config tiny/eval [out=runs/x] [--task maths] [--limit 20] [--dry-run]
 posttrain eval rescore RUN [out=DIR]  # grade the records again
 posttrain eval compare RUN_A[:NAME] RUN_B[:NAME] [--gate G.yaml]  # exits with 1 where B is worse
 posttrain eval leaderboard RUN[:NAME] …  # agentic tasks, several models
@@ -61,7 +61,7 @@ def of_finished(argv: list[str]) -> None:
     ranked = commands.add_parser("leaderboard", help="rank models by their agentic runs")
     ranked.add_argument("runs", nargs="+", help="RUN:NAME, or RUN where it has one checkpoint")
     options = parser.parse_args(sorted(argv, key=lambda word: word.startswith("out=")))  # anywhere
-    if not (out := getattr(options, "out", None) or "out=").startswith("out="):
+    if (out := getattr(options, "out", None)) is not None and not out.startswith("out="):
         parser.error(f"rescore takes out=DIR, not {out!r}")
     gate = getattr(options, "gate", None) and load_recipe(options.gate, GateConfig)
     from posttrain.evaluation import finished
@@ -69,7 +69,7 @@ def of_finished(argv: list[str]) -> None:
     if options.command == "rescore":
         from data_builders.prompts.evaluation import grade_of  # loads transformers
 
-        finished.rescore(options.run, grade_of(options.run), out=Path(out[4:]) if out[4:] else None)
+        finished.rescore(options.run, grade_of(options.run), out=out and Path(out[4:]))
     elif options.command == "leaderboard":
         finished.leaderboard(options.runs)
     elif not finished.compare(options.a, options.b, options.despite, gate, options.json):
