@@ -20,8 +20,9 @@ from posttrain.environments.base import Environment, Toolkit, open_toolkit
 from posttrain.errors import ConfigError
 from posttrain.evaluation.journal import JournaledSampler
 from posttrain.records import Score
-from posttrain.rollouts import Prompt
+from posttrain.rollouts import Completion, Prompt
 from posttrain.runs import atomic_write_json
+from posttrain.sampling.rollout import gather_or_cancel
 from reward.environments import ENVIRONMENTS
 from reward.environments.base import RLVREnvironment, unusable
 from reward.environments.judged import JudgedEnvironment, LabelJudge
@@ -132,10 +133,16 @@ class EnvironmentGrader:
         async with contextlib.AsyncExitStack() as stack:  # the judge's connections: of this loop
             judge = await self._journaled(self._labels, stack) if judged and self._labels else None
             made = {name: _environment(name, judge) for name in names}
-            scores = (
-                made[str(a.prompt.environment)].verify(a.prompt, a.completion) for a in attempts
+            scores: dict[int, Score] = {}
+
+            async def verify(place: int, prompt: Prompt, completion: Completion) -> None:
+                scores[place] = await made[str(prompt.environment)].verify(prompt, completion)
+
+            # none outlives the judge's connections
+            await gather_or_cancel(
+                verify(k, a.prompt, a.completion) for k, a in enumerate(attempts)
             )
-            return await asyncio.gather(*scores)
+            return [scores[k] for k in range(len(attempts))]
 
     async def _journaled(self, labels: Path, stack: contextlib.AsyncExitStack) -> LabelJudge:
         """The judge, whose answers are kept; without a model, the answers that were."""

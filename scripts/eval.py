@@ -1,7 +1,6 @@
 """Evaluate checkpoints: accuracy, undeclared tool calls, adherence, lengths; with intervals.
 
-posttrain eval --config tiny/eval
-posttrain eval --config F out=runs/x --task maths --limit 20 --dry-run
+posttrain eval --config tiny/eval [out=runs/x --task maths --limit 20 --dry-run]
 posttrain eval rescore RUN [out=DIR]  # grade the records again
 posttrain eval compare RUN_A[:NAME] RUN_B[:NAME] [--gate G.yaml]  # exits with 1 where B is worse
 posttrain eval leaderboard RUN[:NAME] …  # agentic tasks, several models
@@ -51,7 +50,7 @@ def of_finished(argv: list[str]) -> None:
     commands = parser.add_subparsers(dest="command")
     rescored = commands.add_parser("rescore", help="grade the records of a run again")
     rescored.add_argument("run", type=Path, help="a finished evaluation")
-    rescored.add_argument("out", nargs="?", default="", help="out=DIR keeps it as a run of its own")
+    rescored.add_argument("out", nargs="?", help="out=DIR keeps it as a run of its own")
     compared = commands.add_parser("compare", help="compare two runs on the same prompts")
     for side in ("a", "b"):
         compared.add_argument(side, help="RUN, or RUN:NAME of one of its checkpoints")
@@ -61,15 +60,16 @@ def of_finished(argv: list[str]) -> None:
     compared.add_argument("--gate", type=Path, help="rules; exit with 1 where one fails")
     ranked = commands.add_parser("leaderboard", help="rank models by their agentic runs")
     ranked.add_argument("runs", nargs="+", help="RUN:NAME, or RUN where it has one checkpoint")
-    options = parser.parse_args(argv)
-    if options.command == "rescore" and options.out and not options.out.startswith("out="):
-        parser.error(f"rescore takes out=DIR, not {options.out!r}")
+    options = parser.parse_args(sorted(argv, key=lambda word: word.startswith("out=")))  # anywhere
+    if not (out := getattr(options, "out", None) or "out=").startswith("out="):
+        parser.error(f"rescore takes out=DIR, not {out!r}")
     gate = getattr(options, "gate", None) and load_recipe(options.gate, GateConfig)
-    from data_builders.prompts.evaluation import grade_of
     from posttrain.evaluation import finished
 
     if options.command == "rescore":
-        finished.rescore(options.run, grade_of(options.run), out=options.out.removeprefix("out="))
+        from data_builders.prompts.evaluation import grade_of  # loads transformers
+
+        finished.rescore(options.run, grade_of(options.run), out=Path(out[4:]) if out[4:] else None)
     elif options.command == "leaderboard":
         finished.leaderboard(options.runs)
     elif not finished.compare(options.a, options.b, options.despite, gate, options.json):

@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> None:
     from reward.judge.votes import VerdictCache
     from reward.rlhf import JudgedReward
 
-    prompts, parents = plan.build(), plan.parents + judge_parents(recipe.judge.models, out=out)
+    parents, prompts = plan.parents + judge_parents(recipe.judge.models, out=out), plan.build()
     about = {key: prompts.stats()[key] for key in ("sources", "templates")}
     # a mistake in trainer: shows before a judge is loaded
     grpo_arguments(recipe, out=out / RESUME)

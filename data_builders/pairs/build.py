@@ -187,10 +187,12 @@ def _propose(
 ) -> None:
     encoded = encode_completions(prompt, [completion for completion, *_ in grades], encoder)
     seen = [graded(*row, ids) for row, ids in zip(grades, encoded, strict=True)]
-    ids = {one.index: e.ids for one, e in zip(seen, encoded, strict=True) if e is not None}
+    known = {one.index: e for one, e in zip(seen, encoded, strict=True) if e is not None}
 
-    def compare(a: Graded, b: Graded) -> float:
-        return distance(ids[a.index], ids[b.index])
+    def compare(a: Graded, b: Graded) -> float | None:
+        left, right = known[a.index], known[b.index]
+        # rendered from text, an answer without a trace has the prompt of thinking off
+        return distance(left.ids, right.ids) if left.prompt_ids == right.prompt_ids else None
 
     found = candidates_of(proposed.prompts, prompt, seen, recipe, compare)
     proposed.add(prompt, grades, found, right_at=recipe.right_at)

@@ -40,7 +40,7 @@ class CandidatePair:
     rows: int = 0
 
 
-Compare = Callable[[Graded, Graded], float]
+Compare = Callable[[Graded, Graded], float | None]  # None: their prompts differ
 Cell = tuple[Category, bool | None]
 
 
@@ -155,8 +155,8 @@ def _spread(
             dropped["formatting_only"] += 1
             continue
         apart = compare(better[i], worse[j])
-        if apart < recipe.minimum_distance:
-            dropped["nearly_identical"] += 1
+        if apart is None or apart < recipe.minimum_distance:
+            dropped["different_prompts" if apart is None else "nearly_identical"] += 1
             continue
         taken += 1
         yield better[i], worse[j], apart

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -30,7 +30,6 @@ from posttrain.evaluation.run import (
     unit_name,
     write_records,
 )
-from posttrain.evaluation.stage import Records, finish_run, metrics_of, write_tables
 from posttrain.report.console import open_console, print_sections
 from posttrain.report.pages import agentic, evaluation
 from posttrain.report.write import write_report
@@ -40,9 +39,11 @@ from posttrain.versions import package_versions
 _OF_PROMPTS = ("sources", "inputs", "inspect")  # stats that a run which is graded anew keeps
 
 
-def rescore(run: Path, grade: Grade, *, out: str) -> None:
-    """Grade a run's records again and print their figures; `out`, unless it is "", keeps them as a
-    run of its own."""
+def rescore(run: Path, grade: Grade, *, out: Path | None) -> None:
+    """Grade a run's records again and print their figures; `out` keeps them as a run of its own."""
+    # loads transformers, which comparing does without
+    from posttrain.evaluation.stage import finish_run, metrics_of, write_tables
+
     console = open_console()
     manifest, before = read_run(run)
     after = _rescored(run, manifest, before, grade)
@@ -54,10 +55,10 @@ def rescore(run: Path, grade: Grade, *, out: str) -> None:
         console.print(f"{name}: {len(records):,} records, {changed}", highlight=False)
     figures = evaluation.figures(metrics_of(after, seed=manifest.seed))
     print_sections(console, figures, charts=False)
-    if not out:
+    if out is None:
         return
     config = {**manifest.config, "rescored": manifest.digest}
-    with open_run(Path(out), kind=KIND, config=config) as stage:
+    with open_run(out, kind=KIND, config=config) as stage:
         if not stage.complete:
             versions = {"versions": package_versions(PACKAGES)}
             bind_lock(stage.path, read_lock(run) | versions)
@@ -79,7 +80,7 @@ def rescore(run: Path, grade: Grade, *, out: str) -> None:
 
 
 def _rescored(
-    out: Path, manifest: Manifest, before: Records, grade: Grade
+    out: Path, manifest: Manifest, before: Mapping[str, Sequence[Record]], grade: Grade
 ) -> dict[str, list[Record]]:
     """The records graded anew; tasks of inspect are run again on the answers of their journals."""
     after: dict[str, list[Record]] = {}

@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from posttrain.config.eval import WinRateConfig
-from posttrain.evaluation.compare import COMPARED, RunCheckpoint, comparable, length_difference
+from posttrain.errors import ConfigError
+from posttrain.evaluation.compare import RunCheckpoint, length_difference
 from posttrain.evaluation.intervals import Values, by_question, rate
 from posttrain.evaluation.metrics import ALL
 from posttrain.evaluation.run import unit_name
@@ -136,13 +137,15 @@ def pair_up(
         answer_of: a completion's answer as a judge reads it.
 
     Raises:
-        ConfigError: the sides have other prompts, or none in common.
+        ConfigError: a policy was given something else under a prompt's id, or no prompt is in both.
     """
-    comparable(before, after, despite=COMPARED)
     olds, news = (
         {(r.prompt.id, r.completion.index): r for r in side.records} for side in (before, after)
     )
-    chosen = set(sorted({name for name, _ in olds.keys() & news.keys()}, key=order)[:prompts])
+    shared = {name for name, _ in olds.keys() & news.keys()}
+    if not shared:
+        raise ConfigError(f"{before.run} and {after.run} share no prompt")
+    chosen = set(sorted(shared, key=order)[:prompts])
     duels: list[Duel] = []
     dropped = {"one_side": 0, "not_chosen": 0, "failed": 0}
     for key in olds | news:
@@ -153,11 +156,18 @@ def pair_up(
             dropped["not_chosen"] += 1
         elif old.failed or new.failed:
             dropped["failed"] += 1
+        elif _given(old.prompt) != _given(new.prompt):
+            raise ConfigError(f"prompt {key[0]!r} is another one in {after.run}")
         else:
             answers = answer_of(old.completion), answer_of(new.completion)
             duels.append(Duel(old.prompt, key[1], old.completion, new.completion, answers))
     reasons = {reason: count for reason, count in dropped.items() if count}
     return duels, Counts(len(olds | news), len(duels), reasons)
+
+
+def _given(prompt: Prompt) -> tuple[object, ...]:
+    """All that a policy sees of a prompt."""
+    return prompt.messages, prompt.tools, prompt.thinking, prompt.reasoning_budget
 
 
 def write_duels(

@@ -69,16 +69,16 @@ def adapter_reach(spec: AdapterConfig, model: PreTrainedModel) -> tuple[AdapterR
     """
     modules, parameters = adapter_targets(spec, model)
     linear, weights = _linear_modules(model), dict(model.named_parameters())
-    routers = {f"{name}.weight" for name in find_routers(model)}
+    # two families' routers (Phi-MoE, Llama 4) are linear modules
+    routers = {name for router in find_routers(model) for name in (router, f"{router}.weight")}
+    size = {name: parameter_count(weight) for name, weight in weights.items()}
+    size |= {name: sum(map(parameter_count, one.parameters())) for name, one in linear.items()}
     sizes: list[tuple[str, list[int]]] = []
-    for target in modules:
-        matches = [linear[name].parameters() for name in _ending_in(target, linear)]
-        sizes.append((target, [sum(map(parameter_count, each)) for each in matches]))
-    for target in parameters:
-        names = _ending_in(target, weights)
-        if hit := sorted(routers & set(names)):
-            raise ConfigError(f"adapter parameter {target!r} would train the router {hit[0]}")
-        sizes.append((target, [parameter_count(weights[name]) for name in names]))
+    for target, kind in [*((m, linear) for m in modules), *((p, weights) for p in parameters)]:
+        names = _ending_in(target, kind)
+        if hit := sorted(routers.intersection(names)):
+            raise ConfigError(f"adapter target {target!r} would train the router {hit[0]}")
+        sizes.append((target, [size[name] for name in names]))
     if missed := [target for target, reached in sizes if not reached]:
         present = sorted({name.rpartition(".")[2] for name in linear})
         fused = sorted(

@@ -135,6 +135,8 @@ def _why_not(name: str) -> str | None:
         return None
     if folder == "additional_chat_templates" and rest.endswith(".jinja"):
         return None
+    if folder.startswith("checkpoint-epoch-"):
+        return "another epoch of the same run"
     return _FOLDERS.get(folder, "no file of a checkpoint")
 
 

@@ -26,8 +26,10 @@ _SHADES = {"mark": ("green", "bright_green"), "": ("bright_black", "white")}
 
 
 def open_console() -> Console:
-    """A console as wide as the terminal, or, where there is none, as the widest table."""
-    return Console(width=None if sys.stdout.isatty() else 180)
+    """A console as wide as the terminal, or, where there is none, as the widest table; names of
+    data and folders are no markup in it."""
+    width = None if sys.stdout.isatty() else 180
+    return Console(width=width, markup=False, emoji=False, highlight=False)
 
 
 def print_sections(

@@ -57,7 +57,7 @@ class RLVREnvironment:
 
     def gold(self, prompt: Prompt) -> Script | None:
         """A completion that must pass, the gold as it stands; None where the row has none."""
-        return None if prompt.gold is None else says(prompt.gold)
+        return says(prompt.gold) if prompt.gold else None
 
     def wrong(self, prompt: Prompt) -> list[Script]:
         """Completions that must not pass; the empty one need not be among them."""

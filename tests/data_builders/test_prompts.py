@@ -18,7 +18,6 @@ from posttrain.errors import ConfigError, DataError
 from posttrain.records import Message, ToolCall
 from posttrain.rollouts import Prompt, metadata_of, prompt_from_row, prompt_to_row
 from reward.environments import ENVIRONMENTS
-from reward.graders.base import Attempt
 from tests.data_builders.small_prompts import (
     GRADERS,
     GSM,
@@ -30,7 +29,6 @@ from tests.data_builders.small_prompts import (
     build_recipe,
     questions,
 )
-from tests.reward.graders.attempts import completion_of
 
 
 def test_a_question_and_its_gold(tmp_path: Path):
@@ -381,14 +379,3 @@ def test_rows_of_an_environment_bring_their_verifier(
     assert counts.dropped["malformed_row"] == 2
     verifier = Environments().verifier(made.prompts[0])
     assert isinstance(verifier, ENVIRONMENTS["math"])
-
-
-def test_each_attempt_is_graded_by_the_environment_of_its_prompt():
-    choice = {"question": "Which? \\boxed{}", "gold": "B", "metadata": {"options": ["3", "4"]}}
-    prompts = [
-        ENVIRONMENTS["math"]().prompt({"question": "2+2? \\boxed{}", "gold": "4"}),
-        ENVIRONMENTS["multiple_choice"]().prompt(choice),
-    ]
-    texts = ("\\boxed{4}", "\\boxed{B}", "4", "\\boxed{A}")
-    attempts = [Attempt(p, completion_of(t)) for p, t in zip(prompts * 2, texts, strict=True)]
-    assert [score.value for score in EnvironmentGrader().grade(attempts)] == [1.0, 1.0, 0.0, 0.0]

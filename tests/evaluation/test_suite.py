@@ -137,7 +137,7 @@ def test_stopped_inside_a_task_of_inspect_it_goes_on_with_what_it_had(suite: Pat
 
 
 def test_rescored_it_runs_tools_and_scorer_again_without_a_model(suite: Path, capsys):
-    run_script(["rescore", str(suite / "out"), f"out={suite / 'again'}"])
+    run_script(["rescore", f"out={suite / 'again'}", str(suite / "out")])
     assert "0 scores and 0 verdicts changed" in capsys.readouterr().out
     assert records(suite / "again") == records(suite / "out")
     assert (suite / "again/metrics.json").read_bytes() == (suite / "out/metrics.json").read_bytes()

@@ -156,10 +156,24 @@ def test_the_same_answers_are_a_tie_that_nobody_is_asked_about(evaluated: Path, 
     assert (manifest.counts.kept, manifest.counts.dropped) == (10, {"not_chosen": 38})
 
 
-def test_sides_without_the_same_prompts_are_refused(evaluated: Path, tmp_path: Path):
-    recipe = small_eval.write_recipe(tmp_path, settings=[{"name": "no_tools"}])
-    small_eval.evaluate(recipe, "--task", "sums", "n=1")
-    for after, why in ((f"{tmp_path / 'out'}:dpo", "different prompts"),
-                       (str(evaluated / "out"), "several checkpoints")):  # fmt: skip
+def test_what_both_sides_were_given_is_compared_and_nothing_else(evaluated: Path, tmp_path: Path):
+    """A run of fewer prompts and samples will do; one under the same names with a budget not."""
+    setting = {"name": "no_tools", "thinking": 1.0}
+    for name, settings in (
+        ("fewer", [setting]),
+        ("budget", [setting | {"reasoning_budget": 9}]),
+        ("foreign", [setting | {"name": "other"}]),
+    ):
+        recipe = small_eval.write_recipe(
+            tmp_path, settings=settings, checkpoints={"new": str(tmp_path / "checkpoint")}
+        )
+        limit, out = ("--task", "sums", "--limit", "4"), f"out={tmp_path / name}"
+        sampler = ScriptedSampler(lambda request: turn(f"new {request.seed}"))
+        small_eval.evaluate(recipe, *limit, out, "n=1", samplers=[sampler])
+    compare(evaluated, tmp_path / "w", after=str(tmp_path / "fewer"))
+    counts = read_artifact(tmp_path / "w").counts
+    assert (counts.kept, counts.dropped) == (4, {"one_side": 44})
+    for after, why in (("budget", "is another one in"), ("foreign", "share no prompt"),
+                       (evaluated / "out", "several checkpoints")):  # fmt: skip
         with pytest.raises(ConfigError, match=why):
-            compare(evaluated, tmp_path / "w", after=after)
+            compare(evaluated, tmp_path / "x", after=str(tmp_path / after))

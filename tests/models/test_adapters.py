@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import get_peft_model
+from transformers import PhimoeConfig, PhimoeForCausalLM
 
 from posttrain.config.sft import AdapterConfig
 from posttrain.errors import ConfigError
@@ -49,6 +50,10 @@ def test_gate_projections_are_taken_along_where_the_model_has_them():
 def test_routers_cannot_be_adapted_and_stay_frozen():
     with pytest.raises(ConfigError, match="would train the router"):
         adapter_reach(AdapterConfig(parameters=("gate.weight",)), hybrid_model())
+    with torch.device("meta"):  # its routers are linear modules
+        linear = PhimoeForCausalLM(PhimoeConfig(num_hidden_layers=1))
+    with pytest.raises(ConfigError, match="would train the router"):
+        adapter_reach(AdapterConfig(modules=("router",)), linear)
     model = hybrid_model()
     adapted = get_peft_model(model, lora_config(AdapterConfig(preset="nemotron_h"), model))
     trained = [name for name, p in adapted.named_parameters() if p.requires_grad]

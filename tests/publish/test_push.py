@@ -106,6 +106,7 @@ def test_a_dry_run_uses_no_network_and_lists_everything(checkpoint, capsys):
     for left in ("rollouts/", "adapter/", "optimizer.pt", "report.html", "resume"):
         line = next(line for line in out.splitlines() if left in line)
         assert "left out" in line
+    assert "checkpoint-epoch-1/: another epoch of the same run" in out
     assert "vllm serve acme/tiny --reasoning-parser nemotron_v3" in out
 
 

@@ -38,7 +38,7 @@ def write_checkpoint(
     (folder / "chat_template.jinja").write_text(nemotron_3_nano_template().source)
     listed = [weights, *texts, "chat_template.jinja"]
     for name in ("log.jsonl", "rollouts/step-00001.jsonl", "adapter/adapter_config.json",
-                 "adapter/adapter_model.safetensors", "optimizer.pt"):  # fmt: skip
+                 "adapter/adapter_model.safetensors", "checkpoint-epoch-1/config.json", "optimizer.pt"):  # fmt: skip
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("{}\n")
         listed.append(name)

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from posttrain.errors import DataError
-from posttrain.report.console import print_sections
+from posttrain.report.console import open_console, print_sections
 from posttrain.report.html import page_html
 from posttrain.report.pages.sft_data import lengths, mixture
 from posttrain.report.section import Section, Table
@@ -170,9 +170,16 @@ def test_what_an_older_version_or_another_machine_left_out_is_named(tmp_path):
     assert "merged lists no log.jsonl" in missing
     out = write_checkpoint(tmp_path / "model", tmp_path / "old", tmp_path / "gone")
     shutil.rmtree(tmp_path / "gone")
+    (out / "speed.jsonl").unlink()
     missing = section(page_of(out), "Not in this report")
     assert "sft_data old: old has no &#39;sources&#39; in its stats" in missing
     assert "sft_data gone: not at ../gone" in missing
+    assert "Speed: model has no speed.jsonl" in missing
+
+
+def test_names_are_no_markup_on_the_console(capsys):
+    open_console().print("runs/[a] [/b] :bug:")
+    assert capsys.readouterr().out == "runs/[a] [/b] :bug:\n"
 
 
 def test_the_console_shows_the_figures_of_the_page(finished, page):

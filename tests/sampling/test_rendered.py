@@ -91,6 +91,14 @@ def one(sampler: RenderedSampler, request: Request) -> Generation:
     return found
 
 
+def test_an_own_template_writes_what_its_tokenizer_does(monkeypatch: pytest.MonkeyPatch):
+    source = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ pad_token }}{% endfor %}"
+    monkeypatch.setattr(TOKENIZER, "chat_template", source)
+    expected = TOKENIZER.apply_chat_template([{"role": "user", "content": "2+3?"}], tokenize=False)
+    assert expected == f"user: 2+3?{TOKENIZER.pad_token}"
+    assert render(ASK, chat_template_of(TOKENIZER, choice="own")) == expected
+
+
 def test_a_prompt_is_the_template_s_text_and_a_step_has_everything():
     engine = Says("2+3 is 5.\n</think>\n5<|im_end|>")
     sampler = sampler_of(engine)

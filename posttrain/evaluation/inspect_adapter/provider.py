@@ -118,6 +118,8 @@ class SamplerAPI(ModelAPI):
             raise PosttrainError(f"the backend gave up: {generation.error}")
         output = to_output(generation.step, self.model_name, prompt_ids=generation.prompt_ids)
         assert output.message.id is not None
+        if not self._keeps_all:
+            self._turns.pop(self._continued(input), None)
         if self._keeps_all or generation.step.parsed.tool_calls:  # others are never continued
             self._turns[output.message.id] = generation
         return output
@@ -136,15 +138,15 @@ class SamplerAPI(ModelAPI):
             parameters=Parameters(**{k: value for k, value in given.items() if value is not None}),
             seed=seed_of(config.seed or 0, *sample, len(messages)),
             reasoning_budget=config.reasoning_tokens if self._thinking else None,
-            continues=self._continued(messages),
+            continues=self._turns.get(self._continued(messages)),
         )
 
-    def _continued(self, messages: Sequence[ChatMessage]) -> Generation | None:
-        """The turn that these messages go on from, if only tool results came since."""
+    def _continued(self, messages: Sequence[ChatMessage]) -> str:
+        """The id of the turn that these go on from, if only tool results came since; else ""."""
         before = next((m for m in reversed(messages) if not isinstance(m, ChatMessageTool)), None)
-        if before is messages[-1] or not isinstance(before, ChatMessageAssistant):
-            return None
-        return self._turns.get(str(before.id))
+        if not isinstance(before, ChatMessageAssistant) or before is messages[-1]:
+            return ""
+        return before.id or ""
 
     async def _sample(self, request: Request) -> Generation:
         """One generation; in process, in one batch with all that comes before the loop rests."""

@@ -30,6 +30,8 @@ def sections(node: Node) -> ui.Sections:
         yield supervised(node.stats, rows)
     if starts := side_rows(node, "speed.jsonl"):
         yield ui.Section(f"Speed of {method.upper()}" if method else "Speed", _speed(starts, rows))
+    else:
+        yield ui.Section("Speed", missing=f"{node.name} has no speed.jsonl")
 
 
 def curve_groups(rows: Sequence[ui.Row]) -> dict[str, Sequence[Curve]]:

@@ -180,6 +180,8 @@ class LoraServed(LiveEngine):
 
     async def _load(self, name: str, folder: Path, instead_of: str | None) -> None:
         """Have the server load an adapter, and drop the one before."""
+        # a server drops connections that idle while the policy trains, and `send` tries once
+        await self._client.close()
         # the name may be there from a run that was killed, perhaps with other weights
         await self._unload(name)
         try:

@@ -29,9 +29,10 @@ TOOL = {"type": "function", "function": {"name": "calculate", "parameters": SCHE
 
 
 def write_samples(
-    folder: Path, *, prompts: int = 30, n: int = 6, seed: int = 0, cut: float = 0.05
+    folder: Path, *, prompts: int = 30, n: int = 6, seed: int = 0, cut: float = 0.05, hide=False
 ) -> Path:
-    """A sampling artifact as `scripts/sample.py` writes it, its completions made up."""
+    """A sampling artifact as `scripts/sample.py` writes it, its completions made up; with `hide` as
+    of a server that hides ids, whose model reasons every other time."""
     template = nemotron_3_nano_template()
     artifact = Run.open(folder, kind="samples", config={"seed": seed})
     tokenizer = load_any_tokenizer(str(write_tokenizer(folder / "tokenizer")))
@@ -47,6 +48,8 @@ def write_samples(
         ids = text.encode([render(prompt.messages, template, tools=prompt.tools, **how)])[0]
         for index in range(n):
             said = _said(rng, prompt)
+            if hide and index % 2:
+                said = said.replace("so\n", "")
             step = Step(
                 text=said,
                 parsed=parse_completion(said, thinking=prompt.thinking, tools=prompt.tools),
@@ -54,10 +57,11 @@ def write_samples(
                 reasoning_tokens=4 if prompt.thinking else 0,
                 answer_tokens=len(said) // 2,
                 prompt_tokens=len(ids),
-                ids=tuple(text.encode([said])[0]),
+                ids=None if hide else tuple(text.encode([said])[0]),
             )
             finish = "length" if rng.random() < cut else "stop"
-            done = Completion(prompt.id, index, (step,), finish, prompt_ids=tuple(ids))
+            given = None if hide else tuple(ids)
+            done = Completion(prompt.id, index, (step,), finish, prompt_ids=given)
             rows.append(completion_to_row(done))
             stats.add(prompt, rows[-1])
     files = {"prompts.jsonl": write_jsonl(folder / "prompts.jsonl", [*map(prompt_to_row, asked)])}
@@ -142,6 +146,15 @@ def test_the_three_categories_and_their_counts(built):
     scores = [json.loads(line) for line in (out / "scores.jsonl").open()]
     assert len(scores) == 180
     assert all(row["calls"][0]["kind"] == "undeclared" for row in scores if row["calls"])
+
+
+def test_sides_that_are_rendered_with_different_prompts_are_no_pair(tmp_path: Path):
+    made = write_samples(tmp_path / "samples", hide=True)
+    manifest = build(made, tmp_path / "dpo")
+    assert manifest.stats["pair_counts"]["dropped"]["different_prompts"] > 0
+    for pair in read_pairs(tmp_path / "dpo" / "pairs", "train"):
+        reasons = {"so" in side.text for side in (pair.chosen, pair.rejected)}
+        assert len(reasons) == 1
 
 
 def test_a_dry_run_counts_what_would_be_dropped_and_writes_nothing(

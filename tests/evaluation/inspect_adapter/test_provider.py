@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,13 @@ pytest.importorskip("inspect_ai")
 import inspect_ai
 from inspect_ai.dataset import MemoryDataset, Sample
 from inspect_ai.log import EvalSample
-from inspect_ai.model import ChatMessageUser, ContentImage
+from inspect_ai.model import (
+    ChatMessage,
+    ChatMessageTool,
+    ChatMessageUser,
+    ContentImage,
+    GenerateConfig,
+)
 from inspect_ai.scorer import Score as InspectScore
 from inspect_ai.scorer import match
 from inspect_ai.solver import generate, use_tools
@@ -19,7 +27,12 @@ from inspect_ai.tool import Tool, tool
 
 from posttrain.chat import nemotron_3_nano_template, render
 from posttrain.errors import ConfigError, DataError
-from posttrain.evaluation.inspect_adapter.provider import from_inspect, inspect_model, to_inspect
+from posttrain.evaluation.inspect_adapter.provider import (
+    SamplerAPI,
+    from_inspect,
+    inspect_model,
+    to_inspect,
+)
 from posttrain.evaluation.inspect_adapter.tasks import _score, load_task
 from posttrain.evaluation.journal import JournaledSampler
 from posttrain.records import Message, ToolCall
@@ -103,6 +116,25 @@ def test_epochs_have_seeds_of_their_own_and_runs_repeat():
     with pytest.raises(Exception, match="the server went away"):
         run(sampler, samples=1, solver=generate())
     assert len(sampler.calls) == 1
+
+
+def test_a_long_run_keeps_the_last_turn_of_each_conversation_alone():
+    scripted = ScriptedSampler(lambda request: turn(CALL if len(request.messages) < 7 else "56"))
+    api: Any = SamplerAPI("tiny")
+    api._sampler = scripted
+
+    async def converse(asked: str) -> list[int]:
+        messages: list[ChatMessage] = [ChatMessageUser(content=asked)]
+        kept: list[int] = []
+        while len(messages) < 9:
+            output = await api.generate(messages, [], "auto", GenerateConfig())
+            kept.append(len(api._turns))
+            messages += [output.message, ChatMessageTool(content="56", tool_call_id="call00000")]
+        return kept
+
+    assert asyncio.run(converse("7 * 8")) == [1, 1, 1, 0]
+    sent = [batch[0].continues is not None for batch in scripted.calls]
+    assert sent == [False, True, True, True]
 
 
 def test_messages_there_and_back():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import pytest
 from posttrain.errors import ConfigError, DataError
 from posttrain.records import Score
 from posttrain.sampling.sampler import Generation, Request
+from reward.environments.base import admit
 from reward.environments.judged import EquivalenceEnvironment, LabelJudge, RubricEnvironment
 from reward.judge.judge import JudgeSampler
 from tests.reward.environments.scoring import verify
@@ -112,3 +114,9 @@ def test_a_rubric_passes_where_every_item_is_as_it_should_be(labels, value):
 def test_a_rubric_that_cannot_be_judged_is_refused(rubric):
     with pytest.raises(DataError):
         RubricEnvironment().prompt({"question": "A snack?", "metadata": {"rubric": rubric}})
+
+
+def test_an_empty_gold_is_none():
+    row = {"environment": "rubric", "question": "?", "gold": "", "metadata": {"rubric": ITEMS}}
+    admitted = asyncio.run(admit(iter([row]), {"rubric": RubricEnvironment()}))
+    assert (len(admitted.prompts), admitted.without_gold) == (1, 1)

@@ -5,8 +5,12 @@ vLLM is behind TRL's own code: only vLLM itself is stood in for.
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from collections.abc import Callable
+from http.server import ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -23,7 +27,7 @@ from posttrain.config.load import validate
 from posttrain.errors import ConfigError
 from posttrain.hashing import digest_of
 from posttrain.training.plan import GIB
-from posttrain.training.rl.policy import WeightSync
+from posttrain.training.rl.policy import LOAD, UNLOAD, LoraServed, WeightSync
 from posttrain.training.rl.stage import GroupStage
 from tests.training.forks import forked
 from tests.training.rl.policy import (
@@ -36,7 +40,7 @@ from tests.training.rl.policy import (
     start,
     words_of,
 )
-from tests.training.rl.servers import policy_server
+from tests.training.rl.servers import policy_server, serving
 from tests.training.rl.vllm_stand_in import Llm, VllmServer, install_vllm, vllm_server
 from tests.training.tiny import log_rows, rollout_groups
 
@@ -133,6 +137,33 @@ def test_a_server_that_takes_no_adapters_is_refused(policy: Path, tmp_path: Path
         recipe = make_recipe(policy, tmp_path / "out", **served(server.url))
         with pytest.raises(ConfigError, match="VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"):
             start(recipe, PROMPTS, Scripted()).trainer.train()
+
+
+def test_connections_that_the_server_dropped_while_the_policy_trained_are_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Else the first request of a step is lost: of an adapter that a killed run has left."""
+    calls: list[str] = []
+    connections: list[socket.socket] = []
+    accept = ThreadingHTTPServer.get_request
+
+    def get_request(server: ThreadingHTTPServer) -> Any:
+        connections.append((accepted := accept(server))[0])
+        return accepted
+
+    def answer(_method: str, path: str, _body: Any) -> tuple[int, Any]:
+        calls.append(path.removeprefix("/v1"))
+        return 200, {}
+
+    monkeypatch.setattr(ThreadingHTTPServer, "get_request", get_request)
+    with serving(answer) as url, asyncio.Runner() as runner:
+        trainer: Any = SimpleNamespace(recipe=make_recipe(tmp_path, tmp_path, **served(url)))
+        engine = LoraServed(trainer)
+        runner.run(engine._client.post("/completions", {}, key=0))
+        connections[0].shutdown(socket.SHUT_RDWR)
+        runner.run(engine._load("policy-00001", tmp_path, None))
+        runner.run(engine.close())
+    assert calls == ["/completions", UNLOAD, LOAD]
 
 
 def test_where_the_server_listens_is_no_part_of_the_run(policy: Path, tmp_path: Path):
