@@ -131,10 +131,9 @@ def show_plan(setup: Setup, console: Console) -> None:
         ConfigError: the build would stop.
     """
     recipe = setup.recipe
-    out = Path(recipe.out)
-    if out.is_dir() and any(out.iterdir()):
-        # refuses a directory not ours
-        Run.open(out, kind=KIND, config=build_config(recipe), dry_run=True)
+    Run.open(recipe.out, kind=KIND, config=build_config(recipe), dry_run=True)
+    if recipe.executor == "ray":
+        RayPool(dict, recipe.workers)  # starts nothing yet, and says if Ray is missing
     _warn(console, [*setup.warnings, *few_kept({p.name: p.stats for p in setup.probes})])
     problems = [*setup.problems, *show_expected(console, recipe, setup.probes)]
     if problems:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -243,6 +244,12 @@ def test_an_output_directory_of_another_config_is_refused(world):
         build(world / "recipe.yaml", "seed=5")
     with pytest.raises(ConfigError, match="another config"):
         build(world / "recipe.yaml", "seed=5", "--dry-run")
+    for out in (world / "recipe.yaml", world / "recipe.yaml" / "below"):
+        with pytest.raises(ConfigError, match="is a file"):
+            build(world / "recipe.yaml", f"out={out}", "--dry-run")
+    if find_spec("ray") is None:
+        with pytest.raises(ConfigError, match="executor: ray needs the extra"):
+            build(world / "recipe.yaml", "executor=ray", "--dry-run")
 
 
 def test_a_corrected_recipe_may_have_the_directory_of_the_wrong_one(tmp_path):
