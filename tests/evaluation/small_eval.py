@@ -10,7 +10,6 @@ from unittest.mock import patch
 
 import yaml
 
-# they keep `all_graders` from their import on: imported later, one that stands in for it
 from data_builders.registry import EnvironmentGrader
 from posttrain.sampling.sampler import Request
 from reward.environments.workplace import WorkplaceEnvironment
@@ -98,7 +97,7 @@ def run_script(arguments: Sequence[str], samplers: Sequence[ScriptedSampler] = (
         patch("posttrain.evaluation.intervals.DRAWS", 50),
         patch("posttrain.evaluation.compare.PERMUTATIONS", 99),
         patch("data_builders.prompts.build.toolkits_for", lambda *_: toolkits),
-        patch("data_builders.registry.all_graders", lambda *_, **__: graders),
+        patch("data_builders.prompts.build.all_graders", lambda: graders),
         patch("data_builders.prompts.evaluation.all_graders", lambda *_: graders),
     ):
         script("eval").main(list(arguments))

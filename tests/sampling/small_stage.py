@@ -10,7 +10,6 @@ from unittest.mock import patch
 
 import yaml
 
-# they keep `all_graders` from their import on: imported later, one that stands in for it
 from posttrain.sampling.sampler import Request
 from tests.data_builders.small_build import script, write_tokenizer
 from tests.sampling.scripted import END, TOOLS, Adder, Scripted, call, opening
@@ -68,7 +67,7 @@ def sample(recipe: Path, *overrides: str, sampler: Scripted | None = None) -> Sc
     with (
         patch("posttrain.sampling.open.opened_sampler", opening(lambda _: sampler)),
         patch("data_builders.prompts.build.toolkits_for", lambda *_: {"adding": Adding()}),
-        patch("data_builders.registry.all_graders", dict),
+        patch("data_builders.prompts.build.all_graders", dict),
     ):
         script("sample").main(["--config", str(recipe), *overrides])
     return sampler
