@@ -210,6 +210,8 @@ def test_a_template_that_lets_the_model_open_its_reasoning():
     assert (plain.parsed.reasoning, plain.parsed.answer) == (None, "just 5")
     assert (plain.reasoning_tokens, plain.answer_tokens) == (0, len("just 5"))
     assert plain.parsed.problems == ()
+    cut = one(sampler_of(Cut("<think>\nhm 5."), "qwen3"), ask()).step
+    assert (cut.parsed.answer, cut.answer_tokens) == ("", 0)
 
 
 def test_a_template_without_reasoning_has_another_end_token():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,9 @@ def test_the_three_categories_and_their_counts(built):
     assert counts["in"] == counts["kept"] + sum(counts["dropped"].values())
     scores = [json.loads(line) for line in (out / "scores.jsonl").open()]
     assert len(scores) == 180
+    rates = sum(map(Counter, stats["samples"].values()), Counter[str]())
+    assert rates["right"] == sum(row["value"] == 1 for row in scores) > 0
+    assert rates["with_call"] == sum(bool(row["calls"]) for row in scores)
     assert all(row["calls"][0]["kind"] == "undeclared" for row in scores if row["calls"])
 
 
