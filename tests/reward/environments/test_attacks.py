@@ -203,3 +203,8 @@ def test_the_kind_of_apostrophe_does_not_count():
 )
 def test_no_program_is_found_in_hostile_texts(text: str):
     assert not find_program(text, "f")
+
+
+def test_only_a_bare_fence_of_its_own_marks_closes_a_block():
+    program = 'text = """\n~~~\n```json\n"""'
+    assert find_program(f"```python\n{program}\n```", None) == program
