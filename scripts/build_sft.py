@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> None:
         return
     with open_run(out, kind=KIND, config=build_config(recipe), scratch="work") as stage:
         if build(setup, stage, console):
-            console.print(f"{write_report(out)}", highlight=False)
+            console.print(f"{write_report(out)}")
         else:
             ensure_report(out)
             console.print(f"{out} is complete, nothing to do")

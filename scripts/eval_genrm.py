@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.eval import EvalGenRmConfig
+from posttrain.jsontext import printable
 from posttrain.rollouts import Completion, Prompt, metadata_of
 from posttrain.runs import Run, parent_of, read_artifact
 
@@ -39,7 +40,7 @@ def main(argv: list[str] | None = None) -> None:
         Run.open(out, kind=KIND, config=config, dry_run=True)
         total, names = len(prompts) * recipe.n, ", ".join(recipe.checkpoints)
         console.print(f"{len(prompts):,} prompts × {recipe.n} = {total:,} for each: {names}")
-        console.print(prompts[0].messages[-1].content, markup=False, highlight=False)
+        console.print(printable(prompts[0].messages[-1].content), soft_wrap=True)
         return
 
     def make(run: Run) -> None:

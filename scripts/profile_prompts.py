@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> None:
         if recipe.decontamination is not None:
             console.print(f"{given.contaminated:,} prompts overlap evaluation items")
         if given.room is not None:
-            console.print(f"prompts {given.room}", highlight=False)
+            console.print(f"prompts {given.room}")
         print_sections(console, [*shown, planned(given.prompts, recipe.n_of, recipe.most_tokens)])
         return
 

@@ -46,8 +46,8 @@ def main(argv: list[str] | None = None) -> None:
         first = {prompt.setting: prompt for prompt in reversed(built.prompts)}
         for name, prompt in reversed(first.items()):
             text = message_text(prompt) if renderer is None else renderer.text(prompt)
-            console.print(f"\nfirst prompt of {name} ({prompt.id}):", highlight=False)
-            console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+            console.print(f"\nfirst prompt of {name} ({prompt.id}):")
+            console.print(printable(text), soft_wrap=True)
         return
 
     def make(run: Run) -> None:
@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> None:
             prompt_stats={**built.stats(), "inputs": as_stats(plan.inputs)},
         )
         for line in samples.lines():
-            console.print(line, highlight=False)
+            console.print(line)
 
     def check() -> None:
         refuse_changes(read_artifact(out, verify=False), plan.inputs, parents)

@@ -15,9 +15,9 @@ KIND = "tiny_judgements"
 def main(argv: list[str] | None = None) -> None:
     parser = recipe_parser("Write the tiny judgements.")
     config, options = parse_recipe(parser, TinyJudgementsConfig, argv)
-    from rich.console import Console
 
     from data_builders.tiny_world.judgements import write_judgements
+    from posttrain.report.console import open_console
     from posttrain.report.write import run_stage
     from posttrain.runs import Run
 
@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> None:
         Run.open(config.out, kind=KIND, config=config.owner_config(), dry_run=True)
         return
     make = partial(write_judgements, config=config)
-    run_stage(Console(), Path(config.out), kind=KIND, config=config.owner_config(), make=make)
+    run_stage(open_console(), Path(config.out), kind=KIND, config=config.owner_config(), make=make)
 
 
 if __name__ == "__main__":

@@ -15,10 +15,10 @@ KIND = "tiny_world"
 def main(argv: list[str] | None = None) -> None:
     parser = recipe_parser("Write the tiny world.")
     config, options = parse_recipe(parser, TinyWorldConfig, argv)
-    from rich.console import Console
 
     from data_builders.tiny_world.write import check_families, write_world
     from posttrain.chat.template import nemotron_3_nano_template
+    from posttrain.report.console import open_console
     from posttrain.report.write import run_stage
     from posttrain.runs import Run
 
@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> None:
         Run.open(config.out, kind=KIND, config=config.owner_config(), dry_run=True)
         return
     make = partial(write_world, config=config, template=nemotron_3_nano_template())
-    run_stage(Console(), Path(config.out), kind=KIND, config=config.owner_config(), make=make)
+    run_stage(open_console(), Path(config.out), kind=KIND, config=config.owner_config(), make=make)
 
 
 if __name__ == "__main__":

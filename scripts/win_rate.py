@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> None:
         for first, second in (pair.answers, pair.answers[::-1])
     ]
     judged = f"{len(matches) // 2:,} of them to judge, in both orders"
-    console.print(f"{len(pairs):,} pairs of answers, {judged}", highlight=False)
+    console.print(f"{len(pairs):,} pairs of answers, {judged}")
     if options.dry_run:
         Run.open(out, kind=KIND, config=config, dry_run=True)
         return

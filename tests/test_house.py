@@ -202,3 +202,14 @@ def test_the_files_that_contributors_are_sent_to_are_there():
     named = re.findall(r"`([\w/-]+\.py)`", (ROOT / "CONTRIBUTING.md").read_text())
     every = [f"/{path.relative_to(ROOT)}" for path in (*PRODUCT, *(ROOT / "tests").rglob("*.py"))]
     assert [name for name in named if not any(path.endswith(f"/{name}") for path in every)] == []
+
+
+def test_stages_print_to_one_kind_of_console():
+    """rich's default reads `[…]` in the name of a folder or a source as markup, and leaves it out."""
+    own = {
+        "posttrain/report/console.py",
+        "posttrain/conversation/terminal.py",
+        "scripts/preview.py",
+    }
+    made = {str(p.relative_to(ROOT)) for p in PRODUCT if "Console(" in p.read_text("utf-8")}
+    assert made == own

@@ -105,10 +105,10 @@ def set_up(
     template = renderer.template
     check_template(template)
     try:
-        console.print(f"template: {profile_of(template).describe()}", highlight=False)
+        console.print(f"template: {profile_of(template).describe()}")
     except RenderError as error:
         raise ConfigError(f"{error}{variants_hint(template)}") from None
-    console.print(f"tokenizer: {renderer.encoder.describe()}", highlight=False)
+    console.print(f"tokenizer: {renderer.encoder.describe()}")
     warnings = check_markup(template, list(renderer.tokenizer.get_vocab()))
     warnings += decontaminator.warnings if decontaminator is not None else []
     problems, probes = list[str](), list[Probe]()
@@ -142,7 +142,7 @@ def show_plan(setup: Setup, console: Console) -> None:
 
 def _warn(console: Console, warnings: Sequence[str]) -> None:
     for warning in warnings:
-        console.print(f"warning: {warning}", style="yellow", highlight=False)
+        console.print(f"warning: {warning}", style="yellow")
 
 
 def build(setup: Setup, stage: Run, console: Console) -> bool:
@@ -251,7 +251,7 @@ def build(setup: Setup, stage: Run, console: Console) -> bool:
         page.origins(stats),
     ]
     print_sections(console, sections, charts=False)
-    console.print(f"{out}  digest {manifest.digest[:16]}", highlight=False)
+    console.print(f"{out}  digest {manifest.digest[:16]}")
     return True
 
 

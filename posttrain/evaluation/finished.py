@@ -52,7 +52,7 @@ def rescore(run: Path, grade: Grade, *, out: Path | None) -> None:
         scores = sum(a.score.value != b.score.value for a, b in pairs)
         calls = sum(a.verdict.calls != b.verdict.calls for a, b in pairs)
         changed = f"{scores:,} scores and {calls:,} verdicts changed"
-        console.print(f"{name}: {len(records):,} records, {changed}", highlight=False)
+        console.print(f"{name}: {len(records):,} records, {changed}")
     figures = evaluation.figures(metrics_of(after, seed=manifest.seed))
     print_sections(console, figures, charts=False)
     if out is None:
@@ -76,7 +76,7 @@ def rescore(run: Path, grade: Grade, *, out: Path | None) -> None:
                 stats={key: manifest.stats[key] for key in _OF_PROMPTS if key in manifest.stats},
             )
             write_tables(stage.path, kept, after, {})
-        console.print(f"{write_report(out)}", highlight=False)
+        console.print(str(write_report(out)))
 
 
 def _rescored(
@@ -118,7 +118,7 @@ def compare(
     sides = side_of(a), side_of(b)
     rows = compare_runs(*sides, despite=despite)
     for name, side in zip("ab", sides, strict=True):
-        console.print(f"{name}: {side.run} {side.checkpoint}", highlight=False)
+        console.print(f"{name}: {side.run} {side.checkpoint}")
     print_sections(console, [evaluation.differences(rows)])
     if json is not None:
         atomic_write_json(json, {"a": a, "b": b, "pairs": rows})

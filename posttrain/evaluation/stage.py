@@ -97,7 +97,7 @@ def show_plan(console: Console, recipe: EvalConfig, plan: EvaluationPlan) -> Non
     for name, source in plan.stats["sources"].items():
         console.print(f"{name}: {source['rows_in']:,} rows, {source['kept']:,} kept")
         for reason, n in source["dropped"].items():
-            console.print(f"  {reason} {n:,} {source['examples'].get(reason, '')}", markup=False)
+            console.print(f"  {reason} {n:,} {source['examples'].get(reason, '')}")
     names = ", ".join(recipe.checkpoints)
     for unit in plan.units:
         console.print(f"{unit.name}: {len(unit.prompts):,} prompts × {unit.samples} × ({names})")
@@ -107,8 +107,8 @@ def show_plan(console: Console, recipe: EvalConfig, plan: EvaluationPlan) -> Non
         for name, renderer in plan.renderers.items():
             text = message_text(first) if renderer is None else renderer.text(first)
             if text != shown:  # else the same prompt as another checkpoint's
-                console.print(f"\nfirst prompt of {unit.name} for {name}:", highlight=False)
-                console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+                console.print(f"\nfirst prompt of {unit.name} for {name}:")
+                console.print(printable(text), soft_wrap=True)
             shown = text
 
 

@@ -111,13 +111,13 @@ def show_finished(console: Console, artifact: Path) -> None:
     """Print an artifact's figures and counts, write its report, and say where both are."""
     node = trace(artifact)[0]
     print_sections(console, [*figures(node), counts([node])], charts=False)
-    console.print(f"{artifact}  digest {node.digest[:16]}", highlight=False)
-    console.print(f"{write_report(artifact)}", highlight=False)
+    console.print(f"{artifact}  digest {node.digest[:16]}")
+    console.print(f"{write_report(artifact)}")
 
 
 def show_up_to_date(console: Console, artifact: Path) -> None:
     ensure_report(artifact)
-    console.print(f"{artifact} is complete, nothing to do", highlight=False)
+    console.print(f"{artifact} is complete, nothing to do")
 
 
 def run_stage(
