@@ -86,15 +86,6 @@ def test_the_light_files_stay_light():
     assert [name for name in LIGHT_FILES if imported(ROOT / name) & heavy] == []
 
 
-def test_no_file_is_longer_than_400_lines():
-    assert [str(p) for p in PRODUCT if len(p.read_text().splitlines()) > 400] == []
-
-
-def test_a_script_parses_composes_and_calls_in_80_lines():
-    scripts = (ROOT / "scripts").glob("*.py")
-    assert [p.name for p in scripts if len(p.read_text().splitlines()) > 80] == []
-
-
 def test_a_short_file_has_more_than_one_importer():
     """Under 60 lines with one importer is a part of that importer; families and schemas apart."""
     modules = {".".join(p.relative_to(ROOT).with_suffix("").parts): p for p in PRODUCT}
