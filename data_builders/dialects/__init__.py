@@ -14,8 +14,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from data_builders.dialects.forms import AUTHOR_TYPES
 from data_builders.dialects.messages import (
     LIST_KEYS,
+    as_messages,
     content_of,
     conversation,
     find_list,
@@ -42,10 +44,18 @@ def read_list(row: Row, reading: Reading, *, dialect: str, key: str) -> Conversa
     if (found := find_list(row)) is None:
         raise not_a(dialect, row, f"no list of messages under {', '.join(LIST_KEYS)}")
     where, listed = found
-    if reading.role is None and not all(item.get(key) is not None for item in listed):
+    if reading.role is None and not all(_has_author(item, key) for item in listed):
         raise not_a(dialect, row, f"not every message of {where} has {key!r}")
-    turns = read_messages(listed, reading, where)
-    return conversation(row, turns, reading, read=(where,), listed=listed, where=where)
+    unread_keys: dict[str, object] = {}
+    turns = read_messages(listed, reading, where, row=row, unread_keys=unread_keys)
+    return conversation(
+        row, turns, reading, read=(where,), listed=listed, where=where, unread_keys=unread_keys
+    )
+
+
+def _has_author(message: Mapping[str, Any], key: str) -> bool:
+    """Whether a message says who wrote it: under `key`, or by the type that other forms have."""
+    return message.get(key) is not None or (key == "role" and message.get("type") in AUTHOR_TYPES)
 
 
 DIALECTS: dict[str, Callable[[Row, Reading], Conversation]] = {
@@ -103,13 +113,28 @@ def reading_of(config: SourceConfig, *, trains: bool = True) -> Reading:
         trains=trains,
         maps=bool(config.fields),
         named=frozenset(path.partition(".")[0] for path in named_paths(config)),
+        ignored=frozenset(config.ignored_keys),
     )
 
 
 def canonical(row: Row, config: SourceConfig) -> Row:
     """The row under the canonical names of `fields`; a renamed field loses its own name."""
     fields = {("reasoning_content" if k == "reasoning" else k): v for k, v in config.fields.items()}
-    return mapped(row, fields)
+    return stored_response(mapped(row, fields))
+
+
+def stored_response(row: Row) -> Row:
+    """A request and its response of OpenAI's Responses, `input` and `output`, as one list."""
+    output = row.get("output")
+    if not isinstance(output, list) or not output or any(row.get(key) for key in LIST_KEYS):
+        return row
+    request = row.get("input")
+    if isinstance(request, str):
+        request = [{"role": "user", "content": request}]
+    if not isinstance(request, list) or as_messages([*request, *output]) is None:
+        return row
+    others = {key: value for key, value in row.items() if key not in ("input", "output")}
+    return {**others, "messages": [*request, *output]}
 
 
 def mapped(row: Row, fields: Mapping[Any, str]) -> Row:
@@ -163,7 +188,7 @@ def _text_shapes(keys: set[str]) -> list[str]:
 
 
 def _by_messages(row: Row, messages: list[Mapping[str, Any]], reading: Reading) -> str:
-    if all(item.get(reading.role or "role") is not None for item in messages):
+    if all(_has_author(item, reading.role or "role") for item in messages):
         return "inline_think" if any(_inline(m, reading) for m in messages) else "openai"
     if all(item.get("from") is not None for item in messages):
         return "sharegpt"

@@ -1,4 +1,4 @@
-"""Keys that change what a row says: loss masks, media; reasoning, system text and tools unread."""
+"""Keys that change what a row says: kinds by name, media, and what would be lost unread."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ from data_builders.dialects.reading import REASONING_KEYS, Reading, Row, RowProb
 from posttrain.jsontext import encode_json
 from posttrain.records import Message
 
-SYSTEM_KEYS = ("system", "system_prompt", "system_message", "instructions")
+SYSTEM_KEYS = ("system", "system_prompt", "system_message", "instructions", "developer")
 TOOL_KEYS = ("tools", "functions", "available_tools", "function")
-_READ_IN_MESSAGE = frozenset({*REASONING_KEYS, "tool_calls", "function_call", "tool_call_id"})
+# columns that hold arguments of a chat template (smoltalk2), and what of them is read
+TEMPLATE_ARGUMENTS = "chat_template_kwargs"
+CUSTOM_INSTRUCTIONS = "custom_instructions"
+TOOLS_IN_ARGUMENTS = ("xml_tools", "python_tools", *TOOL_KEYS)
+CALL_ID_KEYS = ("tool_call_id", "call_id", "tool_use_id")
+_READ_IN_MESSAGE = frozenset(
+    {
+        "role", "from", "content", "value", "name", "tools", "functions",
+        "tool_calls", "function_call", *CALL_ID_KEYS, *REASONING_KEYS,
+    }
+)  # fmt: skip
 MEDIA_KEYS = (
     "images", "image", "videos", "video", "audios", "audio",
     "image_url", "video_url", "audio_url", "input_audio",
 )  # fmt: skip
 _MEDIA = frozenset(MEDIA_KEYS)
-_TRAINED = ("weight", "loss_weight", "loss", "train", "training", "train_on_turn", "trainable")
-_ROW_MASKS = (
-    "loss_mask", "loss_masks", "loss_weights", "completion_mask",
-    "assistant_mask", "assistant_masks", "labels",
-    "train_on_input", "train_on_inputs", "train_on_prompt", "train_on_prompts",
-)  # fmt: skip
-_MASKS = frozenset({*_TRAINED, *_ROW_MASKS, "masked", "mask"})
-_WORDS = {"true": True, "false": False, "1": 1, "1.0": 1, "0": 0, "0.0": 0}
-_KTO_LABELS = ("label", "kto_tag")  # whether the row's answer is a good one
 Kind = Literal["mask", "reasoning", "calls", "system", "tools"]
 _KINDS: dict[Kind, re.Pattern[str]] = {
     # at the start of a word, so that neither `constraint` nor `glossary` is a mask
     "mask": re.compile(
         r"(?:^|[^a-z])(?:un|non)?(?:loss|mask|train|supervis|weight|backprop|ignore|skip|exclud|learn)"
-        r"|^labels$|^is_target$"
+        r"|^labels$|^is_target$|^no_?grad$|^context_only$|(?:^|_)last_[a-z]+_only$"
     ),
     "reasoning": re.compile(
         r"(?:^|_)(?:reasoning|think(?:ing)?|thoughts?|rationale|chain_of_thought|cot|scratchpad|reflection)"
@@ -46,6 +47,18 @@ _KINDS: dict[Kind, re.Pattern[str]] = {
     "tools": re.compile(r"(?:^|_)(?:tool|function|plugin|api)s?(?:_|$)"),
 }
 _SCHEMA = re.compile(r'"(?:parameters|input_?[sS]chema|function|functionDeclarations)"')
+_CALL = re.compile(
+    r'"(?:arguments|args|functionCall|function_call|tool_?calls?|toolName|tool_name|tool_input)"'
+)
+# scripts that put no blanks between words: kana, ideographs, Thai, Lao, Myanmar, Khmer
+_UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+    "\U00020000-\U0003ffff]"
+)
+_SWITCH_UNSPACED = 4  # characters of a switch in such a script (思考模式), ours
+_SWITCH = 40  # characters of a name or a switch in any other, ours
+_SHORT_PROSE = 60  # characters of a remark under a key that is not read, ours
+_LONG_WORD = 300  # an address or a digest is one long word, ours
 
 
 @functools.lru_cache(maxsize=4096)  # few keys, looked up in every row and message
@@ -62,133 +75,118 @@ def refuse_media(item: Mapping[str, Any], where: str = "") -> None:
             raise RowProblem("unsupported_content", where + name, "it comes with media; text only")
 
 
-def trained_by_masks(
-    item: Mapping[str, Any], where: str, *, mapped: Collection[str | None] = ()
-) -> bool:
-    """Whether the loss masks of an assistant's message, or of a part of one, let it be trained.
-
-    Args:
-        mapped: keys that the recipe reads as something else.
-
-    Raises:
-        RowProblem: `malformed_message`, a mask that cannot be honoured, or two that disagree.
-    """
-    flags: dict[str, bool] = {}
-    for key, value in item.items():
-        if value is None or kind_of(key) != "mask" or key in mapped:
-            continue
-        if key == "labels" and not isinstance(value, list):
-            continue  # a class of the message, not one label a token
-        trained = _trained(key, value)
-        if trained is None:
-            what = f"{value!r:.80} is no loss mask that is understood: write train: true or false"
-            raise RowProblem("malformed_message", f"{where}.{key:.80}", what)
-        flags[key] = trained
-    if len(set(flags.values())) > 1:
-        raise RowProblem("malformed_message", f"{where}.{min(flags)}", "loss masks that disagree")
-    return all(flags.values())
-
-
-def _trained(key: str, value: Any) -> bool | None:
-    """Whether an answer with this mask is trained; `None` where nobody can say."""
-    if isinstance(value, str):
-        value = _WORDS.get(value.strip().lower())
-    if value not in (0, 1):
-        return None
-    if key in _TRAINED:
-        return bool(value)
-    # as a number, 1 under `mask` is "masked" to some and "in the loss" to others
-    known = key == "masked" or (key == "mask" and isinstance(value, bool))
-    return not value if known else None
-
-
 def refuse_lost_in_message(
     raw: Mapping[str, Any], message: Message, reading: Reading, at: str
-) -> None:
-    """Refuse an assistant's message with a trace or calls under keys that are not read."""
+) -> dict[str, Any]:
+    """The keys of a message that are not read, with their values.
+
+    Raises:
+        RowProblem: `malformed_message`, a trace, calls or more than a remark under such a key.
+    """
+    if raw.keys() <= _READ_IN_MESSAGE:
+        return {}
+    unread: dict[str, Any] = {}
+    mapped = (reading.role, reading.content, reading.reasoning)
     for key, value in raw.items():
-        kind = kind_of(key)
-        if kind not in ("reasoning", "calls") or key in _READ_IN_MESSAGE or not _speaks(value):
+        if key in _READ_IN_MESSAGE or key in mapped or value in (None, "", [], {}):
             continue
-        if not (message.reasons if kind == "reasoning" else message.tool_calls):
-            what = f"{kind} that is not read: {value!r:.60}"
+        if key in reading.ignored:
+            continue
+        kind = kind_of(key)
+        if kind == "mask":
+            continue
+        if kind == "reasoning":
+            lost = speaks(value) and not message.reasons
+        elif kind == "calls":
+            lost = speaks(value) and not message.tool_calls
+        else:
+            lost = _is_content(value)
+        if lost and not _repeats(value, message):
+            what = f"{kind or 'a key'} that is not read: {value!r:.60}; ignored_keys leaves it out"
             raise RowProblem("malformed_message", f"{at}.{key:.80}", what)
+        unread[key] = value
+    return unread
 
 
-def unread_columns(row: Row, read: Collection[str], reading: Reading) -> tuple[str, ...]:
+def unread_columns(row: Row, read: Collection[str], reading: Reading) -> dict[str, Any]:
     """Columns that hold something and are neither read nor named by the recipe."""
-    return tuple(
-        key
+    return {
+        key: value
         for key, value in row.items()
         if key not in read
         and key not in reading.named
         and key not in SYSTEM_KEYS
         and key not in TOOL_KEYS
         and value not in (None, "", [], {})
-    )
+    }
 
 
 def refuse_lost(
-    row: Row,
-    unread: Collection[str],
+    unread: Mapping[str, Any],
     messages: tuple[Message, ...],
     tools: str | None,
     reading: Reading,
     parts_of_prompt: Collection[str],
 ) -> None:
-    """Refuse a row of which a column is not read that would change the conversation or its loss.
+    """Refuse a row of which a column is not read that would change the conversation.
 
     A column whose text stands in the conversation is not lost; one carried as metadata is left.
 
     Raises:
-        RowProblem: `unread_column`, `unsupported_content`, `untrained_turn`, `malformed_message`,
-            `rejected_answer`.
+        RowProblem: `unread_column` or `unsupported_content`.
     """
-    refuse_media(row)
-    if reading.trains:
-        _refuse_row_masks(row, reading)
-    for key in unread:
-        kind, value = kind_of(key), row[key]
-        if key in parts_of_prompt or (kind == "reasoning" and reading.trains) or kind == "system":
-            lost = _speaks(value) or key in parts_of_prompt
+    for key, value in unread.items():
+        kind = kind_of(key)
+        if key == "documents":  # templates take them as an argument of their own
+            lost = isinstance(value, list)
+        elif key == TEMPLATE_ARGUMENTS:
+            lost = isinstance(value, Mapping) and _arguments_are_lost(value)
+        elif key in parts_of_prompt or (kind == "reasoning" and reading.trains) or kind == "system":
+            lost = speaks(value) or key in parts_of_prompt
             lost = lost and not (isinstance(value, str) and _stands_in(value, messages))
+        elif kind == "calls":
+            calls = any(message.tool_calls for message in messages)
+            lost = reading.trains and not calls and _matches(_CALL, value)
         else:
-            lost = kind == "tools" and tools is None and _is_schema(value)
+            lost = kind == "tools" and tools is None and _matches(_SCHEMA, value)
         if lost:
             what = f"not read, and it would be lost: {value!r:.60}; map it under fields, or name it"
             raise RowProblem("unread_column", key, f"{what} under metadata to leave it out")
 
 
-def _refuse_row_masks(row: Row, reading: Reading) -> None:
-    """A mask over the whole row, but for one that asks for what is done anyway; a bad answer.
-
-    Under a key of an answer's mask only a plain "not to train" counts: a row may hold any `weight`.
-    """
-    for name in (label for label in _KTO_LABELS if label in row):
-        good = _WORDS.get(str(row.get(name)).lower(), True)
-        if not good and name not in reading.named and "chosen" not in row:
-            what = f"{row[name]!r}: a bad answer; a recipe that names the column keeps it"
-            raise RowProblem("rejected_answer", name, what)
-    if _MASKS.isdisjoint(row):
-        return
-    for name in (*_TRAINED, "masked", "mask"):
-        value = row.get(name)
-        if value is not None and _trained(name, value) is False:
-            raise RowProblem("untrained_turn", name, f"{value!r:.80}: a row not to train")
-    for name in _ROW_MASKS:
-        value = row.get(name)
-        if name == "labels" and not (isinstance(value, list) and -100 in value):
-            continue  # classes, and not one label a token
-        asks_no_more = name.startswith("train_on") and _trained("train", value) is False
-        if value is not None and not asks_no_more:
-            raise RowProblem("malformed_message", name, "a loss mask of the row is not honoured")
+def _arguments_are_lost(arguments: Mapping[str, Any]) -> bool:
+    """Whether a template would write more of its arguments than what is read of them."""
+    read = {CUSTOM_INSTRUCTIONS, *TOOLS_IN_ARGUMENTS}
+    return any(_is_content(value) for key, value in arguments.items() if key not in read)
 
 
-def _speaks(value: Any) -> bool:
-    """Whether a value holds more than a switch or a name: several words, a list or an object."""
+def speaks(value: Any) -> bool:
+    """Whether a value holds more than a switch or a name: a phrase, a list or an object."""
     if isinstance(value, str):
-        return len(value.split(None, 1)) > 1
+        text = value.strip()
+        if len(text.split(None, 1)) > 1 or len(text) > _SWITCH:
+            return True
+        return len(_UNSPACED.findall(text)) > _SWITCH_UNSPACED
     return isinstance(value, list | Mapping) and bool(value)
+
+
+def _is_content(value: Any) -> bool:
+    """Whether a value under a key that is not read is more than a remark: long text, or calls."""
+    if isinstance(value, str):
+        text = value.strip()
+        if len(_UNSPACED.findall(text)) > _SHORT_PROSE // 3:
+            return True
+        return len(text) > (_SHORT_PROSE if len(text.split(None, 1)) > 1 else _LONG_WORD)
+    if isinstance(value, Mapping):
+        return _matches(_CALL, value) or any(_is_content(inner) for inner in value.values())
+    if isinstance(value, list):
+        return _matches(_CALL, value) or any(_is_content(inner) for inner in value)
+    return False
+
+
+def _repeats(value: Any, message: Message) -> bool:
+    """Whether a text under a key that is not read stands in the message as it is read."""
+    return isinstance(value, str) and _stands_in(value, (message,))
 
 
 def _stands_in(text: str, messages: tuple[Message, ...]) -> bool:
@@ -196,10 +194,15 @@ def _stands_in(text: str, messages: tuple[Message, ...]) -> bool:
     return any(text in m.content or text in (m.reasoning or "") for m in messages)
 
 
-def _is_schema(value: Any) -> bool:
+def has_schema(value: Any) -> bool:
+    """Whether a value holds the schema of a tool."""
+    return _matches(_SCHEMA, value)
+
+
+def _matches(pattern: re.Pattern[str], value: Any) -> bool:
     if isinstance(value, str):
-        return value.lstrip()[:1] in ("[", "{") and _SCHEMA.search(value) is not None
+        return value.lstrip()[:1] in ("[", "{") and pattern.search(value) is not None
     try:
-        return isinstance(value, list | Mapping) and bool(_SCHEMA.search(encode_json(value)))
+        return isinstance(value, list | Mapping) and bool(pattern.search(encode_json(value)))
     except ValueError:
         return False

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from data_builders.dialects.columns import refuse_media
+from data_builders.dialects.columns import refuse_media, speaks
 from data_builders.dialects.reading import RowProblem, decoded, encoded
 from posttrain.records import Role, ToolCall
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _TRACE_PARTS = ("thinking", "reasoning")
-_CALL_PARTS = ("tool_call", "tool_calls")
+_CALL_PARTS = ("tool_call", "tool_calls", "tool_use")
 _MEDIA = ("image", "audio", "video", "file", "document")
 
 
@@ -86,12 +86,16 @@ def _join(parts: list[Any], where: str) -> Content:
             raise RowProblem("malformed_message", at, f"a content part is {part!r:.80}")
         refuse_media(part, f"{at}.")
         kind = _kind(part)
-        if kind in _TEXT_PARTS:
+        if part.get("thought") is True:  # Gemini's
+            traces.append(_text_of(part, ("text",), at))
+        elif kind in _TEXT_PARTS:
             texts.append(_text_of(part, ("text", "value"), at))
         elif kind in _TRACE_PARTS:
             traces.append(_text_of(part, (kind, "text", "value"), at))
         elif kind in _CALL_PARTS:
-            calls += read_calls(part.get("value", part.get(kind)), at)
+            calls += read_calls(
+                part if kind == "tool_use" else part.get("value", part.get(kind)), at
+            )
         else:
             media = isinstance(kind, str) and any(word in kind for word in _MEDIA)
             reason = "unsupported_content" if media else "malformed_message"
@@ -99,7 +103,9 @@ def _join(parts: list[Any], where: str) -> Content:
     return Content("".join(texts), "\n".join(traces) or None, calls)
 
 
-_CALL_KEYS = {"name", "arguments", "parameters", "id", "type", "index"}
+_ARGUMENT_KEYS = ("arguments", "parameters", "args", "input")
+# keys that a call may have beside; a cache's mark is no part of it
+_CALL_KEYS = {"name", *_ARGUMENT_KEYS, "id", "type", "index", "function", "cache_control"}
 
 
 def read_calls(value: Any, where: str) -> tuple[ToolCall, ...]:
@@ -134,10 +140,15 @@ def read_call(value: Any, where: str) -> ToolCall:
     name = function.get("name")
     if not isinstance(name, str) or not name.strip():
         raise RowProblem("malformed_tool_call", where, f"the call's name is {name!r:.80}")
-    given = next((k for k in ("arguments", "parameters") if function.get(k) is not None), None)
-    extra = sorted(set(function) - _CALL_KEYS - {"function"})
+    given = next((key for key in _ARGUMENT_KEYS if function.get(key) is not None), None)
+    extra = sorted(set(function) - _CALL_KEYS)
     if given is None and extra:
         raise RowProblem("malformed_tool_call", where, f"no arguments, but {extra[0]!r}")
+    for key, stored in (*value.items(), *function.items()):
+        if key not in _CALL_KEYS and (isinstance(stored, list | Mapping) or speaks(stored)):
+            raise RowProblem(
+                "malformed_tool_call", f"{where}.{key:.80}", f"not read: {stored!r:.60}"
+            )
     arguments = _arguments(function[given] if given else None, f"{where}.arguments")
     return ToolCall(name, arguments, read_id(value.get("id"), f"{where}.id"))
 

@@ -7,17 +7,22 @@ from dataclasses import replace
 from typing import Any
 
 from data_builders.dialects.columns import (
+    CALL_ID_KEYS,
+    CUSTOM_INSTRUCTIONS,
     SYSTEM_KEYS,
+    TEMPLATE_ARGUMENTS,
     TOOL_KEYS,
-    kind_of,
+    TOOLS_IN_ARGUMENTS,
+    has_schema,
     refuse_lost,
     refuse_lost_in_message,
     refuse_media,
-    trained_by_masks,
     unread_columns,
 )
 from data_builders.dialects.content import read_calls, read_content, read_id, read_tools
-from data_builders.dialects.reading import Conversation, Reading, Row, RowProblem
+from data_builders.dialects.forms import in_openai_form
+from data_builders.dialects.masks import has_row_masks, mask_key, row_masks, trained_by_masks
+from data_builders.dialects.reading import Conversation, Reading, Row, RowProblem, is_blank
 from posttrain.chat.reasoning import CLOSE, OPEN, has_tags, split_think
 from posttrain.jsontext import load_json
 from posttrain.records import Message, Role, ToolCall
@@ -34,7 +39,6 @@ ROLE_NAMES: dict[str, Role] = {
     "environment": "tool",
 }  # fmt: skip
 _ELSEWHERE = ("parts", "text", "output", "output_text", "result", "structuredContent", "refusal")
-_CALL_ID_KEYS = ("tool_call_id", "call_id", "tool_use_id")
 
 
 def conversation(
@@ -46,6 +50,7 @@ def conversation(
     parts_of_prompt: Collection[str] = (),
     listed: Sequence[Mapping[str, Any]] = (),
     where: str = "",
+    unread_keys: Mapping[str, object] | None = None,
 ) -> Conversation:
     """The turns of a row with its system text and tools, once nothing of the row is lost.
 
@@ -53,16 +58,18 @@ def conversation(
         read: columns that the turns were read from.
         parts_of_prompt: columns that say a part of the prompt in rows of other dialects.
         listed: the raw messages, under `where`; they may declare tools.
+        unread_keys: keys of messages that were not read, each with a value.
 
     Raises:
         RowProblem: see `refuse_lost`, `with_system` and `declared_tools`.
     """
     messages = in_call_order(with_system(row, turns))
     tools = declared_tools(row, listed, where)
+    refuse_media(row)
     unread = unread_columns(row, read, reading)
     parts = () if reading.maps else parts_of_prompt  # whoever maps columns knows the others
-    refuse_lost(row, unread, messages, tools, reading, parts)
-    return Conversation(messages, tools, unread)
+    refuse_lost(unread, messages, tools, reading, parts)
+    return Conversation(messages, tools, unread | (unread_keys or {}))
 
 
 def in_call_order(messages: tuple[Message, ...]) -> tuple[Message, ...]:
@@ -94,6 +101,13 @@ def declared_tools(row: Row, listed: Sequence[Mapping[str, Any]], where: str) ->
     """
     declared: str | None = None
     places = [(key, row[key], True) for key in TOOL_KEYS if row.get(key)]
+    for column, keys in (("metadata", TOOL_KEYS), (TEMPLATE_ARGUMENTS, TOOLS_IN_ARGUMENTS)):
+        arguments = row.get(column)
+        if not isinstance(arguments, Mapping):
+            continue
+        for key in keys:
+            if arguments.get(key) and (column == TEMPLATE_ARGUMENTS or has_schema(arguments[key])):
+                places.append((f"{column}.{key}", arguments[key], True))
     for index, item in enumerate(listed):
         for key in ("tools", "functions"):
             if item.get(key):
@@ -110,8 +124,10 @@ def declared_tools(row: Row, listed: Sequence[Mapping[str, Any]], where: str) ->
 
 def with_system(row: Row, messages: tuple[Message, ...]) -> tuple[Message, ...]:
     """The messages after the row's own system text, unless they start with the same."""
-    for key in SYSTEM_KEYS:
-        if not (value := row.get(key)):
+    arguments = row.get(TEMPLATE_ARGUMENTS)
+    custom = arguments.get(CUSTOM_INSTRUCTIONS) if isinstance(arguments, Mapping) else None
+    for key, value in (*((key, row.get(key)) for key in SYSTEM_KEYS), (TEMPLATE_ARGUMENTS, custom)):
+        if not value:
             continue
         text = read_content(value, "system", key).text
         if not text.strip():
@@ -160,24 +176,43 @@ def as_messages(value: Any) -> list[Mapping[str, Any]] | None:
 
 
 def read_messages(
-    raw: Iterable[Mapping[str, Any]], reading: Reading, where: str, *, prompt: bool = False
+    raw: Iterable[Mapping[str, Any]],
+    reading: Reading,
+    where: str,
+    *,
+    prompt: bool = False,
+    row: Row | None = None,
+    unread_keys: dict[str, object] | None = None,
 ) -> tuple[Message, ...]:
     """All messages; a turn that only calls joins the assistant turn right before it.
 
     Args:
         prompt: an answer follows, so that none of these need be trained.
+        row: the row whose one conversation this is: its own masks speak of these messages.
+        unread_keys: takes up the keys of messages that are not read, each with a value.
 
     Raises:
         RowProblem: `untrained_turn`, every answer has a loss mask.
     """
+    stored = list(raw)
     messages: list[Message] = []
     masked: str | None = None
-    for index, item in enumerate(raw):
-        at = f"{where}[{index}]"
-        message, is_call_turn = _read(item, reading, at)
-        before = messages[-1] if messages else None
+    kept: list[bool] | None = None
+    if row is not None and reading.trains and has_row_masks(row, reading):
+        roles = [_known_role(role_of(item, reading), reading) for item in stored]
+        kept = row_masks(row, reading, roles=roles)
+    for index, at, item in in_openai_form(stored, where):
+        message, is_call_turn, unread = _read(item, reading, at)
+        if message.role == "system" and is_blank(message.content):
+            continue  # some rows write a system turn of no text, which is none
+        if unread_keys is not None:
+            unread_keys.update({f"{where}[].{key}": value for key, value in unread.items()})
         if not message.trained:
-            masked = next(f"{at}.{key}" for key in item if kind_of(key) == "mask")
+            masked = f"{at}.{mask_key(item)}"
+        elif kept is not None and not kept[index] and message.role == "assistant":
+            message = replace(message, trained=False)
+            masked = at
+        before = messages[-1] if messages else None
         if (
             is_call_turn
             and before is not None
@@ -191,6 +226,15 @@ def read_messages(
     if masked and not prompt and not any(m.role == "assistant" and m.trained for m in messages):
         raise RowProblem("untrained_turn", masked, "a loss mask leaves no answer to train")
     return tuple(messages)
+
+
+def _known_role(name: Any, reading: Reading) -> Role | None:
+    """Our role of a raw one; that of a turn that only calls is the assistant's."""
+    if not isinstance(name, str):
+        return None
+    if name.lower() in CALL_TURNS:
+        return reading.roles.get(name) or "assistant"
+    return reading.roles.get(name) or ROLE_NAMES.get(name.lower())
 
 
 def assistant_text(text: str, reading: Reading, *, reasoning: str | None = None) -> Message:
@@ -215,17 +259,21 @@ def _first_of(raw: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
     return None
 
 
-def _read(raw: Mapping[str, Any], reading: Reading, where: str) -> tuple[Message, bool]:
-    """A message, and whether it is a turn that only calls."""
+def _read(
+    raw: Mapping[str, Any], reading: Reading, where: str
+) -> tuple[Message, bool, Mapping[str, Any]]:
+    """A message, whether it is a turn that only calls, and the keys of it that are not read."""
     name = role_of(raw, reading)
     if not isinstance(name, str):
         raise RowProblem("malformed_message", where, f"its role is {name!r:.80}")
     if name not in reading.roles and name.lower() in CALL_TURNS:
-        return _call_turn(raw, reading, where), True
-    role = reading.roles.get(name) or ROLE_NAMES.get(name.lower())
+        message = _call_turn(raw, reading, where)
+        return message, True, refuse_lost_in_message(raw, message, reading, where)
+    role = _known_role(name, reading)
     if role is None:
         raise RowProblem("unknown_role", where, f"role {name!r:.80}; map it under roles:")
     refuse_media(raw, f"{where}.")
+    _refuse_two_contents(raw, reading, where)
     content = content_of(raw, reading)
     if not content and content != 0:
         _refuse_elsewhere(raw, reading, where)
@@ -236,15 +284,25 @@ def _read(raw: Mapping[str, Any], reading: Reading, where: str) -> tuple[Message
     calls = _one_of(parts, _calls(raw, where), where)
     if role == "assistant":
         message = _assistant(text, reasoning, calls, reading, where)
-        return _with_mask(message, raw, content, reading, where), False
-    if calls or reasoning:
+        message = _with_mask(message, raw, content, reading, where)
+    elif calls or reasoning:
         what = "calls tools" if calls else "reasons"
         raise RowProblem("malformed_message", where, f"a {role} turn that {what}")
-    if role == "tool":
-        call_id = read_id(_first_of(raw, _CALL_ID_KEYS), f"{where}.tool_call_id")
+    elif role == "tool":
+        call_id = read_id(_first_of(raw, CALL_ID_KEYS), f"{where}.tool_call_id")
         answered = read_id(raw.get("name"), f"{where}.name")
-        return Message(role, text, tool_call_id=call_id, name=answered), False
-    return Message(role, text), False
+        message = Message(role, text, tool_call_id=call_id, name=answered)
+    else:
+        message = Message(role, text)
+    return message, False, refuse_lost_in_message(raw, message, reading, where)
+
+
+def _refuse_two_contents(raw: Mapping[str, Any], reading: Reading, where: str) -> None:
+    """Refuse a message whose `content` and `value` differ: one of them would be lost."""
+    if reading.content or not raw.get("content") or not raw.get("value"):
+        return
+    if raw["content"] != raw["value"]:
+        raise RowProblem("malformed_message", f"{where}.value", "beside a content that differs")
 
 
 def _refuse_elsewhere(raw: Mapping[str, Any], reading: Reading, where: str) -> None:
@@ -278,15 +336,15 @@ def _one_of(
 def _with_mask(
     message: Message, raw: Mapping[str, Any], content: Any, reading: Reading, where: str
 ) -> Message:
-    """The assistant's message with its loss mask; keys that would be lost are refused."""
-    refuse_lost_in_message(raw, message, reading, where)
+    """The assistant's message with its loss mask."""
     if not reading.trains:
         return message
     for index, part in enumerate(content if isinstance(content, list) else ()):
         at = f"{where}.content[{index}]"
         if isinstance(part, Mapping) and not trained_by_masks(part, at):
             raise RowProblem("malformed_message", at, "a loss mask of a part is not honoured")
-    if trained_by_masks(raw, where, mapped=(reading.role, reading.content, reading.reasoning)):
+    mapped = {reading.role, reading.content, reading.reasoning, *reading.ignored}
+    if trained_by_masks(raw, where, mapped=mapped):
         return message
     return replace(message, trained=False)
 

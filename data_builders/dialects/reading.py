@@ -16,14 +16,24 @@ REASONING_KEYS = (
 )  # fmt: skip
 
 
+# characters of no width, which `str.strip` keeps: joiners, marks of direction, the byte-order mark
+_NO_WIDTH = "\u00ad\u034f\u061c\u180e\u200b\u200c\u200d\u200e\u200f\u2060\u2061\u2062\u2063\ufeff"
+_BLANK = _NO_WIDTH + "".join(c for c in map(chr, range(0x3001)) if c.isspace())
+
+
+def is_blank(text: str) -> bool:
+    """Whether a text shows nothing: white space and characters of no width alone."""
+    return not text.strip(_BLANK)
+
+
 @dataclass(frozen=True, slots=True)
 class Reading:
     """What the recipe says about a source's rows; rows themselves carry canonical field names.
 
     `role`, `content` and `reasoning` are the keys inside a message, where they are not the usual
-    ones. `named` are the columns that the recipe uses in another way; `maps` says that it maps
-    some. Where nothing of the rows `trains` (prompts, what a judge compares), their loss masks do
-    not matter.
+    ones. `named` are the columns that the recipe uses in another way, `ignored` the keys of
+    messages that it leaves out; `maps` says that it maps some. Where nothing of the rows `trains`
+    (prompts, what a judge compares), their loss masks do not matter.
     """
 
     roles: Mapping[str, Role] = field(default_factory=dict)
@@ -33,6 +43,7 @@ class Reading:
     prefilled_think: bool = False
     trains: bool = True
     named: Set[str] = frozenset()
+    ignored: Set[str] = frozenset()
     maps: bool = False
 
     @property
@@ -50,12 +61,13 @@ class Reading:
 class Conversation:
     """Messages and declared tools (the JSON text of a list of OpenAI schemas, or `None`).
 
-    `unread` names the filled columns of the row that are no part of it.
+    `unread` holds what is no part of it, by the name of the column (`key`) or of the key of a
+    message (`messages[].key`), each with a value.
     """
 
     messages: tuple[Message, ...]
     tools: str | None = None
-    unread: tuple[str, ...] = ()
+    unread: Mapping[str, object] = field(default_factory=dict)
 
 
 class RowProblem(DataError):

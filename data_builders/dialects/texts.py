@@ -8,10 +8,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from data_builders.dialects.content import read_text
+from data_builders.dialects.masks import row_masks
 from data_builders.dialects.messages import (
     as_messages,
     assistant_text,
@@ -53,6 +54,7 @@ def alpaca(row: Row, reading: Reading) -> Conversation:
     text = read_text(row[outputs[0]], outputs[0])
     answer = assistant_text(text, reading, reasoning=_row_reasoning(row, reading))
     turns = (*_history(row, reading), Message("user", request(row)), answer)
+    _refuse_row_masks(row, turns, reading)
     read = {*REQUEST_KEYS, *reading.columns_of_reasoning, outputs[0], "history"}
     return conversation(row, turns, reading, read=read)
 
@@ -68,6 +70,7 @@ def prompt_completion(row: Row, reading: Reading) -> Conversation:
         *read_prompt(row["prompt"], reading, "prompt"),
         *read_answer(row[key], reading, key, reasoning=_row_reasoning(row, reading)),
     )
+    _refuse_row_masks(row, turns, reading)
     read = {"prompt", key, "history", *reading.columns_of_reasoning}
     return conversation(row, turns, reading, read=read, parts_of_prompt=_PARTS_OF_PROMPT)
 
@@ -97,10 +100,21 @@ def read_side(row: Row, side: Side, reading: Reading) -> Conversation:
         turns = _join(prompt or (), read_answer(value, reading, side))
     if reading.trains and not turns[-1].trained:
         raise RowProblem("untrained_turn", side, "a loss mask takes its answer out of the loss")
+    _refuse_row_masks(row, turns, reading)
     read = ("chosen", "rejected", *read)
     return conversation(
         row, turns, reading, read=read, parts_of_prompt=_ASKS, listed=listed, where=where
     )
+
+
+def _refuse_row_masks(row: Row, turns: Sequence[Message], reading: Reading) -> None:
+    """Refuse a row whose own masks take a turn out of the loss: its turns come from columns."""
+    if not reading.trains:
+        return
+    kept = row_masks(row, reading, roles=[turn.role for turn in turns])
+    if kept is not None and not all(kept):
+        what = "a loss mask of the row over turns that do not stand in one list is not honoured"
+        raise RowProblem("malformed_message", "the row", what)
 
 
 def _join(prompt: tuple[Message, ...], answer: tuple[Message, ...]) -> tuple[Message, ...]:

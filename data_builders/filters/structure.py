@@ -19,6 +19,7 @@ from jsonschema.exceptions import ValidationError
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
+from data_builders.dialects.reading import is_blank
 from data_builders.rows.raw import Drop
 from posttrain.chat.detect.declared import TYPE_NAMES
 from posttrain.chat.reasoning import has_tags, split_think
@@ -60,20 +61,10 @@ def first_empty(messages: Sequence[Message], role: Role) -> int | None:
     return next((i for i, m in enumerate(messages) if m.role == role and is_blank(m.content)), None)
 
 
-def empty_turn(example: Example, *, role: Role) -> Drop | None:
-    """A turn without text: what the user asked or the system said is not in the record."""
-    index = first_empty(example.messages, role)
-    return None if index is None else Drop(f"empty_{role}_turn", f"message {index}: no text")
-
-
-# characters of no width, which `str.strip` keeps: joiners, marks of direction, the byte-order mark
-_NO_WIDTH = "\u00ad\u034f\u061c\u180e\u200b\u200c\u200d\u200e\u200f\u2060\u2061\u2062\u2063\ufeff"
-_BLANK = _NO_WIDTH + "".join(c for c in map(chr, range(0x3001)) if c.isspace())
-
-
-def is_blank(text: str) -> bool:
-    """Whether a text shows nothing: white space and characters of no width alone."""
-    return not text.strip(_BLANK)
+def empty_user_turn(example: Example) -> Drop | None:
+    """A turn without text: what the user asked is not in the record."""
+    index = first_empty(example.messages, "user")
+    return None if index is None else Drop("empty_user_turn", f"message {index}: no text")
 
 
 def bad_unicode(example: Example) -> Drop | None:
@@ -107,10 +98,20 @@ _THINK_PROBLEMS = {  # of `split_think`, with the drop reason
     "nested_think": ("nested_think", "a trace inside a trace"),
     "second_think": ("nested_think", "a trace after the start of the text"),
 }  # fmt: skip
-_FOREIGN = (
-    "<|begin_of_thought|>", "<thinking>", "<thought>", "<reasoning>", "<reason>", "<reflection>",
-    "<seed:think>", "[THINK]", "◁think▷", "<|channel|>analysis",
+# a tag of any bracket with its name at the start of a text; Harmony and Gemma name a channel behind
+_OPENING_TAG = re.compile(
+    r"\s*(?:<\|?|\[|◁|【|⟨|\{)\s*([\w:.\-]{1,40})(\|?>|\]|▷|】|⟩|\})\s*([a-z]*)"
+)
+_CLOSING_TAG = re.compile(r"(?:</\|?|\[/|◁/|<\|end_)\s*([\w:.\-]{1,40}?)\s*(?:\|?>|\]|▷)")
+_LETTERS = re.compile(r"[^\W\d_]+")
+_TRACE_WORDS = frozenset(
+    {
+        "think", "thinking", "thought", "thoughts", "reason", "reasoning", "reflection",
+        "scratchpad", "analysis", "cot", "monologue", "deliberation", "rationale",
+        "思考", "推理", "思维", "思维链",
+    }
 )  # fmt: skip
+_CHANNEL_TAGS = ("channel", "unused")
 
 
 def misplaced_think(example: Example, *, reason: str) -> Drop | None:
@@ -129,16 +130,34 @@ def misplaced_think(example: Example, *, reason: str) -> Drop | None:
 
 
 def foreign_think(example: Example) -> Drop | None:
-    """An assistant text that opens with a trace in other tags than `<think>`.
+    """An assistant text with a trace in other tags than `<think>`, opened at its start or before.
 
     Kept, it would be a reasoning trace trained as the answer of a turn with reasoning off.
     """
     for index, message in enumerate(example.messages):
-        if message.role == "assistant" and message.content.lstrip().startswith(_FOREIGN):
-            tag = next(tag for tag in _FOREIGN if message.content.lstrip().startswith(tag))
-            detail = f"the text opens with {tag}; rewrite such traces with <think> tags"
+        if message.role != "assistant":
+            continue
+        if tag := _foreign_tag(message.content):
+            detail = f"the text has a trace in {tag}; rewrite such traces with <think> tags"
             return Drop("foreign_think", f"message {index}: {detail}")
     return None
+
+
+def _foreign_tag(text: str) -> str | None:
+    """The tag of a trace that opens a text, or closes one that the prompt opened."""
+    if opening := _OPENING_TAG.match(text):
+        name, _, channel = opening.groups()
+        is_channel = name.lower().startswith(_CHANNEL_TAGS) and channel in _TRACE_WORDS
+        if is_channel or _names_trace(name):
+            return opening.group()[: opening.end(2 if not is_channel else 3)].strip()
+    closing = _CLOSING_TAG.search(text)
+    if closing and _names_trace(closing.group(1)) and f"<{closing.group(1)}" not in text:
+        return closing.group()
+    return None
+
+
+def _names_trace(name: str) -> bool:
+    return not _TRACE_WORDS.isdisjoint(_LETTERS.findall(name.lower()))
 
 
 MARKUP = "<tool_call>"
@@ -361,8 +380,7 @@ STRUCTURAL: dict[str, Callable[[Example], Drop | None]] = {
     "nested_think": partial(misplaced_think, reason="nested_think"),
     "foreign_think": foreign_think,
     "empty_answer": empty_answer,
-    "empty_user_turn": partial(empty_turn, role="user"),
-    "empty_system_turn": partial(empty_turn, role="system"),
+    "empty_user_turn": empty_user_turn,
     "undeclared_tools": undeclared_tools,
     "unknown_tool": unknown_tool,
     "unusable_schema": partial(failing_arguments, reason="unusable_schema"),

@@ -129,7 +129,7 @@ def _render(
         )
     except RowProblem as problem:
         return Dropped(problem.reason, str(problem), raw.file, raw.line)
-    counts.note_unread(raw.row, (name for name in chosen.unread if name in rejected.unread))
+    counts.note_unread({k: value for k, value in chosen.unread.items() if k in rejected.unread})
     shared = shared_messages(chosen.messages, rejected.messages)
     sides = [(side.messages[:shared], side.messages[shared:]) for side in (chosen, rejected)]
     pair_id = content_id((*chosen.messages, *sides[1][1]), chosen.tools)

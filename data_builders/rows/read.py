@@ -60,9 +60,12 @@ class RowCounts:
             "examples": dict(sorted(self.examples.items())),
         }
 
-    def note_unread(self, row: Mapping[str, Any], names: Iterable[str]) -> None:
-        """Count a row's columns that are not read; an example is made once, it may be long."""
-        self.add_unread((n, 1, "" if n in self.unread else f"{row[n]!r:.60}") for n in names)
+    def note_unread(self, unread: Mapping[str, object]) -> None:
+        """Count what of a row is not read; an example is made once, it may be long."""
+        self.add_unread(
+            (name, 1, "" if name in self.unread else f"{value!r:.60}")
+            for name, value in unread.items()
+        )
 
     def add_unread(self, columns: Iterable[tuple[str, int, str]]) -> None:
         """Count columns that are not read: (name, rows, an example)."""
@@ -208,7 +211,7 @@ def examples_of(
     def read(raw: RawRow) -> PlacedExample | Dropped:
         dialect, conversation = read_row(raw.row, config, reading)
         metadata, license = _carried(raw.row, config)
-        counts.note_unread(raw.row, conversation.unread)
+        counts.note_unread(conversation.unread)
         messages, reason = end_on_assistant(conversation.messages, config.ending)
         if reason is not None:
             last = conversation.messages[-1].role

@@ -70,6 +70,7 @@ def _comparable(value: Any, operand: Any) -> bool:
 def named_paths(config: SourceConfig) -> Iterator[str]:
     """The fields that a source names, whatever for."""
     yield from (*config.fields.values(), *config.metadata, *(config.where or ()))
+    yield from config.ignored_keys
     if config.license_field is not None:
         yield config.license_field
 

@@ -317,6 +317,11 @@ def show_expected(console: Console, recipe: BuildSftConfig, probes: Sequence[Pro
         for p in probes
         for reason, count in sorted(p.stats["dropped"].items(), key=lambda item: -item[1])
     ]
+    unread = [
+        [p.name, name, f"{count / max(p.rows, 1):.0%}", example]
+        for p in probes
+        for name, count, example in p.stats["unread"]
+    ]
     tokens = sum(total.tokens for total in expected if total is not None)
     seconds = sum(p.seconds * (p.of_rows or p.rows) / max(p.rows, 1) for p in probes)
     summary = (
@@ -331,8 +336,14 @@ def show_expected(console: Console, recipe: BuildSftConfig, probes: Sequence[Pro
         summary += " Shares divide the largest total that keeps every source within its max_epochs."
     table = Table(["source", "reason", "rows", "for example"], drops)
     title = "Expected, from the first records of each source"
-    sections = [Section(title, [Table(head, plan), summary])]
-    print_sections(console, [*sections, Section("Dropped among these rows", [table] * bool(drops))])
+    sections = [
+        Section(title, [Table(head, plan), summary]),
+        Section("Dropped among these rows", [table] * bool(drops)),
+    ]
+    if unread:
+        columns = Table(["source", "column or key", "rows that fill it", "for example"], unread)
+        sections.append(Section("Not read: no part of a record comes from these", [columns]))
+    print_sections(console, sections)
     if not any(probe.kept.rows for probe in probes):
         problems.append("nothing is left to train on")
     return problems

@@ -17,7 +17,6 @@ class StructuralFilters(Strict):
     role_order: turns that no chat could have produced.
     empty_answer: an assistant turn without text and calls.
     empty_user_turn: a user turn without text.
-    empty_system_turn: a system turn without text.
     unclosed_think: a think tag without its partner.
     nested_think: think tags inside or after a trace.
     foreign_think: a trace in other tags than <think>.
@@ -33,7 +32,6 @@ class StructuralFilters(Strict):
     role_order: bool = True
     empty_answer: bool = True
     empty_user_turn: bool = True
-    empty_system_turn: bool = True
     unclosed_think: bool = True
     nested_think: bool = True
     foreign_think: bool = True

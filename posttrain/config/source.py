@@ -140,6 +140,7 @@ class SourceConfig(RowPlace):
     license: of every row, or of those that lack `license_field`.
     license_field: the row's own field (a dotted path) with its license.
     metadata: fields of the row (dotted paths) to carry along, keyed by their last part.
+    ignored_keys: columns, and keys of messages, to leave out where a row that fills one is refused.
     ending: conversations that do not end on an assistant turn are trimmed to it, or dropped.
     prefilled_think: assistant texts start inside a trace, the opening tag is not in the text.
     strict: stop at the first row that cannot be read as a record instead of dropping it.
@@ -152,6 +153,7 @@ class SourceConfig(RowPlace):
     license: str = "unknown"
     license_field: str | None = None
     metadata: Metadata = ()
+    ignored_keys: tuple[str, ...] = ()
     ending: EndingPolicy = "trim"
     prefilled_think: bool = False
     strict: bool = False

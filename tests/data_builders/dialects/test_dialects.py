@@ -166,7 +166,7 @@ def test_fields_map_names_paths_and_roles() -> None:
     settings: dict[str, Any] = {"fields": {"prompt": "question", "completion": "model.answer"}}
     dialect, conversation = read(row, **settings)
     assert (dialect, conversation.messages) == ("prompt_completion", PLAIN)
-    assert conversation.unread == ("instruction",)
+    assert conversation.unread == {"instruction": "not this"}
     assert problem(row).reason == "unrecognised"
     row = {"dialog": [{"speaker": "USER_A", "training_text": "2+2?"},
                       {"speaker": "Bot", "training_text": "4"}]}  # fmt: skip
@@ -181,9 +181,9 @@ def test_a_column_is_read_or_named_or_lost() -> None:
     row = {"messages": OPENAI, "rationale": "first 2, then 2", "level": 3, "empty": "", "n": None}
     assert problem(row).field == "rationale"
     # carried along on purpose, or already in the conversation
-    assert read(row, metadata=("rationale",))[1].unread == ("level",)
+    assert read(row, metadata=("rationale",))[1].unread == {"level": 3}
     row["messages"] = [ASK, SAY | {"reasoning": "first 2, then 2"}]
-    assert read(row)[1].unread == ("rationale", "level")
+    assert read(row)[1].unread == {"rationale": "first 2, then 2", "level": 3}
 
 
 def assistant(**more: Any) -> dict[str, Any]:
@@ -215,7 +215,7 @@ def assistant(**more: Any) -> dict[str, Any]:
         ("conflicting_reasoning", assistant(reasoning="a", content="<think>b</think>4")),
         ("malformed_tool_call", assistant(tool_calls=[CALL], function_call={"name": "other"})),
         ("malformed_tool_call", assistant(tool_calls=[{"function": {"arguments": "{}"}}])),
-        ("malformed_tool_call", assistant(tool_calls=[{"name": "f", "args": {"x": 1}}])),
+        ("malformed_tool_call", assistant(tool_calls=[{"name": "f", "kwargs": {"x": 1}}])),
         ("malformed_tool_call", {"conversations": [SHAREGPT[0],
                                  {"from": "function_call", "value": "weather(Oslo)"}]}),
         ("malformed_message", assistant(toolCalls=[CALL])),
@@ -275,7 +275,7 @@ def test_a_part_without_its_text_is_never_read_as_empty(role: str, part: dict[st
 @pytest.mark.parametrize(
     ("role", "more"),
     [
-        ("user", {"parts": [{"text": "2+2?"}]}),
+        ("user", {"text": "2+2?"}),
         ("assistant", {"content": "", "text": "4"}),
         ("tool", {"output": "4"}),
         ("tool", {"content": [], "result": {"sum": 4}}),

@@ -105,8 +105,11 @@ def test_masks_of_other_turns_are_no_matter(more: dict[str, Any]) -> None:
 def test_a_mask_over_the_row_is_refused_unless_it_says_what_is_done(row: dict[str, Any]) -> None:
     for more in ({"loss_mask": [0]}, {"train_on_inputs": True}, {"assistant_masks": [0]}):
         assert problem(row | more).reason == "malformed_message"
-    # what a row says beside its answer is no mask
-    for more in ({"train_on_inputs": False}, {"weight": 70}, {"loss": 0.23}, {"mask": "User"}):
+    # a number that nobody can tell from a weight of the loss, unless the recipe names the column
+    for more in ({"weight": 70}, {"loss": 0.23}, {"sample_weight": 0}):
+        assert problem(row | more).reason == "malformed_message"
+        assert len(read(row | more, metadata=tuple(more))[1].messages) == 2
+    for more in ({"train_on_inputs": False}, {"mask": "User"}, {"learning_goal": "adds numbers"}):
         assert len(read(row | more)[1].messages) == 2
 
 

@@ -51,7 +51,6 @@ BROKEN: list[tuple[str, Example, str]] = [
     ("empty_answer", chat(user(), answer("", reasoning="hm")), "a trace without"),
     ("empty_user_turn", chat(user(""), answer()), "message 0"),
     ("empty_user_turn", chat(user(), answer(), user(" \n"), answer()), "message 2"),
-    ("empty_system_turn", chat(Message("system", "\u200b"), user(), answer()), "message 0"),
     ("undeclared_tools", chat(user(), calls("weather")), "message 1 calls 'weather'"),
     ("unknown_tool", chat(user(), calls("wether"), tools=[WEATHER]), "declared: 'weather'"),
     ("bad_arguments", chat(user(), calls("weather", arguments="{}"), tools=[WEATHER]), "'city'"),

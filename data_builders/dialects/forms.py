@@ -1,0 +1,276 @@
+"""Messages as other services and libraries store them → messages in OpenAI's form.
+
+Anthropic's content blocks, the items of OpenAI's Responses, Gemini's parts, LangChain's messages
+and those of Vercel's AI SDK. Other messages pass as they are. One stored message can be several:
+the calls of an assistant with their results inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from data_builders.dialects.reading import RowProblem, encoded
+
+RawMessage = Mapping[str, Any]
+# keys that no message in OpenAI's form has
+_FOREIGN_KEYS = frozenset(
+    {"toolInvocations", "parts", "additional_kwargs", "type", "channel", "recipient"}
+)
+_LANGCHAIN_ROLES = frozenset({"human", "ai", "system", "tool", "function", "developer"})
+_RESPONSES_ITEMS = frozenset({"message", "function_call", "function_call_output", "reasoning"})
+# types of messages that say who wrote them
+AUTHOR_TYPES = _LANGCHAIN_ROLES | _RESPONSES_ITEMS
+
+
+def in_openai_form(
+    messages: Iterable[RawMessage], where: str
+) -> Iterator[tuple[int, str, RawMessage]]:
+    """(index of the stored message, its path, message in OpenAI's form), in order.
+
+    Raises:
+        RowProblem: `malformed_message` or `malformed_tool_call`, a part or an item of such a form
+            that is not read.
+    """
+    listed = list(messages)
+    if any(item.get("type") in _RESPONSES_ITEMS and "role" not in item for item in listed):
+        yield from _from_responses(listed, where)
+        return
+    for index, item in enumerate(listed):
+        at = f"{where}[{index}]"
+        for message in _expanded(item, at):
+            yield index, at, message
+
+
+def _expanded(item: RawMessage, at: str) -> Iterable[RawMessage]:
+    """A stored message as one or more in OpenAI's form."""
+    content = item.get("content")
+    if isinstance(content, list) and any(_is_part(part, "tool_result") for part in content):
+        return _from_anthropic(item, content, at)
+    if _FOREIGN_KEYS.isdisjoint(item):
+        return (item,)
+    _refuse_channel(item, at)
+    if "additional_kwargs" in item or ("role" not in item and item.get("type") in _LANGCHAIN_ROLES):
+        return (_from_langchain(item),)
+    parts = item.get("parts")
+    if isinstance(parts, list) and parts:
+        if any(isinstance(part, Mapping) and "type" in part for part in parts):
+            return _from_vercel(item, parts, at)
+        return _from_gemini(item, parts, at)
+    if item.get("toolInvocations"):
+        return _from_vercel(item, _vercel_parts(item), at)
+    return (item,)
+
+
+def _is_part(part: Any, kind: str) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == kind
+
+
+def _refuse_channel(item: RawMessage, at: str) -> None:
+    """Refuse a Harmony message that is no answer: its text would be trained as one."""
+    channel, recipient = item.get("channel"), item.get("recipient")
+    if channel not in (None, "", "final") or recipient not in (None, "", "all", "user"):
+        what = (
+            f"of Harmony's channel {channel!r} to {recipient!r}: write traces and calls in fields"
+        )
+        raise RowProblem("malformed_message", f"{at}.channel", what)
+
+
+def _call(name: Any, arguments: Any, call_id: Any) -> dict[str, Any]:
+    return {"name": name, "arguments": arguments, "id": call_id}
+
+
+def _rest(item: RawMessage, *read: str) -> dict[str, Any]:
+    """The keys of a stored message that are the same in OpenAI's form."""
+    return {key: value for key, value in item.items() if key not in read}
+
+
+# -- Anthropic ------------------------------------------------------------------------------------
+
+
+def _from_anthropic(item: RawMessage, parts: Sequence[Any], at: str) -> Iterator[RawMessage]:
+    """A user's message that starts with results of tools."""
+    rest: list[Any] = []
+    for index, part in enumerate(parts):
+        if not _is_part(part, "tool_result"):
+            rest.append(part)
+            continue
+        if rest:
+            what = "a tool's result after other parts"
+            raise RowProblem("malformed_message", f"{at}.content[{index}]", what)
+        yield {
+            "role": "tool",
+            "content": part.get("content"),
+            "tool_call_id": part.get("tool_use_id"),
+        }
+    if rest:
+        yield {**item, "content": rest}
+
+
+# -- OpenAI's Responses ----------------------------------------------------------------------------
+
+
+def _from_responses(
+    items: Sequence[RawMessage], where: str
+) -> Iterator[tuple[int, str, RawMessage]]:
+    """Items of Responses: a turn's trace, text and calls stand in items of their own."""
+    turn: dict[str, Any] = {}
+    start = 0
+    for index, item in enumerate(items):
+        at = f"{where}[{index}]"
+        kind = item.get("type", "message")
+        if kind == "function_call_output":
+            if turn:
+                yield start, f"{where}[{start}]", turn
+            turn = {}
+            call_id = item.get("call_id")
+            yield (
+                index,
+                at,
+                {"role": "tool", "content": item.get("output"), "tool_call_id": call_id},
+            )
+            continue
+        role = "assistant" if kind in ("reasoning", "function_call") else item.get("role")
+        if turn and (role != "assistant" or ("content" in turn and kind != "function_call")):
+            yield start, f"{where}[{start}]", turn
+            turn = {}
+        if role != "assistant":
+            yield index, at, _rest(item, "type", "id", "status")
+            continue
+        if not turn:
+            start = index
+        turn = {**turn, **_responses_turn(turn, item, kind, at)}
+    if turn:
+        yield start, f"{where}[{start}]", turn
+
+
+def _responses_turn(
+    turn: Mapping[str, Any], item: RawMessage, kind: Any, at: str
+) -> dict[str, Any]:
+    """What one item adds to the assistant's message."""
+    if kind == "reasoning":
+        trace = _responses_trace(item, at)
+        return {"role": "assistant"} | ({"reasoning": trace} if trace else {})
+    if kind == "function_call":
+        call = _call(item.get("name"), item.get("arguments"), item.get("call_id", item.get("id")))
+        return {"role": "assistant", "tool_calls": [*turn.get("tool_calls", ()), call]}
+    if kind == "message":
+        return _rest(item, "type", "id", "status")
+    raise RowProblem("malformed_message", at, f"an item of type {kind!r:.80} that is not read")
+
+
+def _responses_trace(item: RawMessage, at: str) -> str:
+    """The trace of a reasoning item: its text, else its summary; empty where it is encrypted."""
+    for key in ("content", "summary"):
+        parts = item.get(key)
+        if isinstance(parts, str):
+            return parts
+        if isinstance(parts, list) and parts:
+            texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
+            if not all(isinstance(text, str) for text in texts):
+                raise RowProblem("malformed_message", f"{at}.{key}", f"not texts: {parts!r:.80}")
+            return "\n".join(texts)
+    return ""
+
+
+# -- Gemini ----------------------------------------------------------------------------------------
+
+
+def _from_gemini(item: RawMessage, parts: Sequence[Any], at: str) -> Iterator[RawMessage]:
+    """A message of `parts`: texts, thoughts, calls, or results of tools."""
+    content: list[Any] = []
+    calls: list[dict[str, Any]] = []
+    results: list[RawMessage] = []
+    for index, part in enumerate(parts):
+        stored = part if isinstance(part, Mapping) else {}
+        call = stored.get("functionCall")
+        result = stored.get("functionResponse")
+        if isinstance(call, Mapping):
+            calls.append(_call(call.get("name"), call.get("args"), call.get("id")))
+        elif isinstance(result, Mapping):
+            text = encoded(result.get("response"), "malformed_message", f"{at}.parts[{index}]")
+            results.append({"role": "tool", "content": text, "name": result.get("name")})
+        else:
+            content.append(part)
+    yield from results
+    if content or calls or not results:
+        message = _rest(item, "parts")
+        if message.get("content"):
+            raise RowProblem("malformed_message", f"{at}.parts", "parts beside a content")
+        yield message | {"content": content} | ({"tool_calls": calls} if calls else {})
+
+
+# -- LangChain -------------------------------------------------------------------------------------
+
+
+def _from_langchain(item: RawMessage) -> RawMessage:
+    """A message whose type is its role, and whose further keys stand in `additional_kwargs`."""
+    message = _rest(item, "additional_kwargs", "type")
+    message.setdefault("role", item.get("type"))
+    for key, value in (item.get("additional_kwargs") or {}).items():
+        if key == "tool_calls" and message.get("tool_calls"):
+            message["function_call"] = value  # the same calls once more: both are compared
+        elif not message.get(key):
+            message[key] = value
+    return message
+
+
+# -- Vercel's AI SDK -------------------------------------------------------------------------------
+
+
+def _vercel_parts(item: RawMessage) -> list[Any]:
+    """The parts of a message of an older version: its content, then its calls."""
+    text = [{"type": "text", "text": item["content"]}] if item.get("content") else []
+    calls = [{"type": "tool-invocation", "toolInvocation": i} for i in item["toolInvocations"]]
+    return [*text, *calls]
+
+
+def _from_vercel(item: RawMessage, parts: Sequence[Any], at: str) -> Iterator[RawMessage]:
+    """A message in steps: text, trace and calls of each, with the results inside the calls."""
+    texts = [part["text"] for part in parts if _is_part(part, "text") and "text" in part]
+    if item.get("content") and item["content"] != "".join(map(str, texts)):
+        raise RowProblem("malformed_message", f"{at}.content", "not the text of its parts")
+    rest = _rest(item, "parts", "content", "toolInvocations")
+    step: dict[str, list[Any]] = {"content": [], "tool_calls": []}
+    results: list[RawMessage] = []
+    for index, part in enumerate(parts):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        invocation = _vercel_call(part, kind)
+        if invocation is None and results:
+            yield rest | step
+            yield from results
+            step = {"content": [], "tool_calls": []}
+            results = []
+        if kind == "step-start":
+            continue
+        if invocation is None:
+            content = part
+            if kind == "reasoning":
+                content = {"type": "reasoning", "text": part.get("text", part.get("reasoning"))}
+            step["content"].append(content)
+            continue
+        call, result = invocation
+        step["tool_calls"].append(call)
+        if result is not None:
+            if not isinstance(result, str):
+                result = encoded(result, "malformed_message", f"{at}.parts[{index}]")
+            results.append({"role": "tool", "content": result, "tool_call_id": call["id"]})
+    if step["content"] or step["tool_calls"]:
+        yield rest | step
+    yield from results
+
+
+def _vercel_call(part: Any, kind: Any) -> tuple[dict[str, Any], Any] | None:
+    """A part's call and its result (`None` without one); `None` for a part that is no call."""
+    if not isinstance(kind, str):
+        return None
+    if kind == "tool-invocation":
+        stored = part.get("toolInvocation") or {}
+        call = _call(stored.get("toolName"), stored.get("args"), stored.get("toolCallId"))
+        return call, stored.get("result")
+    if kind == "dynamic-tool" or kind.startswith("tool-"):
+        name = part.get("toolName") or kind.removeprefix("tool-")
+        call = _call(name, part.get("input"), part.get("toolCallId"))
+        output = part.get("output")
+        return call, part.get("errorText") if output is None else output
+    return None

@@ -1,0 +1,196 @@
+"""Loss masks that rows, messages and parts carry: honoured where they are clear, else refused."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from data_builders.dialects.columns import kind_of, speaks
+from data_builders.dialects.reading import Reading, Row, RowProblem
+from posttrain.jsontext import load_json
+
+# under these names 1 puts an answer into the loss, under the others 1 takes it out
+_TRAINED = (
+    "weight", "loss_weight", "loss", "train", "training", "train_on_turn", "trainable",
+)  # fmt: skip
+_UNTRAINED = ("masked", "no_grad", "context_only")
+# one number a message of the row, or one an assistant message, where 1 is in the loss
+_MESSAGE_WEIGHTS = frozenset(
+    {
+        "weights", "message_weights", "turn_weights", "loss_weights", "loss_mask", "loss_masks",
+        "train_mask", "train_masks", "assistant_loss_mask", "assistant_loss_masks",
+    }
+)  # fmt: skip
+_ON_PROMPT = frozenset({"train_on_input", "train_on_inputs", "train_on_prompt", "train_on_prompts"})
+_PROMPT_ROLES = ("user", "human", "system")  # NeMo's rows name the role to mask
+_WORDS = {"true": True, "false": False, "1": 1, "1.0": 1, "0": 0, "0.0": 0}
+# whether the row's answer is a good one (KTO); other texts are classes of the row
+_VERDICT_COLUMNS = ("label", "kto_tag")
+_BAD = frozenset(
+    {"false", "0", "0.0", "rejected", "reject", "bad", "undesirable", "negative", "dispreferred"}
+)
+# keys of a message whose values have a reading of their own, with masks of their own
+_READ_ELSEWHERE = frozenset({"content", "value", "tool_calls", "function_call"})
+
+
+def trained_by_masks(
+    item: Mapping[str, Any], where: str, *, mapped: Collection[str | None] = ()
+) -> bool:
+    """Whether the loss masks of an assistant's message, or of a part of one, let it be trained.
+
+    Args:
+        mapped: keys that the recipe reads as something else.
+
+    Raises:
+        RowProblem: `malformed_message`, a mask that cannot be honoured, or two that disagree.
+    """
+    flags: dict[str, bool] = {}
+    for path, key, value in _masks_of(item):
+        if key in mapped or (key == "labels" and not isinstance(value, list)):
+            continue  # `labels` that is no list is a class of the message
+        trained = _trained(key, value)
+        if trained is None:
+            what = f"{value!r:.80} is no loss mask that is understood: write train: true or false"
+            raise RowProblem("malformed_message", f"{where}.{path:.80}", what)
+        flags[path] = trained
+    if len(set(flags.values())) > 1:
+        raise RowProblem("malformed_message", f"{where}.{min(flags)}", "loss masks that disagree")
+    return all(flags.values())
+
+
+def mask_key(item: Mapping[str, Any]) -> str:
+    """Path of the first loss mask of a message, for an error that names it."""
+    return next((path for path, _, _ in _masks_of(item)), "")
+
+
+def _masks_of(item: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    """(path, key, value) of each mask of a message, also inside its metadata."""
+    for key, value in item.items():
+        if value is None:
+            continue
+        if kind_of(key) == "mask":
+            yield key, key, value
+        elif type(value) is dict and key not in _READ_ELSEWHERE:
+            for inner, nested in value.items():
+                if nested is not None and kind_of(inner) == "mask":
+                    yield f"{key}.{inner}", inner, nested
+
+
+def _trained(key: str, value: Any) -> bool | None:
+    """Whether an answer with this mask is trained; `None` where nobody can say."""
+    if isinstance(value, str):
+        value = _WORDS.get(value.strip().lower())
+    if value not in (0, 1):
+        return None
+    if key in _TRAINED:
+        return bool(value)
+    # as a number, 1 under `mask` is "masked" to some and "in the loss" to others
+    known = key in _UNTRAINED or (key == "mask" and isinstance(value, bool))
+    return not value if known else None
+
+
+def row_masks(row: Row, reading: Reading, *, roles: Sequence[str | None] = ()) -> list[bool] | None:
+    """Which messages of a row its own masks let be trained; `None` where they leave all of them.
+
+    Args:
+        roles: our role of each message of the row's list; empty where the row has no list.
+
+    Raises:
+        RowProblem: `untrained_turn`, a row not to train; `malformed_message`, a mask that cannot
+            be honoured, or two that disagree; `rejected_answer`.
+    """
+    _refuse_bad_answer(row, reading)
+    kept: list[bool] | None = None
+    for path, key, value in _row_masks_of(row, reading):
+        flags = _message_flags(path, key, value, roles)
+        if flags is None:
+            continue
+        if kept is not None and flags != kept:
+            raise RowProblem("malformed_message", path, "loss masks that disagree")
+        kept = flags
+    return kept
+
+
+def _row_masks_of(row: Row, reading: Reading) -> Iterator[tuple[str, str, Any]]:
+    """(path, key, value) of each mask of a row that the recipe does not name."""
+    for key, value in row.items():
+        if value is None or value in ("", [], {}) or key in reading.named:
+            continue
+        if kind_of(key) == "mask":
+            # a row's `learning_goal` in several words is prose
+            if not (isinstance(value, str) and speaks(value) and _listed(value) is None):
+                yield key, key, value
+        elif type(value) is dict:
+            for inner, nested in value.items():
+                clear = inner in _TRAINED or inner in _UNTRAINED or inner in _MESSAGE_WEIGHTS
+                if clear and (_trained(inner, nested) is not None or isinstance(nested, list)):
+                    yield f"{key}.{inner}", inner, nested
+
+
+def _message_flags(
+    path: str, key: str, value: Any, roles: Sequence[str | None]
+) -> list[bool] | None:
+    """What one mask of a row says of each message; `None` where it asks for what is done anyway."""
+    trained = _trained(key, value)
+    if trained is not None:
+        if not trained:
+            raise RowProblem("untrained_turn", path, f"{value!r:.80}: a row not to train")
+        return None
+    switch = _WORDS.get(str(value).strip().lower())
+    if key == "labels" and not (isinstance(value, list) and -100 in value):
+        return None  # classes, and not one label a token
+    if key in _ON_PROMPT and switch == 0:
+        return None
+    if _is_last_only(key) and switch is not None:
+        return _last_turn(path, roles) if switch else None
+    if key == "mask" and str(value).lower() in _PROMPT_ROLES:
+        return None
+    listed = _listed(value)
+    if key in _MESSAGE_WEIGHTS and listed is not None:
+        if len(listed) == len(roles):
+            return [role != "assistant" or flag for role, flag in zip(roles, listed, strict=True)]
+        assistants = [index for index, role in enumerate(roles) if role == "assistant"]
+        if len(listed) == len(assistants) and ("turn" in key or "assistant" in key):
+            by_index = dict(zip(assistants, listed, strict=True))
+            return [by_index.get(index, True) for index in range(len(roles))]
+    what = f"{value!r:.60} is a loss mask of the row that is not honoured; name the column under "
+    raise RowProblem("malformed_message", path, f"{what}metadata to leave it out")
+
+
+def _is_last_only(key: str) -> bool:
+    return key == "mask_history" or ("last" in key and "only" in key.split("_"))
+
+
+def _last_turn(path: str, roles: Sequence[str | None]) -> list[bool] | None:
+    """Only the last answer is trained, where that is the whole of the last turn."""
+    answers = [index for index, role in enumerate(roles) if role == "assistant"]
+    users = [index for index, role in enumerate(roles) if role == "user"]
+    if not roles:
+        raise RowProblem("malformed_message", path, "a mask over turns, and the row has no list")
+    if answers and users and any(users[-1] < index < answers[-1] for index in answers):
+        what = "the last turn has several steps: mark the messages to train with train: true"
+        raise RowProblem("malformed_message", path, what)
+    return [role != "assistant" or index == answers[-1] for index, role in enumerate(roles)]
+
+
+def _listed(value: Any) -> list[bool] | None:
+    """A list of zeros and ones, or its JSON text, as truth values; `None` for anything else."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            value = load_json(value)
+        except ValueError:
+            return None
+    if not isinstance(value, list) or not value or not all(item in (0, 1) for item in value):
+        return None
+    return [bool(item) for item in value]
+
+
+def _refuse_bad_answer(row: Row, reading: Reading) -> None:
+    """Refuse a row whose label says that its one answer is a bad one."""
+    for name in _VERDICT_COLUMNS:
+        value = row.get(name)
+        if value is None or name in reading.named or "chosen" in row:
+            continue
+        if str(value).strip().lower() in _BAD:
+            what = f"{value!r}: a bad answer; a recipe that names the column keeps it"
+            raise RowProblem("rejected_answer", name, what)
