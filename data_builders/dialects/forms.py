@@ -166,8 +166,9 @@ def _responses_trace(item: RawMessage, at: str) -> str:
         if isinstance(parts, str):
             return parts
         if isinstance(parts, list) and parts:
-            texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
-            if not all(isinstance(text, str) for text in texts):
+            stored = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
+            texts = [text for text in stored if isinstance(text, str)]
+            if len(texts) < len(stored):
                 raise RowProblem("malformed_message", f"{at}.{key}", f"not texts: {parts!r:.80}")
             return "\n".join(texts)
     return ""

@@ -89,6 +89,16 @@ def _trained(key: str, value: Any) -> bool | None:
     return not value if known else None
 
 
+def has_row_masks(row: Row, reading: Reading) -> bool:
+    """Whether a row says of itself what to train.
+
+    Raises:
+        RowProblem: `rejected_answer`, a label that says that its one answer is a bad one.
+    """
+    _refuse_bad_answer(row, reading)
+    return next(_row_masks_of(row, reading), None) is not None
+
+
 def row_masks(row: Row, reading: Reading, *, roles: Sequence[str | None] = ()) -> list[bool] | None:
     """Which messages of a row its own masks let be trained; `None` where they leave all of them.
 
@@ -97,9 +107,8 @@ def row_masks(row: Row, reading: Reading, *, roles: Sequence[str | None] = ()) -
 
     Raises:
         RowProblem: `untrained_turn`, a row not to train; `malformed_message`, a mask that cannot
-            be honoured, or two that disagree; `rejected_answer`.
+            be honoured, or two that disagree.
     """
-    _refuse_bad_answer(row, reading)
     kept: list[bool] | None = None
     for path, key, value in _row_masks_of(row, reading):
         flags = _message_flags(path, key, value, roles)

@@ -69,7 +69,7 @@ def conversation(
     unread = unread_columns(row, read, reading)
     parts = () if reading.maps else parts_of_prompt  # whoever maps columns knows the others
     refuse_lost(unread, messages, tools, reading, parts)
-    return Conversation(messages, tools, unread | (unread_keys or {}))
+    return Conversation(messages, tools, {**unread, **(unread_keys or {})})
 
 
 def in_call_order(messages: tuple[Message, ...]) -> tuple[Message, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from data_builders.dialects.content import read_text
-from data_builders.dialects.masks import row_masks
+from data_builders.dialects.masks import has_row_masks, row_masks
 from data_builders.dialects.messages import (
     as_messages,
     assistant_text,
@@ -109,7 +109,7 @@ def read_side(row: Row, side: Side, reading: Reading) -> Conversation:
 
 def _refuse_row_masks(row: Row, turns: Sequence[Message], reading: Reading) -> None:
     """Refuse a row whose own masks take a turn out of the loss: its turns come from columns."""
-    if not reading.trains:
+    if not reading.trains or not has_row_masks(row, reading):
         return
     kept = row_masks(row, reading, roles=[turn.role for turn in turns])
     if kept is not None and not all(kept):
