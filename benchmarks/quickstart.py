@@ -3,10 +3,10 @@
     python benchmarks/quickstart.py runs/tiny
     python benchmarks/quickstart.py --out runs/effects --seeds 0 1 2 --kernels default avx2
 
-The second command runs `make chain` for every cell, then RLHF without length control. Cells share
-the data that no seed decides; kernels (ATEN_CPU_CAPABILITY: `default` is PyTorch's without AVX2)
-stand in for other machines, whose floating point differs as theirs does. Finished stages are not
-done again.
+The second command runs `posttrain quickstart` for every cell, then RLHF without length control.
+Cells share the data that no seed decides; kernels (ATEN_CPU_CAPABILITY: `default` is PyTorch's
+without AVX2) stand in for other machines, whose floating point differs as theirs does. Finished
+stages are not done again.
 """
 
 from __future__ import annotations
@@ -175,14 +175,14 @@ def run_cell(at: Path, shared: Path, *, kernel: str, seed: int, size: str, jobs:
     environment = os.environ | {
         "ATEN_CPU_CAPABILITY": kernel,
         "PYTHONPATH": str(ROOT),
-        # as the Makefile has them for the chain
+        # as the chain has them
         "ACCELERATE_USE_CPU": "true",
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
     }
-    make = ["make", "--no-print-directory", f"-j{jobs}", "chain", f"AT={at.resolve()}"]
-    make += [f"SEED={seed}", f"SIZE={size}", f"BIN={python.parent}"]
-    subprocess.run(make, check=True, cwd=ROOT, env=environment)
+    chain = [str(python), f"{ROOT}/scripts", "quickstart", "--at", str(at)]
+    chain += ["--seed", str(seed), "--jobs", str(jobs), *(["--size", size] if size else [])]
+    subprocess.run(chain, check=True, env=environment)
     for script, recipe, *overrides in (
         ("rlhf", "rlhf", f"out={RUNS}/free", f"seed={seed}", *NO_CONTROL),
         ("eval", "eval_rlhf", f"out={RUNS}/eval_free", f"checkpoints={{free: {RUNS}/free}}"),
@@ -196,10 +196,11 @@ def run_cell(at: Path, shared: Path, *, kernel: str, seed: int, size: str, jobs:
 
 def build_shared(at: Path, *, size: str) -> Path:
     """The data of all cells."""
-    targets = ["build_sft", "build_genrm_sft", "build_genrm"]
-    make = ["make", "--no-print-directory", *targets, f"AT={at.resolve()}"]
-    make += [f"SIZE={size}", f"BIN={Path(sys.executable).parent}"]
-    subprocess.run(make, check=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    at.mkdir(parents=True, exist_ok=True)
+    chain = [sys.executable, f"{ROOT}/scripts", "stages", "--config", "tiny"]
+    chain += ["targets=[build_sft,build_genrm_sft,build_genrm]", f"size={size or 'null'}"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run(chain, check=True, cwd=at, env=environment)
     return at / RUNS
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import select
-import shlex
 import subprocess
-from collections.abc import Iterator
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
+from posttrain.chain import resolve_chain
 from posttrain.config.build_dpo import BuildDpoConfig
 from posttrain.config.build_genrm import BuildGenRmConfig
 from posttrain.config.build_sft import BuildSftConfig
@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # a recipe is named after its stage; recipes/accelerate holds accelerate's own files
 SCHEMAS: dict[str, type[BaseModel]] = {
     "build_dpo": BuildDpoConfig, "build_genrm": BuildGenRmConfig, "build_genrm_sft": BuildSftConfig,
-    "build_sft": BuildSftConfig, "dpo": DpoConfig, "eval": EvalConfig, "eval_genrm": EvalGenRmConfig,
+    "build_sft": BuildSftConfig, "chain": StagesConfig, "dpo": DpoConfig, "eval": EvalConfig, "eval_genrm": EvalGenRmConfig,
     "genrm": GenRmConfig, "genrm_sft": SftConfig, "judgements": TinyJudgementsConfig,
     "profile": ProfileConfig, "rlhf": RlhfConfig, "rlvr": RlvrConfig, "rlvr_stages": StagesConfig,
     "sample": SampleConfig, "sft": SftConfig, "win_rate": WinRateConfig, "world": TinyWorldConfig,
@@ -95,69 +95,71 @@ def test_the_stages_of_a_chain_fit_their_schemas():
             load_recipe(step.recipe, schema_of(Path(step.recipe)), step.overrides)
 
 
-def stages(*arguments: str) -> Iterator[tuple[Path, list[str]]]:
-    """The recipe and the overrides of every stage that make would run."""
-    targets = ["chain", "chain-rlvr", "eval_rlvr", "eval_suite", "eval_agentic"]
-    targets += ["eval_sensitivity", "eval_augmented"]
-    make = ["make", "-n", *targets, *arguments]
-    shown = subprocess.run(make, capture_output=True, text=True, check=True, cwd=ROOT)
-    for line in shown.stdout.splitlines():
-        command, config, rest = line.partition(" --config ")
-        if config and "/scripts/" in command:
-            recipe, *overrides = shlex.split(rest.split(") >>")[0])
-            yield Path(recipe), overrides
+@pytest.mark.parametrize("size", [None, "full", "smoke"])
+def test_every_size_of_the_tiny_chain_fits_the_schemas(size: str | None):
+    """As their scripts resolve them; the seed is that of what trains and samples."""
+    keys = ["seed=3", f"size={size or 'null'}", "targets=null"]
+    chain = load_recipe("tiny/chain", StagesConfig, keys)
+    stages = resolve_chain(chain, ROOT / "scripts")
+    files = {Path(stage.step.recipe).name for stage in stages}
+    assert files == {path.stem for path in (ROOT / "recipes/tiny").glob("*")} - {"chain"}
+    seeds = {stage.step.title: stage.recipe.get("seed") for stage in stages if stage.step.seeded}
+    assert {*seeds.values()} == {3}
+    assert seeds.keys() >= {"sft", "sample", "dpo", "genrm", "rlhf", "rlvr"}
+    world = next(stage for stage in stages if stage.step.title == "world")
+    assert world.recipe["seed"] != 3
 
 
-@pytest.mark.parametrize("size", ["", "full", "smoke"])
-def test_every_size_of_the_chain_fits_the_schemas(size: str):
-    recipes = dict(stages(f"SIZE={size}", "SEED=3"))
-    # what `make` names in recipes/sizes.mk is the name of a recipe, or it would do nothing
-    sized = {
-        line.split(" = ")[0].removeprefix(f"{size}_")
-        for line in (ROOT / "recipes/sizes.mk").read_text().splitlines()
-        if size and line.startswith(f"{size}_")
+def test_the_quickstart_needs_no_more_than_its_stages():
+    """Order and parents come of the recipes alone."""
+    chain = load_recipe("tiny/chain", StagesConfig)
+    stages = resolve_chain(chain, ROOT / "scripts")
+    names = [stage.step.title for stage in stages]
+    assert len(names) == 16
+    assert "rlvr" not in names
+    parents = {
+        stage.step.title: {other.step.title for other in stages if stage.reads(other)}
+        for stage in stages
     }
-    assert sized <= {path.stem for path in recipes}
-    assert {path.stem for path in recipes} >= {
-        path.stem for path in (ROOT / "recipes/tiny").glob("*")
-    }
-    for path, overrides in recipes.items():
-        model = load_recipe(path, schema_of(path), overrides)
-        assert "seed=3" not in overrides or model.model_dump()["seed"] == 3
+    assert parents["genrm"] == {"genrm_sft", "build_genrm"}
+    assert parents["eval"] == {"world", "sft", "dpo"}
+    assert parents["win_rate"] == {"eval_rlhf", "genrm_sft"}
+    assert all(names.index(p) < names.index(name) for name in names for p in parents[name])
 
 
-def test_a_chain_of_own_recipes_leaves_out_what_has_none(tmp_path: Path):
+def test_make_runs_own_recipes_where_their_paths_begin(tmp_path: Path):
+    """And gives out what the command says of them."""
     folder = tmp_path / "my recipes"
     folder.mkdir()
-    own = folder / "sft.yaml"
-    own.write_text((ROOT / "recipes/tiny/sft.yaml").read_text())
-    assert dict(stages(f"RECIPES={folder}")) == {own: []}
-    own.rename(folder / "stf.yaml")
+    (folder / "stf.yaml").write_text((ROOT / "recipes/tiny/sft.yaml").read_text())
     (tmp_path / ".installed").touch()
-    make = ["make", "smoke", f"RECIPES={folder}", f"BIN={tmp_path}"]
+    command = tmp_path / "posttrain"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} "{ROOT}/scripts" "$@"\n')
+    command.chmod(0o755)
+    make = ["make", "smoke", f"RECIPES={folder}", f"BIN={tmp_path}", f"AT={tmp_path}"]
     done = subprocess.run(make, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode != 0
-    assert "stf.yaml: no stage" in done.stdout
+    assert "stf.yaml: left out, no stage has this name (did you mean 'sft'?)" in done.stdout
+    assert "nothing to run" in done.stderr
 
 
-def test_a_make_that_is_terminated_ends_the_stage_that_runs(tmp_path: Path):
-    """Its own shell is all that make signals. Here a stage is a program that writes what happens."""
-    at, events = tmp_path / "a folder", tmp_path / "events"
-    at.mkdir()
+def test_a_make_that_is_terminated_ends_what_runs(tmp_path: Path):
+    """Its own shell is all that make signals. Here the command writes what happens."""
+    events = tmp_path / "events"
     os.mkfifo(events)
     (tmp_path / ".installed").touch()
-    python = tmp_path / "python"
-    python.write_text(
+    command = tmp_path / "posttrain"
+    command.write_text(
         f"#!/bin/sh\nexec 3> {events}; trap 'echo terminated >&3; exit 143' TERM\n"
         "echo begun >&3; sleep 20 & wait\n"
     )
-    python.chmod(0o755)
+    command.chmod(0o755)
     reader = os.open(events, os.O_RDONLY | os.O_NONBLOCK)
 
     def event() -> bytes:
         return os.read(reader, 100) if select.select([reader], [], [], 30)[0] else b"nothing"
 
-    make = ["make", "world", f"BIN={tmp_path}", f"AT={at}"]
+    make = ["make", "quickstart", f"BIN={tmp_path}", f"AT={tmp_path}/a folder"]
     with subprocess.Popen(make, cwd=ROOT, stdout=subprocess.DEVNULL) as running:
         assert event() == b"begun\n"
         running.terminate()

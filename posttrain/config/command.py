@@ -12,13 +12,13 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel
 
 from posttrain.config.describe import describe
-from posttrain.config.load import load_recipe
+from posttrain.config.load import load_recipe, read_recipe
 from posttrain.config.recipe_files import recipe_names
 from posttrain.errors import PosttrainError
 
@@ -53,7 +53,11 @@ def recipe_parser(description: str) -> argparse.ArgumentParser:
 
 
 def parse_recipe(
-    parser: argparse.ArgumentParser, schema: type[Schema], argv: Sequence[str] | None
+    parser: argparse.ArgumentParser,
+    schema: type[Schema],
+    argv: Sequence[str] | None,
+    *,
+    read: Callable[[str], dict[str, Any]] = read_recipe,
 ) -> tuple[Schema, argparse.Namespace]:
     """The validated recipe and the options; overrides may stand before, between and after options.
 
@@ -70,7 +74,7 @@ def parse_recipe(
         own = [name for name in recipe_names() if name.endswith(f"/{stage}")]
         names = ", ".join(own) or "posttrain --recipes has their names"
         parser.error(f"--config is required: a file, or a shipped recipe ({names})")
-    recipe = load_recipe(options.config, schema, options.overrides)
+    recipe = load_recipe(options.config, schema, options.overrides, read=read)
     if options.print_config:
         print(yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
         sys.exit()

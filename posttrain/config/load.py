@@ -4,7 +4,7 @@ import difflib
 import json
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeGuard, TypeVar, cast
 
@@ -44,16 +44,28 @@ _GONE = {
 }
 
 
-def load_recipe(path: Path | str, schema: type[Schema], overrides: Sequence[str] = ()) -> Schema:
+def read_recipe(path: Path | str) -> dict[str, Any]:
+    """The mapping of a recipe's file, or of a shipped one's name; raises as `read_mapping`."""
+    return read_mapping(recipe_file(path))
+
+
+def load_recipe(
+    path: Path | str,
+    schema: type[Schema],
+    overrides: Sequence[str] = (),
+    *,
+    read: Callable[[str], dict[str, Any]] = read_recipe,
+) -> Schema:
     """Read, merge and validate a recipe.
 
     Args:
         overrides: `key.path=value`; null takes a key back where its field takes no null.
+        read: the mapping of what was given as recipe.
 
     Raises:
         ConfigError: naming the file, the dotted key, and the nearest valid key or expected type.
     """
-    raw = apply_overrides(read_mapping(recipe_file(path)), overrides)
+    raw = apply_overrides(read(str(path)), overrides)
     given = (override.partition("=") for override in overrides)
     # an empty value is a shell's unset variable, not a null
     if nulls := [k for k, _, text in given if text.strip() and parse_value(text) is None]:

@@ -26,10 +26,16 @@ def commands(page: Path) -> list[list[str]]:
     return [line[1:] for line in lines if line[:1] == ["posttrain"]]
 
 
+def yaml_blocks(page: Path) -> list[str]:
+    """The page's blocks in YAML."""
+    return [text for kind, text in _BLOCK.findall(page.read_text("utf-8")) if kind == "yaml"]
+
+
 def recipes(page: Path) -> dict[str, str]:
     """The YAML blocks that begin with a file's name, `# my/data.yaml`, by that name."""
-    blocks = [text for kind, text in _BLOCK.findall(page.read_text("utf-8")) if kind == "yaml"]
-    return {name[1]: text for text in blocks if (name := re.match(r"# (\S+\.yaml)\n", text))}
+    return {
+        name[1]: text for text in yaml_blocks(page) if (name := re.match(r"# (\S+\.yaml)\n", text))
+    }
 
 
 def write_recipes(page: Path, folder: Path) -> None:

@@ -44,6 +44,8 @@ def test_every_command_of_a_page_resolves(
             dispatch(command)
             continue
         assert command[0] in STAGES, command
+        if command[0] in ("quickstart", "smoke"):  # tests/docs/test_ci.py
+            continue
         if "--config" in command:
             with pytest.raises(SystemExit) as ended:
                 dispatch([*command, "--print-config"])

@@ -1,82 +1,111 @@
-"""A chain of stages: all recipes are checked first, finished stages are passed on, failures end it."""
+"""The commands that run chains: `stages`, `smoke` and `quickstart`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
 from posttrain.errors import ConfigError, PosttrainError
-from scripts import stages
+from scripts import quickstart, smoke, stages
+
+WORLD = """\
+out: runs/world
+families: {maths: {train: 40, heldout: 10, difficulties: [1]}}
+"""
+JUDGEMENTS = """\
+out: runs/judgements
+families: {maths: {warm_up: 4, train: 4, heldout: 4, difficulties: [1]}}
+drills: 4
+"""
+DATA = """\
+out: runs/data
+layout: compact
+sources: [{name: judgements, path: runs/judgements/train.jsonl, ties: middle}]
+"""
 
 
 @pytest.fixture
-def chain(tmp_path: Path) -> Callable[..., str]:
-    """Writes a chain of three worlds, whose recipe takes no time to check."""
+def recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of recipes of one's own."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "recipes" / "ci"
+    folder.mkdir(parents=True)
+    (folder / "world.yaml").write_text(WORLD)
+    (folder / "judgements.yaml").write_text(JUDGEMENTS)
+    (folder / "build_genrm.yaml").write_text(DATA)
+    return folder
 
-    def write(*changes: dict[str, Any]) -> str:
-        steps = [
-            {"stage": "tiny_world", "recipe": "tiny/world", "overrides": [f"out={tmp_path}/{k}"]}
-            for k in range(3)
-        ]
-        for step, change in zip(steps, changes, strict=False):
-            step |= change
-        file = tmp_path / "chain.yaml"
-        file.write_text(yaml.safe_dump({"stages": steps}))
-        return str(file)
 
-    return write
+def test_a_dry_run_lists_all_and_checks_the_first_unfinished(recipes, capfd):
+    Path("runs/judgements").mkdir(parents=True)
+    Path("runs/judgements/manifest.json").write_text("{}")
+    Path("runs/world").mkdir()
+    Path("runs/world/stage.json").write_text('{"kind": "tiny_world", "config": {}}')
+    with pytest.raises(PosttrainError, match="stage build_genrm"):  # no rows are there to read
+        stages.main(["--config", str(recipes), "--dry-run"])
+    states = [line.rpartition(": ")[2] for line in capfd.readouterr().out.splitlines()[:3]]
+    assert states == ["finished", "to do", "goes on"]
+
+
+def test_a_smoke_run_of_own_recipes_begins_anew_beside_their_runs(recipes, capfd):
+    (recipes / "stf.yaml").write_text("")
+    smoke.main([str(recipes), "world.seed=8"])
+    shown = capfd.readouterr().out
+    assert "stf.yaml: left out, no stage has this name" in shown
+    assert shown.endswith("3 stages ran: judgements, build_genrm, world\n")
+    assert not Path("runs/world").exists()
+    manifest = json.loads(Path("runs/smoke/build_genrm/manifest.json").read_text())
+    assert [parent["kind"] for parent in manifest["parents"]] == ["tiny_judgements"]
+    assert yaml.safe_load(Path("runs/smoke/recipes/world.yaml").read_text())["seed"] == 8
+    # what is wrong is said before anything is removed
+    with pytest.raises(ConfigError, match="did you mean 'seed'"):
+        smoke.main([str(recipes), "world.sed=7"])
+    assert Path("runs/smoke/world/manifest.json").is_file()
+    with pytest.raises(ConfigError, match=r"'word.seed=7' is not STAGE.key=value .* world"):
+        smoke.main([str(recipes), "word.seed=7"])
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """What was started; the second stage stops with code 7."""
-    commands: list[list[str]] = []
+def chains(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
+    """The chains that would be run."""
+    monkeypatch.chdir(tmp_path)
+    begun: list[Any] = []
 
-    def run(command: list[str]) -> Any:
-        commands.append(command[2:])
-        return SimpleNamespace(returncode=7 if f"{len(commands)}" == "2" else 0)
+    def run(found: Any, config: Any, **_: Any) -> None:
+        begun.append((found, config))
 
-    monkeypatch.setattr(stages.subprocess, "run", run)
-    return commands
-
-
-def test_stages_run_in_order_up_to_one_that_fails(chain, started, tmp_path):
-    launch = {"launch": ["--config_file", "accelerate/cpu-2"]}
-    with pytest.raises(PosttrainError, match=r"stage 2/3 .* code 7"):
-        stages.main(["--config", chain(launch)])
-    world = ["tiny_world", "--config", "tiny/world"]
-    assert started == [
-        ["launch", "--config_file", "accelerate/cpu-2", *world, f"out={tmp_path}/0"],
-        [*world, f"out={tmp_path}/1"],
-    ]
+    for script in (smoke, quickstart):
+        monkeypatch.setattr(script, "run_chain", run)
+    return begun
 
 
-def test_a_dry_run_lists_all_and_checks_the_first_unfinished(chain, started, tmp_path, capsys):
-    for name in ("0/manifest.json", "1/stage.json"):
-        (tmp_path / name).parent.mkdir()
-        (tmp_path / name).write_text("{}")
-    stages.main(["--config", chain(), "--dry-run"])
-    states = [line.rpartition(": ")[2] for line in capsys.readouterr().out.splitlines()[:3]]
-    assert states == ["finished", "goes on", "to do"]
-    assert [command[-2:] for command in started] == [[f"out={tmp_path}/1", "--dry-run"]]
+def test_without_a_folder_it_is_the_tiny_chain_at_its_own_size(chains, tmp_path):
+    Path("runs/smoke").mkdir(parents=True)
+    Path("runs/smoke/old").write_text("")
+    smoke.main(["sft.seed=9"])
+    [(found, config)] = chains
+    assert config.size == "smoke"
+    recipe = {stage.step.title: stage.recipe for stage in found}
+    assert recipe.keys() >= {"win_rate", "eval_genrm", "eval", "eval_rlvr", "rlvr"}
+    assert (recipe["eval_genrm"]["pairs"], recipe["sft"]["seed"]) == (4, 9)
+    assert not Path("runs/smoke/old").exists()
 
 
-@pytest.mark.parametrize(
-    ("change", "match"),
-    [
-        ({"stage": "tiny_word"}, "did you mean 'tiny_world'"),
-        ({"stage": "preview"}, "there is no stage 'preview'"),
-        ({"overrides": ["sed=3"]}, "did you mean 'seed'"),
-        ({"overrides": ["--out", "same"]}, "does not take --out same"),
-        ({"overrides": ["out=same"]}, "two stages write to same"),
-    ],
-)
-def test_a_chain_that_cannot_be_begins_nothing(chain, started, change, match):
-    with pytest.raises(ConfigError, match=match):
-        stages.main(["--config", chain(change, change)])
-    assert not started
+def test_as_written_keeps_size_and_place(chains, recipes):
+    smoke.main([str(recipes), "--as-written", "--jobs", "1"])
+    [(found, config)] = chains
+    assert [str(stage.out) for stage in found] == ["runs/judgements", "runs/data", "runs/world"]
+    assert (config.jobs, config.logs) == (1, "runs/logs")
+
+
+def test_the_quickstart_is_the_chain_at_any_size(chains: list[Any]):
+    quickstart.main(["--size", "full", "--seed", "4", "--at", "a b"])
+    [(found, config)] = chains
+    assert (len(found), config.size, config.jobs) == (16, "full", 2)
+    recipe = {stage.step.title: stage.recipe for stage in found}
+    assert (recipe["dpo"]["batch"], recipe["dpo"]["seed"]) == (128, 4)
+    assert Path("a b").is_dir()
