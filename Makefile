@@ -32,11 +32,9 @@ $(BIN)/.installed-dev: $(BIN)/.installed
 
 quickstart: $(BIN)/.installed
 	@exec $(BIN)/posttrain quickstart $(OPTIONS) --at "$(AT)"
-	@$(BIN)/python benchmarks/quickstart.py "$(AT)/runs/tiny"
 
 tiny: $(BIN)/.installed
 	@exec $(BIN)/posttrain quickstart $(OPTIONS) --size full --at runs/full
-	@$(BIN)/python benchmarks/quickstart.py runs/full/runs/tiny
 
 # the rest goes on from the models that `make quickstart` leaves (docs/guides/tiny-world.md)
 tiny-rlvr: $(BIN)/.installed

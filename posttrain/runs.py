@@ -16,6 +16,7 @@ import errno
 import fcntl
 import json
 import os
+import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -31,6 +32,7 @@ _DISK_FULL = ("No space left on device", "PytorchStreamWriter failed writing", "
 _DAMAGED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 MANIFEST = "manifest.json"
 STAGE = "stage.json"
+SECONDS = "seconds.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,11 +221,20 @@ def open_run(
     """
     with refusing_full_disk(out), locked(out):
         run = Run.open(out, kind=kind, config=config)
+        began = None if (out / MANIFEST).is_file() else time.monotonic()
         try:
             yield run
         except PosttrainError:
             run.release(scratch=scratch)
             raise
+        if began is not None and (out / MANIFEST).is_file():
+            write_seconds(out, began)
+
+
+def write_seconds(out: Path, began: float) -> None:
+    """Write how long the start that finished a stage took, beside what its manifest lists; `began`
+    is of the monotonic clock."""
+    atomic_write_json(out / SECONDS, {"seconds": round(time.monotonic() - began, 1)})
 
 
 @contextlib.contextmanager

@@ -1,9 +1,11 @@
-"""Write report.html for an artifact and everything it was made from, or one page about several.
+"""Write report.html for an artifact, for a chain of them, or one page about several runs.
 
 posttrain report runs/tiny/sft [--out report.html]
+posttrain report runs/tiny                                   a folder of artifacts: their chain
 posttrain report runs/a/sft runs/b/sft [--out overlay.html]
 
-A training run that has not finished has a page too: its curves so far, and whether it is at work.
+The page of a chain shows what its stages changed, which is printed too, and leads to their pages. A
+training run that has not finished has a page: its curves so far, and whether it is at work.
 """
 
 import argparse
@@ -13,19 +15,30 @@ from posttrain.config.command import run_command
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Write the report of one artifact, or of several.")
-    parser.add_argument("artifacts", type=Path, nargs="+", help="output directories of stages")
-    parser.add_argument("--out", type=Path, help="default: DIR/report.html, or overlay.html")
+    parser = argparse.ArgumentParser(description="Write the report of artifacts.")
+    parser.add_argument(
+        "runs", type=Path, nargs="+", help="output directories of stages, or a folder that has some"
+    )
+    parser.add_argument("--out", type=Path, help="default: RUN/report.html, or overlay.html")
     options = parser.parse_args(argv)
 
+    from posttrain.report.console import open_console
     from posttrain.report.overlay import write_overlay
+    from posttrain.report.pages.chain import is_chain, show_chain
     from posttrain.report.write import write_report
     from posttrain.runs import refusing_full_disk
 
-    first, *others = options.artifacts
-    out: Path = options.out or (Path("overlay.html") if others else first / "report.html")
+    first, *others = options.runs
+    chain = any(is_chain(run) for run in options.runs)
+    overlay = bool(others) and not chain
+    out: Path = options.out or (Path("overlay.html") if overlay else first / "report.html")
     with refusing_full_disk(out):
-        print(write_overlay([first, *others], out=out) if others else write_report(first, out=out))
+        if chain:
+            show_chain(open_console(), options.runs, out=out)
+        elif overlay:
+            print(write_overlay(options.runs, out=out))
+        else:
+            print(write_report(first, out=out))
 
 
 if __name__ == "__main__":

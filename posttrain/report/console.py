@@ -58,15 +58,16 @@ def _print(console: Console, block: ui.Block) -> None:
             console.print(Text("── ", "cyan").append(_text(block.title)).append(" ──"))
             for inner in block.blocks:
                 _print(console, inner)
-        case ui.Samples() | ui.Columns():
-            pass  # a page's alone: to be filtered, or read side by side
+        case ui.Samples() | ui.Columns() | ui.Diagram():
+            pass  # a page's alone: to be filtered, read side by side, or followed
         case _:
             console.print(_text(block))
 
 
 def _spans(words: ui.Words) -> list[ui.Styled]:
     parts = [words] if isinstance(words, str) else words
-    return [ui.Styled(part, "") if isinstance(part, str) else part for part in parts]
+    plain = (part.text if isinstance(part, ui.Link) else part for part in parts)
+    return [ui.Styled(part, "") if isinstance(part, str) else part for part in plain]
 
 
 def _text(words: ui.Words) -> Text:

@@ -11,12 +11,14 @@ from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from markupsafe import Markup, escape
 
 from posttrain.jsontext import writable
 from posttrain.report import section as ui
 from posttrain.report.charts import chart_svg
+from posttrain.report.diagram import diagram_svg
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -84,7 +86,8 @@ def _template() -> Template:
         keep_trailing_newline=True,
     )
     environment.filters.update(
-        anchor=_anchor, cell=_cell, json=_json, kind=_kind, runs=_runs, svg=chart_svg, words=_words,
+        anchor=_anchor, cell=_cell, diagram=diagram_svg, json=_json, kind=_kind, runs=_runs,
+        svg=chart_svg, words=_words,
     )  # fmt: skip
     environment.globals |= {"style": _own("page.css"), "unfinished": UNFINISHED}
     return environment.get_template("page.html.jinja")
@@ -113,8 +116,17 @@ def _anchor(title: str) -> str:
 def _words(words: ui.Words) -> Markup:
     if isinstance(words, str):
         return escape(_GLUED.sub("\N{NO-BREAK SPACE}", words))
-    parts = (p if isinstance(p, str) else _TAGS[p.style].format(p.text) for p in words)
-    return Markup("").join(parts)
+    return Markup("").join(map(_word, words))
+
+
+def _word(part: str | ui.Styled | ui.Link) -> str:
+    match part:
+        case ui.Styled():
+            return _TAGS[part.style].format(part.text)
+        case ui.Link():
+            return Markup('<a href="{}">{}</a>').format(quote(part.target), part.text)
+        case _:
+            return part
 
 
 def _cell(value: object) -> Markup:
@@ -123,6 +135,8 @@ def _cell(value: object) -> Markup:
             return Markup('<span class="faint">–</span>')
         case ui.Digest(full=str()):
             return Markup('<code title="{}">{}</code>').format(value.full, ui.plain(value))
+        case ui.Link():
+            return _words([value])
         case ui.TableCell():
             lead = "\N{EM SPACE}" * max(value.indent - 1, 0) + "↳ " * (value.indent > 0)
             below = Markup("<br><small>{}</small>").format(value.below) if value.below else ""

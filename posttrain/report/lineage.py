@@ -6,6 +6,7 @@ A parent is bound by its digest: whatever else lies at its path is not it.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from posttrain.hashing import sha256_file
 from posttrain.jsontext import jsonl_rows
 from posttrain.report import section as ui
 from posttrain.runs import Manifest, Parent, read_artifact
+
+REPORT = "report.html"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,16 @@ def _find(parent: Parent, child: Node) -> Node:
     return Node(name, parent.kind, parent.digest, child.depth + 1, path, manifest, missing)
 
 
+def link_to(node: Node, page: Path) -> ui.Link | str:
+    """The name of an artifact, as a link to its report where there is one; `page` is the file that
+    the link stands in."""
+    report = node.path / REPORT
+    if node.manifest is None or not report.is_file():
+        return node.name
+    target = os.path.relpath(report.resolve(), page.resolve().parent)
+    return ui.Link(node.name, Path(target).as_posix())
+
+
 def listed_path(node: Node, name: str) -> Path | None:
     """A file that the manifest lists, `None` when it lists none of this name. Raises DataError: the
     file is gone, or is not what the manifest says."""
@@ -79,6 +92,13 @@ def listed_path(node: Node, name: str) -> Path | None:
     if not path.is_file() or sha256_file(path) != entry.sha256:
         raise DataError(f"{path} is missing or has changed since its manifest was written")
     return path
+
+
+def read_json(node: Node, name: str) -> Any:
+    """The content of a JSON file that the manifest lists; raises as `listed_path`."""
+    path = listed_path(node, name)
+    assert path is not None, f"{node.name} lists no {name}"
+    return json.loads(path.read_text("utf-8"))
 
 
 def listed_rows(node: Node, name: str) -> list[dict[str, Any]] | None:

@@ -13,12 +13,12 @@ from typing import Any
 from posttrain.errors import ConfigError, DataError
 from posttrain.jsontext import jsonl_rows
 from posttrain.report.html import RunState, page_html
-from posttrain.report.lineage import recipe
+from posttrain.report.lineage import REPORT, recipe
 from posttrain.report.pages.training import so_far
 from posttrain.report.section import Fold, Section
 from posttrain.runs import MANIFEST, STAGE, atomic_write_text, locked, read_owner
 
-REPORT, LOG = "report.html", "log.jsonl"
+LOG = "log.jsonl"
 REFRESH = 15  # seconds
 
 

@@ -27,7 +27,15 @@ class Styled:
     style: str
 
 
-Words = str | Sequence[str | Styled]
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Text that leads to another page; `target` is an address relative to this one."""
+
+    text: str
+    target: str
+
+
+Words = str | Sequence[str | Styled | Link]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +126,24 @@ class IntervalChart:
 
 
 @dataclass(frozen=True, slots=True)
+class DiagramNode:
+    """A box of a diagram: its name, a smaller line below it, and the page that it leads to."""
+
+    name: str
+    below: str = ""
+    target: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagram:
+    """Boxes joined by arrows, drawn from above to below; edges are (from, to), by place."""
+
+    nodes: Sequence[DiagramNode]
+    edges: Sequence[tuple[int, int]]
+    caption: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Dialogue:
     """Text as it is, with its line ends: a conversation, what counts in it highlighted."""
 
@@ -158,7 +184,7 @@ class Columns:
 
 Chart = LineChart | BarChart | IntervalChart
 # plain words are a paragraph
-Block = Words | Table | Chart | Dialogue | Fold | Samples | Columns
+Block = Words | Table | Chart | Diagram | Dialogue | Fold | Samples | Columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +293,8 @@ def plain(value: object) -> str:
             return f"{value:,}"
         case Digest():
             return plain(value.full and f"{value.full[:12]}…")
+        case Link():
+            return value.text
         case TableCell():
             return f"{'  ' * value.indent}{plain(value.value)}"
         case _:

@@ -16,8 +16,8 @@ from rich.console import Console
 
 from posttrain.report.console import print_sections
 from posttrain.report.html import UNFINISHED, page_html
-from posttrain.report.lineage import Node, counts, provenance, trace
-from posttrain.report.live import REPORT, is_running, is_unfinished, write_unfinished
+from posttrain.report.lineage import REPORT, Node, counts, provenance, trace
+from posttrain.report.live import is_running, is_unfinished, write_unfinished
 from posttrain.report.pages import (
     evaluation,
     judging,

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -32,6 +33,7 @@ from posttrain.runs import (
     parent_of,
     read_artifact,
     refusing_full_disk,
+    write_seconds,
 )
 from posttrain.tokens.tokenizer import (
     SpecialTokens,
@@ -201,6 +203,7 @@ class TrainingStage(ABC, Generic[Recipe, T]):
             return None
         args = self.arguments(self.out / RESUME)
         main = args.process_index == 0
+        began = time.monotonic()
         lock = locked(self.out) if main else contextlib.nullcontext()
         with refusing_full_disk(self.out), lock:
             # one process opens the directory, then the others find it theirs
@@ -226,6 +229,7 @@ class TrainingStage(ABC, Generic[Recipe, T]):
                 raise
         if manifest is None:
             return None
+        write_seconds(self.out, began)
         steps = f"checkpoint {manifest.digest[:12]}, {manifest.stats['steps']} steps"
         return self._show(f"{self.recipe.out}: {steps}", *self.closing_lines(manifest))
 

@@ -1,0 +1,169 @@
+"""One page of a chain: what its stages changed, its stages as a diagram of links, seconds, digests.
+
+The stages are the artifacts in the folders that are named, and what these were made from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from posttrain.errors import DataError
+from posttrain.report import section as ui
+from posttrain.report.html import page_html
+from posttrain.report.lineage import REPORT, Node, link_to, trace
+from posttrain.report.pages.effects import Effect, chain_effects
+from posttrain.report.write import MOST_TILES, PAGES
+from posttrain.runs import MANIFEST, SECONDS, STAGE, atomic_write_text
+
+
+def is_chain(folder: Path) -> bool:
+    """Whether a folder is no artifact itself and holds some."""
+    if not folder.is_dir() or (folder / MANIFEST).is_file() or (folder / STAGE).is_file():
+        return False
+    return any((below / MANIFEST).is_file() for below in folder.iterdir())
+
+
+def chain_nodes(folders: Sequence[Path]) -> list[Node]:
+    """The artifacts in some folders, those among them that are artifacts, and all that they were
+    made from, each behind its parents.
+
+    Raises:
+        DataError: a folder holds no finished artifact.
+    """
+    nodes: dict[str, Node] = {}
+    for folder in folders:
+        artifacts = [folder]
+        if is_chain(folder):
+            artifacts = sorted(path.parent for path in folder.glob(f"*/{MANIFEST}"))
+        elif not (folder / MANIFEST).is_file():
+            raise DataError(f"{folder} is no finished artifact, and no folder that holds some")
+        for artifact in artifacts:
+            for node in trace(artifact):
+                # one that was found again may lie where a parent is not any more
+                if node.digest not in nodes or nodes[node.digest].manifest is None:
+                    nodes[node.digest] = node
+    return _parents_first(nodes)
+
+
+def _parents_first(nodes: dict[str, Node]) -> list[Node]:
+    ordered: dict[str, Node] = {}
+
+    def add(digest: str) -> None:
+        node = nodes[digest]
+        for parent in node.manifest.parents if node.manifest else ():
+            if parent.digest not in ordered:
+                add(parent.digest)
+        ordered.setdefault(digest, node)
+
+    for digest in nodes:
+        add(digest)
+    return list(ordered.values())
+
+
+def write_chain(folders: Sequence[Path], *, out: Path) -> Path:
+    """Write the page of a chain. Raises DataError: as `chain_nodes`."""
+    nodes = chain_nodes(folders)
+    effects = chain_effects(nodes)
+    # what each stage is for: the first figure of each evaluation
+    firsts = {effect.evaluation.digest: effect for effect in reversed(effects)}
+    tiles = [effect.tile() for effect in effects if effect is firsts[effect.evaluation.digest]]
+    sections = [
+        _effects(effects, out),
+        _diagram(nodes, out),
+        _stages(nodes, out),
+        ui.Section("Not in this report", _missing(nodes)),
+    ]
+    title = ", ".join(folder.resolve().name for folder in folders)
+    kicker = f"chain of {len(nodes)} stages"
+    page = page_html(sections, title=title, kicker=kicker, tiles=tiles[:MOST_TILES])
+    atomic_write_text(out, page)
+    return out
+
+
+def show_chain(console: Console, folders: Sequence[Path], *, out: Path | None = None) -> Path:
+    """Print every effect of a chain, write its page, and say where that is."""
+    for line in effect_lines(chain_effects(chain_nodes(folders))):
+        console.print(line, soft_wrap=True)
+    page = write_chain(folders, out=out or folders[0] / REPORT)
+    console.print(f"{page}", soft_wrap=True)
+    return page
+
+
+def effect_lines(effects: Sequence[Effect]) -> Iterator[str]:
+    """A line an effect, for a console or a log."""
+    width = max((len(effect.name) for effect in effects), default=0)
+    values = max((len(effect.values) for effect in effects), default=0)
+    if effects:
+        values = max(values, len("before → after"))
+        head = f"{'before → after':>{values}}"
+        yield f"{'':<{width}}  {head}   change (95 % interval), questions"
+    for effect in effects:
+        line = f"{effect.name:<{width}}  {effect.values:>{values}}   {effect.interval}"
+        yield f"{line}, {effect.questions:,}"
+
+
+@ui.section("What the stages changed")
+def _effects(effects: Sequence[Effect], out: Path) -> Iterator[ui.Block]:
+    rows: list[list[object]] = []
+    for effect in effects:
+        figure = ui.TableCell(effect.title, below=effect.stage)
+        change = ui.TableCell(effect.values, below=effect.interval)
+        rows.append([figure, change, effect.questions, link_to(effect.evaluation, out)])
+    if rows:
+        yield ui.Table(["figure, stage", "before → after", "questions", "in"], rows)
+        yield (
+            "On held-out questions, each stage against what it started from; below, the change "
+            "with its 95 % interval over questions, shares in points. A win rate is compared with "
+            "the half that equal answers would get."
+        )
+
+
+@ui.section("Stages")
+def _diagram(nodes: Sequence[Node], out: Path) -> Iterator[ui.Block]:
+    places = {node.digest: place for place, node in enumerate(nodes)}
+    edges = [
+        (places[parent.digest], place)
+        for place, node in enumerate(nodes)
+        for parent in (node.manifest.parents if node.manifest else ())
+    ]
+    boxes: list[ui.DiagramNode] = []
+    for node in nodes:
+        link = link_to(node, out)
+        target = link.target if isinstance(link, ui.Link) else ""
+        boxes.append(ui.DiagramNode(node.name, node.kind.replace("_", " "), target))
+    caption = "Each stage below what it was made from; a name leads to its page."
+    yield ui.Diagram(boxes, edges, caption)
+
+
+@ui.section("Seconds and digests")
+def _stages(nodes: Sequence[Node], out: Path) -> Iterator[ui.Block]:
+    rows: list[list[object]] = []
+    total = 0.0
+    for node in nodes:
+        seconds = seconds_of(node)
+        total += seconds or 0.0
+        tiles = PAGES[node.kind][1](node) if node.manifest and node.kind in PAGES else ()
+        figure = ui.TableCell(tiles[0][0], below=tiles[0][1]) if tiles else None
+        shown = None if seconds is None else f"{seconds:,.1f}"
+        name = ui.TableCell(link_to(node, out), below=node.kind.replace("_", " "))
+        rows.append([name, figure, shown, ui.Digest(node.digest)])
+    rows.append(["all", None, f"{total:,.1f}", None])
+    yield ui.Table(["stage", "what its page opens with", "seconds", "digest"], rows, total=True)
+    yield (
+        "Seconds by the clock, from the start of the command that finished a stage; starts that "
+        "were ended before are not in them, and stages may run beside each other."
+    )
+
+
+def seconds_of(node: Node) -> float | None:
+    """How long the command that finished a stage took; None where it is not known."""
+    path = node.path / SECONDS
+    return json.loads(path.read_text("utf-8"))["seconds"] if path.is_file() else None
+
+
+def _missing(nodes: Sequence[Node]) -> list[ui.Block]:
+    return [f"{node.kind} {node.name}: {node.missing}" for node in nodes if node.missing]

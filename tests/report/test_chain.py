@@ -1,0 +1,209 @@
+"""The page of a chain: roles from manifests, effects as the records have them, a diagram of links."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from posttrain.errors import DataError
+from posttrain.evaluation.compare import length_difference, rate_difference
+from posttrain.evaluation.intervals import by_question
+from posttrain.evaluation.metrics import values_of
+from posttrain.evaluation.run import read_run
+from posttrain.report.diagram import MOST, rows_of, shortest
+from posttrain.report.lineage import trace
+from posttrain.report.pages.chain import is_chain
+from posttrain.report.pages.effects import arms_of, chain_effects
+from posttrain.runs import SECONDS, Counts, Run, open_run, parent_of, read_artifact
+from tests.data_builders.small_build import script
+from tests.evaluation.scripted import ScriptedSampler
+from tests.evaluation.small_eval import answer, evaluate, tamed, write_recipe
+from tests.report.reading import Reader, cells, section, sections
+
+
+def artifact(out: Path, kind: str, *parents: Path, files=(), stats=None, config=None) -> Path:
+    stage = Run.open(out, kind=kind, config=config or {})
+    found = [parent_of(p, relative_to=out, manifest=read_artifact(p)) for p in parents]
+    names = dict.fromkeys(files)
+    stage.finish(counts=Counts(4, 4), files=names, parents=found, stats=stats or {"of": out.name})
+    return out
+
+
+def difference(a: float, b: float) -> dict:
+    change = {"a": a, "b": b, "difference": b - a, "low": b - a - 0.1, "high": b - a + 0.1}
+    return {**change, "p": 0.01, "test": "mcnemar", "questions": 30}
+
+
+def judged(folder: Path, order: list[str], models: dict[str, Path]) -> Path:
+    """An evaluation of judges in some order, the first compared with the others."""
+    right = {"warm": 0.6, "trained": 0.9, "sft": 0.0}
+    out = folder / f"eval_{'_'.join(order)}"
+    rows = [
+        {"a": order[0], "b": other, "source": "x"}
+        | {"pairwise_accuracy": difference(right[order[0]], right[other])}
+        for other in order[1:]
+    ]
+    estimates = {
+        name: {"value": value, "low": value, "high": value, "questions": 30, "samples": 60}
+        for name, value in right.items()
+    }
+    names = ("pairwise_accuracy", "right_in_both_orders", "position_consistency", "format")
+    names += ("prefers_first", "same_scores", "truncated", "score_error", "ranking_error")
+    cells = [
+        {"checkpoint": name, "source": "x", "pairs": 30, "judgements": 60}
+        | dict.fromkeys((*names, "reward", "tokens"), estimates[name])
+        for name in order
+    ]
+    out.mkdir()
+    body = {"cells": cells, "differences": rows, "failed": {}}
+    (out / "metrics.json").write_text(json.dumps(body))
+    stage = Run(out, "genrm_evaluation", {}, "0" * 64)
+    digests = {name: read_artifact(path).digest for name, path in models.items()}
+    stats = {"checkpoints": order, "samplers": {n: {"weights": digests[n]} for n in order}}
+    parents = [
+        parent_of(path, relative_to=out, manifest=read_artifact(path)) for path in models.values()
+    ]
+    stage.finish(counts=Counts(1, 1), files={"metrics.json": None}, parents=parents, stats=stats)
+    return out
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> dict[str, Path]:
+    """data → sft → warm → trained, each in a folder of its own in a folder with odd characters."""
+    runs = tmp_path / "my runs #1"
+    data = artifact(runs / "data", "sft_data")
+    sft = artifact(runs / "base_model", "checkpoint", data)
+    warm = artifact(runs / "judge_sft", "checkpoint", sft, data)
+    trained = artifact(runs / "judge", "checkpoint", warm)
+    return {"sft": sft, "warm": warm, "trained": trained}
+
+
+@pytest.mark.parametrize(
+    ("order", "after", "controls"),
+    [
+        (["warm", "trained", "sft"], ("trained",), ("sft",)),
+        (["trained", "warm"], ("trained",), ()),
+        (["sft", "warm", "trained"], ("trained",), ()),
+    ],
+)
+def test_roles_of_checkpoints_come_from_their_lineage(chain, order, after, controls):
+    arms = arms_of(trace(judged(chain["sft"].parent, order, chain))[0])
+    assert (arms.after, arms.controls) == (after, controls)
+    assert arms.before == ("sft" if order[0] == "sft" else "warm")
+    assert arms.base_of("trained") == "warm"
+    assert arms.folders["trained"] == "judge"
+
+
+def test_the_control_arm_comes_last_and_the_change_has_its_sign(chain):
+    for order in (["warm", "trained", "sft"], ["trained", "warm"]):
+        node = trace(judged(chain["sft"].parent, order, chain))[0]
+        effects = chain_effects([node])
+        first = effects[0]
+        assert first.name == "judge: accuracy on pairs, %"
+        assert (first.values, first.interval) == ("60.0 → 90.0", "+30.0 (+20.0 … +40.0)")
+        if "sft" in order:
+            assert effects[-1].name == "judge_sft: accuracy on pairs, %"
+            assert effects[-1].values == "0.0 → 60.0"
+
+
+def test_effects_are_those_of_the_records(tmp_path: Path):
+    samplers = [ScriptedSampler(answer), ScriptedSampler(tamed)]
+    evaluate(write_recipe(tmp_path), "--limit", "4", samplers=samplers)
+    effects = chain_effects([trace(tmp_path / "out")[0]])
+    records = read_run(tmp_path / "out")[1]
+    sides = []
+    for name in ("sft", "dpo"):
+        values = values_of([r for r in records[name] if r.prompt.setting == "no_tools"])
+        pairs = zip(values["reasoning_tokens"], values["answer_tokens"], strict=True)
+        values["tokens"] = [(a + b, question) for (a, question), (b, _) in pairs]
+        sides.append({key: by_question(value) for key, value in values.items()})
+    found = {effect.name: effect for effect in effects}
+    calls = rate_difference(*(side["hallucination"] for side in sides), seed=0)
+    shown = found["dpo: undeclared calls, %"]
+    assert shown.change == 100 * calls.difference < 0
+    assert (shown.low, shown.high) == (100 * calls.low, 100 * calls.high)
+    assert shown.questions == len(sides[0]["hallucination"].names)
+    tokens = length_difference(*(side["tokens"] for side in sides), seed=0)
+    assert found["dpo: tokens (no_tools)"].after == tokens.b
+    # trained on nothing that is known: accuracy is what a stage is for
+    assert effects[0].figure.startswith("accuracy")
+
+
+def test_a_folder_of_artifacts_has_a_page_with_links(chain, capsys):
+    runs = chain["sft"].parent
+    judged(runs, ["warm", "trained", "sft"], chain)
+    for name in ("data", "judge"):
+        script("report").main([str(runs / name)])
+    with open_run(runs / "timed", kind="toy", config={}) as run:
+        run.finish(counts=Counts(1, 1), files={})
+    assert 0 <= json.loads((runs / "timed" / SECONDS).read_text())["seconds"] < 60
+    (runs / "timed" / SECONDS).write_text('{"seconds": 12.5}')
+    capsys.readouterr()
+    script("report").main([str(runs)])
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-1] == str(runs / "report.html")
+    assert printed[1].split() == (
+        [
+            "judge:",
+            "accuracy",
+            "on",
+            "pairs,",
+            "%",
+            "60.0",
+            "→",
+            "90.0",
+            "+30.0",
+            "(+20.0",
+            "…",
+            "+40.0),",
+            "30",
+        ]
+    )
+    page = (runs / "report.html").read_text().replace("\N{NO-BREAK SPACE}", " ")
+    Reader(page)
+    assert sections(page) == ["What the stages changed", "Stages", "Seconds and digests"]
+    assert re.findall('<div class="tile"><b>(.*?)</b><span>(.*?)</span>', page) == [
+        ("60.0 → 90.0 %", "accuracy on pairs")
+    ]
+    targets = {unquote(target) for target in re.findall(r'href="([^"#]+)"', page)}
+    assert targets == {"data/report.html", "judge/report.html"}
+    assert all((runs / target).is_file() for target in targets)
+    diagram = section(page, "Stages")
+    assert set(re.findall("<title>(.*?)</title>", diagram)) == {
+        path.name for path in runs.iterdir() if path.is_dir()
+    }
+    assert cells(page, "timedtoy")[2] == "12.5"
+    for path in runs.iterdir():
+        assert path.is_file() or read_artifact(path).digest in page
+
+
+def test_what_is_no_chain_is_refused(chain, tmp_path: Path):
+    runs = chain["sft"].parent
+    assert is_chain(runs)
+    assert not is_chain(runs / "data")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="empty is no finished artifact, and no folder"):
+        script("report").main([str(runs), str(tmp_path / "empty")])
+
+
+def test_a_parent_that_is_gone_is_named(chain):
+    runs = chain["sft"].parent
+    shutil.rmtree(runs / "data")
+    script("report").main([str(runs)])
+    page = (runs / "report.html").read_text()
+    assert "sft_data data: not at ../data" in section(page, "Not in this report")
+
+
+def test_a_diagram_leaves_out_what_other_arrows_say_and_never_overfills_a_row():
+    edges = [(0, 1), (1, 2), (0, 2), (2, 3), (0, 3)]
+    assert shortest(edges) == [(0, 1), (1, 2), (2, 3)]
+    fan = [(0, node) for node in range(1, 12)]
+    rows = rows_of(12, fan)
+    assert rows[0] == 0
+    assert max(rows.count(row) for row in set(rows)) == MOST
+    assert all(rows[end] > rows[start] for start, end in fan)
