@@ -53,7 +53,7 @@ def load_model(
     set_seed(seed)
     attention = choose_attention(spec.attention)
     if spec.path is not None:
-        model = _from_checkpoint(spec, attention, quantization)
+        model = load_checkpoint(spec, attention, quantization)
     else:
         model = _from_config(spec, special, vocabulary, attention)
     rows = embedding_rows(model)
@@ -102,7 +102,8 @@ def choose_attention(name: str) -> str:
     return "flash_attention_2" if torch.cuda.is_available() and has_flash else "sdpa"
 
 
-def _from_checkpoint(spec: ModelConfig, attention: str, quantization: Any) -> PreTrainedModel:
+def load_checkpoint(spec: ModelConfig, attention: str, quantization: Any = None) -> PreTrainedModel:
+    """The model of a recipe's path. Raises ConfigError: it cannot be loaded."""
     assert spec.path is not None
     refuse_adapter(spec.path)
     local = Path(spec.path).is_dir()

@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from peft import PeftModel
 from torch import nn
 
 from posttrain.errors import TrainingError
+from posttrain.models.load import full_shape, without_zero3_init
 
 
 @contextlib.contextmanager
@@ -39,6 +41,88 @@ def gathered_state(accelerator: Any) -> Iterator[None]:
         yield
     finally:
         plugin.set_state_dict_type(kept)
+
+
+def whole_state(trainer: Any) -> dict[str, torch.Tensor]:
+    """The weights of a sharded model on the CPU, as its optimiser holds them.
+
+    Runs on every process; those that do not save may get an empty dict.
+
+    Under DeepSpeed and mixed precision the model's own weights are the optimiser's float32 ones,
+    rounded: at a learning rate of 3e-6 most of what was learnt is in the digits that rounding
+    takes. A weight under two names is written once, under its first.
+    """
+    accelerator = trainer.accelerator
+    model = accelerator.unwrap_model(trainer.model)
+    if trainer.is_deepspeed_enabled:
+        return _deepspeed_state(model, keep=trainer.args.should_save)
+    with gathered_state(accelerator):
+        state = accelerator.get_state_dict(trainer.model)
+    tied_names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    tied_names -= {name for name, _ in model.named_parameters()}
+    return {name: tensor for name, tensor in state.items() if name not in tied_names}
+
+
+def restore_masters(trainer: Any, load: Callable[[], nn.Module]) -> None:
+    """Give DeepSpeed's optimiser the float32 weights of the checkpoint that training starts from.
+
+    Its float32 weights are made of the model's, which it has rounded by then: what an earlier stage
+    learnt in small steps would be lost between two stages. Runs on every process.
+
+    Args:
+        load: the model in float32; called by the first process alone.
+    """
+    from deepspeed import comm  # only where a launcher asked for it
+    from deepspeed.utils import (
+        safe_get_local_fp32_param,
+        safe_set_full_fp32_param,
+        safe_set_local_fp32_param,
+    )
+
+    source: dict[str, torch.Tensor] = {}
+    if trainer.is_world_process_zero():
+        with without_zero3_init():
+            source = dict(load().named_parameters())
+    device = trainer.accelerator.device
+    for name, parameter in trainer.accelerator.unwrap_model(trainer.model).named_parameters():
+        if not parameter.requires_grad:
+            continue
+        weights = torch.empty(full_shape(parameter), dtype=torch.float32, device=device)
+        if source:
+            weights.copy_(source.pop(name).detach())
+        comm.broadcast(weights, src=0)
+        if not hasattr(parameter, "ds_id"):
+            safe_set_full_fp32_param(parameter, weights)
+            continue
+        # of ZeRO-3 by hand: DeepSpeed (0.19) cuts a whole tensor only if it divides evenly
+        local = safe_get_local_fp32_param(parameter)
+        start = local.numel() * comm.get_rank()
+        part = torch.zeros_like(local)
+        numbers = weights.flatten()[start : start + local.numel()]
+        part.view(-1)[: numbers.numel()] = numbers
+        safe_set_local_fp32_param(parameter, part)
+
+
+def _deepspeed_state(model: nn.Module, *, keep: bool) -> dict[str, torch.Tensor]:
+    """Parameters and persistent buffers, one parameter at a time, so that one fits beside all."""
+    from deepspeed import zero  # only where a launcher asked for it
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    state: dict[str, torch.Tensor] = {}
+    adapted = isinstance(model, PeftModel)
+    for name, parameter in model.named_parameters():
+        if adapted and not parameter.requires_grad:
+            continue  # an adapter is saved without its base
+        # None for a frozen parameter, of which the optimiser holds nothing
+        weights = safe_get_full_fp32_param(parameter) if parameter.requires_grad else None
+        with zero.GatheredParameters([parameter], enabled=weights is None):
+            if keep:
+                state[name] = (parameter if weights is None else weights).detach().cpu().clone()
+    if keep:
+        persistent = model.state_dict().keys()
+        buffers = model.named_buffers()
+        state |= {name: buffer.cpu() for name, buffer in buffers if name in persistent}
+    return state
 
 
 def shard_buffers_apart(accelerator: Any) -> None:

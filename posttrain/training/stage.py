@@ -21,7 +21,7 @@ from posttrain.config.grpo import ColocatedVllm
 from posttrain.config.sft import SftConfig, TrainingRecipe
 from posttrain.errors import PosttrainError
 from posttrain.models.adapters import adapter_reach, lora_config, quantization_config
-from posttrain.models.load import load_model
+from posttrain.models.load import choose_attention, load_checkpoint, load_model
 from posttrain.report.live import write_unfinished
 from posttrain.report.write import ensure_report
 from posttrain.runs import (
@@ -71,8 +71,8 @@ from posttrain.training.plan import (
     model_size,
     plan_memory,
 )
-from posttrain.training.sharding import gather_head
-from posttrain.training.trainer import Resumable, train_to_the_end
+from posttrain.training.sharding import gather_head, restore_masters
+from posttrain.training.trainer import Resumable, dtypes_on_disk, train_to_the_end
 
 KIND = "checkpoint"
 PATIENCE = 60.0  # seconds in which a network disk shows what another machine has created
@@ -278,7 +278,7 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         preflight = self.check(trainer, special, launched)
         probe = Preflight([("probe", "when the shards are placed")], {})
         if trainer.sharded:
-            trainer.on_placed = lambda: trainer.show(self.probe(trainer).lines)
+            trainer.on_placed = lambda: self._when_placed(trainer, launched)
         else:
             probe = self.probe(trainer)
         lines = [*preflight.lines, *probe.lines, ("stops", check_stops(trainer.model, special))]
@@ -290,6 +290,16 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         memory = plan_memory(trainer, launched, batch, adapter=adapter, rollouts=rollouts)
         preflight = Preflight(lines, preflight.stats | probe.stats)
         return PreparedRun(trainer, special, launched, preflight, memory)
+
+    def _when_placed(self, trainer: T, launched: Launched) -> None:
+        """What waits until a sharded model is on its devices: exact weights, and the probe."""
+        spec = self.recipe.model
+        rounded = launched.sharding.startswith("zero") and launched.precision != "fp32"
+        # a random start loses nothing by rounding, and an adapter starts in float32
+        if rounded and spec.path is not None and self.recipe.adapter is None:
+            exact = spec.model_copy(update={"dtype": "float32"})
+            restore_masters(trainer, lambda: load_checkpoint(exact, choose_attention("auto")))
+        trainer.show(self.probe(trainer).lines)
 
     def show_plan(self, prepared: PreparedRun[T], *, measure: bool) -> None:
         """Print the plan on the main process; stop if the disk is too small."""
@@ -345,6 +355,7 @@ class TrainingStage(ABC, Generic[Recipe, T]):
                 **asdict(launched),
                 "tokens": trainer.tokens_seen,
                 "trained": trainer.trained_seen,
+                "weights": dtypes_on_disk(self.out),
                 **prepared.preflight.stats,
                 **outcome.stats,
             },

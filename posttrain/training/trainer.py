@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
+from safetensors import safe_open
 from transformers import PrinterCallback, ProgressCallback, Trainer
 from transformers.integrations.integration_utils import TensorBoardCallback
 
@@ -30,14 +33,15 @@ from posttrain.training.output import StepLines
 from posttrain.training.sharding import (
     checkpoint_of_parts,
     expect_gradient_scale,
-    gathered_state,
     shard_buffers_apart,
+    whole_state,
 )
 
 ADAPTER = "adapter"
 COMPLETE = "complete.json"
 TENSORBOARD = "tensorboard"
 MODEL_INPUTS = ("input_ids", "attention_mask", "position_ids")
+_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # as safetensors names them
 # what the trainer adds and plain transformers does not need; it also holds host-dependent values
 _NOT_MODEL = ("training_args.bin", "README.md")
 
@@ -186,6 +190,13 @@ class Resumable(Trainer):
             rotate(folder, keep=limit)
         self.accelerator.wait_for_everyone()
 
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """As the parent, with the weights that the optimiser holds; runs on every process."""
+        if not self.sharded:
+            super().save_model(output_dir, _internal_call)
+            return
+        self._save(output_dir, state_dict=whole_state(self))
+
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """The parent warns of weights that were not loaded, and would train on without them.
 
@@ -288,9 +299,10 @@ def write_model(
         shutil.rmtree(partial, ignore_errors=True)
     trainer.accelerator.wait_for_everyone()
     adapted = isinstance(trainer.accelerator.unwrap_model(trainer.model), PeftModel)
-    with gathered_state(trainer.accelerator):
-        trainer.save_model(str(partial / ADAPTER if adapted else partial), _internal_call=True)
+    trainer.save_model(str(partial / ADAPTER if adapted else partial), _internal_call=True)
     if first:
+        if trainer.sharded and not adapted:
+            _state_dtype(partial)
         if adapted:
             _write_merged(partial, base, special)
         for name in _NOT_MODEL:
@@ -304,6 +316,29 @@ def write_model(
             path.replace(goal)
         partial.rmdir()
     trainer.accelerator.wait_for_everyone()
+
+
+def _state_dtype(folder: Path) -> None:
+    """Have a model's config name the dtype of its weights: it is written with that of the model in
+    memory, which DeepSpeed rounds, and readers would round the weights again."""
+    sizes = dtypes_on_disk(folder)
+    config = folder / "config.json"
+    fields = json.loads(config.read_text("utf-8"))
+    fields["dtype"] = max(sizes, key=sizes.__getitem__)
+    config.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def dtypes_on_disk(folder: Path) -> dict[str, int]:
+    """Numbers that a folder's safetensors files hold, by dtype ("float32")."""
+    sizes: Counter[str] = Counter()
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as weights:
+            for name in weights.keys():  # noqa: SIM118 - it is no mapping
+                part = weights.get_slice(name)
+                sizes[_DTYPES.get(part.get_dtype(), part.get_dtype())] += math.prod(
+                    part.get_shape()
+                )
+    return dict(sorted(sizes.items()))
 
 
 def _write_merged(partial: Path, base: ModelConfig, special: SpecialTokens) -> None:

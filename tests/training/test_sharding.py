@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, training_args
 
 from posttrain.errors import TrainingError
+from posttrain.runs import read_artifact
 from posttrain.training.moe import BIAS
 from posttrain.training.sft.stage import SftStage
 from posttrain.training.sharding import expect_gradient_scale
@@ -114,6 +116,73 @@ def test_tied_weights_are_sharded_as_one(data: Path, tmp_path: Path):
     saved = load_file(tmp_path / "out" / "model.safetensors")
     embedding = saved["model.embed_tokens.weight"]
     assert torch.equal(saved.get("lm_head.weight", embedding), embedding)
+
+
+@pytest.mark.parametrize("sharding", ["zero2", "zero3", "fsdp2"])
+def test_what_was_learnt_in_bfloat16_is_saved_in_float32(
+    data: Path, tmp_path: Path, tied_policy: Path, bf16_alone: Path, sharding: str
+):
+    """Steps of 3e-6 are lost where the weights in bfloat16 are saved and not the optimiser's."""
+    out = tmp_path / "out"
+    stage = SftStage(sft_recipe(data, tied_policy, out, small_steps(2), launch=LAUNCHES[sharding]))
+
+    def run() -> None:
+        # transformers takes bfloat16 without `use_cpu` for GPUs, and drops sharding with it
+        training_args.is_torch_bf16_gpu_available = lambda: True
+        stage.run(dry_run=False)
+
+    forked(run, processes=2, sharding=sharding)
+    share, cosine = what_was_learnt(out, tied_policy, bf16_alone)
+    assert share > 0.9
+    assert cosine > 0.9
+    saved = load_file(out / "model.safetensors")
+    assert {str(tensor.dtype) for tensor in saved.values()} == {"torch.float32"}
+    assert "lm_head.weight" not in saved
+    assert AutoModelForCausalLM.from_pretrained(out).dtype == torch.float32
+    assert list(read_artifact(out).stats["weights"]) == ["float32"]
+
+
+LAUNCHES = {name: {"world_size": 2, "sharding": name} for name in ("zero2", "zero3", "fsdp2")}
+
+
+def small_steps(processes: int) -> dict[str, Any]:
+    """Four steps of 8 packs at 3e-6 in bfloat16."""
+    sharded = {"use_cpu": False, "accelerator_config": {"use_configured_state": True}}
+    return {
+        "bf16": True, "learning_rate": 3e-6, "lr_scheduler_type": "constant", "warmup_steps": 0,
+        "max_steps": 4, "num_train_epochs": None, "per_device_train_batch_size": 8 // processes,
+    } | (sharded if processes > 1 else {})  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tied_policy(tmp_path_factory: pytest.TempPathFactory, policy: Path) -> Path:
+    """The tiny policy with one matrix for embeddings and head."""
+    folder = tmp_path_factory.mktemp("tied")
+    shutil.copytree(policy, folder, dirs_exist_ok=True)
+    config = AutoConfig.from_pretrained(policy)
+    config.tie_word_embeddings = True
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(str(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bf16_alone(tmp_path_factory: pytest.TempPathFactory, data: Path, tied_policy: Path) -> Path:
+    """The same steps by one process."""
+    out = tmp_path_factory.mktemp("alone") / "out"
+    stage = SftStage(sft_recipe(data, tied_policy, out, small_steps(1)))
+    forked(lambda: stage.run(dry_run=False))
+    return out
+
+
+def what_was_learnt(out: Path, base: Path, alone: Path) -> tuple[float, float]:
+    """The share of weights that moved, and the cosine of their change with one process's."""
+    runs = (load_file(folder / "model.safetensors") for folder in (out, base, alone))
+    after, before, expected = runs
+    change = torch.cat([(after[name].double() - before[name]).flatten() for name in expected])
+    reference = torch.cat([(expected[n].double() - before[n]).flatten() for n in expected])
+    cosine = torch.nn.functional.cosine_similarity(change, reference, dim=0)
+    return float((change != 0).double().mean()), float(cosine)
 
 
 def test_another_scale_of_the_gradient_is_noticed(recipe: MakeRecipe):
