@@ -334,10 +334,9 @@ def dtypes_on_disk(folder: Path) -> dict[str, int]:
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as weights:
             for name in weights.keys():  # noqa: SIM118 - it is no mapping
-                part = weights.get_slice(name)
-                sizes[_DTYPES.get(part.get_dtype(), part.get_dtype())] += math.prod(
-                    part.get_shape()
-                )
+                tensor = weights.get_slice(name)
+                dtype = str(tensor.get_dtype())
+                sizes[_DTYPES.get(dtype, dtype)] += math.prod(tensor.get_shape())
     return dict(sorted(sizes.items()))
 
 
