@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from posttrain.errors import ConfigError, PosttrainError
+from posttrain.report.pages import chain as page
 from scripts import quickstart, smoke, stages
 
 WORLD = """\
@@ -102,10 +103,15 @@ def test_as_written_keeps_size_and_place(chains, recipes):
     assert (config.jobs, config.logs) == (1, "runs/logs")
 
 
-def test_the_quickstart_is_the_chain_at_any_size(chains: list[Any]):
+def test_the_quickstart_is_the_chain_at_any_size_and_shows_it(
+    chains: list[Any], monkeypatch: pytest.MonkeyPatch
+):
+    shown: list[Path] = []
+    monkeypatch.setattr(page, "show_chain", lambda _, folders: shown.extend(folders))
     quickstart.main(["--size", "full", "--seed", "4", "--at", "a b"])
     [(found, config)] = chains
     assert (len(found), config.size, config.jobs) == (16, "full", 2)
     recipe = {stage.step.title: stage.recipe for stage in found}
     assert (recipe["dpo"]["batch"], recipe["dpo"]["seed"]) == (128, 4)
     assert Path("a b").is_dir()
+    assert shown == [Path("a b/runs/tiny")]
