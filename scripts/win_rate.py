@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> None:
     matches = [
         Comparison(pair.prompt.messages, first, second, principle_of(pair.prompt))
         for pair in pairs
-        if not pair.same
+        if pair.decided is None
         for first, second in (pair.answers, pair.answers[::-1])
     ]
     judged = f"{len(matches) // 2:,} of them to judge, in both orders"

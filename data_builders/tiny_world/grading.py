@@ -86,7 +86,8 @@ def _grade(attempt: Attempt) -> Score:
     prompt, completion = attempt.prompt, attempt.completion
     metadata = metadata_of(prompt)
     if any(name not in metadata for name in NEEDED):
-        return unscored(None, "the prompt's metadata is no item of the tiny world")
+        why = "the prompt's metadata is no item of the tiny world"
+        return unscored(None, why, "malformed_row")
     # a setting may take an item's tools away: what the prompt declared is what counts
     tools: list[dict[str, Any]] = json.loads(prompt.tools) if prompt.tools else []
     metadata["tools_declared"] = [tool.get("function", tool)["name"] for tool in tools]

@@ -269,11 +269,14 @@ class GateConfig(Strict):
 
     level: one-sided confidence of all rules together; each is tested at 1 − (1 − level) / rows.
     inconclusive: of a row neither shown to be worse by more than the margin nor not to be.
+    max_unscored: the largest share of a row's samples that the backend, a grader or a judge may
+        have failed on, on either side.
     """
 
     rules: tuple[GateRule, ...] = Field(min_length=1)
     level: float = Field(default=0.95, gt=0.5, lt=1)
     inconclusive: Literal["pass", "fail"] = "pass"
+    max_unscored: float = Field(default=0.01, ge=0, lt=1)
 
 
 class EvalGenRmConfig(CheckpointsConfig):

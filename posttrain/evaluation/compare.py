@@ -64,6 +64,7 @@ def paired_rows(a: Sequence[Record], b: Sequence[Record], *, seed: int) -> list[
             "task": cell.task,
             "setting": cell.setting,
             "thinking": cell.thinking,
+            "unscored": {"a": _unscored_count(own), "b": _unscored_count(other)},
             "rates": differences(left, right, rates, rate_difference, least=1, seed=seed),
             "lengths": differences(left, right, LENGTHS, length_difference, least=2, seed=seed),
         })  # fmt: skip
@@ -238,7 +239,8 @@ Verdict = Literal["pass", "inconclusive", "fail"]
 @dataclass(frozen=True, slots=True)
 class GateRow:
     """One figure of one cell: its change, for which less is worse, with both one-sided
-    intervals."""
+    intervals (nan where a side has no value), and the share of samples, on the side that has more
+    of them, that the backend, a grader or a judge failed on."""
 
     figure: str
     task: str
@@ -249,6 +251,7 @@ class GateRow:
     high: float
     margin: float
     questions: int
+    unscored: float
     verdict: Verdict
 
 
@@ -258,28 +261,39 @@ def gate_rows(gate: GateConfig, a: Sequence[Record], b: Sequence[Record]) -> lis
     A row fails where the one-sided interval of its change lies below −margin, so that an equal
     checkpoint fails in at most 1 − level of comparisons whatever the margin; it passes where the
     interval of the other side lies above −margin (non-inferiority). Rows of all rules share the
-    level by Bonferroni. Rates use the interval of Agresti and Min (2005), lengths Student's.
+    level by Bonferroni. Rates use the interval of Agresti and Min (2005), lengths Student's. A row
+    of which a side has too many unscored samples fails as well: nobody knows what they hide.
 
     Raises:
         ConfigError: a rule that is about no cell that both have.
     """
-    left, right = (
-        {cell[1:]: values_of(rows) for cell, rows in by_cell(side).items()} for side in (a, b)
-    )
+    left, right = ({cell[1:]: rows for cell, rows in by_cell(side).items()} for side in (a, b))
     found = [(rule, *changes) for rule in gate.rules for changes in _changes(rule, left, right)]
     level = 1 - (1 - gate.level) / len(found)
     rows: list[GateRow] = []
     for rule, cell, changes in found:
-        interval = mean_interval if rule.figure in LENGTHS else change_interval
-        low, high = interval(changes, quantile=level)
+        unscored = max(_unscored_share(left[cell]), _unscored_share(right[cell]))
+        low = high = change = math.nan
+        if len(changes):
+            interval = mean_interval if rule.figure in LENGTHS else change_interval
+            low, high = interval(changes, quantile=level)
+            change = float(changes.mean())
         verdict: Verdict = "inconclusive"
-        if high < -rule.margin:
+        if high < -rule.margin or unscored > gate.max_unscored:
             verdict = "fail"
         elif low > -rule.margin:
             verdict = "pass"
-        bounds = float(changes.mean()), low, high, rule.margin
-        rows.append(GateRow(rule.figure, *cell, *bounds, len(changes), verdict))
+        bounds = change, low, high, rule.margin
+        rows.append(GateRow(rule.figure, *cell, *bounds, len(changes), unscored, verdict))
     return rows
+
+
+def _unscored_count(records: Sequence[Record]) -> int:
+    return sum(record.failed or record.unscored for record in records)
+
+
+def _unscored_share(records: Sequence[Record]) -> float:
+    return _unscored_count(records) / len(records)
 
 
 def passes(gate: GateConfig, rows: Sequence[GateRow]) -> bool:
@@ -289,25 +303,33 @@ def passes(gate: GateConfig, rows: Sequence[GateRow]) -> bool:
 
 
 Place = tuple[str, str, str]  # task, setting, thinking
-Cells = Mapping[Place, Mapping[str, Values]]
+Cells = Mapping[Place, Sequence[Record]]
 
 
 def _changes(rule: GateRule, a: Cells, b: Cells) -> Iterator[tuple[Place, Floats]]:
-    """The cells of a rule with each question's change, for which less is worse."""
+    """The cells of a rule with each question's change, for which less is worse; none where all
+    samples of a side are unscored."""
     wanted = (rule.task, rule.setting, rule.thinking)
     cells = [
         cell for cell in a
         if cell in b and all(w in (None, own) for w, own in zip(wanted, cell, strict=True))
         and (rule.task is not None or cell[0] != ALL)
     ]  # fmt: skip
-    known = dict.fromkeys(name for cell in cells for name in a[cell] if a[cell][name])
-    with_values = [c for c in cells if a[c].get(rule.figure) and b[c].get(rule.figure)]
+    known: dict[str, None] = {}
+    with_values: list[tuple[Place, Values, Values]] = []
+    for cell in cells:
+        before, after = values_of(a[cell]), values_of(b[cell])
+        known |= dict.fromkeys(name for name, values in before.items() if values)
+        left, right = before.get(rule.figure, ()), after.get(rule.figure, ())
+        if (left and right) or 1.0 in (_unscored_share(a[cell]), _unscored_share(b[cell])):
+            with_values.append((cell, left, right))
     if not with_values:
         hint = nearest(rule.figure, (*known,)) if cells else ""
         raise ConfigError(f"a rule of the gate is about nothing that both runs have: {rule}{hint}")
     worse = rule.worse or ("lower" if rule.figure in _HIGHER_IS_BETTER else "higher")
-    for cell in with_values:
-        before, after, _ = shared_means(
-            by_question(a[cell][rule.figure]), by_question(b[cell][rule.figure])
-        )
-        yield cell, (after - before) * (1 if worse == "lower" else -1)
+    for cell, left, right in with_values:
+        if left and right:
+            before, after, _ = shared_means(by_question(left), by_question(right))
+            yield cell, (after - before) * (1 if worse == "lower" else -1)
+        else:
+            yield cell, np.empty(0)

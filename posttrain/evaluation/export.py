@@ -2,7 +2,8 @@
 
 `results.yml` is laid out as NeMo Evaluator's (packages/nemo-evaluator, api_dataclasses), whose
 classes read it, with the row of all tasks as its group. A standard error there is the 95 %
-interval's width over 2 × 1.96: the interval itself is not symmetric.
+interval's width over 2 × 1.96: the interval itself is not symmetric. Every file says how many
+samples our side failed to score, which no figure holds.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ Row = Mapping[str, Any]
 _PLACE = ("task", "setting", "thinking")
 _SPREAD = ("sd", "floor", "debiased", "p", "consistency", "consistency_within")
 _ESTIMATE = ("value", "low", "high", "questions", "samples")
+UNSCORED = "unscored"
 
 
 def write_exports(folder: Path, metrics: Row, manifest: Manifest) -> None:
@@ -31,18 +33,26 @@ def write_exports(folder: Path, metrics: Row, manifest: Manifest) -> None:
     cells, sensitive = metrics["cells"], metrics.get("sensitivity", [])
     lines = io.StringIO()
     writer = csv.writer(lines, lineterminator="\n")
-    writer.writerow(("checkpoint", *_PLACE, "figure", *_ESTIMATE))
+    writer.writerow(("checkpoint", *_PLACE, "figure", *_ESTIMATE, UNSCORED))
     for figures, rows in ((_figures, cells), (_sensitivity, sensitive)):
         for row in rows:
             place = (row["checkpoint"], *_place(row))
             for name, found in figures(row):
-                writer.writerow((*place, name, *(found.get(key) for key in _ESTIMATE)))
+                estimate = [found.get(key) for key in _ESTIMATE]
+                writer.writerow((*place, name, *estimate, unscored_of(row)))
     atomic_write_text(folder / "scores.csv", lines.getvalue())
     atomic_write_text(folder / "table.md", markdown_tables(cells, sensitive))
     for checkpoint in dict.fromkeys(cell["checkpoint"] for cell in cells):
         own = [cell for cell in cells if cell["checkpoint"] == checkpoint]
         text = yaml.safe_dump(results_of(own, manifest), sort_keys=False)
         atomic_write_text(folder / checkpoint / "results.yml", text)
+
+
+def unscored_of(row: Row) -> int:
+    """Samples of a row that the backend, a grader or a judge failed on."""
+    if "templates" in row:  # of prompt sensitivity: by template
+        return sum(row["unscored"].values())
+    return row["failed"] + row["unscored"]
 
 
 def _place(row: Row) -> tuple[str, ...]:
@@ -78,6 +88,11 @@ def results_of(cells: Sequence[Row], manifest: Manifest) -> dict[str, Any]:
                 "value": found["value"],
                 "stats": {"count": found["samples"], "stderr": error},
             }
+        shares = metrics.setdefault(UNSCORED, {"scores": {}})["scores"]
+        shares[f"{cell['setting']}_{cell['thinking']}"] = {
+            "value": unscored_of(cell) / cell["samples"],
+            "stats": {"count": cell["samples"]},
+        }
     stated = manifest.config
     params = {name: stated["sampling"][name] for name in ("temperature", "top_p")}
     params |= {"max_new_tokens": stated["sampling"]["max_tokens"]}
@@ -103,7 +118,7 @@ def markdown_tables(cells: Sequence[Row], sensitive: Sequence[Row]) -> str:
     for place in dict.fromkeys(map(_place, cells)):
         own = {cell["checkpoint"]: cell for cell in cells if _place(cell) == place}
         first = next(iter(own.values()))
-        shown = [_points(own[n]["rates"].get("accuracy")) if n in own else "" for n in names]
+        shown = [_accuracy(own[n]) if n in own else "" for n in names]
         rows.append([*place, str(first["questions"]), str(first["k"]), *shown])
     varied = [["checkpoint", *head, "templates", "sd", "noise floor", "debiased", "p of 0",
                "consistency"]]  # fmt: skip
@@ -120,6 +135,11 @@ def markdown_tables(cells: Sequence[Row], sensitive: Sequence[Row]) -> str:
         "Prompt sensitivity, points [95 % interval]": varied,
     }
     return "\n\n".join(f"{name}\n\n{_table(own)}" for name, own in parts.items() if own[1:]) + "\n"
+
+
+def _accuracy(cell: Row) -> str:
+    shown, unscored = _points(cell["rates"].get("accuracy")), unscored_of(cell)
+    return f"{shown}; {unscored:,} of {cell['samples']:,} unscored" if unscored else shown
 
 
 def _points(found: Row | None, *, digits: int = 1) -> str:

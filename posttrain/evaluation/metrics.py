@@ -124,7 +124,7 @@ def cell_rows(records: Sequence[Record], *, seed: int) -> list[Row]:
             "samples": len(own),
             "k": min(Counter(record.prompt.id for record in own).values()),
             "failed": len(own) - len(answered),
-            "unscored": sum(record.score.value is None for record in answered),
+            "unscored": sum(record.unscored for record in answered),
             "rates": {name: asdict(found) for name, found in rates.items() if found},
             "pass": _pass(answered),
             "lengths": {name: asdict(found) for name, found in lengths.items() if found},

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,12 @@ class Record:
         """Whether the backend gave up, so that there is nothing to measure."""
         return self.completion.finish == "failed"
 
+    @property
+    def unscored(self) -> bool:
+        """Whether our side, and not the checkpoint, is why there is no score: the backend, the
+        grader or the judge failed. A prompt without a grader wants no score."""
+        return self.score.value is None and self.prompt.grader is not None
+
 
 def by_unit(records: Sequence[Record]) -> dict[str, list[Record]]:
     units: dict[str, list[Record]] = {}
@@ -99,13 +105,13 @@ def by_unit(records: Sequence[Record]) -> dict[str, list[Record]]:
 
 
 def grade_completions(checkpoint: str, attempts: Attempts, grade: Grade) -> list[Record]:
-    """A record an attempt, each scored by the grader that its prompt names; without one, or failed,
-    it is unscored."""
+    """A record an attempt, each scored by the grader that its prompt names, as `counted_score`
+    says; without one, or failed, there is no score."""
     scores: dict[int, Score] = {}
     by_grader: dict[str, list[int]] = {}
     for i, (prompt, completion) in enumerate(attempts):
         if completion.finish == "failed":
-            scores[i] = Score(None, None, f"failed: {completion.error}")
+            scores[i] = Score(None, None, f"failed: {completion.error}", "service")
         elif prompt.grader is None:
             scores[i] = Score(None, None, "no grader")
         else:
@@ -121,7 +127,18 @@ def record_of(checkpoint: str, prompt: Prompt, completion: Completion, score: Sc
     """A scored completion with the calls that the detector finds in it."""
     failed = completion.finish == "failed"
     calls = CallDetection(()) if failed else detect_in_completion(completion, prompt)
-    return Record(checkpoint, prompt, completion, score, calls)
+    return Record(checkpoint, prompt, completion, counted_score(prompt, completion, score), calls)
+
+
+def counted_score(prompt: Prompt, completion: Completion, score: Score) -> Score:
+    """The score as an evaluation counts it: no answer, or none that can be read, is wrong, else
+    silence would raise the accuracy. What our side failed at stays unscored."""
+    ours = completion.finish == "failed" or score.failure is not None
+    # inspect's own scorers say themselves what an answer is worth
+    if score.value is not None or ours or prompt.grader in (None, INSPECT):
+        return score
+    why = score.explanation.removeprefix("unscored: ")
+    return replace(score, value=0.0, explanation=f"wrong: {why}")
 
 
 def record_to_row(record: Record) -> dict[str, Any]:
@@ -135,12 +152,14 @@ def record_to_row(record: Record) -> dict[str, Any]:
 
 
 def record_from_row(row: Mapping[str, Any]) -> Record:
-    """Inverse of `record_to_row`."""
+    """Inverse of `record_to_row`. Records that counted silence as unscored count as any others."""
+    prompt = prompt_from_row(row["prompt"])
+    completion = completion_from_row(row["completion"])
     return Record(
         checkpoint=row["checkpoint"],
-        prompt=prompt_from_row(row["prompt"]),
-        completion=completion_from_row(row["completion"]),
-        score=Score(**row["score"]),
+        prompt=prompt,
+        completion=completion,
+        score=counted_score(prompt, completion, Score(**row["score"])),
         verdict=CallDetection(tuple(FoundCall(**call) for call in row["calls"])),
     )
 

@@ -1,6 +1,7 @@
 """Who wins, when two policies answer the same prompts and a judge sees each pair in both orders. A
 duel is won where both orders prefer the new answer and lost where both prefer the old one; all else
-is a tie, so that a judge's liking for a position decides nothing. Score = wins + ties / 2.
+is a tie, so that a judge's liking for a position decides nothing. Score = wins + ties / 2. Whoever
+gives no answer loses to one that is there, without a judge.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Duel:
         answers: as a judge reads them, the old one first.
         judgements: where the old, and where the new answer stood first, with the position that is
             `preferred` (1, 2, or 0 for neither; None without a verdict); () before it is judged,
-            and where the answers are the same text.
+            and where no judge is needed.
     """
 
     prompt: Prompt
@@ -55,6 +56,14 @@ class Duel:
         return self.answers[0].strip() == self.answers[1].strip()
 
     @property
+    def decided(self) -> float | None:
+        """The outcome where no judge is needed: the same text, or only one answer; else None."""
+        if self.same:
+            return 0.5
+        before, after = (bool(answer.strip()) for answer in self.answers)
+        return None if before and after else float(after)
+
+    @property
     def preferred(self) -> tuple[int, int] | None:
         """The positions preferred in the two orders; None where a verdict is missing."""
         first, second = [row["preferred"] for row in self.judgements] or (None, None)
@@ -63,8 +72,8 @@ class Duel:
     @property
     def outcome(self) -> float | None:
         """1.0 won, 0.0 lost, 0.5 neither; None where a verdict is missing."""
-        if self.same:
-            return 0.5
+        if self.decided is not None:
+            return self.decided
         return self.preferred and {(2, 1): 1.0, (1, 2): 0.0}.get(self.preferred, 0.5)
 
     @property
@@ -99,6 +108,7 @@ def _row(unit: str, duels: Sequence[Duel], seed: int) -> Row:
         "questions": len({duel.question for duel in duels}),
         "duels": len(duels),
         "same": sum(duel.same for duel in duels),
+        "unanswered": sum(duel.decided is not None and not duel.same for duel in duels),
         "unjudged": sum(duel.outcome is None for duel in duels),
     }
     scores = [(d.outcome, d.question) for d in duels if d.outcome is not None]
@@ -181,11 +191,13 @@ def write_duels(
     judge: Mapping[str, Any],
 ) -> None:
     """Write the figures and every duel to read, and finish the run. `judgements` are of the duels
-    whose answers differ, two for each, in both orders; `ledger` is what they cost."""
+    that are not decided yet, two for each, in both orders; `ledger` is what they cost."""
     rows = iter(judgements)
-    judged = [
-        duel if duel.same else replace(duel, judgements=(next(rows), next(rows))) for duel in duels
-    ]
+    judged: list[Duel] = []
+    for duel in duels:
+        if duel.decided is None:
+            duel = replace(duel, judgements=(next(rows), next(rows)))
+        judged.append(duel)
     metrics = {"rows": win_rows(judged, seed=recipe.seed), "ledger": dict(ledger)}
     atomic_write_json(run.path / METRICS, metrics)
     atomic_write_text(run.path / DUELS, "".join(row_line(duel.row()) for duel in judged))

@@ -1,18 +1,18 @@
-"""What every grader is, and the scores that all of them give alike. One that fails, times out,
-cannot read its gold, or finds no answer where the prompt requests no format, leaves the attempt
-unscored. An answer outside the requested format still counts.
+"""What every grader is, and the scores that all of them give alike. One that fails, times out or
+cannot read its gold leaves the attempt unscored and names the failure. One that finds no answer
+scores 0 where the prompt requests a format; where it requests none the attempt is unscored, without
+a failure. An answer outside the requested format still counts.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from posttrain.answer_formats import requested_formats
 from posttrain.records import FailureKind, Score
-from posttrain.rollouts import Completion, Prompt, metadata_of
-from reward.graders.final_answer import LABEL
+from posttrain.rollouts import Completion, Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,25 +51,6 @@ class PlainGrader:
         return [before_reading(attempt) or self.score(attempt) for attempt in attempts]
 
 
-# name → how a prompt asks for it, what an answer in it holds
-_FORMATS = {
-    "\\boxed{…}": (r"\\(?:boxed|fbox)(?![A-Za-z])", r"\\(?:boxed|fbox)\s*\{\s*[^\s}][^{}]*[{}]"),
-    "<answer>…</answer>": (r"(?i)</?answer>", r"(?i)<answer>\s*[^\s<]"),
-    "#### …": (r"\#{4}", r"(?m)^[ \t]*\#{4}[ \t]*\S"),
-    # quoted, or with what is to be filled in behind it; "Answer:" at the end asks for nothing
-    "Answer: …": (
-        r"(?<!\w)[\"'`“‘][^\"'`”’\n]{0,30}\b[Aa](?:nswer|NSWER)\b(?:[ \t]+is\b|[ \t*]*:)"
-        r"|\b[Aa](?:nswer|NSWER)[ \t*]*:[ \t*]*(?:\$?[A-Z]{3,}\b|X\b|[<\[({_]|\$[a-z]|\.\.\.|…)",
-        f"(?im){LABEL.pattern}",
-    ),
-    "JSON": (
-        r"(?i)\b(?:in|as|with|return|output|produce|write|give|valid)\s+"
-        r"(?:(?:an?|one|only|valid|the|following|single)\s+)*JSON\b",
-        r"[{\[]",
-    ),
-}
-
-
 SHOWN = 200  # characters of an answer or gold in a score
 
 
@@ -77,7 +58,8 @@ def before_reading(attempt: Attempt) -> Score | None:
     """The score of a completion that gave no answer to read; None where there is one."""
     completion = attempt.completion
     if completion.finish == "failed":
-        return Score(None, None, f"failed: {one_line(completion.error or 'no reason given')}")
+        error = one_line(completion.error or "no reason given")
+        return Score(None, None, f"failed: {error}", "service")
     if completion.truncated:
         return Score(0.0, None, f"truncated: {completion.finish}")
     return None
@@ -85,21 +67,14 @@ def before_reading(attempt: Attempt) -> Score | None:
 
 def no_answer(attempt: Attempt) -> Score:
     """The score of a completion in which no answer is found: wrong if it is empty, or lacks the
-    format that its prompt asks for."""
-    answer, prompt = attempt.completion.answer, attempt.prompt
-    if not answer.strip():
+    format that its prompt asks for; without a format unscored, which an evaluation counts as wrong.
+    """
+    if not attempt.completion.answer.strip():
         return Score(0.0, None, "no answer: empty")
-    question = "\n".join(m.content for m in prompt.messages if m.role in ("system", "user"))
-    names = [name for name, (requested, _) in _FORMATS.items() if re.search(requested, question)]
-    used = any(re.search(_FORMATS[name][1], answer) for name in names)
-    if metadata_of(prompt).get("output_regex"):
-        names.append("what its output_regex matches")
-    if not names:
+    formats = requested_formats(attempt.prompt)
+    if not formats:
         return unscored(None, "no answer found; the prompt asks for no format")
-    formats = " or ".join(names)
-    if used:
-        return unscored(None, f"no answer that can be read in the {formats} of the prompt")
-    return Score(0.0, None, f"no answer found; the prompt asks for {formats}")
+    return Score(0.0, None, f"no answer found; the prompt asks for {' or '.join(formats)}")
 
 
 def verdict(correct: bool, answer: str, gold: str) -> Score:

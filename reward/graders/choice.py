@@ -212,7 +212,7 @@ def _refuse_text(prompt: Prompt) -> str | None:
 def _grade_text(attempt: Attempt) -> Score:
     gold, answer = attempt.prompt.gold, answer_text(attempt.completion.answer)
     if gold is None:
-        return unscored(None, "the prompt has no gold")
+        return unscored(None, "the prompt has no gold", "malformed_row")
     if answer is None:
         return no_answer(attempt)
     one, other = " ".join(gold.split()), " ".join(answer.split())

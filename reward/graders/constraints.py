@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from posttrain.records import Score
@@ -59,12 +60,14 @@ class Constraints:
 def _unchecked(attempt: Attempt) -> Score | None:
     """The score of what needs no checking, or cannot be checked."""
     answer = attempt.completion.answer
+    # without figures of its own, what was cut off would be left out of their denominators
+    nothing_kept = dict.fromkeys(FIGURES, 0.0)
     if (early := before_reading(attempt)) is not None:
-        return early
+        return early if early.value is None else replace(early, figures=nothing_kept)
     if len(answer) > LONGEST:
-        return Score(0.0, None, f"longer than {LONGEST} characters")
+        return Score(0.0, None, f"longer than {LONGEST} characters", figures=nothing_kept)
     if not answer.strip():
-        return Score(0.0, None, "empty", figures=dict.fromkeys(FIGURES, 0.0))
+        return Score(0.0, None, "no answer: empty", figures=nothing_kept)
     if _checks(attempt.prompt) is None:
         return unscored(None, "no constraints", "malformed_row")
     return None

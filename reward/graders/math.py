@@ -57,7 +57,7 @@ class Math:
             return unscored(None, "the prompt has no gold", "malformed_row")
         gold = gold_text(attempt.prompt.gold)
         if self.numbers_only and read_number(bare(gold)) is None:
-            return unscored(None, "the gold is no number")
+            return unscored(None, "the gold is no number", "malformed_row")
         answer, prose = find_answer(attempt.completion.answer)
         if answer is None:  # a gold of words may be all of the answer, or of what a label is before
             answer = prose or bare(attempt.completion.answer)
@@ -68,7 +68,7 @@ class Math:
         try:
             return (gold, answer, tolerance_of(attempt.prompt)), prose
         except ValueError as problem:
-            return unscored(answer, str(problem))
+            return unscored(answer, str(problem), "malformed_row")
 
     def _compare(self, comparisons: Sequence[Comparison]) -> dict[Comparison, JobResult]:
         """Each distinct comparison once: most completions of a prompt answer alike."""

@@ -153,6 +153,21 @@ def test_more_of_a_bad_thing_is_worse():
     assert better.verdict == "pass"
 
 
+@pytest.mark.parametrize(
+    ("lost", "verdict"), [(0, "pass"), (1, "pass"), (3, "fail"), (100, "fail")]
+)
+def test_what_our_side_failed_on_fails_the_gate_above_its_limit(lost: int, verdict: str):
+    gate = GateConfig(rules=(GateRule(margin=0.3),))
+    whole = [record(n, 1.0) for n in range(100)]
+    holes = [record(n, None if n < lost else 1.0, name="b") for n in range(100)]
+    for a, b in ((whole, holes), (holes, whole)):
+        (row,) = gate_rows(gate, a, b)
+        assert (row.verdict, row.unscored) == (verdict, lost / 100)
+    assert passes(gate.model_copy(update={"max_unscored": 0.99}), gate_rows(gate, whole, whole))
+    (pair,) = paired_rows(whole, holes, seed=0)
+    assert pair["unscored"] == {"a": 0, "b": lost}
+
+
 @pytest.mark.parametrize("rule", [{"figure": "acuracy"}, {"task": "logs"}, {"setting": "tools"}])
 def test_a_rule_about_nothing_is_refused(rule):
     records = [record(n, 1.0) for n in range(5)]

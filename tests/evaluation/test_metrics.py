@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
 from posttrain.chat import parse_completion
 from posttrain.evaluation.metrics import cell_rows, examples, measure
-from posttrain.evaluation.run import Record, grade_completions
+from posttrain.evaluation.run import Record, grade_completions, record_from_row, record_to_row
 from posttrain.records import Score
 from posttrain.rollouts import Completion, Step
 from tests.evaluation.scripted import CALL, exact, prompt, turn
@@ -28,7 +28,7 @@ def record(text: str, *, asked=None, value: float | None = 1.0, index=0, **step)
     )
     made = replace(made, **step)
     completion = Completion(asked.id, index, (made,), made.finish)
-    score = Score(value, "56", "compared")
+    score = Score(value, "56", "compared", None if value is not None else "timeout")
     return grade_completions("sft", [(asked, completion)], lambda name, attempts: [score])[0]
 
 
@@ -79,6 +79,35 @@ def test_what_failed_or_was_not_scored_is_counted():
     assert cell["rates"]["accuracy"]["samples"] == 1
     assert cell["rates"]["truncated"]["samples"] == 2
     assert cell["finish"] == {"stop": 2, "failed": 1}
+
+
+SILENT = Score(None, None, "unscored: no answer found; the prompt asks for no format")
+
+
+def test_silence_is_wrong_and_raises_no_accuracy():
+    right = [record(turn("56"), asked=prompt(n)) for n in range(90)]
+    wrong = [record(turn("57"), asked=prompt(n), value=0.0) for n in range(90, 200)]
+    asked = [prompt(n) for n in range(90, 200)]
+    silent = [
+        grade_completions("sft", [(p, r.completion)], lambda name, attempts: [SILENT])[0]
+        for p, r in zip(asked, wrong, strict=True)
+    ]
+    (before,), (after,) = cell_rows(right + wrong, seed=0), cell_rows(right + silent, seed=0)
+    assert before["rates"]["accuracy"] == after["rates"]["accuracy"]
+    assert after["unscored"] == 0
+    assert after["pass"] == before["pass"]
+    # runs that were graded when silence was unscored are read alike
+    row = record_to_row(silent[0]) | {"score": asdict(SILENT)}
+    assert record_from_row(row).score.value == 0.0
+
+
+def test_a_prompt_without_a_grader_has_no_accuracy_and_is_not_unscored():
+    asked = prompt(0, grader=None)
+    (made,) = grade_completions("sft", [(asked, record(turn("56")).completion)], exact)
+    (cell,) = cell_rows([made], seed=0)
+    assert made.score.value is None
+    assert cell["unscored"] == 0
+    assert "accuracy" not in cell["rates"]
 
 
 def test_pass_at_k_leaves_out_prompts_with_too_few_scores():

@@ -60,6 +60,17 @@ def test_the_outcome_of_two_orders(
     assert (found.outcome, found.disagree) == (outcome, disagree)
 
 
+@pytest.mark.parametrize(
+    ("answers", "outcome"), [(("old", " \n"), 0.0), (("", "new"), 1.0), (("", " "), 0.5)]
+)
+def test_no_answer_loses_to_one_without_a_judge(answers: tuple[str, str], outcome: float):
+    silent = duel(answers=answers)
+    assert (silent.decided, silent.outcome) == (outcome, outcome)
+    (row,) = win_rows([silent, duel(2, 1, n=1)], seed=0)
+    assert row["unjudged"] == 0
+    assert row["score"]["samples"] == 2
+
+
 def test_rates_by_hand():
     duels = [duel(2, 1, n=0), duel(2, 1, n=1), duel(1, 2, n=2), duel(1, 1, n=3), duel(None, 1, n=4)]
     duels.append(duel(n=5, answers=("new", "new "), source="v"))

@@ -253,7 +253,8 @@ def _record(
     if sample.error is not None or not generations:
         error = "no model call" if sample.error is None else sample.error.message
         completion = Completion(prompt.id, index, (), "failed", error=error)
-        return record_of(checkpoint, prompt, completion, Score(None, None, f"failed: {error}"))
+        score = Score(None, None, f"failed: {error}", "service")
+        return record_of(checkpoint, prompt, completion, score)
     first, *_ = generations
     given = tuple(map(from_inspect, messages[:first]))
     sent = replace(prompt, messages=given, tools=_tools(sample, str(messages[first].id)))
@@ -315,5 +316,5 @@ def _score(sample: EvalSample, wanted: str | None) -> Score:
     number = value_to_float()(value)  # pyright: ignore[reportArgumentType]  # None is not scored
     why = found.explanation or f"inspect's {name}: {value}"
     if value is None or not (math.isfinite(number) and 0 <= number <= 1):
-        return Score(None, found.answer, f"unscored: {why}")
+        return Score(None, found.answer, f"unscored: {why}", "verifier_error")
     return Score(number, found.answer, why)

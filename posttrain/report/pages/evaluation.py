@@ -84,9 +84,9 @@ def before_and_after(cells: Sequence[ui.Row], pairs: Sequence[ui.Row]) -> Iterat
         where = place(cell)
         row: list[object] = [*where]
         for rate in ("accuracy", "hallucination"):
-            row.append(_rate(cell, rate))
+            row.append(_rate_and_lost(cell, rate))
             for name in names[1:]:
-                row.append(_rate(_find(cells, "checkpoint", name, where), rate))
+                row.append(_rate_and_lost(_find(cells, "checkpoint", name, where), rate))
                 row.append(_change(_find(pairs, "b", name, where), rate))
         rows.append([*row, cell["samples"]])
     head = ["task", "setting", "reasoning"]
@@ -128,6 +128,15 @@ def _find(rows: Sequence[ui.Row], key: str, name: str, where: Sequence[str]) -> 
 def _rate(cell: ui.Row, name: str) -> ui.TableCell | None:
     rate = cell["rates"].get(name)
     return None if rate is None else ui.TableCell(ui.percent(rate["value"], 2), below=between(rate))
+
+
+def _rate_and_lost(cell: ui.Row, name: str) -> ui.TableCell | None:
+    """A rate, its interval, and what our side failed to score where there is any."""
+    rate, lost = cell["rates"].get(name), _lost(cell)
+    if rate is None:
+        return None if lost is None else ui.TableCell("–", below=lost)
+    below = between(rate) if lost is None else f"{between(rate)}; {lost}"
+    return ui.TableCell(ui.percent(rate["value"], 2), below=below)
 
 
 def _change(pair: ui.Row, name: str) -> ui.TableCell | None:
@@ -188,9 +197,11 @@ def differences(pairs: Sequence[ui.Row]) -> Iterator[ui.Block]:
             change = [ui.signed(scale * found["difference"], 2), f"{low} … {high}"]
             figure = _HEADLINE.get(name, name.replace("_", " "))
             row = [f"{pair['a']} → {pair['b']}", *place(pair), figure, *sides, *change]
-            rows.append([*row, f"{found['p']:.3g}", found["questions"]])
+            lost = pair.get("unscored", {"a": 0, "b": 0})  # runs of before have none
+            unscored = f"{lost['a']:,} → {lost['b']:,}" if any(lost.values()) else None
+            rows.append([*row, f"{found['p']:.3g}", found["questions"], unscored])
     head = ["checkpoints", "task", "setting", "reasoning", "figure", "before", "after", "change"]
-    head += ["95 %", "p", "questions"]
+    head += ["95 %", "p", "questions", "unscored samples"]
     title = f"{len(rows):,} figures; shares in per cent and points"
     yield ui.Fold(title, [ui.Table(head, rows)])
 
@@ -262,12 +273,14 @@ def gated(rows: Sequence[GateRow]) -> Iterator[ui.Block]:
         scale = 1 if row.figure in LENGTHS else 100
         numbers = (row.change, row.low, row.high, row.margin)
         about = [row.verdict, row.figure, row.task, row.setting, row.thinking]
-        table.append([*about, *(f"{scale * number:.2f}" for number in numbers), row.questions])
+        shown = (f"{scale * number:.2f}" for number in numbers)
+        table.append([*about, *shown, row.questions, ui.percent(row.unscored)])
     head = ["verdict", "figure", "task", "setting", "reasoning", "change", "low", "high", "margin"]
-    yield ui.Table([*head, "questions"], table)
+    yield ui.Table([*head, "questions", "unscored"], table)
     yield (
-        "Less is worse. A row fails where `high` is below −margin and passes where `low` is above "
-        "it; the bounds are one-sided and share the gate's level."
+        "Less is worse. A row fails where `high` is below −margin, or where more samples of a side "
+        "are unscored than the gate's max_unscored; it passes where `low` is above −margin. The "
+        "bounds are one-sided and share the gate's level."
     )
 
 

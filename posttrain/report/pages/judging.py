@@ -177,14 +177,17 @@ def win_rate(rows: Sequence[ui.Row], stats: ui.Row) -> Iterator[ui.Block]:
         tokens = row["tokens"]
         change = tokens and f"{tokens['a']:.1f} → {tokens['b']:.1f} ({_span(tokens)})"
         shares = [ui.estimate(row[name], scale=100) for name in _OUTCOME_RATES]
-        cells.append([row["unit"], row["duels"], row["same"], row["unjudged"], *shares, change])
-    head = ["", "pairs", "same answer", "unjudged", *_OUTCOME_RATES.values(), "tokens"]
+        counts = [row.get(name, 0) for name in ("duels", "same", "unanswered", "unjudged")]
+        cells.append([row["unit"], *counts, *shares, change])
+    head = ["", "pairs", "same answer", "one answer only", "unjudged"]
+    head += [*_OUTCOME_RATES.values(), "tokens"]
     yield f"{stats['after']} against {stats['before']}."
     yield ui.Table(head, cells)
     yield (
         "Won: both orders prefer the new answer; lost: both prefer the old one; all else is a tie, "
-        "the same answer without being judged. Per cent with 95 % intervals, all samples of a "
-        "question one cluster; unjudged pairs are in no figure."
+        "the same answer without being judged. No answer loses to one, without being judged. Per "
+        "cent with 95 % intervals, all samples of a question one cluster; unjudged pairs are in no "
+        "figure."
     )
 
 

@@ -43,6 +43,13 @@ def test_strict_and_loose_of_prompt_and_constraints(grader, answer, value, figur
     assert tuple(score.figures[name] for name in names) == figures
 
 
+def test_a_completion_that_was_cut_off_is_in_every_share(grader):
+    cut = attempt("one two three four five", [NO_COMMA], [{}])
+    cut = Attempt(cut.prompt, completion_of(cut.completion.answer, finish="length"))
+    (score,) = grader.grade([cut])
+    assert (score.value, set(score.figures.values()), len(score.figures)) == (0.0, {0.0}, 3)
+
+
 @pytest.mark.parametrize(
     ("names", "arguments", "reason"),
     [

@@ -42,10 +42,10 @@ def test_truncated_is_wrong_and_failed_is_unscored(name: str):
     failed = dataclasses.replace(
         completion_of(""), steps=(), finish="failed", error="HTTP 500\nagain"
     )
-    assert grader.grade([Attempt(prompt, truncated), Attempt(prompt, failed)]) == [
-        Score(0.0, None, "truncated: length"),
-        Score(None, None, "failed: HTTP 500 again"),
-    ]
+    cut, lost = grader.grade([Attempt(prompt, truncated), Attempt(prompt, failed)])
+    assert (cut.value, cut.answer, cut.explanation) == (0.0, None, "truncated: length")
+    assert set(cut.figures.values()) <= {0.0}
+    assert lost == Score(None, None, "failed: HTTP 500 again", "service")
 
 
 @pytest.mark.parametrize(

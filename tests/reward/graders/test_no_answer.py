@@ -1,4 +1,4 @@
-"""Completions in which no answer is found: unscored, or wrong where the prompt asked for a format."""
+"""No answer is found: wrong where the prompt asked for a format, else unscored."""
 
 from __future__ import annotations
 
@@ -88,10 +88,15 @@ def test_a_format_that_was_asked_for_and_is_not_there_is_wrong(
         ("Which? Answer as JSON.", '{"answer": "?"}'),
     ],
 )
-def test_the_format_that_was_asked_for_is_no_fault_where_it_cannot_be_read(
-    question: str, answer: str
-):
-    assert graded("multiple_choice", question, answer).value is None
+def test_what_cannot_be_read_in_the_format_that_was_asked_for_is_wrong(question: str, answer: str):
+    assert graded("multiple_choice", question, answer).value == 0.0
+
+
+@pytest.mark.parametrize("answer", ["\\boxed{E}", "The answer is E.", "Answer: (F) 11", "E"])
+def test_a_choice_outside_the_options_is_wrong_where_a_format_was_asked_for(answer: str):
+    assert graded("multiple_choice", BOXED, answer).value == 0.0
+    without = graded("multiple_choice", "Which?", answer)
+    assert (without.value, without.failure) == (None, None)
 
 
 @pytest.mark.parametrize("question", ["How many?", BOXED])
