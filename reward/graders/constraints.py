@@ -61,7 +61,7 @@ def _unchecked(attempt: Attempt) -> Score | None:
     """The score of what needs no checking, or cannot be checked."""
     answer = attempt.completion.answer
     # without figures of its own, what was cut off would be left out of their denominators
-    nothing_kept = dict.fromkeys(FIGURES, 0.0)
+    nothing_kept: dict[str, float] = dict.fromkeys(FIGURES, 0.0)
     if (early := before_reading(attempt)) is not None:
         return early if early.value is None else replace(early, figures=nothing_kept)
     if len(answer) > LONGEST:

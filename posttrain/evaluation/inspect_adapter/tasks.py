@@ -253,8 +253,8 @@ def _record(
     if sample.error is not None or not generations:
         error = "no model call" if sample.error is None else sample.error.message
         completion = Completion(prompt.id, index, (), "failed", error=error)
-        score = Score(None, None, f"failed: {error}", "service")
-        return record_of(checkpoint, prompt, completion, score)
+        lost = Score(None, None, f"failed: {error}", "service")
+        return record_of(checkpoint, prompt, completion, lost)
     first, *_ = generations
     given = tuple(map(from_inspect, messages[:first]))
     sent = replace(prompt, messages=given, tools=_tools(sample, str(messages[first].id)))
