@@ -6,13 +6,13 @@ a failure. An answer outside the requested format still counts.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from posttrain.answer_formats import requested_formats
 from posttrain.records import FailureKind, Score
-from posttrain.rollouts import Completion, Prompt
+from posttrain.rollouts import Completion, Prompt, metadata_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,34 @@ def before_reading(attempt: Attempt) -> Score | None:
     if completion.truncated:
         return Score(0.0, None, f"truncated: {completion.finish}")
     return None
+
+
+# name → how a prompt asks for it
+_REQUESTS = {
+    "\\boxed{…}": r"\\(?:boxed|fbox)(?![A-Za-z])",
+    "<answer>…</answer>": r"(?i)</?answer>",
+    "#### …": r"\#{4}",
+    # quoted, or with what is to be filled in behind it; "Answer:" at the end asks for nothing
+    "Answer: …": (
+        r"(?<!\w)[\"'`“‘][^\"'`”’\n]{0,30}\b[Aa](?:nswer|NSWER)\b(?:[ \t]+is\b|[ \t*]*:)"
+        r"|\b[Aa](?:nswer|NSWER)[ \t*]*:[ \t*]*(?:\$?[A-Z]{3,}\b|X\b|[<\[({_]|\$[a-z]|\.\.\.|…)"
+    ),
+    "JSON": (
+        r"(?i)\b(?:in|as|with|return|output|produce|write|give|valid)\s+"
+        r"(?:(?:an?|one|only|valid|the|following|single)\s+)*JSON\b"
+    ),
+}
+
+
+def requested_formats(prompt: Prompt) -> list[str]:
+    """Names of the formats in which a prompt wants its answer; [] where it wants none. They are read
+    from what the model is given: templates, system messages and the question count alike."""
+    texts = (m.content for m in prompt.messages if m.role in ("system", "user"))
+    question = "\n".join(texts)
+    names = [name for name, request in _REQUESTS.items() if re.search(request, question)]
+    if metadata_of(prompt).get("output_regex"):
+        names.append("what its output_regex matches")
+    return names
 
 
 def no_answer(attempt: Attempt) -> Score:
