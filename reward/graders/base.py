@@ -83,8 +83,9 @@ _REQUESTS = {
 
 
 def requested_formats(prompt: Prompt) -> list[str]:
-    """Names of the formats in which a prompt wants its answer; [] where it wants none. They are read
-    from what the model is given: templates, system messages and the question count alike."""
+    """Names of the formats in which a prompt wants its answer; [] where it wants none. They are
+    read from what the model is given: templates, system messages and the question count alike.
+    """
     texts = (m.content for m in prompt.messages if m.role in ("system", "user"))
     question = "\n".join(texts)
     names = [name for name, request in _REQUESTS.items() if re.search(request, question)]
