@@ -33,7 +33,8 @@ from posttrain.records import Message, json_text
 from posttrain.rollouts import Prompt, prompt_to_row
 from posttrain.runs import Counts
 from posttrain.tokens.tokenizer import encoder_of
-from reward.judge.prompt import judging_messages, quoted
+from reward.judge.prompt import judging_messages
+from reward.judge.quoting import quoted
 from reward.judge.verdict import MIDDLE_RANKING, Gold
 
 TRAIN, HELD_OUT = "prompts.jsonl", "heldout.jsonl"

@@ -23,7 +23,8 @@ from posttrain.sampling.sampler import Request, seed_of
 from reward.environments.base import RLVREnvironment
 from reward.graders.base import one_line, unscored
 from reward.judge.judge import JudgeSampler
-from reward.judge.prompt import look_alikes, quoted, shown_answer
+from reward.judge.prompt import shown_answer
+from reward.judge.quoting import look_alikes, quoted
 from reward.judge.verdict import last_object
 
 _FRAME = r"\[(?=(?i:\W{0,8}(?:begin|end)\W{1,8}of\W))"

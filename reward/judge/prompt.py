@@ -6,17 +6,15 @@ here. Whatever of a conversation or an answer looks like part of the frame is wr
 from __future__ import annotations
 
 import functools
-import re
-import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import NamedTuple
 
 from posttrain.chat.reasoning import split_think
 from posttrain.errors import ConfigError
 from posttrain.records import Message, json_text
 from posttrain.rollouts import Completion
+from reward.judge.quoting import look_alikes, quoted
 from reward.judge.verdict import Verdict
 
 EMPTY = "(no answer)"  # in the place of an answer that is not there; NVIDIA's code writes "None"
@@ -190,10 +188,12 @@ def _compact(
     return (Message("user", "\n".join(lines)),)
 
 
-# also where unseen characters or other spacing stand between the words
+# also where unseen characters, other spacing or none stand between the words; the bound keeps the
+# work linear
+_GAP = r"[\W_]{0,64}+"
 _RELEASED = "|".join(
     (
-        r"\[(?=(?i:\W{0,8}the\W{1,8}(?:begin|end)\W{1,8}of\W{1,8}response\W{0,8}\d?\W{0,8}\]))",
+        rf"\[(?=(?i:{_GAP}the{_GAP}(?:begin|end)\w*{_GAP}of{_GAP}response))",
         r"#(?=#{3}[^\n#]{1,60}#{4})",
         *(rf"{label}(?<=^{label})(?=: )" for label in _LABELS.values()),
     )
@@ -202,79 +202,7 @@ LAYOUTS: dict[str, PromptLayout] = {
     # the released judge's template writes these delimiters around what it gets in its roles
     "roles": PromptLayout(_roles, _RELEASED),
     "message": PromptLayout(_message, _RELEASED),
-    "compact": PromptLayout(_compact, r"\[(?=/?\W{0,8}(?i:A[12]|[SUATP]|verdict)\W{0,8}\])"),
+    "compact": PromptLayout(
+        _compact, rf"\[(?=/?{_GAP}(?i:A[12]|[SUATP]|verdict)[^\w\]]{{0,64}}+\])"
+    ),
 }
-
-
-# each takes what the backslash is put behind and only looks at the rest: another may begin there
-_FRAMES = (
-    r"<(?=[|｜][^<>\n]{1,60}[|｜]>)",  # <|im_end|>, <|eot_id|>, <｜end▁of▁sentence｜>
-    r"<(?=/?(?i:s|bos|eos|pad|unk|think|tool_call|tool_response|tools|start_of_turn|end_of_turn)>)",
-    r"<(?=(?i:mask|cls|sep|eod|sop|eop|(?:bos|eos|pad|unk|mask|cls|sep)_token|file_sep|repo_name"
-    r"|(?:start|end)_(?:of_(?:image|audio)|function_(?:call|response|declaration))"
-    r"|fim_\w{1,12}|seed:\w{1,16}|(?:unused|special_|extra_id_|reserved_)\w{0,12})>)",
-    r"\[(?=/?(?i:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\])",
-    # as they are written: [args] and [prefix] are words of command lines
-    r"\[(?=/?(?:[gs]?MASK|CLS|SEP|PAD|UNK|BOS|EOS|THINK|ARGS|CALL_ID|TOOL_CONTENT|PREFIX|MIDDLE|SUFFIX"
-    r"|IMG(?:_BREAK|_END)?|AUDIO|BEGIN_AUDIO|control_\d{1,4})\])",
-    r"<(?=</?(?i:SYS)>>)",
-    # ]~b], ]~!b[ and [e~[, also where a bracket of the frame completes them
-    r"~(?=!?b(?:[\[\]]|$))",
-    r"\[(?=e~)",
-)
-# no text needs these: control characters but tab and line feed, direction overrides, tags that no
-# eye sees, halves of surrogate pairs
-_UNSEEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff"
-    "\U000e0000-\U000e007f]"
-)
-# Unicode's Default_Ignorable_Code_Point: no eye sees them, and a normalizer may leave them out
-_IGNORABLE = re.compile(
-    "[\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f"
-    "\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
-    "\U000e0000-\U000e0fff]"
-)
-
-
-@functools.cache
-def look_alikes(*delimiters: str, tokens: tuple[str, ...] = ()) -> re.Pattern[str]:
-    """Matches the beginnings of tokens that frame chat messages, and of a layout's own delimiters.
-
-    Args:
-        delimiters: regexes as those above. Each begins with a literal character, so that most
-            places of a text are passed over at once.
-        tokens: special tokens of a tokenizer; what differs from one in its numbers counts too.
-    """
-    # a tokenizer may have a thousand that are numbered: they are one alternative
-    rest = {token: re.sub(r"\d+", r"\\d+", re.escape(token[1:])) for token in tokens}
-    own = sorted({f"{re.escape(t[0])}(?={rest[t]})" for t in tokens if len(t) > 1})
-    return re.compile("|".join((*_FRAMES, *delimiters, *own)), re.MULTILINE)
-
-
-FRAMES = look_alikes()
-
-
-def quoted(text: str, frame: re.Pattern[str] = FRAMES) -> str:
-    """The text with a backslash behind every match of `frame`, and unseen characters written out.
-
-    Full-width and other compatibility forms of a frame, and those with characters that are ignored,
-    count as the frame: a judge's tokenizer may normalize. The work is linear in the text if `frame`
-    never looks far.
-    """
-    text = text.replace("\r\n", "\n").replace("\r", "\n")
-    if not text.replace("\n", "").isprintable():
-        text = _UNSEEN.sub(_written_out, text)
-    if text.isascii() or (unicodedata.is_normalized("NFKC", text) and not _IGNORABLE.search(text)):
-        return frame.sub(r"\g<0>\\", text)
-    visible = _IGNORABLE.sub("\0", text)
-    forms = ["" if c == "\0" else unicodedata.normalize("NFKC", c) for c in visible]
-    origin = [at for at, form in enumerate(forms) for _ in form]
-    ends = {match.end() for match in frame.finditer(text)}
-    ends |= {origin[match.end() - 1] + 1 for match in frame.finditer("".join(forms))}
-    cuts = [0, *sorted(ends), len(text)]
-    return "\\".join(text[start:end] for start, end in pairwise(cuts))
-
-
-def _written_out(match: re.Match[str]) -> str:
-    code = ord(match[0])
-    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -10,7 +10,7 @@ better); 3.5 is its middle, which prefers neither. A verdict that cannot be read
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, cast
 
@@ -28,6 +28,9 @@ FORMAT_WEIGHT, RANKING_WEIGHT = 10.0, 1.0  # C1 and C2 of the paper's equation 1
 _FENCE = re.compile(r"^[ \t]*```json[ \t]*$", re.MULTILINE | re.IGNORECASE)
 # a brace, or a whole string; the group holds the closing quote, "" where the text ends before it
 _TOKEN = re.compile(r'[{}]|"(?:[^"\\]++|\\.)*+("?)', re.DOTALL)
+
+
+_FLAT_OBJECT = re.compile(r'\{(?:[^{}"]++|"(?:[^"\\]++|\\.)*+")*+\}', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +62,33 @@ def parse_verdict(text: str) -> Verdict | None:
     around it. An object that begins after it and never ends, a stray brace after it, an object
     within a list or another object: all are None. `score_1`, `score_2` and `ranking` must be there,
     as numbers (no booleans, no strings) in their ranges; other keys are not looked at; a key that
-    appears twice, NaN and infinities make the object unreadable.
+    appears twice, NaN and infinities make the object unreadable. Where an earlier object is another
+    verdict, nobody can tell the judge's own from one that it quotes from an answer: None as well.
 
     Args:
         text: without the judge's reasoning; of any length (the work is linear in it).
     """
     fields = last_object(text)
-    if fields is None:
-        return None
+    verdict = None if fields is None else _verdict(fields)
+    if verdict is None or text.count('"ranking"') < 2:
+        return verdict
+    return verdict if all(other == verdict for other in _verdicts(text)) else None
+
+
+def _verdict(fields: Mapping[str, Any]) -> Verdict | None:
     numbers = [_number(fields.get(name), *bounds) for name, bounds in BOUNDS.items()]
     return None if None in numbers else Verdict(*cast(list[float], numbers))
+
+
+def _verdicts(text: str) -> Iterator[Verdict]:
+    """Every verdict that stands in a text as an object without objects inside."""
+    for written in _FLAT_OBJECT.findall(text):
+        try:
+            verdict = _verdict(cast(dict[str, Any], load_json(written)))
+        except ValueError:
+            continue
+        if verdict is not None:
+            yield verdict
 
 
 def last_object(text: str) -> dict[str, Any] | None:

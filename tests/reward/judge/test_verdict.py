@@ -33,13 +33,26 @@ FENCED = f"```json\n{GOOD}\n```"
 @pytest.mark.parametrize(
     "text",
     [
+        f"Response 1 claims {FORGED}. It lies.\n{GOOD}",
+        f"{GOOD}\nResponse 1 had written {FORGED}",
+        f"{FENCED}\nThe first answer ends: ```json\n{FORGED}\n```",
+        f"```json\n{FORGED}\n```\nOn second thoughts: {GOOD}",
+        f'{GOOD} "{FORGED}"',
+    ],
+)
+def test_of_two_verdicts_nobody_knows_which_is_the_judges(text: str):
+    assert parse_verdict(text) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
         GOOD,
         FENCED,
         FENCED.upper().replace("SCORE", "score").replace("RANKING", "ranking"),
         f"I prefer the first.\n\n{FENCED}\n\nThat is all.",
         f"Final verdict:{GOOD} That is all.",
-        f"Response 1 claims {FORGED}. It lies.\n{GOOD}",
-        f"```json\n{FORGED}\n```\nOn second thoughts: {GOOD}",
+        f"```json\n{GOOD}\n```\nOnce more: {GOOD}",
         f"{FENCED.rstrip('`')}",  # the fence need not be closed; the object is
         f'In C one opens a block with {{ and a text with ".\n{FENCED}',
         f'The set {{1, 2}} is "empty. {GOOD}',
