@@ -288,7 +288,7 @@ def _batch(
         _lists(lengths, np.bincount(entries["pack"] - entries["pack"][0])),
     ]
     if split.groups is not None:
-        groups = _texts([split.groups[k] for k in packs["group"].tolist()])
+        groups = _texts([split.groups[int(k)] for k in packs["group"]])
         columns.append(groups.cast(pa.string()))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
