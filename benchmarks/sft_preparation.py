@@ -2,6 +2,7 @@
 
     python benchmarks/sft_preparation.py                      # the tiny world, written anew
     python benchmarks/sft_preparation.py --tokenizer DIR --rows long.jsonl --rows short.jsonl:2532
+    python benchmarks/sft_preparation.py --model DIR --rows gsm8k_train.jsonl --counts 5 1500 7473
 
 Ours reads, converts, filters (structure, repetition, narratives), controls reasoning, renders,
 tokenises, masks, packs and writes. TRL's is `SFTTrainer._prepare_dataset` on the rows that ours
@@ -11,6 +12,10 @@ makes a sequence each, TRL one in all: compare rows of one turn.) It is given a 
 read already, and nothing of it is written but what `datasets` writes itself. The floor is the
 library's batch call on the rendered texts. Every run is a process of its own with one thread;
 figures are of the run with the fewest CPU seconds. The last table is that of `sft_turns.py`.
+
+With `--model` it is what a user waits for: the command `posttrain build_sft` from its start to its
+report, with a model's own tokenizer and template and nothing set but the length of packs, against
+TRL's preparation, without the start of its process and with it.
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -37,6 +43,7 @@ from posttrain.config.load import load_recipe
 from posttrain.config.source import SourceConfig
 from posttrain.models.chat_template import load_data_renderer
 from posttrain.records import Example, message_to_template
+from posttrain.tokens.tokenizer import load_any_tokenizer
 from posttrain.versions import package_versions
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -78,9 +85,17 @@ def main() -> None:
     parser.add_argument("--tokenizer", help="a directory or a hub id")
     parser.add_argument("--capacity", type=int, default=32_768, help="tokens of a pack")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--model", help="a model's directory: the whole command, on --rows")
+    parser.add_argument("--pad-token", help="of --model, where its pad ends a turn")
+    parser.add_argument("--counts", type=int, nargs="+", default=[5, 1500], help="rows, of --model")
     options = parser.parse_args()
+    if options.model and not options.rows:
+        parser.error("--model needs --rows")
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
+        if options.model:
+            print("\n".join(whole_commands(work, options)))
+            return
         rows, tokenizer = options.rows, options.tokenizer
         if not rows:
             rows, tokenizer = tiny_world(work / "world")
@@ -89,6 +104,56 @@ def main() -> None:
         turns = (str(work / "rows.jsonl"), "--repeats", str(options.repeats), "--tokenizer")
         text += "\n\n" + run(TURNS, *turns, tokenizer).strip()
     print(text)
+
+
+def whole_commands(work: Path, options: argparse.Namespace) -> Iterator[str]:
+    """A table of the command and of TRL's preparation, by the number of rows."""
+    yield "| rows | tokens | ours: the command | TRL's preparation | ours ÷ TRL's | its process |"
+    yield "|---|---|---|---|---|---|"
+    for count in options.counts:
+        folder = work / str(count)
+        folder.mkdir()
+        tokens = make_plain_inputs(folder, options, count)
+        ours: list[float] = []
+        theirs: list[Stats] = []
+        for _ in range(options.repeats):
+            shutil.rmtree(folder / "out", ignore_errors=True)
+            before = sum(os.times()[2:4])  # of finished child processes
+            run(ROOT / "scripts" / "build_sft.py", "--config", str(folder / "recipe.yaml"))
+            ours.append(sum(os.times()[2:4]) - before)
+            theirs.append(json.loads(run(ARMS, "TRL, no masks", str(folder)).splitlines()[-1]))
+        preparation = min(stats["cpu"] for stats in theirs)
+        process = min(stats["process"] for stats in theirs)
+        yield (
+            f"| {count:,} | {tokens:,} | {min(ours):.2f} | {preparation:.2f} "
+            f"| {min(ours) / preparation:.2f} | {process:.2f} |"
+        )
+
+
+def make_plain_inputs(folder: Path, options: argparse.Namespace, count: int) -> int:
+    """Rows of messages for both, a recipe that sets nothing else, and the model's template.
+
+    Returns:
+        The tokens of all rows.
+    """
+    tokenizer = load_any_tokenizer(options.model)
+    (folder / "template.jinja").write_text(str(tokenizer.chat_template), "utf-8")
+    files = [f"{name}:{count}" for name in options.rows]
+    rows = [row for _, row in original_rows(files)][:count]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    for name in ("rows.jsonl", "trl.jsonl"):
+        (folder / name).write_text(lines, "utf-8")
+    recipe = {
+        "out": str(folder / "out"),
+        "tokenizer": {"path": options.model},
+        "packing": {"max_length": options.capacity},
+        "sources": [{"name": "rows", "path": str(folder / "rows.jsonl"), "license": "MIT"}],
+    }
+    if options.pad_token is not None:
+        recipe["tokenizer"]["pad_token"] = options.pad_token
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
+    rendered = [tokenizer.apply_chat_template(row["messages"], tokenize=False) for row in rows]
+    return sum(map(len, tokenizer(rendered, add_special_tokens=False)["input_ids"]))
 
 
 def tiny_world(out: Path) -> tuple[list[str], str]:

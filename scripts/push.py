@@ -3,10 +3,12 @@
     posttrain push runs/tiny/dpo ORG/NAME --evaluation runs/tiny/eval --dry-run
     posttrain push runs/tiny/dpo ORG/NAME --evaluation runs/tiny/eval --license apache-2.0
 
-The token comes from HF_TOKEN or `hf auth login`, the hub's address from HF_ENDPOINT.
+The token comes from HF_TOKEN or `hf auth login`, the hub's address from HF_ENDPOINT. Weights go by
+LFS; HF_HUB_DISABLE_XET=0 lets the hub's client choose.
 """
 
 import argparse
+import os
 from pathlib import Path
 
 from posttrain.config.command import run_command
@@ -22,6 +24,9 @@ def main(argv: list[str] | None = None) -> None:
                         help="of this checkpoint, for the card's figures; repeatable")  # fmt: skip
     parser.add_argument("--license", help="of the weights, such as apache-2.0; default: the card's")
     options = parser.parse_args(argv)
+
+    # the transfer by Xet was never run here; the client reads this when it is imported
+    os.environ.setdefault("HF_HUB_DISABLE_XET", "1")
 
     from posttrain.publish.hub import push, upload_plan
 

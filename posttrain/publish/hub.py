@@ -279,7 +279,7 @@ def push(plan: UploadPlan, *, private: bool) -> None:
         ConfigError: no token, no right, no network, or the hub has other bytes afterwards.
     """
     # imported here: a plan needs no HTTP client
-    from huggingface_hub import CommitOperationAdd, HfApi
+    from huggingface_hub import CommitOperationAdd, HfApi, ModelCard
     from huggingface_hub.errors import (
         HfHubHTTPError,
         LocalTokenNotFoundError,
@@ -291,6 +291,7 @@ def push(plan: UploadPlan, *, private: bool) -> None:
     http_error: Any = HfHubHTTPError.__mro__[1]
     name = plan.repository
     api = HfApi(library_name="posttrain")
+    operations = [CommitOperationAdd(path, source) for path, source in plan.files.items()]
     try:
         try:
             there_private = api.repo_info(name).private
@@ -302,9 +303,10 @@ def push(plan: UploadPlan, *, private: bool) -> None:
             if stay:
                 print(f"{name} exists; these files stay as they are: {', '.join(stay)}")
         except RepositoryNotFoundError:
+            # all that can be refused comes first, or an empty repository would stay
+            ModelCard(plan.card).validate()
             api.create_repo(name, private=private, exist_ok=True)
             print(f"created {name}, {'private' if private else 'public'}")
-        operations = [CommitOperationAdd(path, source) for path, source in plan.files.items()]
         commit = api.create_commit(
             name, operations, commit_message=f"checkpoint {plan.digest[:12]} of posttrain"
         )

@@ -31,8 +31,11 @@ TURN_END = "<|im_end|>"
 Backend = Literal["auto", "tokenizers", "tiktoken"]
 
 _SPACES = ("\u2581", "\u0120")  # how SentencePiece and byte-level vocabularies write a space
-# `AutoTokenizer`, which would choose these, imports torch
+# `AutoTokenizer`, which would choose the class, imports torch: seconds before the first row. For
+# these kinds of model it takes the class that tokenizer_config.json names (a test holds it to that)
 _GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
+_NAMED_CLASSES = ("GPT2Tokenizer", "Qwen2Tokenizer")
+_MODEL_TYPES = ("llama", "qwen3", "qwen3_moe")
 PIECE = 2048  # characters, at least
 _LINE = re.compile(r"\n(?=[A-Za-z0-9])")
 # GPT-2's takes another number of line ends in a row before a letter than at the end
@@ -55,11 +58,26 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     has = {file.name for file in path.glob("*")}
     if not has & {"tokenizer.json", "tokenizer_config.json"}:
         raise DataError(f"{path} holds no tokenizer files")
-    if "config.json" not in has and {"tokenizer.json", "tokenizer_config.json"} <= has:
-        named = from_json((path / "tokenizer_config.json").read_bytes())
-        if named.get("tokenizer_class") in _GENERIC and "auto_map" not in named:
-            return PreTrainedTokenizerFast.from_pretrained(str(path), local_files_only=True)
-    return transformers.AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+    loader = _named_class(path) if {"tokenizer.json", "tokenizer_config.json"} <= has else None
+    if loader is None:
+        loader = transformers.AutoTokenizer
+    return loader.from_pretrained(str(path), local_files_only=True)
+
+
+def _named_class(path: Path) -> type[PreTrainedTokenizerBase] | None:
+    """The class that a directory's tokenizer names, where `AutoTokenizer` would take it, too."""
+    named = from_json((path / "tokenizer_config.json").read_bytes())
+    if "auto_map" in named:
+        return None
+    name = str(named.get("tokenizer_class"))
+    if (path / "config.json").is_file():
+        model = from_json((path / "config.json").read_bytes())
+        # by `model_name` it knows some whose files name the wrong class
+        if model.get("model_type") not in _MODEL_TYPES or "model_name" in model:
+            return None
+        if name.removesuffix("Fast") in _NAMED_CLASSES:
+            return getattr(transformers, name.removesuffix("Fast"))
+    return PreTrainedTokenizerFast if name in _GENERIC else None
 
 
 def load_any_tokenizer(path: str, *, revision: str | None = None) -> PreTrainedTokenizerBase:

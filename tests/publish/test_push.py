@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard, constants
+from huggingface_hub.utils._runtime import is_xet_available
 
 from posttrain.errors import ConfigError, DataError
 from posttrain.publish.card import CARD
@@ -19,6 +23,7 @@ from tests.publish.stand_in import TOKEN, StandIn
 from tests.publish.writers import write_checkpoint, write_evaluation
 
 REPO = "acme/tiny"
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 FILES = {
     "README.md", "chat_template.jinja", "config.json", "generation_config.json", "log.jsonl",
     "model.safetensors", "posttrain.json", "tokenizer.json", "tokenizer_config.json",
@@ -63,6 +68,28 @@ def test_a_failed_transfer_is_tried_again_and_a_failed_push_goes_on(hub, checkpo
     main([str(checkpoint), REPO])
     assert hub.transfers == 3  # the weights lay there already
     assert set(hub.files[REPO]) == FILES
+
+
+def test_no_empty_repository_stays_where_the_card_is_refused(hub, checkpoint):
+    hub.refuse_cards = True
+    with pytest.raises(ConfigError, match="no head"):
+        main([str(checkpoint), REPO])
+    assert hub.files == {}
+
+
+def test_as_installed_the_client_sends_weights_by_the_protocol_that_is_tested(hub, checkpoint):
+    """With the client's own settings, and the Xet library beside it: the stand-in knows LFS alone."""
+    assert is_xet_available() or constants.HF_HUB_DISABLE_XET
+    names = ("HF_HUB_DISABLE_XET", "HF_HUB_OFFLINE")
+    environment = {name: value for name, value in os.environ.items() if name not in names}
+    done = subprocess.run(
+        [sys.executable, str(SCRIPTS), "push", str(checkpoint), REPO],
+        env=environment | {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert hub.large[REPO] == {"model.safetensors"}
 
 
 def test_an_existing_repository_is_added_to_and_named(hub, checkpoint, capsys):

@@ -19,7 +19,16 @@ from posttrain.errors import DataError
 from posttrain.tokens import tokenizer as long_texts
 from posttrain.tokens.tiktoken.encoder import probe_texts
 from posttrain.tokens.tiktoken.ranks import PATTERNS
-from posttrain.tokens.tokenizer import PIECE, cut_lines, load_tokenizer, parts_at_lines
+from posttrain.tokens.tokenizer import (
+    _GENERIC,
+    _MODEL_TYPES,
+    _NAMED_CLASSES,
+    PIECE,
+    _named_class,
+    cut_lines,
+    load_tokenizer,
+    parts_at_lines,
+)
 from tests.tokens.test_tiktoken import SPECIAL, encoder, trained
 
 
@@ -43,6 +52,30 @@ def test_a_saved_tokenizer_is_the_one_that_transformers_would_choose(saved: Path
     assert ours.backend_tokenizer.to_str() == theirs.backend_tokenizer.to_str()
     assert ours.special_tokens_map == theirs.special_tokens_map
     assert ours.chat_template == theirs.chat_template
+
+
+@pytest.mark.parametrize("name", [*_GENERIC, *_NAMED_CLASSES, "Qwen2TokenizerFast"])
+def test_of_a_model_it_is_the_one_that_transformers_would_choose(name: str, tmp_path: Path):
+    """Of byte-level vocabularies, which these classes have."""
+    PreTrainedTokenizerFast(tokenizer_object=trained("qwen_2")).save_pretrained(tmp_path)
+    settings_file = tmp_path / "tokenizer_config.json"
+    named = json.loads(settings_file.read_text()) | {"tokenizer_class": name}
+    settings_file.write_text(json.dumps(named))
+    for model_type in _MODEL_TYPES:
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+        assert _named_class(tmp_path) is not None
+        ours, theirs = load_tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+        assert type(ours) is type(theirs), model_type
+        assert ours.backend_tokenizer.to_str() == theirs.backend_tokenizer.to_str()
+        assert ours.special_tokens_map == theirs.special_tokens_map
+    program = (
+        "import sys; from pathlib import Path; from posttrain.tokens.tokenizer import load_tokenizer\n"
+        f"load_tokenizer(Path({str(tmp_path)!r})); sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+    for model in ({"model_type": "qwen2"}, {"model_type": "llama", "model_name": "x"}):
+        (tmp_path / "config.json").write_text(json.dumps(model))
+        assert _named_class(tmp_path) is None
 
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path):

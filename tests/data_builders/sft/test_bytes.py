@@ -9,6 +9,8 @@ import json
 import os
 import random
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -249,3 +251,16 @@ def test_both_libraries_build_the_same_bytes(tmp_path):
     assert made["auto"].stats["control"]["truncated"] > 50
     assert made["auto"].digest == made["tokenizers"].digest
     assert shard_bytes(tmp_path / "auto") == shard_bytes(tmp_path / "tokenizers")
+
+
+def test_columns_of_shards_are_those_of_arrow_without_pandas():
+    program = (
+        "import sys, numpy as np, pyarrow as pa\n"
+        "from data_builders.sft.shards import _integers, _texts\n"
+        "numbers, texts = np.arange(-1, 12, dtype=np.int32)[::2], ['', 'a', 'zwölf', '😀']\n"
+        "ours = [_integers(numbers), _integers(numbers, numbers > 0), _texts(texts), _texts([])]\n"
+        "assert 'pandas' not in sys.modules\n"
+        "theirs = [pa.array(numbers), pa.array(numbers, mask=numbers <= 0), pa.array(texts, pa.large_string())]\n"
+        "assert ours == [*theirs, pa.array([], pa.large_string())]\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
