@@ -31,6 +31,9 @@ Problem = Literal[
 ]
 
 
+CLOSING = f"\n{CLOSE}\n"  # as Nemotron's template writes it
+
+
 @dataclass(frozen=True, slots=True)
 class ParsedCompletion:
     """One completion, taken apart.
@@ -58,6 +61,7 @@ def parse_completion(
     thinking: bool,
     tools: str | None = None,
     end_tokens: tuple[str, ...] = ("<|im_end|>",),
+    closing: str = CLOSING,
 ) -> ParsedCompletion:
     """Take a completion apart.
 
@@ -68,10 +72,12 @@ def parse_completion(
         tools: JSON text of the declared tools; their schemas type the arguments of XML calls.
             Without them only arguments that are JSON objects or arrays are no text.
         end_tokens: any of these ends the turn.
+        closing: what the template writes between a trace and an answer; its line breaks belong to
+            neither.
     """
     problems: list[Problem] = []
     body, finished, after_end = _cut_at_end(text, end_tokens, problems)
-    reasoning, rest = _split_reasoning(body, thinking, problems)
+    reasoning, rest = _split_reasoning(body, thinking, problems, closing)
     if CALL_OPEN not in rest:
         return ParsedCompletion(reasoning, rest, (), tuple(problems), finished, after_end)
     answer, _, tail = rest.partition(CALL_OPEN)
@@ -98,7 +104,22 @@ def _cut_at_end(
     return text[:at], True, behind
 
 
-def _split_reasoning(body: str, thinking: bool, problems: list[Problem]) -> tuple[str | None, str]:
+def without_framing(trace: str, answer: str, *, closing: str = CLOSING) -> tuple[str, str]:
+    """A trace and the text behind its closing tag, without what the template writes there.
+
+    An answer that begins with less than the template writes, as an untrained model's may, loses
+    only that.
+    """
+    before, _, after = closing.partition(CLOSE)
+    shared = 0
+    while answer[: shared + 1] == after[: shared + 1] and shared < len(after):
+        shared += 1
+    return trace.removesuffix(before), answer[shared:]
+
+
+def _split_reasoning(
+    body: str, thinking: bool, problems: list[Problem], closing: str
+) -> tuple[str | None, str]:
     if not thinking:
         if OPEN in body or CLOSE in body:
             problems.append("unexpected_think")
@@ -106,15 +127,15 @@ def _split_reasoning(body: str, thinking: bool, problems: list[Problem]) -> tupl
     trace_and_rest = body
     if body.lstrip().startswith(OPEN):  # the template left opening to the model
         trace_and_rest = body.lstrip().removeprefix(OPEN).removeprefix("\n")
-    trace, closing, rest = trace_and_rest.partition(CLOSE)
+    trace, close, rest = trace_and_rest.partition(CLOSE)
     if OPEN in trace or OPEN in rest:
         problems.append("unexpected_think")
-    if not closing:
+    if not close:
         problems.append("unclosed_think")
         return trace, ""
     if CLOSE in rest:
         problems.append("two_closings")
-    return trace.removesuffix("\n"), rest.removeprefix("\n")
+    return without_framing(trace, rest, closing=closing)
 
 
 # -- tool calls ------------------------------------------------------------------------------------

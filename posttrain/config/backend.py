@@ -70,6 +70,7 @@ class Server(Strict):
     concurrency: requests under way at a time.
     timeout: seconds one attempt may take.
     retries: further attempts after 429, 5xx or a timeout; other failures are final.
+    wait: seconds to wait for a server that refuses connections, such as one that still loads.
     api_key_env: the environment variable that holds the key; null sends none.
     """
 
@@ -78,6 +79,8 @@ class Server(Strict):
     concurrency: int = Field(default=32, ge=1)
     timeout: float = Field(default=600.0, gt=0)
     retries: int = Field(default=6, ge=0)
+    # a server of 30 B parameters needs three minutes to load
+    wait: float = Field(default=300.0, ge=0)
     api_key_env: str | None = None
 
     @field_validator("url")
@@ -163,7 +166,14 @@ BackendConfig = Annotated[
     Field(discriminator="kind"),
 ]
 # how a server is reached decides nothing about its answers: a run may go on with other values
-REACHING: Any = {"url", "concurrency", "timeout", "retries", "api_key_env"}  # of `model_dump`
+REACHING: Any = {
+    "url",
+    "concurrency",
+    "timeout",
+    "retries",
+    "wait",
+    "api_key_env",
+}  # of `model_dump`
 
 
 def check_checkpoint(backend: BackendConfig, checkpoint: str | None, key: str) -> None:

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -38,7 +39,8 @@ from posttrain.runs import (
     atomic_write_text,
     differing_keys,
 )
-from posttrain.sampling.progress import ProgressBar, SampleStats
+from posttrain.sampling.engines.http import ServerDown
+from posttrain.sampling.progress import ERROR_LENGTH, ProgressBar, SampleStats
 from posttrain.sampling.rollout import OpenEnvironment, RolloutLimits, Task, roll_out_each
 from posttrain.sampling.sampler import Sampler
 
@@ -77,12 +79,14 @@ async def generate(
         at_once: of a server, the rollouts in flight.
 
     Raises:
-        DataError: more than that share failed. Called again, a server gets those again.
+        DataError: more than that share failed, which ends a server's requests at once, or the
+            server is gone. Called again, a server gets those again.
     """
     # in process a stretch is made whole, so that the same batches give the same bytes
     size = chunk if sampler.batched else max(1, len(tasks))
     with Journal(work / "journal.jsonl") as journal:
         failed: dict[Key, bytes] = {}
+        reasons: Counter[str] = Counter()
         for stretch in (tasks[start : start + size] for start in range(0, len(tasks), size)):
             missing = [task for task in stretch if _key(task) not in journal]
             progress.add(restored=len(stretch) - len(missing))
@@ -92,21 +96,35 @@ async def generate(
                 key = _key(made[position])
                 if completion.finish == "failed" and not sampler.batched:
                     failed[key] = line_of(completion).encode()
+                    reasons[str(completion.error)[:ERROR_LENGTH]] += 1
+                    progress.add(failed=1)
+                    # the others cannot mend it
+                    _refuse_failures(
+                        reasons, len(tasks), max_failure_rate=max_failure_rate, batched=False
+                    )
                 elif key not in journal:
                     journal.add(completion)
                 else:
                     return
                 progress.add(done=1)
 
-            await roll_out_each(
-                made,
-                sampler,
-                open_environment=open_environment,
-                limits=limits,
-                on_done=done,
-                progress=lambda new: progress.add(tokens=new),
-                at_once=at_once,
-            )
+            try:
+                await roll_out_each(
+                    made,
+                    sampler,
+                    open_environment=open_environment,
+                    limits=limits,
+                    on_done=done,
+                    progress=lambda new: progress.add(tokens=new),
+                    at_once=at_once,
+                )
+            except ServerDown as error:
+                kept = sum(_key(task) in journal for task in tasks)
+                raise DataError(
+                    f"{error}: {len(tasks) - kept:,} of {len(tasks):,} completions are missing, "
+                    f"{len(failed):,} of them failed before; {kept:,} are kept. Start the server "
+                    "and rerun the same command to resume"
+                ) from error
         stats, partial = SampleStats(), to.with_name(f".{to.name}.partial")
         with partial.open("wb") as file:
             for task in tasks:
@@ -116,17 +134,27 @@ async def generate(
             file.flush()
             os.fsync(file.fileno())
         partial.replace(to)
-    count = sum(stats.errors.values())
-    if count > max_failure_rate * len(tasks):
-        advice = "The same command asks again for those alone"
-        if sampler.batched:
-            advice = "They would fail again: leave out such prompts"
-        raise DataError(
-            f"{count:,} of {len(tasks):,} completions failed, max_failure_rate allows "
-            f"{max_failure_rate:.2%}; most often: {stats.errors.most_common(1)[0][0]}. {advice}, "
-            "or raise max_failure_rate"
-        )
+    _refuse_failures(
+        stats.errors, len(tasks), max_failure_rate=max_failure_rate, batched=sampler.batched
+    )
     return stats
+
+
+def _refuse_failures(
+    reasons: Counter[str], total: int, *, max_failure_rate: float, batched: bool
+) -> None:
+    """Raises DataError where more failed than the recipe allows of all completions."""
+    count = sum(reasons.values())
+    if count <= max_failure_rate * total:
+        return
+    advice = "The same command asks again for those that are missing"
+    if batched:
+        advice = "They would fail again: leave out such prompts"
+    raise DataError(
+        f"{count:,} of {total:,} completions failed, max_failure_rate allows "
+        f"{max_failure_rate:.2%}; most often: {reasons.most_common(1)[0][0]}. {advice}, "
+        "or raise max_failure_rate"
+    )
 
 
 def _key(task: Task) -> Key:

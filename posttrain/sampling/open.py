@@ -23,7 +23,7 @@ from posttrain.errors import ConfigError
 from posttrain.models.chat_template import chat_template_of
 from posttrain.runs import MANIFEST, Parent, parent_of, read_artifact
 from posttrain.sampling.engines.http import Client
-from posttrain.sampling.render import RenderedSampler
+from posttrain.sampling.render import RenderedSampler, StepReader, TurnFormat
 from posttrain.sampling.sampler import Sampler
 from posttrain.tokens.tokenizer import Encoder, encoder_of, largest_id, load_any_tokenizer
 
@@ -58,16 +58,35 @@ async def opened_sampler(
             from posttrain.sampling.engines.chat import ChatSampler
 
             assert client is not None
-            count = None
+            count = reader = None
             if checkpoint is not None and parts:
-                encoder = encoder_of(load_any_tokenizer(checkpoint))
+                encoder, reader = _served_checkpoint(checkpoint)
                 count = lambda text: len(encoder.encode([text])[0])  # noqa: E731 - one line says it
-            yield ChatSampler(client, backend, count=count, parts=parts)
+            yield ChatSampler(client, backend, count=count, parts=parts, reader=reader)
         else:
             yield _rendered_sampler(backend, checkpoint, client)
     finally:
         if client is not None:
             await client.close()
+
+
+def _served_checkpoint(path: str) -> tuple[Encoder, StepReader | None]:
+    """The tokenizer of a checkpoint that a server renders for, and what reads its answers; None
+    where it carries no template, or one without an end of turn."""
+    from posttrain.models.inference import generation_stops
+
+    tokenizer = load_any_tokenizer(path)
+    encoder = encoder_of(tokenizer)
+    if not isinstance(tokenizer.chat_template, str):
+        return encoder, None
+    template = chat_template_of(tokenizer, choice="own", key="backend.chat_template")
+    stops = list(generation_stops(path))
+    if isinstance(tokenizer.eos_token_id, int):
+        stops.append(tokenizer.eos_token_id)
+    try:
+        return encoder, StepReader(TurnFormat(template, encoder, stops))
+    except ConfigError:
+        return encoder, None
 
 
 def _rendered_sampler(

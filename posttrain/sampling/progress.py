@@ -16,7 +16,7 @@ from posttrain.rollouts import FINISHES, TRUNCATED, Prompt, prompt_to_row
 LINE_SECONDS = 15.0
 REFRESH_SECONDS = 0.2
 EXAMPLES = 4  # kept of each setting and mode, with calls and without
-_ERROR_LENGTH = 200
+ERROR_LENGTH = 200
 
 
 class ProgressBar:
@@ -27,7 +27,7 @@ class ProgressBar:
     ) -> None:
         self._total, self._console, self._clock = total, console, clock
         self._start = self._last_shown = clock()
-        self._restored = self._done = self._tokens = 0
+        self._restored = self._done = self._tokens = self._failed = 0
         self._interval = REFRESH_SECONDS if console.is_terminal else LINE_SECONDS
 
     def __enter__(self) -> ProgressBar:
@@ -36,11 +36,13 @@ class ProgressBar:
     def __exit__(self, *_: object) -> None:
         self._show(end="\n")
 
-    def add(self, *, restored: int = 0, done: int = 0, tokens: int = 0) -> None:
-        """Completions that were there already, completions that ended now, and new tokens."""
+    def add(self, *, restored: int = 0, done: int = 0, tokens: int = 0, failed: int = 0) -> None:
+        """Completions that were there already, completions that ended now (of which so many
+        failed), and new tokens."""
         self._restored += restored
         self._done += done
         self._tokens += tokens
+        self._failed += failed
         if self._clock() - self._last_shown >= self._interval:
             self._show()
 
@@ -49,6 +51,7 @@ class ProgressBar:
         ended, seconds = self._restored + self._done, self._clock() - self._start
         text = f"{ended:,} of {self._total:,} completions"
         text += f" ({self._restored:,} from before)" if self._restored else ""
+        text += f" · {self._failed:,} failed" if self._failed else ""
         text += f" · {self._tokens:,} tokens"
         if self._tokens and seconds > 0:
             text += f" · {self._tokens / seconds:,.0f} tokens/s"
@@ -89,7 +92,7 @@ class SampleStats:
         setting.prompts.add(prompt.id)
         setting.finish[row["finish"]] += 1
         if row["finish"] == "failed":
-            self.errors[str(row["error"])[:_ERROR_LENGTH]] += 1
+            self.errors[str(row["error"])[:ERROR_LENGTH]] += 1
         steps: list[Mapping[str, Any]] = row["steps"]
         calls = sum(len(step["parsed"]["tool_calls"]) for step in steps)
         setting.problems.update({p for step in steps for p in step["parsed"]["problems"]})

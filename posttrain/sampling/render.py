@@ -12,6 +12,7 @@ from typing import Any
 
 from posttrain.chat import ChatTemplate, parse_completion, render
 from posttrain.chat.masks import refuse_framing
+from posttrain.chat.parse import CLOSING
 from posttrain.chat.profile import framing_tokens
 from posttrain.chat.reasoning import CLOSE, OPEN
 from posttrain.errors import ConfigError, RenderError
@@ -55,6 +56,7 @@ class RenderedSampler:
         self.batched = engine.batched
         self._frames = framing_tokens(template)
         self._turns = TurnFormat(template, encoder, stop_ids)
+        self._reader = StepReader(self._turns)
 
     @property
     def identity(self) -> Mapping[str, Any]:
@@ -144,7 +146,7 @@ class RenderedSampler:
         return replace(result, content=self.unframed(result.content), name=name, tool_call_id=call)
 
     def _engine_request(self, request: Request, ids: tuple[int, ...], text: str) -> EngineRequest:
-        budget, opened = None, _opens_reasoning(text)
+        budget, opened = None, opens_reasoning(text)
         if request.reasoning_budget is not None and (opened or request.thinking):
             budget = self._budget(request.reasoning_budget, opened)
         return EngineRequest(ids, request.parameters, request.seed, self._turns.stop_ids, budget)
@@ -172,24 +174,60 @@ class RenderedSampler:
     ) -> Generation:
         if output.error is not None:
             return Generation(None, prompt_ids, error=output.error)
-        text, opened = self.encoder.decode(output.ids), _opens_reasoning(prompt)
+        opened = opens_reasoning(prompt)
+        step = self._reader.step(request, output, opened=opened, prompt_tokens=len(prompt_ids))
+        return Generation(step, prompt_ids)
+
+
+def opens_reasoning(prompt: str) -> bool:
+    """Whether the prompt ends inside reasoning."""
+    return prompt.rstrip().endswith(OPEN)
+
+
+def _kept_ids(request: Request) -> tuple[int, ...]:
+    """The ids of the completion so far."""
+    if (before := request.continues) is None:
+        return ()
+    step = before.step
+    assert before.prompt_ids is not None, "a step of this sampler has its prompt's ids"
+    assert step is not None and step.ids is not None and step.finish == "stop"  # noqa: PT018
+    return (*before.prompt_ids, *step.ids)
+
+
+class StepReader:
+    """What a model wrote, as token ids → a step: text, reasoning, answer, calls and counts."""
+
+    def __init__(self, turns: TurnFormat) -> None:
+        self._turns = turns
+        self.stop_ids, self.closing = turns.stop_ids, turns.closing
+        self.decode = turns.encoder.decode
+
+    def step(
+        self, request: Request, output: EngineOutput, *, opened: bool, prompt_tokens: int
+    ) -> Step:
+        """The step of an output; `opened`: the prompt ended inside reasoning."""
+        turns = self._turns
+        text = turns.encoder.decode(output.ids)
         # a template that leaves opening to the model may be answered without reasoning
         reasons = opened or (request.thinking and (OPEN in text or CLOSE in text))
         reasoning, answer = self._counts(output, text, reasons, opened)
-        step = Step(
+        return Step(
             text=text,
             parsed=parse_completion(
-                text, thinking=reasons, tools=request.tools, end_tokens=self._turns.stop_texts
+                text,
+                thinking=reasons,
+                tools=request.tools,
+                end_tokens=turns.stop_texts,
+                closing=turns.closing or CLOSING,
             ),
             finish=output.finish,
             reasoning_tokens=reasoning,
             answer_tokens=answer,
-            prompt_tokens=len(prompt_ids),
+            prompt_tokens=prompt_tokens,
             ids=output.ids,
             logps=output.logps,
             forced=output.forced,
         )
-        return Generation(step, prompt_ids)
 
     def _counts(
         self, output: EngineOutput, text: str, reasons: bool, opened: bool
@@ -206,7 +244,7 @@ class RenderedSampler:
             if OPEN not in text and CLOSE not in text:
                 return written, 0
             trace, _, answer = text.partition(CLOSE)
-            reasoning, rest = self.encoder.encode([trace.removeprefix(OPEN), answer])
+            reasoning, rest = turns.encoder.encode([trace.removeprefix(OPEN), answer])
             return len(reasoning), len(rest) - (bool(rest) and rest[-1] in turns.stop_ids)
         start = ids.index(open_id) + 1 if open_id in ids else 0
         if output.forced is not None:
@@ -215,21 +253,6 @@ class RenderedSampler:
             return max(0, written - start), 0
         closed = ids.index(turns.close_id)
         return max(0, closed - start), written - closed - 1
-
-
-def _opens_reasoning(prompt: str) -> bool:
-    """Whether the prompt ends inside reasoning."""
-    return prompt.rstrip().endswith(OPEN)
-
-
-def _kept_ids(request: Request) -> tuple[int, ...]:
-    """The ids of the completion so far."""
-    if (before := request.continues) is None:
-        return ()
-    step = before.step
-    assert before.prompt_ids is not None, "a step of this sampler has its prompt's ids"
-    assert step is not None and step.ids is not None and step.finish == "stop"  # noqa: PT018
-    return (*before.prompt_ids, *step.ids)
 
 
 # -- what sampling must know of a template and its tokenizer ---------------------------------------
@@ -256,7 +279,7 @@ class TurnFormat:
                 f"{template.name}: behind an assistant's words it writes no special token of this "
                 "tokenizer, and the model names no token to stop at: a sample would have no end"
             )
-        self.template = template
+        self.template, self.encoder = template, encoder
         self.stop_ids, self.stop_texts = tuple(stops), tuple(stops.values())
         tags = encoder.encode([OPEN, CLOSE])
         self.open_id, self.close_id = (ids[0] if len(ids) == 1 else None for ids in tags)

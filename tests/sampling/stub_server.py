@@ -33,7 +33,7 @@ class Stub:
         self.asked: Counter[str] = Counter()
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
-        self.under_way = self.most = 0
+        self.under_way = self.most = self.port = 0
         self._enough, self._over = asyncio.Event(), asyncio.Event()
 
     async def __aenter__(self) -> Stub:
@@ -42,7 +42,7 @@ class Stub:
         app.router.add_post("/v1/chat/completions", self.chat)
         self._runner = web.AppRunner(app)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port)
         await site.start()
         port = self._runner.addresses[0][1]
         self.url = f"http://127.0.0.1:{port}/v1"

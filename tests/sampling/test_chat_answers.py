@@ -10,21 +10,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from posttrain.chat.template import ChatTemplate, trl_templates
 from posttrain.config.backend import ChatBackend
 from posttrain.errors import ConfigError
 from posttrain.records import Message, ToolCall
 from posttrain.rollouts import Step
 from posttrain.sampling.engines.chat import ChatSampler
 from posttrain.sampling.engines.http import Client, RequestFailed
-from posttrain.sampling.sampler import Parameters, Request
+from posttrain.sampling.render import StepReader, TurnFormat
+from posttrain.sampling.sampler import EngineOutput, Parameters, Request
+from posttrain.tokens.tokenizer import encoder_of
+from tests.sampling.small_models import byte_tokenizer
 
 USAGE = {"prompt_tokens": 3, "completion_tokens": 12}
 DEEP = "[" * 5000 + "]" * 5000
 
 
-def sampler(*, count: Any = len, parts: bool = True, **fields: Any) -> ChatSampler:
+def sampler(
+    *, count: Any = len, parts: bool = True, reader: StepReader | None = None, **fields: Any
+) -> ChatSampler:
     backend = ChatBackend(kind="chat", url="http://unused", model="m", **fields)
-    return ChatSampler(Client(backend), backend, count=count, parts=parts)
+    return ChatSampler(Client(backend), backend, count=count, parts=parts, reader=reader)
 
 
 def request(k: int = 0, **more: Any) -> Request:
@@ -104,6 +110,70 @@ def test_usual_spellings_are_read(name: str):
     assert (parsed.reasoning, parsed.answer, parsed.tool_calls) == expected
     assert step.prompt_tokens in (2, 3)  # counted here where the server does not
     assert step.finish == "stop"
+
+
+def reader_of(template: str) -> StepReader:
+    """What reads answers of a byte tokenizer with one of TRL's templates."""
+    source = trl_templates()[template]
+    chat = ChatTemplate(source, name=template, special_tokens=("<|im_end|>",))
+    encoder = encoder_of(byte_tokenizer())
+    return StepReader(TurnFormat(chat, encoder, ()))
+
+
+@pytest.mark.parametrize(
+    ("template", "behind"), [("nemotron_3_nano", "\n"), ("qwen3", "\n\n"), ("nemotron_3_ultra", "")]
+)
+def test_an_answer_is_the_same_from_text_from_ids_and_in_process(template: str, behind: str):
+    reader = reader_of(template)
+    encode = reader._turns.encoder.encode
+    # what the model adds of its own to the template's line breaks stays
+    for own in ("", "\n"):
+        trace = f"17*2{'' if template == 'nemotron_3_ultra' else chr(10)}"
+        written = f"{trace}</think>{behind}{own}34<|im_end|>"
+        output = EngineOutput(tuple(encode([written])[0]), "stop")
+        truth = reader.step(request(), output, opened=True, prompt_tokens=3)
+        assert (truth.parsed.reasoning, truth.parsed.answer) == ("17*2", f"{own}34")
+        parsed_by_server = answer({"content": f"{behind}{own}34", "reasoning": trace})
+        left_inline = answer({"content": written.removesuffix("<|im_end|>")})
+        with_ids = answer({"content": "another parser's"}, token_ids=list(output.ids))
+        with_ids["prompt_token_ids"] = encode(["q<think>\n"])[0][-3:]
+        opened = {"prompt_token_ids": encode(["<|im_start|>assistant\n<think>\n"])[0]}
+        for body in (parsed_by_server, left_inline, with_ids | opened):
+            count = lambda text: len(encode([text])[0])  # noqa: E731 - one line says it
+            step = sampler(server="vllm", reader=reader, count=count)._step(body, request())
+            assert step.parsed == truth.parsed
+            assert step.reasoning_tokens == truth.reasoning_tokens
+            assert step.answer_tokens == truth.answer_tokens
+
+
+def test_token_ids_are_asked_only_of_a_server_that_gives_them_and_where_they_can_be_read():
+    reader = reader_of("nemotron_3_nano")
+    assert sampler(server="vllm", reader=reader)._body(request())["return_token_ids"] is True
+    assert "return_token_ids" not in sampler(server="any", reader=reader)._body(request())
+    assert "return_token_ids" not in sampler(server="vllm")._body(request())
+
+
+def test_reasoning_that_the_server_counts_as_none_is_counted_here():
+    usage = USAGE | {"completion_tokens_details": {"reasoning_tokens": 0}}
+    body = answer({"content": "x", "reasoning": "four"}) | {"usage": usage}
+    assert sampler()._step(body, request()).reasoning_tokens == 4
+    with pytest.raises(RequestFailed, match="name the checkpoint"):
+        sampler(count=None)._step(body, request())
+
+
+def test_an_answer_that_the_servers_parser_took_out_is_a_failure():
+    # vLLM's parsers drop a call where no tool was declared
+    gone = answer({"content": None}) | {"usage": USAGE | {"completion_tokens": 16}}
+    with pytest.raises(RequestFailed, match="16 tokens, and its answer holds none"):
+        sampler(reader=reader_of("nemotron_3_nano"))._step(gone, request())
+
+
+def test_a_trace_that_a_limit_cuts_is_named_and_a_break_before_a_call_is_no_answer():
+    body = answer({"content": None, "reasoning": "so"}, finish_reason="length")
+    assert sampler()._step(body, request()).parsed.problems == ("unclosed_think",)
+    body = answer({"content": "\nLet me see.\n", "reasoning": "so\n", "tool_calls": [call("{}")]})
+    parsed = sampler()._step(body, request()).parsed
+    assert (parsed.reasoning, parsed.answer) == ("so", "Let me see.")
 
 
 @pytest.mark.parametrize("name", MALFORMED)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
 
 import pytest
 
 from posttrain.config.backend import ChatBackend
 from posttrain.errors import ConfigError
-from posttrain.sampling.engines.http import Client
+from posttrain.sampling.engines.http import Client, ServerDown
 from posttrain.sampling.engines.vllm import CompletionsEngine
 from posttrain.sampling.sampler import Budget, EngineRequest, Parameters
 from tests.sampling.stub_server import CLOSE, END, Stub
@@ -82,6 +83,56 @@ def test_a_refusal_is_an_error_of_its_request_alone_and_is_asked_again_where_tha
     assert [bool(o.error) for o in outputs] == [False, True, False]
     assert f"status {status}" in (outputs[1].error or "")
     assert sorted(asked.values()) == [1, 1, tries]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_a_server_that_starts_late_is_waited_for_by_one_probe():
+    port, lines, stub = free_port(), [], Stub()
+    client = Client(
+        backend(url=f"http://127.0.0.1:{port}/v1", retries=0, concurrency=8, wait=30),
+        first_wait=0.001,
+        tell=lines.append,
+    )
+
+    async def run():
+        engine = CompletionsEngine(client, model="m", identity={})
+        sampled = asyncio.ensure_future(engine.generate([engine_request(k) for k in range(20)]))
+        while not lines:  # until the first request was refused
+            await asyncio.sleep(0)
+        stub.port = port
+        async with stub:
+            outputs = await sampled
+            await client.close()
+            return outputs
+
+    outputs = asyncio.run(asyncio.wait_for(run(), 60))
+    assert [output.error for output in outputs] == [None] * 20
+    assert sorted(stub.asked.values()) == [1] * 20
+    assert len(lines) == 2, "one probe tells that it waits, and that it waits no longer"
+    assert "waiting up to 30 s" in lines[0]
+    assert "answers again" in lines[1]
+
+
+def test_a_server_that_stays_away_ends_all_requests_together():
+    lines: list[str] = []
+    reached = backend(url=f"http://127.0.0.1:{free_port()}/v1", concurrency=8, wait=0.02)
+    client = Client(reached, first_wait=0.005, tell=lines.append)
+
+    async def run():
+        engine = CompletionsEngine(client, model="m", identity={})
+        try:
+            await engine.generate([engine_request(k) for k in range(20)])
+        finally:
+            await client.close()
+
+    with pytest.raises(ServerDown, match=r"refused connections for 0\.02 s \(backend\.wait\)"):
+        asyncio.run(run())
+    assert len(lines) == 1
 
 
 def test_what_no_request_can_cure_stops_the_run():

@@ -23,3 +23,10 @@ def test_rates_are_of_this_run_and_plain_lines_come_now_and_then():
         "50 of 100 completions (40 from before) · 1,500 tokens · 100 tokens/s · 0:01:15 to go",
         "51 of 100 completions (40 from before) · 1,500 tokens · 100 tokens/s · 0:01:07 to go",
     ]
+
+
+def test_failures_are_shown_while_it_runs():
+    progress = ProgressBar(total=4, console=Console(file=io.StringIO()), clock=lambda: 0.0)
+    assert "failed" not in progress.line()
+    progress.add(done=1, failed=1)
+    assert progress.line().startswith("1 of 4 completions · 1 failed")

@@ -1,6 +1,7 @@
-"""A server's `/chat/completions`, also as an event stream: it renders, it parses, and it hides
+"""A server's `/chat/completions`, also as an event stream: it renders, it parses, and most hide
 token ids. Every usual spelling of an answer is read, and what the server left unparsed in the
-content is parsed here; any other is a failed request.
+content is parsed here; any other is a failed request. vLLM gives the ids where it is asked, and the
+answer is then read from them, as that of any engine.
 """
 
 from __future__ import annotations
@@ -9,28 +10,38 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, NoReturn, cast
 
-from posttrain.chat.parse import ParsedCompletion, parse_completion
-from posttrain.chat.reasoning import CLOSE
+from posttrain.chat.parse import CLOSING, ParsedCompletion, parse_completion, without_framing
+from posttrain.chat.reasoning import CLOSE, OPEN
 from posttrain.config.backend import ChatBackend
 from posttrain.errors import ConfigError
 from posttrain.jsontext import encode_json, load_json, writable
 from posttrain.records import Message, ToolCall
 from posttrain.rollouts import Step
 from posttrain.sampling.engines.http import Client, RequestFailed
+from posttrain.sampling.engines.vllm import output_of
+from posttrain.sampling.render import StepReader, opens_reasoning
 from posttrain.sampling.sampler import Generation, Progress, Request
 
 Count = Callable[[str], int]
 Kind = Literal["reasoning", "answer"]
 _STOP = ("stop", "tool_calls", "function_call", "eos", "eos_token", "end_turn", "stop_sequence")
 _LENGTH = ("length", "max_tokens", "model_length")
+_FRAMING = 4  # tokens of an answer without a word: think tags, line breaks, end of turn
+_PROMPT_END = 16  # tokens of a prompt that show whether it ends inside reasoning
 REASONING = ("reasoning_content", "reasoning", "thinking")  # a message's field, by server
 
 
 class ChatSampler:
-    """A `Sampler` over HTTP. `count` gives the tokens of a text, for servers that do not say how
-    many were reasoning; without `parts`, as for a judge, those are then all counted as answer."""
+    """A `Sampler` over HTTP.
+
+    Args:
+        count: the tokens of a text, for servers that do not say how many were reasoning.
+        parts: False, as for a judge: tokens that nobody counted apart all count as answer.
+        reader: of the served checkpoint's template and tokenizer; None where it is not known.
+    """
 
     batched = False
 
@@ -41,8 +52,10 @@ class ChatSampler:
         *,
         count: Count | None = None,
         parts: bool = True,
+        reader: StepReader | None = None,
     ) -> None:
         self._client, self._backend, self._count, self._parts = client, backend, count, parts
+        self._reader = reader
         self._mode: bool | None = None
         self.identity: Mapping[str, Any] = {"backend": "chat", "weights": backend.model}
 
@@ -89,6 +102,8 @@ class ChatSampler:
         }
         if request.tools is not None:
             body["tools"] = json.loads(request.tools)
+        if self._reader is not None and backend.server == "vllm":
+            body["return_token_ids"] = True
         if parameters.top_k and not backend.extended:
             raise ConfigError(
                 "sampling.top_k is no standard field of a chat endpoint: set it to 0, or say "
@@ -101,18 +116,38 @@ class ChatSampler:
         if body.get("error"):
             _fail("an error in place of an answer", body["error"])
         choice, usage = _first_choice(body), _object(body.get("usage"))
+        cached = _number(usage.get("prompt_tokens_details"), "cached_tokens")
+        if self._reader is not None and choice.get("token_ids") is not None:
+            step = _step_of_ids(self._reader, body, choice, request)
+            return replace(step, cached_tokens=cached)
         if not isinstance(choice.get("message"), dict):
             _fail("an answer without a message", body)
         finish = _finish(choice, usage, request.parameters.max_tokens)
-        parsed, text = _parsed(choice["message"], request, finished=finish == "stop")
+        closing = CLOSING if self._reader is None else self._reader.closing
+        message = cast(dict[str, Any], choice["message"])
+        parsed, text, trace = _parsed(message, request, finished=finish == "stop", closing=closing)
         # what the server did not count is counted here, of a prompt the messages' texts alone
         prompt, total = _number(usage, "prompt_tokens"), _number(usage, "completion_tokens")
         reasoning = _number(usage.get("completion_tokens_details"), "reasoning_tokens")
-        trace, count = parsed.reasoning or "", self._count
-        if not reasoning and not (trace and self._parts):
-            reasoning = 0
+        count = self._count
+        shown = text or trace or parsed.tool_calls
+        if self._reader is not None and not shown and (total or 0) - (reasoning or 0) > _FRAMING:
+            raise RequestFailed(
+                f"the server wrote {total} tokens, and its answer holds none: its parser took out "
+                "what it read as a call that no tool was declared for; say backend.server: vllm, "
+                "which is asked for token ids, or serve without --tool-call-parser"
+            )
+        if not reasoning:
+            # some count only what stands behind an opening tag that the model wrote itself
+            reasoning = None if trace and self._parts else 0
         if count is not None:
             reasoning = count(trace) if reasoning is None else reasoning
+            if self._reader is not None and (total is None or not message.get("tool_calls")):
+                # the server's total has the tags and the stop token, too
+                total = reasoning + count(text.rpartition(CLOSE)[2])
+            elif self._reader is not None and total is not None:
+                # calls come parsed, without the text that could be counted
+                total -= int(bool(trace)) + int(finish == "stop")
             total = reasoning + count(text) if total is None else total
             prompt = sum(count(m.content) for m in request.messages) if prompt is None else prompt
         if reasoning is None or total is None or prompt is None:
@@ -127,7 +162,7 @@ class ChatSampler:
             reasoning_tokens=reasoning,
             answer_tokens=max(0, total - reasoning),
             prompt_tokens=prompt,
-            cached_tokens=_number(usage.get("prompt_tokens_details"), "cached_tokens"),
+            cached_tokens=cached,
         )
 
 
@@ -166,10 +201,27 @@ def _finish(
     return _fail("no finish reason" if reason is None else "ended by", reason)
 
 
+def _step_of_ids(
+    reader: StepReader, body: Mapping[str, Any], choice: Mapping[str, Any], request: Request
+) -> Step:
+    """The step of an answer that came with its token ids. Raises RequestFailed as `output_of`."""
+    output = output_of(choice, request.parameters.max_tokens, reader.stop_ids, logps=False)
+    prompt_ids = body.get("prompt_token_ids")
+    if not isinstance(prompt_ids, list) or not prompt_ids:
+        _fail("token ids without those of the prompt", prompt_ids)
+    prompt_ids = cast(list[int], prompt_ids)
+    opened = opens_reasoning(reader.decode(prompt_ids[-_PROMPT_END:]))
+    step = reader.step(request, output, opened=opened, prompt_tokens=len(prompt_ids))
+    # the server rendered: what it put behind a step is not known, and a completion has all its ids
+    # or none
+    return replace(step, ids=None)
+
+
 def _parsed(
-    message: Mapping[str, Any], request: Request, *, finished: bool
-) -> tuple[ParsedCompletion, str]:
-    """The message taken apart, and its content as text."""
+    message: Mapping[str, Any], request: Request, *, finished: bool, closing: str | None
+) -> tuple[ParsedCompletion, str, str]:
+    """The message taken apart; its content and its reasoning as they came. `closing` as of
+    `parse_completion`, None of a template without reasoning."""
     text, in_parts = _texts(message.get("content"))
     traces = [field for name in REASONING if (field := message.get(name)) is not None]
     if any(not isinstance(trace, str) for trace in traces):
@@ -179,17 +231,33 @@ def _parsed(
         text = writable(message["refusal"])
     # servers without a reasoning parser leave the trace in the content
     inline = given is None and request.thinking and CLOSE in text
-    parsed = parse_completion(text, thinking=inline, tools=request.tools, end_tokens=())
+    trace, content = given or "", text
+    if inline:
+        trace = text.partition(CLOSE)[0].removeprefix(OPEN)
+    elif given is not None:
+        # a server's parser leaves in both what the template wrote around the closing tag
+        given, content = without_framing(given, text, closing=closing or CLOSING)
+    parsed = parse_completion(
+        content,
+        thinking=inline,
+        tools=request.tools,
+        end_tokens=(),
+        closing=closing or CLOSING,
+    )
     calls, broken = _calls(message)
     problems = parsed.problems + (("malformed_call",) if broken else ())
+    if trace and not finished and not text and not calls:
+        problems = (*problems, "unclosed_think")
+    # behind an answer the template writes a line break before a call, which is no part of it either
+    answer = parsed.answer.removesuffix("\n") if calls and not broken else parsed.answer
     completion = ParsedCompletion(
         reasoning=parsed.reasoning if inline else (given or "") if request.thinking else given,
-        answer=parsed.answer + broken,
+        answer=answer + broken,
         tool_calls=(*parsed.tool_calls, *calls),
         problems=tuple(dict.fromkeys(problems)),
         finished=finished,
     )
-    return completion, text
+    return completion, text, trace
 
 
 def _texts(content: Any) -> tuple[str, str]:

@@ -212,10 +212,10 @@ class CompletionsEngine:
                 "which asks for none"
             )
         self._gives_ids = True
-        return _output(choice, max_tokens, stop_ids, logps=parameters.logps)
+        return output_of(choice, max_tokens, stop_ids, logps=parameters.logps)
 
 
-def _output(
+def output_of(
     choice: Mapping[str, Any], limit: int, stop_ids: Sequence[int], *, logps: bool
 ) -> EngineOutput:
     """A choice as an output. Raises RequestFailed where it does not hold what was requested."""
