@@ -88,6 +88,19 @@ def wilson(share: float, trials: float) -> tuple[float, float]:
     return low, 1.0 if share == 1 else min(1.0, centre + half)
 
 
+def welch(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
+    """Welch's 95 % interval of mean(b) − mean(a), of two or more independent draws on each side."""
+    change = float(np.mean(b) - np.mean(a))
+    errors = [float(np.var(side, ddof=1)) / len(side) for side in (a, b)]
+    if not any(errors):
+        return change, change
+    freedom = sum(errors) ** 2 / sum(
+        error**2 / (len(side) - 1) for error, side in zip(errors, (a, b), strict=True)
+    )
+    half = float(stats.t.ppf(0.975, freedom)) * math.sqrt(sum(errors))
+    return change - half, change + half
+
+
 def pass_at(k: int, *, samples: int, solved: int) -> float:
     """The chance that k of the samples hold a solved one: 1 − C(n − c, k) / C(n, k), unbiased
     (Chen et al. 2021, arXiv 2107.03374)."""

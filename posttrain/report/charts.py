@@ -65,6 +65,7 @@ SETTINGS: dict[Any, Any] = {
 STEPS = [1, 2, 2.5, 5, 10]
 LINE = {"a": ACCENT, "b": THIRD, "c": THIRD, "d": INK, "e": ACCENT, "f": INK}
 DASHED = "cef"
+SHARE = "share"  # of a y axis: its labels are per cent
 FILL = (ACCENT, SECOND, THIRD)
 Ticks = tuple[Sequence[float], Sequence[str]]  # places and labels
 
@@ -77,7 +78,7 @@ def chart_svg(chart: Chart) -> Markup:
     from matplotlib.figure import Figure
 
     out = io.StringIO()
-    height = 52 + ROW * len(chart.rows) if isinstance(chart, IntervalChart) else HEIGHT
+    height = _interval_height(chart) if isinstance(chart, IntervalChart) else HEIGHT
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # a user's matplotlibrc must not change our bytes
         # ids are unique on a page, the same for the same chart
@@ -136,6 +137,8 @@ def _lines(axes: Axes, chart: LineChart) -> None:
     level = 0.0 if chart.from_zero else series[0].y[0]
     x = _ticks(steps, whole=all(step == int(step) for step in steps))
     y = _ticks([level, *(y for one in series for y in one.y)])
+    if chart.y == SHARE:
+        y = y[0], [f"{100 * place:.6g} %" for place in y[0]]
     axes.set_xlim(x[0][0], x[0][-1])
     _frame(axes, chart, x, y, [one.name for one in series])
 
@@ -213,32 +216,61 @@ def _place(axes: Axes, left: int, right: int, top: int, bottom: int, height: int
 
 
 def _intervals(axes: Axes, chart: IntervalChart, height: int) -> None:
-    """One line each, its share written beside it."""
-    for place, row in enumerate(chart.rows):
+    """One line each, its share written beside it; a group's label stands at its first line."""
+    labels = [_short(row.label) for row in chart.rows]
+    places = _interval_places(chart)
+    for place, row, label in zip(places, chart.rows, labels, strict=True):
         colour, share = LINE[row.style], f"{100 * row.share:.1f} %"
         axes.plot(
             [row.low, row.high],
             [place, place],
             color=colour,
-            alpha=0.5,
-            linewidth=2.4,
-            solid_capstyle="round",
+            alpha=0.45,
+            linewidth=5,
+            solid_capstyle="butt",
             clip_on=False,
         )
-        (dot,) = axes.plot(row.share, place, "o", color=colour, markersize=9, clip_on=False)
-        dot.set_gid(f"{TITLE}{row.label}: {share}")
+        (dot,) = axes.plot(row.share, place, "o", color=colour, markersize=8, clip_on=False)
+        named = f"{chart.keys[row.style]}, {label}" if row.style in chart.keys else label
+        dot.set_gid(f"{TITLE}{named}: {share}")
         axes.text(1.03, place, share, va="center_baseline", color=INK)
-    labels = [_short(row.label) for row in chart.rows]
+    firsts = [k for k in range(len(labels)) if not k or labels[k] != labels[k - 1]]
     axes.set_xlim(0, 1)
-    axes.set_ylim(len(labels) - 0.5, -0.5)
+    axes.set_ylim(places[-1] + 0.6, -0.6)
     axes.set_xticks([0, 0.5, 1], ["0 %", "50 %", "100 %"])
-    axes.set_yticks(range(len(labels)), labels)
+    axes.set_yticks([places[k] for k in firsts], [labels[k] for k in firsts])
     axes.tick_params("y", labelcolor=INK)
     axes.spines["bottom"].set_visible(False)
     axes.grid(axis="x", clip_on=False)
-    left = min(WIDTH * 2 // 3, CHARACTER * max(map(len, labels)) + 10)
-    _place(axes, left, 70, 4, 48, height)
+    left = max(54, min(WIDTH * 2 // 3, CHARACTER * max(map(len, labels)) + 10))
+    _place(axes, left, 70, 4 + _key_height(chart), 48, height)
     axes.figure.text((left + WIDTH - 70) / WIDTH / 2, 6 / height, chart.x, ha="center")
+    x = left / WIDTH
+    for style, name in chart.keys.items():
+        named = f"● {_short(name, 24)}"
+        axes.figure.text(x, 1 - 16 / height, named, color=LINE[style])
+        x += (CHARACTER * len(named) + 14) / WIDTH
+
+
+def _interval_places(chart: IntervalChart) -> list[float]:
+    """Where each line stands: a whole line apart, closer within a group."""
+    apart = 1.1 if chart.keys else 1.0
+    places: list[float] = []
+    for number, row in enumerate(chart.rows):
+        if not number:
+            places.append(0.0)
+            continue
+        together = chart.rows[number - 1].label == row.label
+        places.append(places[-1] + (0.7 if together else apart))
+    return places
+
+
+def _key_height(chart: IntervalChart) -> int:
+    return 22 if chart.keys else 0
+
+
+def _interval_height(chart: IntervalChart) -> int:
+    return 52 + _key_height(chart) + round(ROW * (_interval_places(chart)[-1] + 1))
 
 
 def _short(label: str, most: int = 42) -> str:

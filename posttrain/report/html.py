@@ -54,6 +54,7 @@ def page_html(
     title: str,
     kicker: str = "",
     tiles: Sequence[ui.Tile] = (),
+    lead: ui.Words = (),
     state: RunState | None = None,
 ) -> str:
     """The page of the sections that have content; a script is in it only where there are samples to
@@ -64,6 +65,7 @@ def page_html(
         title=title,
         kicker=kicker,
         tiles=tiles,
+        lead=lead,
         state=state,
         script=_own("page.js") if picks or (state and state.due) else "",
     )
@@ -86,8 +88,8 @@ def _template() -> Template:
         keep_trailing_newline=True,
     )
     environment.filters.update(
-        anchor=_anchor, cell=_cell, diagram=diagram_svg, json=_json, kind=_kind, runs=_runs,
-        svg=chart_svg, words=_words,
+        anchor=_anchor, cell=_cell, diagram=diagram_svg, headed=ui.headed, json=_json, kind=_kind,
+        runs=_runs, svg=chart_svg, words=_words,
     )  # fmt: skip
     environment.globals |= {"style": _own("page.css"), "unfinished": UNFINISHED}
     return environment.get_template("page.html.jinja")

@@ -156,23 +156,46 @@ def samples_to_read(
 
 
 @ui.section("Provenance")
-def provenance(nodes: Sequence[Node]) -> Iterator[ui.Block]:
+def provenance(nodes: Sequence[Node], page: Path) -> Iterator[ui.Block]:
     yield (
         "Every artifact is bound to its content and to its parents by digest; digests hold no "
         "time and no path."
     )
-    yield ancestry(nodes)
-    yield from (details(node) for node in nodes if node.manifest)
+    yield ancestry(nodes, page)
+    yield details(nodes[0])
 
 
-def ancestry(nodes: Sequence[Node]) -> ui.Table:
+def ancestry(nodes: Sequence[Node], page: Path | None = None) -> ui.Table:
+    """A line an artifact; its name is a link where there is a `page` that the link stands in."""
     rows: list[list[object]] = []
     for node in nodes:
         own = node.manifest
         digests = (node.digest, own and own.config_digest, own and own.template_digest)
-        name = ui.TableCell(node.name, indent=node.depth)
-        rows.append([name, node.kind, *map(ui.Digest, digests), own and own.seed])
-    return ui.Table(["artifact", "kind", "digest", "config", "template", "seed"], rows)
+        # the page itself is written after this
+        link = node.name if page is None or not node.depth else link_to(node, page)
+        name = ui.TableCell(link, below=node.kind, indent=node.depth)
+        rows.append([name, *map(ui.Digest, digests), own and own.seed])
+    return ui.Table(["artifact", "digest", "config", "template", "seed"], rows)
+
+
+def parent_links(nodes: Sequence[Node], page: Path) -> ui.Words:
+    """What an artifact was made from, as links to the reports; nothing where it has no parents."""
+    words: list[str | ui.Styled | ui.Link] = []
+    for parent in nodes[0].artifact.parents:
+        node = next(known for known in nodes if known.digest == parent.digest)
+        words += [", " if words else "Made from ", link_to(node, page)]
+    return words
+
+
+def kept_tile(node: Node, what: str) -> ui.Tile:
+    """Rows before a stage, and those that it kept."""
+    counts = node.artifact.counts
+    dropped = ui.counted(dict(sorted(counts.dropped.items(), key=lambda item: -item[1])[:2]))
+    share = ui.ratio(counts.kept, counts.rows_in)
+    about = f"{share} kept" if share else ""
+    if dropped:
+        about = f"{about}; {dropped}"
+    return f"{counts.rows_in:,} → {counts.kept:,}", what, about
 
 
 def details(node: Node, most_files: int | None = None) -> ui.Fold:
@@ -195,15 +218,12 @@ def recipe(config: Mapping[str, Any]) -> ui.Dialogue:
 
 
 @ui.section("Counts")
-def counts(nodes: Sequence[Node]) -> Iterator[ui.Block]:
-    rows: list[list[object]] = []
-    for node in nodes:
-        if node.manifest is None:
-            continue
-        own = node.manifest.counts
-        rows.append([node.name, node.kind, "in", own.rows_in, None])
-        kept = {"kept": own.kept}
-        kept |= {f"dropped: {reason}": count for reason, count in own.dropped.items() if count}
-        rows += [["", "", name, n, ui.ratio(n, own.rows_in)] for name, n in kept.items()]
+def counts(node: Node) -> Iterator[ui.Block]:
+    own = node.artifact.counts
+    rows: list[list[object]] = [["in", own.rows_in, None]]
+    rows.append(["kept", own.kept, ui.ratio(own.kept, own.rows_in)])
+    for reason, count in own.dropped.items():
+        if count:
+            rows.append([f"dropped: {reason}", count, ui.ratio(count, own.rows_in)])
     yield "Nothing is lost silently: what comes in is kept or dropped for a named reason."
-    yield ui.Table(["artifact", "kind", "", "count", "of in"], rows)
+    yield ui.Table(["rows", "count", "of in"], rows)

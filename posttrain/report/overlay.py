@@ -20,7 +20,7 @@ from posttrain.report.html import page_html
 from posttrain.report.lineage import Node, listed_rows
 from posttrain.report.live import LOG, is_unfinished, log_so_far
 from posttrain.report.pages import evaluation, training
-from posttrain.report.write import PAGES
+from posttrain.report.write import tiles_of
 from posttrain.runs import atomic_write_text, read_artifact, read_owner
 
 STYLES, SHOWN_VALUE = "abdecf", 160
@@ -86,8 +86,7 @@ def _headlines(runs: Sequence[OverlaidRun]) -> Iterator[ui.Block]:
     """The figures at the head of each run's own report."""
     found: dict[str, dict[str, object]] = defaultdict(dict)
     for run in runs:
-        tiles = PAGES[run.kind][1](run.node) if run.node and run.kind in PAGES else ()
-        for figure, name, remark in tiles:
+        for figure, name, remark in tiles_of(run.node) if run.node else ():
             found[name].setdefault(run.name, ui.TableCell(figure, below=remark))
     names = [run.name for run in runs]
     rows = [[name, *map(own.get, names)] for name, own in found.items()]

@@ -32,7 +32,7 @@ def artifact_sections(path: Path) -> Iterator[ui.Section]:
     nodes = trace(path)
     missing = [f"{node.name}: {node.missing}" for node in nodes if node.manifest is None]
     yield ui.Section(f"{nodes[0].kind} {path}", [ancestry(nodes), *missing])
-    yield counts(nodes[:1])
+    yield counts(nodes[0])
     yield from figures(nodes[0])  # rows are shown below
     yield ui.Section("Config", [details(nodes[0], _FILES_SHOWN)])
 

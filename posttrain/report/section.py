@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ParamSpec
 
 Row = Mapping[str, Any]
@@ -118,11 +118,13 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class IntervalChart:
-    """Shares in [0, 1] as dots with whiskers, one line each."""
+    """Shares in [0, 1] as dots on their intervals, one line each; lines that follow each other and
+    have one label are a group. `keys`: what styles mean, by style."""
 
     rows: Sequence[Interval]
     x: str
     caption: str = ""
+    keys: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +185,14 @@ class Columns:
 
 
 Chart = LineChart | BarChart | IntervalChart
+
+
+def headed(chart: Chart) -> tuple[str, str]:
+    """A chart's title, the first sentence of its caption, and what follows that."""
+    first, point, rest = chart.caption.partition(". ")
+    return (first if point else first.removesuffix(".")), rest
+
+
 # plain words are a paragraph
 Block = Words | Table | Chart | Diagram | Dialogue | Fold | Samples | Columns
 

@@ -1,4 +1,4 @@
-"""Write `report.html` for an artifact: what it is, what it was made from, how it went.
+"""Write `report.html` for an artifact: what it changed, how it went, what it was made from.
 
 The page is not part of the artifact: no manifest lists it, and it can be written again at any time.
 The same artifact gives the same bytes.
@@ -7,7 +7,6 @@ The same artifact gives the same bytes.
 from __future__ import annotations
 
 import shutil
-from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,18 @@ from rich.console import Console
 
 from posttrain.report.console import print_sections
 from posttrain.report.html import UNFINISHED, page_html
-from posttrain.report.lineage import REPORT, Node, counts, provenance, trace
+from posttrain.report.lineage import (
+    REPORT,
+    Node,
+    counts,
+    kept_tile,
+    parent_links,
+    provenance,
+    trace,
+)
 from posttrain.report.live import is_running, is_unfinished, write_unfinished
 from posttrain.report.pages import (
+    effects,
     evaluation,
     judging,
     rlvr,
@@ -30,19 +38,18 @@ from posttrain.report.pages import (
 from posttrain.report.section import Fold, Samples, Section, Sections, Tile
 from posttrain.runs import Run, atomic_write_text, open_run
 
-MOST_TILES = 6
 # kind of artifact → its sections, and on its own page the figures to read first
 PAGES: dict[str, tuple[Callable[[Node], Sections], Callable[[Node], list[Tile]]]] = {
     "audit": (supervision.audit_sections, supervision.audit_tiles),
     "checkpoint": (training.sections, training.tiles),
     "dpo_data": (samples.pair_sections, samples.pair_tiles),
-    "evaluation": (evaluation.sections, evaluation.tiles),
+    "evaluation": (evaluation.sections, effects.evaluation_tiles),
     "genrm_data": (judging.data_sections, judging.data_tiles),
-    "genrm_evaluation": (judging.evaluation_sections, judging.evaluation_tiles),
+    "genrm_evaluation": (judging.evaluation_sections, effects.judge_tiles),
     "pass_rates": (rlvr.profile_sections, rlvr.profile_tiles),
     "samples": (samples.sections, samples.tiles),
     "sft_data": (sft_data.sections, sft_data.tiles),
-    "win_rate": (judging.win_rate_sections, judging.win_rate_tiles),
+    "win_rate": (judging.win_rate_sections, effects.win_rate_tiles),
 }
 
 
@@ -56,6 +63,19 @@ def own_sections(node: Node) -> Sections:
             yield Section(f"{node.kind} {node.name}", missing=why)
 
 
+def tiles_of(node: Node) -> list[Tile]:
+    """What an artifact's page opens with: what its stage is for, before and after it; of a kind
+    without a page of its own, its rows."""
+    if node.manifest is None:
+        return []
+    if node.kind in PAGES:
+        try:
+            return PAGES[node.kind][1](node)[: effects.MOST_TILES]
+        except KeyError:  # made by an older version: its sections say what is missing
+            pass
+    return [kept_tile(node, "rows")]
+
+
 def figures(node: Node) -> Sections:
     """An artifact's sections without what is folded away on a page: for the console."""
     for part in own_sections(node):
@@ -64,7 +84,8 @@ def figures(node: Node) -> Sections:
 
 
 def write_report(artifact: Path | str, *, out: Path | str | None = None) -> Path:
-    """Write the report of an artifact and its ancestors; every stage calls this at its end.
+    """Write the report of an artifact, with links to its parents'; every stage calls this at its
+    end.
 
     Args:
         artifact: a finished artifact's directory, or that of a training run that has begun.
@@ -79,20 +100,14 @@ def write_report(artifact: Path | str, *, out: Path | str | None = None) -> Path
         return write_unfinished(artifact, running=is_running(artifact), out=target)
     nodes = trace(artifact)
     root = nodes[0]
-    parts = [(node, part) for node in nodes for part in own_sections(node)]
-    parts += [(root, part) for part in (counts(nodes), provenance(nodes))]
-    times = Counter(part.title for _, part in parts if part.blocks)
-    sections: list[Section] = []
-    for node, part in parts:
-        alone = times[part.title] == 1 or node.name == root.name
-        title = part.title if alone else f"{part.title}: {node.name}"
-        sections.append(Section(title, part.blocks))
-    missing = [f"{part.title}: {part.missing}" for _, part in parts if part.missing]
+    parts = [*own_sections(root), counts(root), provenance(nodes, target)]
+    missing = [f"{part.title}: {part.missing}" for part in parts if part.missing]
     missing += [f"{node.kind} {node.name}: {node.missing}" for node in nodes if node.missing]
-    sections.append(Section("Not in this report", missing))
-    tiles = PAGES[root.kind][1](root) if root.kind in PAGES else []
+    sections = [*parts, Section("Not in this report", missing)]
     kicker = f"{root.kind.replace('_', ' ')} {root.digest[:12]}"
-    page = page_html(sections, title=root.name, kicker=kicker, tiles=tiles[:MOST_TILES])
+    tiles = tiles_of(root)
+    lead = parent_links(nodes, target)
+    page = page_html(sections, title=root.name, kicker=kicker, tiles=tiles, lead=lead)
     atomic_write_text(target, page)
     return target
 
@@ -110,7 +125,7 @@ def ensure_report(artifact: Path | str) -> Path:
 def show_finished(console: Console, artifact: Path) -> None:
     """Print an artifact's figures and counts, write its report, and say where both are."""
     node = trace(artifact)[0]
-    print_sections(console, [*figures(node), counts([node])], charts=False)
+    print_sections(console, [*figures(node), counts(node)], charts=False)
     console.print(f"{artifact}  digest {node.digest[:16]}")
     console.print(f"{write_report(artifact)}")
 

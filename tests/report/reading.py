@@ -18,12 +18,17 @@ class Reader(HTMLParser):
         super().__init__()
         self.open: list[str] = []
         self.loads: list[str] = []
+        self.links: list[str] = []
         self.marked: list[str] = []
         self.feed(page)
         assert self.open == []
 
     def handle_starttag(self, tag, attrs):
-        self.loads += [f"{k}={v}" for k, v in attrs if k in ("src", "href") and v[:1] != "#"]
+        addresses = [(k, v) for k, v in attrs if k in ("src", "href") and v[:1] != "#"]
+        if tag == "a":
+            self.links += [address for _, address in addresses]
+        else:
+            self.loads += [f"{k}={v}" for k, v in addresses]
         self.loads += [tag] if tag in ("link", "iframe", "img") else []
         if tag not in VOID:
             self.open.append(tag)

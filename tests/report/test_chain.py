@@ -147,7 +147,7 @@ def test_a_folder_of_artifacts_has_a_page_with_links(chain, capsys):
     script("report").main([str(runs)])
     printed = capsys.readouterr().out.splitlines()
     assert printed[-1] == str(runs / "report.html")
-    line = "judge: accuracy on pairs, % 60.0 → 90.0 +30.0 (+20.0 … +40.0), 30"
+    line = "judge: accuracy on pairs, % 60.0 → 90.0 +30.0 (+20.0 … +40.0), 30 questions"
     assert " ".join(printed[1].split()) == line
     page = (runs / "report.html").read_text().replace("\N{NO-BREAK SPACE}", " ")
     Reader(page)

@@ -41,7 +41,8 @@ def test_runs_of_one_kind_share_charts_and_differ_in_named_keys(tmp_path: Path):
     assert cells(page, "c/sft")[1:] == ["checkpoint", "not finished", "20"]
     assert cells(page, "trainer.learning_rate")[1:] == ["0.1", "0.2", "0.1"]
     assert "trainer.seed" not in section(page, "Recipes")
-    assert cells(page, "last training loss")[1][:5] == "2.000"
+    assert cells(page, "training loss")[1].startswith("4.000 → 2.000")
+    assert cells(page, "held-out loss")[1].startswith("2.500 → 2.500")
     charts = section(page, "Training").split("<svg")[1:]
     # training loss, held-out loss over both groups, learning rate, gradient norm: a line a run
     assert len(charts) == 4

@@ -32,14 +32,23 @@ def page(finished: Path) -> str:
     return page_of(finished / "sft")
 
 
-def test_a_checkpoint_shows_its_whole_lineage(finished, page):
-    assert Reader(page).loads == []
+@pytest.fixture(scope="module")
+def data_page(finished: Path) -> str:
+    return page_of(finished / "sft_data")
+
+
+def test_a_page_keeps_to_its_stage_and_leads_to_its_parents(finished, data_page, page):
+    reader = Reader(page)
+    assert reader.loads == []
+    assert set(reader.links) == {"../sft_data/report.html"}
+    assert set(Reader(data_page).links) == set()  # the world was written without a page
     assert not {"url(", "@import"} & set(re.findall(r"url\(|@import", page))
     ids = re.findall(r' id="([^"]+)"', page)
     assert len(ids) == len(set(ids)) >= len(sections(page))
-    assert sections(page) == [
-        "Training", "Speed", "Mixture", "Drops by source", "Sources", "Lengths", "Reasoning control",
-        "Packing", "Supervision", "Worst offenders", "Sample conversations", "Counts", "Provenance",
+    assert sections(page) == ["Training", "Speed", "Counts", "Provenance"]
+    assert sections(data_page) == [
+        "Mixture", "Drops by source", "Sources", "Lengths", "Reasoning control", "Packing",
+        "Supervision", "Worst offenders", "Sample conversations", "Counts", "Provenance",
     ]  # fmt: skip
     for folder in ("sft", "sft_data", "world"):
         assert read_artifact(finished / folder).digest in page
@@ -47,7 +56,8 @@ def test_a_checkpoint_shows_its_whole_lineage(finished, page):
         ElementTree.fromstring(svg)  # noqa: S314 - our own output
 
 
-def test_numbers_are_the_manifests(finished, page):
+def test_numbers_are_the_manifests(finished, data_page):
+    page = data_page
     manifest = read_artifact(finished / "sft_data")
     maths, total = manifest.stats["sources"]["maths"], manifest.counts
     mixture = cells(page, "maths")
@@ -63,7 +73,8 @@ def test_numbers_are_the_manifests(finished, page):
     assert cells(drops, "all")[1:3] == [f"{v:,}" for v in (total.rows_in, total.kept)]
 
 
-def test_lengths_and_budgets_are_drawn_in_full(finished, page):
+def test_lengths_and_budgets_are_drawn_in_full(finished, data_page):
+    page = data_page
     histograms = read_artifact(finished / "sft_data").stats["histograms"]
     drawn = re.findall(r"<title>≤ ([\d,]+): ([\d,]+)</title>", section(page, "Lengths"))
     plain = [(int(a.replace(",", "")), int(b.replace(",", ""))) for a, b in drawn]
@@ -75,7 +86,8 @@ def test_lengths_and_budgets_are_drawn_in_full(finished, page):
     assert sum(bars) == sum(number for _, number in histograms["budgets"]) > 0
 
 
-def test_samples_highlight_exactly_what_is_trained(finished, page):
+def test_samples_highlight_exactly_what_is_trained(finished, data_page):
+    page = data_page
     marked = set(Reader(section(page, "Sample conversations")).marked)
     rows = [json.loads(line) for line in (finished / "sft_data" / "samples.jsonl").open()]
     assert marked == {text for row in rows for _, on, text in row["segments"] if on}
@@ -172,7 +184,8 @@ def test_what_an_older_version_or_another_machine_left_out_is_named(tmp_path):
     shutil.rmtree(tmp_path / "gone")
     (out / "speed.jsonl").unlink()
     missing = section(page_of(out), "Not in this report")
-    assert "sft_data old: old has no &#39;sources&#39; in its stats" in missing
+    old = section(page_of(tmp_path / "old"), "Not in this report")
+    assert "sft_data old: old has no &#39;sources&#39; in its stats" in old
     assert "sft_data gone: not at ../gone" in missing
     assert "Speed: model has no speed.jsonl" in missing
 
@@ -182,7 +195,8 @@ def test_names_are_no_markup_on_the_console(capsys):
     assert capsys.readouterr().out == "runs/[a] [/b] :bug:\n"
 
 
-def test_the_console_shows_the_figures_of_the_page(finished, page):
+def test_the_console_shows_the_figures_of_the_page(finished, data_page):
+    page = data_page
     stats = read_artifact(finished / "sft_data").stats
     console = Console(file=io.StringIO(), width=200)
     print_sections(console, [mixture(stats), lengths(stats)])

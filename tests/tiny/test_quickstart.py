@@ -6,13 +6,21 @@ so a server stands in for it."""
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from posttrain.evaluation.compare import rate_difference
+from posttrain.evaluation.intervals import by_question
+from posttrain.evaluation.metrics import values_of
+from posttrain.evaluation.run import read_run
+from posttrain.report.pages.chain import show_chain
 from posttrain.runs import read_artifact
 from posttrain.training import plan
 from posttrain.training.activations import StepMemory
@@ -98,6 +106,71 @@ def test_the_tiny_recipes_chain(
         assert {parent.kind for parent in found.parents} == parents, name
     for page in [*LINEAGE, "judgements", "eval_genrm", "eval_rlhf"]:
         assert (RUNS / page / "report.html").read_text().startswith("<!doctype html>")
+    pages_open_with_what_the_records_say()
+    printed = run_report()
+    assert printed[-1] == str(RUNS / "report.html")
+    page = (RUNS / "report.html").read_text()
+    for folder in [path.parent.name for path in RUNS.glob("*/manifest.json")]:
+        assert f'href="{folder}/report.html"' in page
+    assert " ".join(tiles_of("eval")[0][0].split()[:3]) in " ".join(printed)
+
+
+def run_report() -> list[str]:
+    shown = io.StringIO()
+    show_chain(Console(file=shown, width=180), [RUNS])
+    return shown.getvalue().splitlines()
+
+
+def tiles_of(name: str) -> list[tuple[str, str, str]]:
+    """The tiles of a page, in their order."""
+    page = (RUNS / name / "report.html").read_text().replace("\N{NO-BREAK SPACE}", " ")
+    tile = r'<div class="tile"><b>(.*?)</b><span>(.*?)</span><small>(.*?)</small></div>'
+    return re.findall(tile, page)
+
+
+def pages_open_with_what_the_records_say() -> None:
+    """The first tiles of every page, and the change with its interval, from the rows themselves."""
+    for name in ("world", "judgements", "sft_data", "genrm_sft_data"):
+        counts = read_artifact(RUNS / name).counts
+        assert tiles_of(name)[0][:2] == (f"{counts.rows_in:,} → {counts.kept:,}", "rows")
+    for name in ("sft", "genrm_sft"):
+        losses = [row["eval_loss"] for row in rows_of(f"{name}/log.jsonl") if "eval_loss" in row]
+        shown = " → ".join(f"{loss:.3f}" for loss in dict.fromkeys((losses[0], losses[-1])))
+        assert tiles_of(name)[0][:2] == (shown, "held-out loss")
+    last = rows_of("dpo/log.jsonl")[-1]
+    right = f"50.0 → {100 * last['accuracy']:.1f} %"
+    assert tiles_of("dpo")[0][:2] == (right, "pairs ranked right")
+    for name, key, title in (
+        ("rlhf", "part/accuracy", "right on checkable prompts"),
+        ("genrm", "reward", "reward"),
+    ):
+        values = [row[key] for row in rows_of(f"{name}/log.jsonl") if "rollouts" in row]
+        found = {tile[1]: tile for tile in tiles_of(name)}
+        if any(values) or key == "reward":
+            scale, digits = (100, 1) if key != "reward" else (1, 1 if abs(values[-1]) >= 10 else 3)
+            first, after = (f"{scale * values[k]:.{digits}f}" for k in (0, -1))
+            shown = f"{first} → {after}{' %' if scale == 100 else ''}".replace("-", "−")
+            assert found[title][0] == shown
+    for name, after in (("eval", "dpo"), ("eval_rlhf", "rlhf")):
+        records = read_run(RUNS / name)[1]
+        values = (by_question(values_of(records[side])["accuracy"]) for side in ("sft", after))
+        change = rate_difference(*values, seed=0)
+        bounds = [100 * value for value in (change.difference, change.low, change.high)]
+        first, low, high = (f"{value:+.1f}".replace("-", "−") for value in bounds)
+        assert tiles_of(name)[0] == (
+            f"{100 * change.a:.1f} → {100 * change.b:.1f} %",
+            "accuracy",
+            f"{after}: {first} ({low} … {high}), {change.questions} questions",
+        )
+    metrics = json.loads((RUNS / "eval_genrm/metrics.json").read_text())
+    shares = {cell["checkpoint"]: cell["pairwise_accuracy"]["value"] for cell in metrics["cells"]}
+    before, after, control = (100 * shares[name] for name in ("warm", "trained", "sft"))
+    first, *_, final = tiles_of("eval_genrm")
+    assert first[:2] == (f"{before:.1f} → {after:.1f} %", "accuracy on pairs")
+    assert final[:2] == (f"{control:.1f} %", "accuracy on pairs")
+    assert final[2].startswith("control arm sft:")
+    score = json.loads((RUNS / "win_rate/metrics.json").read_text())["rows"][-1]["score"]
+    assert tiles_of("win_rate")[0][:2] == (f"50.0 → {100 * score['value']:.1f} %", "win rate")
 
 
 def samples_to_evaluation(run: Run) -> None:

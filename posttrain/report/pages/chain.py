@@ -15,8 +15,8 @@ from posttrain.errors import DataError
 from posttrain.report import section as ui
 from posttrain.report.html import page_html
 from posttrain.report.lineage import REPORT, Node, link_to, trace
-from posttrain.report.pages.effects import Effect, chain_effects
-from posttrain.report.write import MOST_TILES, PAGES
+from posttrain.report.pages.effects import MOST_TILES, Effect, chain_effects
+from posttrain.report.write import tiles_of
 from posttrain.runs import MANIFEST, SECONDS, STAGE, atomic_write_text
 
 
@@ -100,10 +100,10 @@ def effect_lines(effects: Sequence[Effect]) -> Iterator[str]:
     if effects:
         values = max(values, len("before → after"))
         head = f"{'before → after':>{values}}"
-        yield f"{'':<{width}}  {head}   change (95 % interval), questions"
+        yield f"{'':<{width}}  {head}   change (95 % interval)"
     for effect in effects:
         line = f"{effect.name:<{width}}  {effect.values:>{values}}   {effect.interval}"
-        yield f"{line}, {effect.questions:,}"
+        yield f"{line}, {effect.extent}"
 
 
 @ui.section("What the stages changed")
@@ -112,9 +112,9 @@ def _effects(effects: Sequence[Effect], out: Path) -> Iterator[ui.Block]:
     for effect in effects:
         figure = ui.TableCell(effect.title, below=effect.stage)
         change = ui.TableCell(effect.values, below=effect.interval)
-        rows.append([figure, change, effect.questions, link_to(effect.evaluation, out)])
+        rows.append([figure, change, effect.extent, link_to(effect.evaluation, out)])
     if rows:
-        yield ui.Table(["figure, stage", "before → after", "questions", "in"], rows)
+        yield ui.Table(["figure, stage", "before → after", "of", "in"], rows)
         yield (
             "On held-out questions, each stage against what it started from; below, the change "
             "with its 95 % interval over questions, shares in points. A win rate is compared with "
@@ -146,7 +146,7 @@ def _stages(nodes: Sequence[Node], out: Path) -> Iterator[ui.Block]:
     for node in nodes:
         seconds = seconds_of(node)
         total += seconds or 0.0
-        tiles = PAGES[node.kind][1](node) if node.manifest and node.kind in PAGES else ()
+        tiles = tiles_of(node)
         figure = ui.TableCell(tiles[0][0], below=tiles[0][1]) if tiles else None
         shown = None if seconds is None else f"{seconds:,.1f}"
         name = ui.TableCell(link_to(node, out), below=node.kind.replace("_", " "))

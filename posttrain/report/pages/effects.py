@@ -8,7 +8,7 @@ made from.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from posttrain.report import section as ui
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 # no file of report loads numpy when it is imported: what measures is imported where it is called
 METRICS = "metrics.json"
+MOST_TILES = 6
 EVALUATION, JUDGES, WIN_RATE = "evaluation", "genrm_evaluation", "win_rate"
 # figure of an evaluation → its name; the first of a stage is what the stage is for
 _FIGURES = {
@@ -40,6 +41,7 @@ class Effect:
         stage: the folder of the checkpoint that came after.
         unit: "%" of a share, whose change is in points, or what is counted.
         evaluation: the artifact that measured it.
+        unscored: samples of either side that the backend, a grader or a judge failed on.
     """
 
     stage: str
@@ -52,6 +54,7 @@ class Effect:
     high: float
     questions: int
     evaluation: Node
+    unscored: int = 0
 
     @property
     def title(self) -> str:
@@ -73,10 +76,16 @@ class Effect:
         """As in `−11.0 (−12.1 … −9.9)`."""
         return interval(self.change, self.low, self.high)
 
+    @property
+    def extent(self) -> str:
+        """As in `650 questions, 3 samples unscored`."""
+        lost = f", {self.unscored:,} samples unscored" if self.unscored else ""
+        return f"{self.questions:,} questions{lost}"
+
     def tile(self) -> ui.Tile:
         """What a page opens with."""
         unit = " %" if self.unit == "%" else ""
-        about = f"{self.stage}: {self.interval}, {self.questions:,} questions"
+        about = f"{self.stage}: {self.interval}, {self.extent}"
         return f"{self.values}{unit}", self.figure, about
 
 
@@ -191,16 +200,20 @@ def _changes(
     sides = (by_setting(before), by_setting(after))
     for figure in wanted:
         found: dict[str, Difference] = {}
+        lost: dict[str, int] = {}
         for setting, ours in sides[0].items():
             change = figure_change(ours, sides[1].get(setting, []), figure)
             # a figure that is not what the stage is for is left out where nothing happened
             if change and (figure == wanted[0] or change.a or change.b):
                 found[setting] = change
+                both = [*ours, *sides[1][setting]]
+                lost[setting] = sum(record.failed or record.unscored for record in both)
         for setting, change in found.items():
             title = _FIGURES.get(figure, figure)
             title += f" ({setting})" if len(found) > 1 else ""
             scale, unit = (1, "tokens") if figure == "tokens" else (100, "%")
-            yield _effect(node, arms.folders[name], title, unit, change, scale)
+            effect = _effect(node, arms.folders[name], title, unit, change, scale)
+            yield replace(effect, unscored=lost[setting])
 
 
 def figures_of(stats: Mapping[str, Any]) -> Sequence[str]:
@@ -252,6 +265,56 @@ def _effect(
     )
 
 
+def evaluation_tiles(node: Node) -> list[ui.Tile]:
+    """What an evaluation's page opens with: the change of each figure, then control arms; of a
+    single checkpoint its figures."""
+    from posttrain.evaluation.run import read_run
+
+    arms = arms_of(node)
+    pairs = [(arms.before, name) for name in arms.after]
+    effects = list(evaluation_effects(node, arms, pairs))
+    # all arms of the first figure, then of the second
+    order = list(dict.fromkeys(effect.figure for effect in effects))
+    effects.sort(key=lambda effect: order.index(effect.figure))
+    records = read_run(node.path)[1]
+    alone = () if arms.after else (arms.before,)
+    figures = figures_of(arms.methods[next(iter(arms.after), arms.before)])
+    levels = [
+        tile for name in alone for tile in _levels(records[name], figures, arms.folders[name])
+    ]
+    controls = [
+        tile
+        for name in arms.controls
+        for tile in _levels(records[name], figures[:1], f"control arm {arms.folders[name]}")
+    ]
+    tiles = [effect.tile() for effect in effects] + levels
+    return tiles[: MOST_TILES - len(controls)] + controls
+
+
+def _levels(records: Sequence[Record], figures: Sequence[str], about: str) -> Iterator[ui.Tile]:
+    """Figures of one checkpoint alone, with their intervals."""
+    from posttrain.evaluation.intervals import rate
+    from posttrain.evaluation.metrics import values_of
+
+    settings = by_setting(records)
+    for figure in [figure for figure in figures if figure in _FIGURES]:
+        for setting, own in settings.items():
+            found = rate(values_of(own).get(figure, ()))
+            if found is not None:
+                title = _FIGURES[figure] + (f" ({setting})" if len(settings) > 1 else "")
+                yield level_tile(asdict(found), title, about)
+
+
+def level_tile(found: ui.Row, title: str, about: str) -> ui.Tile:
+    """A share with its interval."""
+    span = f"{100 * found['low']:.1f} … {100 * found['high']:.1f}"
+    return (
+        f"{100 * found['value']:.1f} %",
+        title,
+        f"{about}: ({span}), {found['questions']:,} questions",
+    )
+
+
 # -- judges and their comparisons ------------------------------------------------------------------
 
 
@@ -268,7 +331,7 @@ def judge_effects(node: Node, figure: str = "pairwise_accuracy") -> Iterator[Eff
     for name in (*arms.after, *arms.controls):
         change = changes.get((arms.before, name))
         control = name in arms.controls
-        if control:
+        if control:  # what came before the one before: the other way round
             change = change and _reversed(change)
         elif change is None and (backwards := changes.get((name, arms.before))):
             change = _reversed(backwards)
@@ -282,6 +345,25 @@ JUDGE_FIGURES = {
     "position_consistency": "position consistency",
     "format": "verdicts in their format",
 }
+
+
+def judge_tiles(node: Node) -> list[ui.Tile]:
+    """What an evaluation of judges opens with; of one judge its figures, control arms last."""
+    arms = arms_of(node)
+    # of several sources the row over all comes last
+    cells = {cell["checkpoint"]: cell for cell in read_json(node, METRICS)["cells"]}
+    tiles: list[ui.Tile] = []
+    for figure, title in JUDGE_FIGURES.items():
+        effects = list(judge_effects(node, figure))[: len(arms.after)]
+        tiles += [effect.tile() for effect in effects if arms.after]
+        if not arms.after and (found := cells[arms.before][figure]) is not None:
+            tiles.append(level_tile(found, title, arms.folders[arms.before]))
+    controls: list[ui.Tile] = []
+    for name in arms.controls:
+        figure, title = next(iter(JUDGE_FIGURES.items()))
+        if (found := cells[name][figure]) is not None:
+            controls.append(level_tile(found, title, f"control arm {arms.folders[name]}"))
+    return tiles[: MOST_TILES - len(controls)] + controls
 
 
 def _reversed(change: Difference) -> Difference:
@@ -318,3 +400,7 @@ def win_rate_effects(node: Node) -> Iterator[Effect]:
         questions=score["questions"],
         evaluation=node,
     )
+
+
+def win_rate_tiles(node: Node) -> list[ui.Tile]:
+    return [effect.tile() for effect in win_rate_effects(node)]

@@ -10,7 +10,7 @@ from posttrain.chat.detect import FoundCall, searched
 from posttrain.evaluation.run import record_from_row
 from posttrain.report import section as ui
 from posttrain.report.lineage import Node, listed_path, samples_to_read
-from posttrain.report.pages import agentic
+from posttrain.report.pages import agentic, effects
 from posttrain.rollouts import Step
 
 if TYPE_CHECKING:
@@ -22,7 +22,9 @@ _HEADLINE = {"accuracy": "correct", "hallucination": "undeclared calls", "trunca
 
 def sections(node: Node) -> ui.Sections:
     metrics = read_metrics(node)
-    yield from figures(metrics)
+    arms = effects.arms_of(node)
+    newest = next(iter(arms.after), arms.before)
+    yield from figures(metrics, effects.figures_of(arms.methods[newest])[0])
     # no file of the manifest: prices may change after a run
     path = node.path / COSTS
     spent = json.loads(path.read_text("utf-8")) if path.is_file() else []
@@ -34,35 +36,26 @@ def sections(node: Node) -> ui.Sections:
     yield samples_to_read(node, "Completions to read", _example, few=few, every=every)
 
 
-def figures(metrics: ui.Row) -> Iterator[ui.Section]:
-    """The sections that need no rows: those that an evaluation prints at its end too."""
-    yield from comparison(metrics["cells"], metrics["pairs"])
+def figures(metrics: ui.Row, first: str = "accuracy") -> Iterator[ui.Section]:
+    """The sections that need no rows: those that an evaluation prints at its end too; `first` is
+    the figure to begin with."""
+    yield from comparison(metrics["cells"], metrics["pairs"], first)
     if sensitive := [row for row in metrics.get("sensitivity", []) if row["templates"]]:
         yield prompt_sensitivity(sensitive)
 
 
-def comparison(cells: Sequence[ui.Row], pairs: Sequence[ui.Row]) -> Iterator[ui.Section]:
-    """Of checkpoints of one run, or of several that were brought together."""
-    yield before_and_after(cells, pairs)
+def comparison(
+    cells: Sequence[ui.Row], pairs: Sequence[ui.Row], first: str = "accuracy"
+) -> Iterator[ui.Section]:
+    """Of checkpoints of one run, or of several that were brought together; what is over all tasks
+    comes first."""
+    cells = sorted(cells, key=lambda cell: cell["task"] != "all")
+    pairs = sorted(pairs, key=lambda pair: pair["task"] != "all")
+    yield before_and_after(cells, pairs, first)
     yield every_figure(cells)
     yield lengths(cells)
     if pairs:
         yield differences(pairs)
-
-
-def tiles(node: Node) -> list[ui.Tile]:
-    """Of the last checkpoint, all tasks pooled."""
-    cells = read_metrics(node)["cells"]
-    last = cells[-1]["checkpoint"]
-    own = [cell for cell in cells if cell["checkpoint"] == last]
-    pooled = [cell for cell in own if cell["task"] == "all"] or own
-    found: list[ui.Tile] = []
-    for name, title in _HEADLINE.items():
-        for cell in [c for c in pooled if name in c["rates"]][:2]:
-            rate = cell["rates"][name]
-            where = f"{last}, {cell['setting']}, reasoning {cell['thinking']}"
-            found.append((f"{100 * rate['value']:.2f} %", title, f"{where}: {between(rate)}"))
-    return found
 
 
 def read_metrics(node: Node) -> ui.Row:
@@ -77,39 +70,103 @@ def between(rate: ui.Row) -> str:
 
 
 @ui.section("Before and after")
-def before_and_after(cells: Sequence[ui.Row], pairs: Sequence[ui.Row]) -> Iterator[ui.Block]:
+def before_and_after(
+    cells: Sequence[ui.Row], pairs: Sequence[ui.Row], first: str
+) -> Iterator[ui.Block]:
     names = list(dict.fromkeys(cell["checkpoint"] for cell in cells))
+    rates = sorted(_COMPARED, key=lambda rate: rate != first)
+    for rate in rates:
+        yield from pictures(cells, names, rate)
+    table = _pair_table if len(names) == 2 else _wide_table
+    yield table(cells, pairs, names, rates)
+    yield (
+        "Intervals are 95 %: of a share Wilson's, of a change in points over the questions that "
+        "both answered; p is McNemar's exact test with one sample a question, else a permutation "
+        "test. Undeclared calls: completions with a tool call where no tool is declared."
+    )
+
+
+def pictures(cells: Sequence[ui.Row], names: Sequence[str], rate: str) -> Iterator[ui.Block]:
+    """A chart a setting and mode: each task's share, checkpoint by checkpoint, all tasks on top."""
+    for setting, thinking in dict.fromkeys((c["setting"], c["thinking"]) for c in cells):
+        own = [c for c in cells if (c["setting"], c["thinking"]) == (setting, thinking)]
+        rows: list[ui.Interval] = []
+        for task in dict.fromkeys(cell["task"] for cell in own):
+            for cell in own:
+                found = cell["rates"].get(rate) if cell["task"] == task else None
+                if found is not None:
+                    bounds = (found["low"], found["value"], found["high"])
+                    style = _STYLES[names.index(cell["checkpoint"]) % len(_STYLES)]
+                    rows.append(ui.Interval(task, *bounds, style))
+        # a figure that is 0 of every task draws nothing
+        if any(row.share for row in rows):
+            keys = dict(zip(_STYLES, names, strict=False)) if len(names) > 1 else {}
+            title = f"{_COMPARED[rate].capitalize()}: {setting}, reasoning {thinking}."
+            yield ui.IntervalChart(rows, "completions, %, with 95 % intervals", title, keys)
+
+
+_COMPARED = {"accuracy": "correct", "hallucination": "undeclared calls"}
+_STYLES = "bade"  # the first checkpoint is muted
+
+
+def _pair_table(
+    cells: Sequence[ui.Row], pairs: Sequence[ui.Row], names: Sequence[str], rates: Sequence[str]
+) -> ui.Table:
+    """Two checkpoints: before → after in one cell, so that a telephone shows it."""
     rows: list[list[object]] = []
     for cell in [c for c in cells if c["checkpoint"] == names[0]]:
         where = place(cell)
-        row: list[object] = [*where]
-        for rate in ("accuracy", "hallucination"):
+        after = _find(cells, "checkpoint", names[1], where)
+        pair = _find(pairs, "b", names[1], where)
+        row: list[object] = [_where(cell)]
+        for rate in rates:
+            row.append(_before_after(cell, after, pair, rate))
+        rows.append([*row, cell["samples"]])
+    span = f"{names[0]} → {names[1]}"
+    titles = [f"{_COMPARED[rate]}, {span}" for rate in rates]
+    return ui.Table(["task", *titles, "samples"], rows)
+
+
+def _where(row: ui.Row) -> ui.TableCell:
+    return ui.TableCell(row["task"], below=f"{row['setting']}, reasoning {row['thinking']}")
+
+
+def _before_after(before: ui.Row, after: ui.Row, pair: ui.Row, name: str) -> ui.TableCell | None:
+    """Shares of two cells, their change, and what our side failed to score where there is any."""
+    rates = [cell["rates"].get(name) for cell in (before, after)]
+    lost = [_lost(cell) for cell in (before, after)]
+    if not any(rates) and (not any(lost) or name != "accuracy"):
+        return None
+    shown = ["–" if rate is None else f"{100 * rate['value']:.1f}" for rate in rates]
+    below: list[str] = []
+    if (change := pair["rates"].get(name)) is not None:
+        bounds = (100 * change[key] for key in ("difference", "low", "high"))
+        below += [effects.interval(*bounds), _p(change)]
+    if any(lost):
+        below.append(" → ".join(text or "0" for text in lost))
+    return ui.TableCell(f"{' → '.join(shown)} %", below=", ".join(below))
+
+
+def _wide_table(
+    cells: Sequence[ui.Row], pairs: Sequence[ui.Row], names: Sequence[str], rates: Sequence[str]
+) -> ui.Table:
+    """A column a checkpoint, with its change from the first one."""
+    rows: list[list[object]] = []
+    for cell in [c for c in cells if c["checkpoint"] == names[0]]:
+        where = place(cell)
+        row: list[object] = [_where(cell)]
+        for rate in rates:
             row.append(_rate_and_lost(cell, rate))
             for name in names[1:]:
                 row.append(_rate_and_lost(_find(cells, "checkpoint", name, where), rate))
                 row.append(_change(_find(pairs, "b", name, where), rate))
         rows.append([*row, cell["samples"]])
-    head = ["task", "setting", "reasoning"]
-    for title in ("correct", "undeclared calls"):
-        head.append(f"{title}, {names[0]}")
+    head = ["task"]
+    for rate in rates:
+        head.append(f"{_COMPARED[rate]}, {names[0]}")
         for name in names[1:]:
             head += [name, "change, p"]
-    head.append("samples")
-    yield ui.Table(head, rows)
-    yield (
-        "Below each share its 95 % Wilson interval. A change is in points, over the questions that "
-        "both answered; p is McNemar's exact test with one sample a question, else a permutation "
-        "test. Undeclared calls: completions with a tool call where no tool is declared."
-    )
-    intervals: list[ui.Interval] = []
-    for cell in cells:
-        if (rate := cell["rates"].get("hallucination")) is not None:
-            label, style = ", ".join([cell["checkpoint"], *place(cell)]), _style(cell, names)
-            low, value, high = (rate[name] for name in ("low", "value", "high"))
-            intervals.append(ui.Interval(label, low, value, high, style))
-    if intervals:
-        caption = "Where no tool is declared, with 95 % intervals."
-        yield ui.IntervalChart(intervals, "completions with an undeclared call", caption)
+    return ui.Table([*head, "samples"], rows)
 
 
 def _style(row: ui.Row, names: Sequence[str]) -> str:
@@ -143,8 +200,11 @@ def _change(pair: ui.Row, name: str) -> ui.TableCell | None:
     found = pair["rates"].get(name)
     if found is None:
         return None
-    p = f"p {found['p']:.3f}" if found["p"] >= 0.001 else f"p {found['p']:.0e}"
-    return ui.TableCell(ui.signed(100 * found["difference"], 2), below=p)
+    return ui.TableCell(ui.signed(100 * found["difference"], 2), below=_p(found))
+
+
+def _p(change: ui.Row) -> str:
+    return f"p {change['p']:.3f}" if change["p"] >= 0.001 else f"p {change['p']:.0e}"
 
 
 @ui.section("Every figure")
@@ -154,10 +214,10 @@ def every_figure(cells: Sequence[ui.Row]) -> Iterator[ui.Block]:
         rates = list(dict.fromkeys(rate for cell in own for rate in cell["rates"]))
         rates = [rate for rate in rates if rate not in ("accuracy", "hallucination")]
         rows = [
-            [*place(cell), *(_rate(cell, rate) for rate in rates), _passes(cell), _lost(cell)]
+            [_where(cell), *(_rate(cell, rate) for rate in rates), _passes(cell), _lost(cell)]
             for cell in own
         ]
-        head = ["task", "setting", "reasoning", *(rate.replace("_", " ") for rate in rates)]
+        head = ["task", *(rate.replace("_", " ") for rate in rates)]
         head += ["pass@k", "without a figure"]
         yield (ui.Styled(name, "bold"),)
         yield ui.Table(head, rows)
@@ -170,7 +230,7 @@ def _passes(cell: ui.Row) -> str | None:
 
 
 def _lost(cell: ui.Row) -> str | None:
-    found = [f"{name} {cell[name]:,}" for name in ("failed", "unscored") if cell[name]]
+    found = [f"{name} {cell[name]:,}" for name in ("failed", "unscored") if cell.get(name)]
     return ", ".join(found) or None
 
 

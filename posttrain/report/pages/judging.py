@@ -19,7 +19,11 @@ def data_sections(node: Node) -> ui.Sections:
 def data_tiles(node: Node) -> list[ui.Tile]:
     train, held_out = node.stats["train"], node.stats["held_out"]
     return [
-        (f"{train['prompts']:,}", "judging prompts", f"of {train['pairs']:,} pairs"),
+        (
+            f"{train['pairs']:,} → {train['prompts']:,}",
+            "pairs → judging prompts",
+            "each in both orders" if node.stats["swap"] else "each in one order",
+        ),
         (f"{held_out['pairs']:,}", "pairs held out", "each in both orders"),
     ]
 
@@ -83,25 +87,17 @@ def evaluation_figures(metrics: ui.Row) -> Iterator[ui.Section]:
     yield judges_compared(metrics["differences"])
 
 
-def evaluation_tiles(node: Node) -> list[ui.Tile]:
-    last = read_metrics(node)["cells"][-1]
-    names = ("pairwise_accuracy", "position_consistency", "format")
-    return [
-        (f"{100 * last[name]['value']:.1f} %", _RATES[name], last["checkpoint"])
-        for name in names
-        if last[name] is not None
-    ]
-
-
 @ui.section("Judges on held-out pairs")
 def judges(cells: Sequence[ui.Row], failed: ui.Row) -> Iterator[ui.Block]:
     rows = [
-        [cell["checkpoint"], cell["source"], cell["pairs"]]
+        [ui.TableCell(cell["checkpoint"], below=cell["source"])]
         + [ui.estimate(cell[name], scale=100) for name in _RATES]
         + [ui.estimate(cell[name], digits=2) for name in _MEANS]
+        + [cell["pairs"]]
         for cell in cells
     ]
-    head = ["judge", "source", "pairs", *_RATES.values(), *_MEANS.values()]
+    rates = [f"{name}, %" for name in _RATES.values()]
+    head = ["judge", *rates, *_MEANS.values(), "pairs"]
     lost = ui.counted(failed)
     yield ui.Table(head, rows)
     yield (
@@ -148,10 +144,10 @@ def _judgement(row: ui.Row, most: int) -> ui.Sample:
 # win rate
 
 _OUTCOME_RATES = {
+    "score": "won + tied / 2",
     "win": "won",
     "tie": "tied",
     "loss": "lost",
-    "score": "won + tied / 2",
     "disagree": "orders disagree",
 }
 _OUTCOMES = {1.0: "won", 0.5: "tied", 0.0: "lost", None: "unjudged"}
@@ -162,14 +158,6 @@ def win_rate_sections(node: Node) -> ui.Sections:
     yield samples_to_read(node, "Answers side by side", _duel, few="duels.jsonl", texts=3)
 
 
-def win_rate_tiles(node: Node) -> list[ui.Tile]:
-    row = read_metrics(node)["rows"][-1]
-    if row["score"] is None:
-        return []
-    score = ui.estimate(row["score"], scale=100) or ""
-    return [(score, "won + tied / 2, per cent", f"{row['duels']:,} pairs")]
-
-
 @ui.section("Win rate")
 def win_rate(rows: Sequence[ui.Row], stats: ui.Row) -> Iterator[ui.Block]:
     cells: list[list[object]] = []
@@ -178,9 +166,10 @@ def win_rate(rows: Sequence[ui.Row], stats: ui.Row) -> Iterator[ui.Block]:
         change = tokens and f"{tokens['a']:.1f} → {tokens['b']:.1f} ({_span(tokens)})"
         shares = [ui.estimate(row[name], scale=100) for name in _OUTCOME_RATES]
         counts = [row.get(name, 0) for name in ("duels", "same", "unanswered", "unjudged")]
-        cells.append([row["unit"], *counts, *shares, change])
-    head = ["", "pairs", "same answer", "one answer only", "unjudged"]
-    head += [*_OUTCOME_RATES.values(), "tokens"]
+        cells.append([row["unit"], *shares, change, *counts])
+    cells.sort(key=lambda row: row[0] != "all")
+    head = ["", *_OUTCOME_RATES.values(), "tokens"]
+    head += ["pairs", "same answer", "one answer only", "unjudged"]
     yield f"{stats['after']} against {stats['before']}."
     yield ui.Table(head, cells)
     yield (

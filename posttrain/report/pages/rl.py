@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from posttrain.report import section as ui
 from posttrain.report.curves import Curve, curves
 from posttrain.report.lineage import Node, side_rows
-from posttrain.report.pages import rlvr
+from posttrain.report.pages import effects, rlvr
 from posttrain.report.pages.rollouts import (
     ADDED,
     LENGTHS,
@@ -48,29 +48,49 @@ def sections(node: Node, stats: ui.Row, rows: Sequence[ui.Row]) -> ui.Sections:
     yield seconds(title, timing) if timing else ui.Section(title, missing=why)
 
 
-def tiles(stats: ui.Row) -> list[ui.Tile]:
-    """What the run is trained for, before and after."""
-    first, last = stats["first"], stats["last"]
-    note = f"mean of the last {stats['averaged']} batches"
+def tiles(stats: ui.Row, rows: Sequence[ui.Row]) -> list[ui.Tile]:
+    """What the run is trained for, as it measured itself: means of its first and last batches."""
+    logs = [{**row, TOKENS: sum(row.get(key, 0) for key in LENGTHS)} for row in rows]
+    logs = [row for row in logs if "rollouts" in row]
+    batches = stats["averaged"]
+    found: list[ui.Tile] = []
+    if "curriculum" in stats:
+        found.append(rlvr.learned_tile(stats["curriculum"]["prompts"], logs[-batches:]))
+    for key, name, share in _TILES:
+        first = [row[key] for row in logs[:batches] if key in row]
+        last = [row[key] for row in logs[-batches:] if key in row]
+        if first and last and (any(first) or any(last) or key == "reward"):
+            found.append(_changed(name, first, last, share=share))
+    return found
 
-    def tile(key: str, name: str, form: Callable[[float], str | None]) -> ui.Tile:
-        return form(last[key]) or "", name, f"was {form(first[key])}; {note}"
 
-    found = [tile(*one) for one in _TILES if one[0] in first and one[0] in last]
-    before, after = (sum(row.get(key, 0) for key in LENGTHS) for row in (first, last))
-    if before:
-        change = ui.signed(100 * (after / before - 1), 0, "%")
-        found.append((f"{after:,.0f}", "tokens a rollout", f"{change}; was {before:,.0f}"))
-    return [*found, tile("truncated", "of the rollouts truncated", ui.percent)]
-
-
+TOKENS = "tokens of a rollout"
+# RLHF's reward comes behind accuracy: its judge compares rollouts of one policy with each other
 _TILES = (
-    ("reward", "reward", "{:.3f}".format),
-    ("part/accuracy", "right on checkable prompts", ui.percent),
-    ("part/pass", "of the rollouts pass", ui.percent),
-    ("part/right_order", "pairs ordered right", ui.percent),
-    ("part/format", "verdicts in their format", ui.percent),
+    ("part/accuracy", "right on checkable prompts", True),
+    ("part/pass", "of the rollouts pass", True),
+    ("part/right_order", "pairs ordered right", True),
+    ("part/format", "verdicts in their format", True),
+    ("reward", "reward", False),
+    (TOKENS, TOKENS, False),
+    ("truncated", "of the rollouts truncated", True),
 )
+
+
+def _changed(name: str, first: Sequence[float], last: Sequence[float], *, share: bool) -> ui.Tile:
+    """Means of batches with Welch's interval of their change, in which a batch is one draw."""
+    scale, unit = (100, " %") if share else (1, "")
+    before, after = scale * statistics.fmean(first), scale * statistics.fmean(last)
+    digits = 1 if share or abs(after) >= 10 else 3
+    values = f"{before:.{digits}f} → {after:.{digits}f}{unit}".replace("-", "−")
+    if min(len(first), len(last)) < 2:
+        return values, name, f"{ui.signed(after - before, digits)}, of one batch each: no interval"
+    # imported here: a report needs no numpy
+    from posttrain.evaluation.intervals import welch
+
+    low, high = welch([scale * value for value in first], [scale * value for value in last])
+    about = effects.interval(after - before, low, high, digits)
+    return values, name, f"{about}, first and last {len(last)} batches"
 
 
 def _run(stats: ui.Row, names: Mapping[str, str]) -> Iterator[ui.Block]:

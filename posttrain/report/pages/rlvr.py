@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from posttrain.report import section as ui
 from posttrain.report.curves import Curve, curves
 from posttrain.report.lineage import Node
+from posttrain.report.pages import effects
 from posttrain.report.pages.rollouts import MEANS
 from posttrain.report.pages.samples import completions, prompts_by_source, settings
 
@@ -30,7 +31,7 @@ def profile_tiles(node: Node) -> list[ui.Tile]:
         for key in ("prompts", "kept", "passes", "scored", "rollouts")
     )
     return [
-        (f"{kept:,}", "prompts for training", f"of {prompts:,} profiled"),
+        (f"{prompts:,} → {kept:,}", "prompts profiled → for training", ""),
         (ui.ratio(passes, scored) or "–", "of the rollouts pass", f"{scored:,} scored"),
         (ui.ratio(rollouts - scored, rollouts, 2) or "–", "unscored", f"of {rollouts:,} rollouts"),
     ]
@@ -88,13 +89,43 @@ _MEANS = {
 }
 
 
+def learned_tile(prompts: Mapping[str, int], logs: Sequence[ui.Row]) -> ui.Tile:
+    """How often the prompts of some batches passed in the profile, and how often they do now:
+    shares of a batch would fall where the curriculum makes it harder."""
+    # imported here: a report needs no numpy
+    import numpy as np
+
+    from posttrain.evaluation.compare import mean_interval
+
+    sides: list[list[float]] = []
+    for key in ("drawn", "pass_rate"):
+        sides.append([_over_domains(prompts, row, key) for row in logs])
+    before, after = (100 * np.asarray(side) for side in sides)
+    about = f"{ui.signed(float((after - before).mean()), 1)}, of one batch: no interval"
+    if len(logs) > 1:
+        low, high = mean_interval(after - before)
+        change = effects.interval(float((after - before).mean()), low, high)
+        about = f"{change}, prompts of the last {len(logs)} batches"
+    name = "pass, in the profile → in training"
+    return f"{before.mean():.1f} → {after.mean():.1f} %", name, about
+
+
+def _over_domains(prompts: Mapping[str, int], row: ui.Row, key: str) -> float:
+    """The mean over the domains of a batch, by how many prompts the run has of each."""
+    shares = {name: row.get(f"domain/{name}/{key}") for name in prompts}
+    known = {name: share for name, share in shares.items() if share is not None}
+    total = sum(prompts[name] for name in known)
+    return sum(prompts[name] * share for name, share in known.items()) / max(total, 1)
+
+
 @ui.section("Curriculum")
 def curriculum(stats: ui.Row, logs: Sequence[ui.Row]) -> Iterator[ui.Block]:
     """Pass rate aimed at, drawn and realised by domain and step."""
     reasons = ui.counted({name.replace("_", " "): n for name, n in stats["reasons"].items()})
     yield (
         f"{stats['different']:,} different prompts; why they were drawn: {reasons}. Drawn is their "
-        "pass rate in the profile, realised that of this run's rollouts."
+        "pass rate in the profile, realised that of this run's rollouts. Prompts are chosen by the "
+        "former, so a part of a rise may be that it was low by chance."
     )
     dropped, refills, empty = (
         sum(row.get(f"count/{name}", 0) for row in logs)

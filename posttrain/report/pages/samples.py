@@ -25,7 +25,11 @@ def tiles(node: Node) -> list[ui.Tile]:
     )
     cut = sum(f["finish"][finish] for f in found for finish in TRUNCATED)
     return [
-        (f"{samples:,}", "samples", f"of {prompts:,} prompts"),
+        (
+            f"{prompts:,} → {samples:,}",
+            "prompts → samples",
+            f"{samples / max(1, prompts):.1f} each",
+        ),
         (f"{tokens / 1e6:,.2f} M", "tokens sampled", "tool results not counted"),
         (ui.ratio(cut, samples) or "–", "truncated", f"a limit ended {cut:,} of {samples:,}"),
     ]
@@ -149,7 +153,8 @@ def pair_tiles(node: Node) -> list[ui.Tile]:
     sums = sum(map(Counter, stats["samples"].values()), Counter[str]())
     cut, of = sums["truncated"], sums["completions"]
     share = ui.ratio(cut, of)
-    pairs = (f"{total:,}", "preference pairs", ui.counted(parts))
+    came = f"{node.artifact.counts.rows_in:,}"
+    pairs = (f"{came} → {total:,}", "completions and rows → pairs", ui.counted(parts))
     return [pairs, *([(share, "of the samples truncated", f"{cut:,} of {of:,}")] if share else [])]
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from posttrain.report import section as ui
-from posttrain.report.lineage import Node, samples_to_read
+from posttrain.report.lineage import Node, kept_tile, samples_to_read
 from posttrain.report.pages import supervision
 
 _UNITS = ("rows", "tokens", "trained")
@@ -21,8 +21,8 @@ def sections(node: Node) -> ui.Sections:
 
 
 def tiles(node: Node) -> list[ui.Tile]:
-    counts, stats = node.artifact.counts, node.stats
-    found: list[ui.Tile] = [(f"{counts.kept:,}", "rows kept", f"of {counts.rows_in:,}")]
+    stats = node.stats
+    found: list[ui.Tile] = [kept_tile(node, "rows")]
     if "splits" in stats:
         train = stats["splits"]["train"]
         share = ui.ratio(train["trained"], train["tokens"], 0) or "–"

@@ -7,7 +7,7 @@ from typing import Any
 
 from posttrain.audit.limits import FIGURES, share
 from posttrain.report import section as ui
-from posttrain.report.lineage import Node, samples_to_read
+from posttrain.report.lineage import Node, kept_tile, samples_to_read
 
 ROWS = "supervision.jsonl"
 SHOWN_CHARACTERS = 6000
@@ -26,6 +26,7 @@ def audit_tiles(node: Node) -> list[ui.Tile]:
     sequences, tokens, trained = (sum(own[name] for own in sources.values()) for name in names)
     crossed = len(node.stats["violations"])
     return [
+        kept_tile(node, "rows audited"),
         (f"{sequences:,}", "sequences", f"of {len(sources)} sources"),
         (ui.ratio(trained, tokens) or "–", "of tokens trained", ""),
         (f"{crossed}", "limits crossed", "" if crossed else "all are kept"),

@@ -51,25 +51,48 @@ def so_far(rows: Sequence[ui.Row]) -> Iterator[ui.Section]:
 
 
 def tiles(node: Node) -> list[ui.Tile]:
+    """What the stage is for, before and after: by what the run itself measured."""
     stats = node.stats
+    rows = listed_rows(node, "log.jsonl") or []
     if "num_generations" in stats:
-        return rl.tiles(stats)
+        return rl.tiles(stats, rows)
     if stats.get("method") == "dpo":
-        last = stats["last"]
-        margin = f"last logged step; margin {last['margin']:+.3f}"
-        change = f"rejected {last['rejected_change']:+.2f}; {stats['steps']} steps"
-        return [
-            (f"{last['accuracy']:.1%}", "pairs ranked right", margin),
-            (f"{last['chosen_change']:+.2f}", "change of the chosen, nats", change),
-        ]
+        return _pair_tiles(stats)
     if "train_loss" not in stats:  # a merged checkpoint
         return []
     share = ui.ratio(stats["trained"], stats["tokens"], 0)
-    read = f"{stats['tokens'] / 1e6:,.2f} M"
-    loss = "–" if stats["train_loss"] is None else f"{stats['train_loss']:.3f}"
+    size = f"{stats['tokens'] / 1e6:,.2f} M"
+    losses = (("eval_loss", "held-out loss"), ("loss", "training loss"))
     return [
-        (loss, "last training loss", "nats per trained token"),
-        (read, "tokens read", f"{stats['steps']:,} steps, {share} trained"),
+        *(tile for key, name in losses for tile in _loss_tile(rows, key, name)),
+        (size, "tokens read", f"{stats['steps']:,} steps, {share} trained"),
+    ]
+
+
+def _loss_tile(rows: Sequence[ui.Row], key: str, name: str) -> Iterator[ui.Tile]:
+    steps, losses = points(rows, key)
+    if len(losses) == 1:
+        yield f"{losses[0]:.3f}", name, f"nats a trained token, step {steps[0]:,.0f}"
+    elif losses:
+        span = f"nats a trained token, steps {steps[0]:,.0f} and {steps[-1]:,.0f}"
+        yield f"{losses[0]:.3f} → {losses[-1]:.3f}", name, span
+
+
+def _pair_tiles(stats: ui.Row) -> list[ui.Tile]:
+    """How many pairs of the last logged step are ranked right; before training every margin is 0,
+    which is half right."""
+    # imported here: a report needs no numpy
+    from posttrain.evaluation.intervals import wilson
+
+    last = stats["last"]
+    low, high = wilson(last["accuracy"], stats["global_batch"])
+    span = f"({100 * low:.1f} … {100 * high:.1f}), {stats['global_batch']:,} pairs of the last step"
+    loss = f"{stats['first_preference_loss']:.3f} → {last['preference_loss']:.3f}"
+    change = f"of the rejected {last['rejected_change']:+.2f}; {stats['steps']} steps"
+    return [
+        (f"50.0 → {100 * last['accuracy']:.1f} %", "pairs ranked right", span),
+        (loss, "preference loss", f"nats; margin {last['margin']:+.3f}"),
+        (f"0 → {ui.signed(last['chosen_change'], 2)}", "nats, chosen completions", change),
     ]
 
 
@@ -77,7 +100,7 @@ def tiles(node: Node) -> list[ui.Tile]:
 
 _LOSSES = {"training loss": "loss", "held-out loss": "eval_loss"}
 _SFT_CURVES = (
-    Curve("Loss per trained token, in nats.", "loss", _LOSSES),
+    Curve("Loss per trained token.", "nats", _LOSSES),
     Curve("Learning rate at each logged step.", "learning rate", "learning_rate"),
     Curve("Gradient norm at each logged step.", "gradient norm", "grad_norm"),
 )
