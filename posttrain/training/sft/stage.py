@@ -31,6 +31,7 @@ from posttrain.training.plan import Line, ModelSize, batch_line, checkpoint_byte
 from posttrain.training.sft.data import (
     COLUMNS,
     check_data,
+    first_tokens,
     index_sums,
     load_split,
     sampled_rows,
@@ -158,7 +159,7 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
     def plan(
         self, prepared: PreparedRun[PackedSFTTrainer], size: ModelSize, *, measure: bool
     ) -> tuple[list[Line], int]:
-        """Packs, tokens, steps; two micro-batches are timed."""
+        """Packs, tokens, steps; slices of a micro-batch are timed."""
         trainer, launched = prepared.trainer, prepared.launched
         args, batch = trainer.args, trainer.global_batch
         sizes = [split_size(Path(self.recipe.data), split) for split in ("train", "eval")]
@@ -181,15 +182,20 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
         ]
         if measure:
             data = trainer.train_dataset.select_columns(list(COLUMNS))
-            time = time_line(
+            micro_batch = [data[row % packs] for row in range(args.per_device_train_batch_size)]
+            lines += time_line(
                 trainer,
-                [data[row % packs] for row in range(args.per_device_train_batch_size)],
+                lambda tokens: trainer.data_collator(first_tokens(micro_batch, tokens)),
                 lambda batch: trainer.model(**batch, use_cache=False, fused_lm_head=True).loss,
-                parameters=size.parameters,
-                tokens=steps * batch * row_tokens,
+                tokens=sum(len(pack["input_ids"]) for pack in micro_batch),
                 micros=steps * args.gradient_accumulation_steps,
+                shrink=(
+                    "trainer.max_steps",
+                    "trainer.gradient_accumulation_steps",
+                    "mixture.total and packing.max_length of build_sft",
+                    "the model (model.path)",
+                ),
             )
-            lines.append(time)
         return lines, disk
 
     def outcome(self, prepared: PreparedRun[PackedSFTTrainer], base: str | None) -> RunOutcome:
