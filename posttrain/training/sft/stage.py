@@ -18,6 +18,7 @@ from posttrain.models.load import embedding_rows
 from posttrain.models.room import positions
 from posttrain.tokens.tokenizer import SpecialTokens
 from posttrain.training.arguments import make_arguments
+from posttrain.training.cpu_attention import use_cpu_varlen
 from posttrain.training.document_masking import (
     check_probe,
     choose_document_masking,
@@ -94,9 +95,12 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
     ) -> PackedSFTTrainer:
         """The trainer with the collator of the document masking."""
         recipe, args, (train, held_out) = self.recipe, parts["args"], data
+        if args.device.type == "cpu" and recipe.document_masking in ("auto", "varlen"):
+            use_cpu_varlen(parts["model"])
         masking = choose_document_masking(recipe.document_masking, parts["model"])
-        # TRL insists on making its own collator when padding-free
-        args.padding_free = masking == "varlen"
+        # TRL insists on making its own collator when padding-free, and on a CPU it would advise
+        # against one pack a micro-batch
+        args.padding_free = masking == "varlen" and args.device.type != "cpu"
         trainer = PackedSFTTrainer(
             **parts,
             data_collator=None if args.padding_free else make_collator(masking, special.pad_id),

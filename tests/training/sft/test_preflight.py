@@ -117,7 +117,7 @@ def test_preflight_says_what_it_measured(recipe: MakeRecipe):
     made = recipe()
     lines = dict(SftStage(made).prepare().preflight.lines)
     assert "trained in 100.0%" in lines["end token"]
-    assert "block_diagonal" in lines["document_masking"]
+    assert lines["document_masking"].startswith("varlen: a micro-batch is one row, varlen kernels")
     assert "packed vs alone" in lines["probe"]
     assert lines["stops"] == f"generation stops at [{END}], pads with {PAD}"
 
