@@ -28,7 +28,8 @@ from posttrain.config.sft import ModelConfig
 from posttrain.errors import ConfigError
 from posttrain.tokens.tokenizer import SpecialTokens
 
-VARLEN_ATTENTION = ("flash_attention_2", "flash_attention_3", "flash_attention_4")
+CPU_VARLEN = "posttrain_cpu_varlen"
+VARLEN_ATTENTION = ("flash_attention_2", "flash_attention_3", "flash_attention_4", CPU_VARLEN)
 
 
 def load_model(

@@ -34,9 +34,12 @@ from posttrain.training.activations import (
 from posttrain.training.launch import Launched
 
 GIB = 1 << 30
-# above this a forward pass is no longer "a few seconds" on the machine that only plans
-MEASURED_UP_TO = 300_000_000
-ASSUMED_UTILISATION = 0.4
+# a dry run takes less than a minute, loading the model included: no slice is begun that would
+# probably end later than this
+MEASURING_SECONDS = 20.0
+# tokens; enough to find the processor's caches as full as in a long pass
+FIRST_SLICE = 128
+LONG_ON_A_CPU = 3600.0
 
 Line = tuple[str, str]
 
@@ -121,62 +124,125 @@ def batch_line(trainer: Any, launched: Launched, *, name: str, row_tokens: float
     )
 
 
+@dataclass(frozen=True, slots=True)
+class TimedSlice:
+    """A timed forward and backward pass.
+
+    Attributes:
+        seconds: of a whole micro-batch.
+        positions: of the largest slice that was timed; `whole`: of the micro-batch.
+    """
+
+    seconds: float
+    positions: int
+    whole: int
+
+    @property
+    def text(self) -> str:
+        """What was measured, and what was scaled up."""
+        each = f"{self.seconds:.2f} s a micro-batch of {self.whole:,} positions"
+        if self.positions >= self.whole:
+            return f"{each}, measured on this device"
+        return f"{each}, scaled up from {self.positions:,} measured on this device"
+
+
 def time_line(
     trainer: Any,
-    rows: Sequence[Any],
+    batch_of: Callable[[int], Any],
     loss: Callable[[Any], torch.Tensor],
     *,
-    parameters: int,
-    tokens: float,
+    tokens: int,
     micros: int,
-) -> Line:
-    """An estimate of the run's seconds, and where it comes from.
+    shrink: Sequence[str],
+) -> list[Line]:
+    """An estimate of the run's seconds and where it comes from; on a CPU also what to shrink.
 
     Args:
-        rows: of data, a micro-batch of them; timed on models that are small enough.
-        tokens: forward and backward, on all processes.
+        batch_of: the collated micro-batch, cut to about this number of tokens.
+        tokens: of the whole micro-batch.
         micros: micro-batches on each process.
+        shrink: keys of recipes that make the run shorter, the best first.
     """
-    args = trainer.args
-    if parameters <= MEASURED_UP_TO:
-        batch = trainer._prepare_inputs(trainer.data_collator(rows))
-        each = _time_passes(trainer, lambda: loss(batch))
-        seconds = each * micros
-        source = f"{each * 1000:.0f} ms a micro-batch, measured on this device"
-    else:
-        rate = _matmul_flops(args.device) * ASSUMED_UTILISATION
-        seconds = 6 * parameters * tokens / rate / args.world_size
-        source = (
-            f"6 × parameters × tokens at {rate / 1e12:.1f} TFLOP/s a device "
-            f"({ASSUMED_UTILISATION:.0%} of its measured matrix product; all experts counted)"
-        )
-    return "time", f"about {seconds:,.0f} s: {source}; evaluation and saving not counted"
+    timed = time_slices(trainer, batch_of, loss, tokens=tokens)
+    seconds = timed.seconds * micros
+    text = f"about {duration(seconds)}: {timed.text}; evaluation and saving not counted"
+    return [("time", text), *shorter_lines(trainer.args.device, seconds, shrink)]
 
 
-def _time_passes(trainer: Any, loss: Callable[[], torch.Tensor]) -> float:
-    """Seconds of one forward and backward pass; leaves no gradient behind."""
-    model, device = trainer.model, trainer.args.device
-    model.to(device).train()
-    seconds: list[float] = []
-    for _ in range(3):
+def duration(seconds: float) -> str:
+    """Seconds below two minutes, then minutes, then hours."""
+    if seconds < 120:
+        return f"{seconds:,.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:,.0f} minutes"
+    return f"{seconds / 3600:,.1f} hours"
+
+
+def shorter_lines(device: torch.device, seconds: float, shrink: Sequence[str]) -> list[Line]:
+    """What to shrink where a run takes hours on a CPU."""
+    if device.type != "cpu" or seconds < LONG_ON_A_CPU:
+        return []
+    return [("shorter", f"{duration(seconds)} on a CPU. Shrink {', or '.join(shrink)}")]
+
+
+def time_slices(
+    trainer: Any,
+    batch_of: Callable[[int], Any],
+    loss: Callable[[Any], torch.Tensor],
+    *,
+    tokens: int,
+) -> TimedSlice:
+    """Time passes over ever longer slices of a micro-batch, up to all of it or to the bound in
+    seconds, with the run's checkpointing, precision and kernels. Leaves no gradient behind."""
+    model = trainer.model
+    model.to(trainer.args.device).train()
+    whole = batch_of(tokens)["input_ids"].numel()
+    # the first pass after a start is slower than all that follow
+    length = min(FIRST_SLICE, tokens)
+    spent = _time_pass(trainer, batch_of(length), loss)
+    timed: list[tuple[int, float]] = []
+    while True:
+        batch = batch_of(length)
+        seconds = _time_pass(trainer, batch, loss)
+        spent += seconds
+        timed.append((batch["input_ids"].numel(), seconds))
+        # the next slice is twice as long; attention makes it take a little more than twice
+        if length >= tokens or spent + 3 * seconds > MEASURING_SECONDS:
+            break
+        length = min(2 * length, tokens)
+    # kept until now: to allocate them anew would cost each short pass as much as it computes
+    model.zero_grad(set_to_none=True)
+    positions, _ = timed[-1]
+    return TimedSlice(scale_up(timed, whole), positions, whole)
+
+
+def scale_up(timed: Sequence[tuple[int, float]], whole: int) -> float:
+    """Seconds of `whole` positions, from (positions, seconds) of ever longer slices.
+
+    A pass costs something whatever its length, such as writing all gradients: what it costs a
+    position is read off the last two slices. A disturbed measurement may not make that less than
+    half of the last slice's mean, or more than it.
+    """
+    positions, seconds = timed[-1]
+    mean = seconds / positions
+    each = mean
+    if len(timed) > 1 and positions > timed[-2][0]:
+        slope = (seconds - timed[-2][1]) / (positions - timed[-2][0])
+        each = min(max(slope, mean / 2), mean)
+    return seconds + (whole - positions) * each
+
+
+def _time_pass(trainer: Any, batch: Any, loss: Callable[[Any], torch.Tensor]) -> float:
+    """Seconds of one forward and backward pass as in training; adds to the gradients."""
+    inputs = trainer._prepare_inputs(batch)
+    with trainer.recomputing_activations():
         started = time.perf_counter()
         with trainer.compute_loss_context_manager():
-            value = loss()
+            value = loss(inputs)
         value.backward()
-        if device.type == "cuda":
+        if trainer.args.device.type == "cuda":
             torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - started)
-        model.zero_grad(set_to_none=True)
-    return min(seconds[1:])
-
-
-def _matmul_flops(device: torch.device, side: int = 2048) -> float:
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    a = torch.randn(side, side, device=device, dtype=dtype)
-    (a @ a).sum().item()
-    started = time.perf_counter()
-    (a @ a).sum().item()
-    return 2 * side**3 / (time.perf_counter() - started)
+        return time.perf_counter() - started
 
 
 def check_stops(model: PreTrainedModel, special: SpecialTokens) -> str:
@@ -209,6 +275,7 @@ class MemoryPlan:
         optimizer: moments, and float32 copies of weights that are held in less.
         rollouts: cache and gathered weights while completions are sampled, or the share of a vLLM
             that sleeps while it trains; `vllm`: the share of one that does not.
+        process: on a CPU the interpreter and its libraries, which share the memory.
     """
 
     weights: int
@@ -216,11 +283,13 @@ class MemoryPlan:
     step: StepMemory
     rollouts: int = 0
     vllm: int = 0
+    process: int = 0
 
     @property
     def peak(self) -> int:
         """At the worst moment: completions are sampled before there are gradients."""
-        return self.weights + self.optimizer + self.vllm + max(self.step.total, self.rollouts)
+        always = self.process + self.weights + self.optimizer + self.vllm
+        return always + max(self.step.total, self.rollouts)
 
     @property
     def parts(self) -> dict[str, int]:
@@ -230,6 +299,7 @@ class MemoryPlan:
             **asdict(self.step),
             "rollouts": self.rollouts,
             "vllm": self.vllm,
+            "process": self.process,
         }
 
 
@@ -297,7 +367,20 @@ def plan_memory(
         step=measure_step(base.config, shape, adapter, launched),
         rollouts=sampling,
         vllm=vllm,
+        process=process_bytes(trainer) if cpu else 0,
     )
+
+
+def process_bytes(trainer: Any) -> int:
+    """Bytes that this process holds by now besides the weights of its models."""
+    models = [trainer.model, getattr(trainer, "ref_model", None)]
+    held = sum(
+        tensor.nbytes
+        for model in models
+        if model is not None
+        for tensor in (*model.parameters(), *model.buffers())
+    )
+    return max(psutil.Process().memory_info().rss - held, 0)
 
 
 def whole_bytes(size: ModelSize, launched: Launched) -> int:
@@ -319,7 +402,7 @@ def device_room(device: torch.device, plan: MemoryPlan) -> int:
     if device.type == "cuda":
         return device_bytes(device)
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return psutil.virtual_memory().available // processes + plan.weights
+    return psutil.virtual_memory().available // processes + plan.weights + plan.process
 
 
 def memory_line(plan: MemoryPlan, room: int) -> tuple[str, str]:

@@ -304,11 +304,13 @@ class TrainingStage(ABC, Generic[Recipe, T]):
     def show_plan(self, prepared: PreparedRun[T], *, measure: bool) -> None:
         """Print the plan on the main process; stop if the disk is too small."""
         trainer, size = prepared.trainer, model_size(prepared.trainer.model)
+        # refuses what does not fit before a slice of it is timed
+        memory = memory_line(prepared.memory, device_room(trainer.args.device, prepared.memory))
         lines, disk = self.plan(prepared, size, measure=measure and not trainer.sharded)
         before = [
             ("model", f"{size.parameters:,} parameters, {size.trainable:,} trained"),
             ("launch", prepared.launched.text),
-            memory_line(prepared.memory, device_room(trainer.args.device, prepared.memory)),
+            memory,
             ("disk", f"{disk / GIB:.2f} GiB at most, resume checkpoints included"),
         ]
         trainer.show([*before, *lines, *prepared.preflight.lines])

@@ -149,6 +149,24 @@ class Resumable(Trainer):
         self.on_placed()
         return placed
 
+    @contextlib.contextmanager
+    def recomputing_activations(self) -> Iterator[None]:
+        """Checkpoint activations in the block as the run will: transformers switches that on in
+        `train()` only, and a pass before it needs several times the memory."""
+        if not self.args.activation_checkpointing:
+            yield
+            return
+        checkpointing = dict(self.args.activation_checkpointing_kwargs or {})
+        self.model.activation_checkpointing_enable(
+            every_n_layers=checkpointing.pop("every_n_layers", 1),
+            offload=checkpointing.pop("offload", False),
+            activation_checkpointing_kwargs=checkpointing or None,
+        )
+        try:
+            yield
+        finally:
+            self.model.activation_checkpointing_disable()
+
     def checked_scale(self, loss: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
         """The loss; the first backward passes check the factor that the trainer gives it."""
         # fp16 has a factor of its own, which moves

@@ -224,7 +224,10 @@ def test_the_share_of_a_vllm_on_the_same_device_is_left_to_it(
     for sleep, peak in ((True, 8), (False, 11)):
         engine = ColocatedVllm(engine="vllm_colocate", gpu_memory=0.5, sleep=sleep)
         plan = plan_memory(trainer, ALONE, batch, adapter=None, rollouts=engine)
-        assert replace(plan, weights=2 * GIB, optimizer=GIB, step=step).peak == peak * GIB
+        assert plan.process > 0  # on a CPU
+        parts = {"weights": 2 * GIB, "optimizer": GIB, "step": step}
+        assert replace(plan, **parts, process=0).peak == peak * GIB
+        assert replace(plan, **parts, process=GIB).peak == (peak + 1) * GIB
         assert ("vllm 5.00" in memory_line(plan, 10 * GIB)[1]) is not sleep
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from posttrain.training import activations, plan
 from posttrain.training.activations import RolloutShape
+from posttrain.training.dpo.data import shorter_pairs
 from posttrain.training.dpo.stage import DpoStage
 from posttrain.training.rl import plan as rl_plan
 from posttrain.training.rl.stage import GroupStage
@@ -38,8 +39,9 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             return whole(config, shape, *rest)
 
         monkeypatch.setattr(plan, name, spy)
-    monkeypatch.setattr(plan, "_time_passes", lambda *_: 2.0)
-    monkeypatch.setattr(rl_plan, "_seconds_a_rollout", lambda _: 0.5)
+    monkeypatch.setattr(plan, "_time_pass", lambda *_: 2.0)
+    timed = rl_plan.TimedRollouts(0.5, "from a few rollouts")
+    monkeypatch.setattr(rl_plan, "time_rollouts", lambda _: timed)
     return found
 
 
@@ -62,7 +64,7 @@ def test_sft_plans_its_packs_and_epochs(recipe: MakeRecipe, data: Path, measured
     assert lines["held out"].startswith("6 packs, 20 sequences, 281 tokens")
     assert lines["batch"].startswith("8 packs = 4 × 2 accumulated × 1 process(es), about 374 tok")
     assert lines["steps"] == "5 an epoch, 10 in all"
-    assert lines["time"].startswith("about 40 s: 2000 ms a micro-batch")
+    assert lines["time"].startswith("about 40 s: 2.00 s a micro-batch")
     assert disk == 4 * CHECKPOINT + 2 * WEIGHTS
     packs: Any = load_split(data, "train", pad_id=PAD)
     worst = sorted(packs["seq_lengths"][:-1], key=lambda row: -len(row) * max(row))[:4]
@@ -81,7 +83,7 @@ def test_dpo_plans_its_longest_pairs(policy: Path, tmp_path: Path, measured: dic
     assert lines["batch"].startswith("8 pairs = 4 × 2 accumulated")
     assert "24 pairs to compute" in lines["reference"]
     # four steps of two micro-batches, and a forward pass over 24 pairs
-    assert lines["time"].startswith("about 20 s: 2000 ms")
+    assert lines["time"].startswith("about 20 s: 2.00 s")
     assert disk == 2 * CHECKPOINT + WEIGHTS + 24 * len(pairs)
     longest = max(
         len(pair.prompt_ids) + len(side.ids)
@@ -113,3 +115,40 @@ def test_group_training_plans_rollouts_and_a_reference(
     # 2 layers × keys and values × 2 heads × 8 numbers of 4 bytes
     assert needed.rollouts == 10 * 16 * 2 * 2 * 2 * 8 * 4
     assert needed.weights == 2 * WEIGHTS
+
+
+def test_a_dry_run_of_group_training_samples_a_slice_and_says_what_it_scaled(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(rl_plan, "FIRST_ROLLOUT", 2)
+    recipe = rl_recipe(policy, tmp_path / "out", {"gradient_checkpointing": True})
+    trainer = GroupStage(recipe, prompts=make_prompts(18), reward=Scripted()).prepare().trainer
+    whole = rl_plan.time_rollouts(trainer)
+    assert whole.seconds > 0
+    assert "cut at" not in whole.text  # 8 tokens are reached well within the bound
+    monkeypatch.setattr(rl_plan, "MEASURING_SECONDS", 0.0)
+    cut = rl_plan.time_rollouts(trainer)
+    assert cut.text.endswith("they were cut at 2 tokens and scaled up to 8, the most")
+    assert all(weight.grad is None for weight in trainer.model.parameters())
+
+
+@pytest.mark.parametrize("layout", ["unpacked", "shared_prompt"])
+def test_pairs_are_cut_in_proportion_and_can_still_be_trained_on(
+    policy: Path, tmp_path: Path, layout: str
+):
+    pairs = make_pairs(8, longest=60)
+    data = write_pairs(tmp_path / "pairs", pairs)
+    recipe = dpo_recipe(data, policy, tmp_path / "out", {"max_steps": 1}, layout=layout)
+    trainer = DpoStage(recipe).prepare().trainer
+    rows = [trainer.pairs.data[row] for row in range(8)]
+    tokens = int(trainer.pairs.lengths.sum())
+    assert shorter_pairs(rows, tokens) == rows
+    half = shorter_pairs(rows, tokens // 2)
+    kept = sum(2 * len(row["prompt_ids"]) for row in half)
+    kept += sum(len(row[f"{side}_ids"]) for row in half for side in ("chosen", "rejected"))
+    assert 0.5 <= kept / tokens < 0.6
+    batch = trainer.data_collator(shorter_pairs(rows, 1))
+    seconds = plan._time_pass(
+        trainer, batch, lambda each: trainer.score(trainer.model, each).chosen.sum()
+    )
+    assert seconds > 0

@@ -12,6 +12,7 @@ model sampled), `segment` (2 × pair + side of each position, -1 for padding), `
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -295,6 +296,19 @@ def _pair_mask(number: torch.Tensor, segment: torch.Tensor) -> torch.Tensor:
     query, key = segment[:, :, None], segment[:, None, :]
     same_pair = number[:, :, None] == number[:, None, :]
     return (earlier & same_pair & ((key == query) | (key == -1)))[:, None]
+
+
+def shorter_pairs(pairs: Sequence[dict[str, Any]], tokens: int) -> list[dict[str, Any]]:
+    """The same pairs with prompts and completions cut in proportion, about `tokens` tokens in all,
+    the prompt counted in both sequences; every list keeps one token at least."""
+    whole = sum(2 * len(pair["prompt_ids"]) for pair in pairs)
+    whole += sum(len(pair[f"{side}_ids"]) for pair in pairs for side in SIDES)
+    share = min(1.0, tokens / whole)
+    cut: list[dict[str, Any]] = []
+    for pair in pairs:
+        lists = {name: pair[name][: math.ceil(share * len(pair[name]))] for name in LISTS}
+        cut.append({**pair, **lists})
+    return cut
 
 
 def probe_layout(

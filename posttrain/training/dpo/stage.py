@@ -26,6 +26,7 @@ from posttrain.training.dpo.data import (
     load_pairs,
     make_pair_collator,
     probe_layout,
+    shorter_pairs,
 )
 from posttrain.training.dpo.loss import describe_loss, sft_outweighs
 from posttrain.training.dpo.reference import (
@@ -239,17 +240,24 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
                 return (scored.chosen - scored.rejected).mean()
 
             # pairs of the first step's middle length
-            micro, step = args.per_device_train_batch_size, list(trainer._get_train_sampler())
+            micro = args.per_device_train_batch_size
+            step = list(trainer._get_train_sampler())[: trainer.global_batch]
             start = max(0, (trainer.global_batch - micro) // 2)
-            time = time_line(
+            rows = step[start : start + micro]
+            micro_batch = [pairs.data[row] for row in rows]
+            lines += time_line(
                 trainer,
-                [pairs.data[row] for row in step[: trainer.global_batch][start : start + micro]],
+                lambda tokens: trainer.data_collator(shorter_pairs(micro_batch, tokens)),
                 margin,
-                parameters=size.parameters,
-                tokens=tokens / len(pairs) * passes,
+                tokens=int(pairs.lengths[rows].sum()),
                 micros=round(passes / (micro * args.world_size)),
+                shrink=(
+                    "trainer.max_steps",
+                    "batch",
+                    "max_length of build_dpo",
+                    "the model (model.path)",
+                ),
             )
-            lines.append(time)
         return lines, disk
 
     def outcome(self, prepared: PreparedRun[PairTrainer], base: str | None) -> RunOutcome:

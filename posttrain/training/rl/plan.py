@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 import torch
@@ -15,13 +17,22 @@ from posttrain.config.backend import Server
 from posttrain.config.grpo import GrpoLossConfig, InProcessRollouts, LoraServer, RolloutEngine
 from posttrain.errors import ConfigError
 from posttrain.group_rewards import GroupRewards
-from posttrain.training.plan import GIB, MEASURED_UP_TO, Line, ModelSize, checkpoint_bytes
+from posttrain.training.plan import (
+    GIB,
+    MEASURING_SECONDS,
+    Line,
+    ModelSize,
+    checkpoint_bytes,
+    duration,
+    shorter_lines,
+    time_slices,
+)
 from posttrain.training.rl.batch import collate, trained_rows, with_advantages
 from posttrain.training.rl.trainer import GroupTrainer
 from posttrain.training.stage import PreparedRun
 
-# rollouts that are sampled to see how long they take
-MEASURED = 32
+# tokens at which the first rollouts are cut that are sampled to see how long they take
+FIRST_ROLLOUT = 16
 # of JSON for each token of a rollout, judgements not counted
 TOKEN_BYTES = 5
 SPLITS_WEIGHTS = ("zero3", "fsdp2")
@@ -52,7 +63,7 @@ def make_plan(
     """Count and estimate.
 
     Args:
-        measure: make and train on a few rollouts on this device (model ≤ 300 M parameters only).
+        measure: sample a few rollouts on this device and time the training on them.
     """
     trainer, processes = prepared.trainer, prepared.launched.world_size
     recipe, args, prompts = trainer.recipe, trainer.args, len(trainer.rollouts.prompts)
@@ -80,36 +91,70 @@ def make_plan(
         ("rollouts", _rollouts_line(recipe.rollouts, size, whole=whole)),
     ]
     here = recipe.rollouts.engine == "in_process"
-    if measure and size.parameters <= MEASURED_UP_TO and here and whole:
-        seconds = _seconds_a_rollout(trainer) * rollouts / processes
-        time_line = (
-            f"about {seconds:,.0f} s: {seconds / args.max_steps:.1f} s a step, from a few rollouts "
-            "made and trained on here; rewards come on top"
+    if measure and here and whole:
+        timed = time_rollouts(trainer)
+        seconds = timed.seconds * rollouts / processes
+        text = (
+            f"about {duration(seconds)}: {seconds / args.max_steps:.1f} s a step, {timed.text}; "
+            "rewards come on top"
         )
-        lines.append(("time", time_line))
+        shrink = (
+            "trainer.max_steps",
+            "sampling.max_tokens",
+            "num_generations",
+            "prompts_per_step",
+            "the model (model.path)",
+        )
+        lines += [("time", text), *shorter_lines(args.device, seconds, shrink)]
     return lines, disk
 
 
-def _seconds_a_rollout(trainer: GroupTrainer) -> float:
-    """Of making a few and one pass forward and back over them; leaves no gradient behind."""
+@dataclass(frozen=True, slots=True)
+class TimedRollouts:
+    """Seconds of one rollout and the training on it, and how they were measured."""
+
+    seconds: float
+    text: str
+
+
+def time_rollouts(trainer: GroupTrainer) -> TimedRollouts:
+    """Sample one prompt's rollouts, cut ever later, until they end by themselves or the bound in
+    seconds is near; then time a micro-batch of them. Leaves no gradient behind."""
     recipe = trainer.recipe
-    prompts = trainer.steps.draw(0)[: -(-MEASURED // recipe.num_generations)]
+    prompts = trainer.steps.draw(0)[:1]
     trainer.model.to(trainer.args.device).train()
-    started = time.perf_counter()
-    groups = trainer.rollouts.runner.run(trainer.steps.roll_out(0, prompts))
-    rewards = [GroupRewards((0.0,) * recipe.num_generations)] * len(groups)
-    scored = with_advantages(range(len(groups)), groups, rewards, recipe.loss)
-    rows = trained_rows(scored, overlong="train")
-    size = trainer.args.per_device_train_batch_size
-    for at in range(0, len(rows), size):
-        batch = trainer._prepare_inputs(collate(rows[at : at + size], pad_id=trainer.pad_id))
-        with trainer.compute_loss_context_manager():
-            trainer.score(trainer.model, batch)[0].sum().backward()
-    if trainer.args.device.type == "cuda":
-        torch.cuda.synchronize()
-    seconds = time.perf_counter() - started
-    trainer.model.zero_grad(set_to_none=True)
-    return seconds / len(rows)
+    most = recipe.sampling.completion_limit(1) or recipe.sampling.max_tokens
+    longest = min(FIRST_ROLLOUT, most)
+    begun = time.perf_counter()
+    while True:
+        started = time.perf_counter()
+        groups = trainer.rollouts.runner.run(trainer.steps.roll_out(0, prompts, longest=longest))
+        sampling = time.perf_counter() - started
+        cut = longest < most and any(one.truncated for one in groups[0].completions)
+        if not cut or started + 5 * sampling > begun + MEASURING_SECONDS:
+            break
+        longest = min(4 * longest, most)
+    rewards = [GroupRewards((0.0,) * recipe.num_generations)]
+    scored = with_advantages(range(1), groups, rewards, recipe.loss)
+    rows = trained_rows(scored, overlong="train")[: trainer.args.per_device_train_batch_size]
+    columns = collate(rows, pad_id=trainer.pad_id)["input_ids"].shape[1]
+
+    def batch_of(tokens: int) -> Any:
+        return collate(rows[: max(1, tokens // columns)], pad_id=trainer.pad_id)
+
+    def loss(batch: Any) -> torch.Tensor:
+        return trainer.score(trainer.model, batch)[0].sum()
+
+    micro_batch = time_slices(trainer, batch_of, loss, tokens=len(rows) * columns)
+    training = micro_batch.seconds / len(rows)
+    seconds = sampling / recipe.num_generations
+    source = f"from {recipe.num_generations} rollouts of a prompt, sampled and trained on here"
+    if cut:
+        # in proportion to all columns, the prompt's included, which attention sees as well
+        seconds *= most / longest
+        training *= (columns - longest + most) / columns
+        source += f"; they were cut at {longest} tokens and scaled up to {most:,}, the most"
+    return TimedRollouts(seconds + training, source)
 
 
 def _rollouts_line(engine: RolloutEngine, size: ModelSize, *, whole: bool) -> str:

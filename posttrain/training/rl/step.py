@@ -245,8 +245,10 @@ class StepMaker:
         drawn: Sequence[DrawnPrompt],
         *,
         on_end: Callable[[Prompt, Completion], None] | None = None,
+        longest: int | None = None,
     ) -> list[Group]:
-        """The groups of some of a step's prompts, all of their rollouts in one go."""
+        """The groups of some of a step's prompts, all of their rollouts in one go; `longest`: cut
+        completions to this number of tokens, which no training does."""
         sampling, n, seed = self.recipe.sampling, self.recipe.num_generations, self.recipe.seed
         parameters = Parameters(sampling.temperature, max_tokens=sampling.max_tokens, logps=True)
         tasks = [
@@ -261,7 +263,7 @@ class StepMaker:
             limits=RolloutLimits(
                 parameters,
                 max_turns=sampling.max_turns,
-                max_tokens=sampling.completion_limit(number + 1),
+                max_tokens=longest or sampling.completion_limit(number + 1),
             ),
             on_end=on_end,
         )

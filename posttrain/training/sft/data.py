@@ -5,6 +5,7 @@ the global batch is topped up with it, so that no pack is dropped or counted twi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -150,3 +151,19 @@ def check_data(
         ("end token", f"{special.end_token} is trained in {end_trained:.1%} of {seen:,} sequences"),
     ]
     return lines, end_trained
+
+
+def first_tokens(packs: Sequence[dict[str, Any]], tokens: int) -> list[dict[str, Any]]:
+    """The beginning of some packs, `tokens` tokens in all; the last sequence may be cut."""
+    cut: list[dict[str, Any]] = []
+    for pack in packs:
+        kept = min(tokens, len(pack["input_ids"]))
+        lengths: list[int] = []
+        for length in pack["seq_lengths"]:
+            if sum(lengths) < kept:
+                lengths.append(min(length, kept - sum(lengths)))
+        if kept:
+            columns = {name: pack[name][:kept] for name in ("input_ids", "labels")}
+            cut.append({**columns, "seq_lengths": lengths})
+        tokens -= kept
+    return cut

@@ -18,6 +18,7 @@ from posttrain.models.load import embedding_rows
 from posttrain.models.room import positions
 from posttrain.tokens.tokenizer import SpecialTokens
 from posttrain.training.arguments import make_arguments
+from posttrain.training.cpu_attention import use_cpu_varlen
 from posttrain.training.document_masking import (
     check_probe,
     choose_document_masking,
@@ -31,6 +32,7 @@ from posttrain.training.plan import Line, ModelSize, batch_line, checkpoint_byte
 from posttrain.training.sft.data import (
     COLUMNS,
     check_data,
+    first_tokens,
     index_sums,
     load_split,
     sampled_rows,
@@ -93,9 +95,12 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
     ) -> PackedSFTTrainer:
         """The trainer with the collator of the document masking."""
         recipe, args, (train, held_out) = self.recipe, parts["args"], data
+        if args.device.type == "cpu" and recipe.document_masking in ("auto", "varlen"):
+            use_cpu_varlen(parts["model"])
         masking = choose_document_masking(recipe.document_masking, parts["model"])
-        # TRL insists on making its own collator when padding-free
-        args.padding_free = masking == "varlen"
+        # TRL insists on making its own collator when padding-free, and on a CPU it would advise
+        # against one pack a micro-batch
+        args.padding_free = masking == "varlen" and args.device.type != "cpu"
         trainer = PackedSFTTrainer(
             **parts,
             data_collator=None if args.padding_free else make_collator(masking, special.pad_id),
@@ -158,7 +163,7 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
     def plan(
         self, prepared: PreparedRun[PackedSFTTrainer], size: ModelSize, *, measure: bool
     ) -> tuple[list[Line], int]:
-        """Packs, tokens, steps; two micro-batches are timed."""
+        """Packs, tokens, steps; slices of a micro-batch are timed."""
         trainer, launched = prepared.trainer, prepared.launched
         args, batch = trainer.args, trainer.global_batch
         sizes = [split_size(Path(self.recipe.data), split) for split in ("train", "eval")]
@@ -181,15 +186,20 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
         ]
         if measure:
             data = trainer.train_dataset.select_columns(list(COLUMNS))
-            time = time_line(
+            micro_batch = [data[row % packs] for row in range(args.per_device_train_batch_size)]
+            lines += time_line(
                 trainer,
-                [data[row % packs] for row in range(args.per_device_train_batch_size)],
+                lambda tokens: trainer.data_collator(first_tokens(micro_batch, tokens)),
                 lambda batch: trainer.model(**batch, use_cache=False, fused_lm_head=True).loss,
-                parameters=size.parameters,
-                tokens=steps * batch * row_tokens,
+                tokens=sum(len(pack["input_ids"]) for pack in micro_batch),
                 micros=steps * args.gradient_accumulation_steps,
+                shrink=(
+                    "trainer.max_steps",
+                    "trainer.gradient_accumulation_steps",
+                    "mixture.total and packing.max_length of build_sft",
+                    "the model (model.path)",
+                ),
             )
-            lines.append(time)
         return lines, disk
 
     def outcome(self, prepared: PreparedRun[PackedSFTTrainer], base: str | None) -> RunOutcome:

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from posttrain.errors import ConfigError, DataError
 from posttrain.tokens.tokenizer import special_tokens
 from posttrain.training import plan
-from posttrain.training.sft.data import check_data, load_split
+from posttrain.training.sft.data import check_data, first_tokens, load_split
 from posttrain.training.sft.stage import SftStage
 from tests.training.conftest import MakeRecipe
 from tests.training.tiny import END, PAD, attention_model, make_tokenizer
@@ -117,7 +117,7 @@ def test_preflight_says_what_it_measured(recipe: MakeRecipe):
     made = recipe()
     lines = dict(SftStage(made).prepare().preflight.lines)
     assert "trained in 100.0%" in lines["end token"]
-    assert "block_diagonal" in lines["document_masking"]
+    assert lines["document_masking"].startswith("varlen: a micro-batch is one row, varlen kernels")
     assert "packed vs alone" in lines["probe"]
     assert lines["stops"] == f"generation stops at [{END}], pads with {PAD}"
 
@@ -134,12 +134,50 @@ def test_shards_without_a_column_are_named(make_data):
         load_split(root, "train", pad_id=PAD)
 
 
-def test_a_plan_of_a_large_model_estimates_its_time_and_a_small_disk_is_refused(
+def test_a_dry_run_times_a_slice_with_the_checkpointing_of_the_run(
     recipe: MakeRecipe, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch
 ):
-    monkeypatch.setattr(plan, "MEASURED_UP_TO", 0)
-    SftStage(recipe()).run(dry_run=True)
-    assert "TFLOP/s a device" in capsys.readouterr().out
+    """Slices grow to the bound in seconds; the rest is scaled, and said to be."""
+    passes: list[tuple[bool, int]] = []
+
+    def pass_of_ten_seconds(trainer: Any, batch: Any, loss: Any) -> float:
+        with trainer.recomputing_activations():
+            recomputing = trainer.model.is_activation_checkpointing
+        passes.append((recomputing, batch["input_ids"].numel()))
+        assert not trainer.model.is_activation_checkpointing
+        loss(batch).backward()
+        return 10.0
+
+    monkeypatch.setattr(plan, "_time_pass", pass_of_ten_seconds)
+    monkeypatch.setattr(plan, "FIRST_SLICE", 8)
+    trainer = {"per_device_train_batch_size": 4, "gradient_checkpointing": True}
+    SftStage(recipe({**trainer, "max_steps": 900})).run(dry_run=True)
+    text = capsys.readouterr().out
+    assert passes == [(True, 8), (True, 8)]
+    whole = int(text.split("micro-batch of ")[1].split(" ")[0])
+    assert f"{10 * whole / 8:.2f} s a micro-batch of {whole} positions, scaled up from 8" in text
+    assert "hours on a CPU. Shrink trainer.max_steps" in text
     assert not (tmp_path / "out").exists()
+
+
+def test_a_slice_is_scaled_by_what_each_position_adds():
+    assert plan.scale_up([(128, 2.0)], 256) == 4.0
+    # one second whatever the length, and a second for each hundred positions
+    assert plan.scale_up([(100, 2.0), (200, 3.0)], 1000) == 11.0
+    # a disturbed first slice
+    assert plan.scale_up([(100, 5.0), (200, 3.0)], 300) == 3.0 + 100 * 3.0 / 200 / 2
+
+
+def test_packs_are_cut_to_their_first_tokens():
+    pack = {"input_ids": [1, 2, 3, 4, 5], "labels": [1, 2, 3, 4, 5], "seq_lengths": [2, 3]}
+    cut = first_tokens([pack, pack], 8)
+    assert [one["seq_lengths"] for one in cut] == [[2, 3], [2, 1]]
+    assert cut[1]["input_ids"] == cut[1]["labels"] == [1, 2, 3]
+    assert first_tokens([pack, pack], 4) == [
+        {"input_ids": [1, 2, 3, 4], "labels": [1, 2, 3, 4], "seq_lengths": [2, 2]}
+    ]
+
+
+def test_a_small_disk_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="GiB are free"):
         plan.check_disk(1 << 60, tmp_path / "out")

@@ -197,6 +197,6 @@ def test_neither_layouts_nor_gradient_checkpointing_change_the_losses(
         return losses(finish(recipe(document_masking=layout, out=out, trainer=keys)))
 
     whole = losses_of("auto")
-    for layout in ("unpacked", "varlen"):
+    for layout in ("unpacked", "block_diagonal"):
         assert losses_of(layout, layout) == pytest.approx(whole, abs=1e-5)
     assert losses_of("gc", gradient_checkpointing=True) == pytest.approx(whole, abs=1e-6)
