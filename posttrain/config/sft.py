@@ -163,7 +163,7 @@ class TrainingRecipe(Strict):
     """What the recipes of all training stages have.
 
     end_token: ends a turn; null: the tokenizer's, `<|im_end|>` before eos.
-    pad_token: a token other than the end token; null: the tokenizer's, or one that is free.
+    pad_token: a token other than the end token; null: the tokenizer's, or one that is used nowhere.
     """
 
     owned: ClassVar[Mapping[str, str]]  # fields of the TRL config that no recipe sets → why
