@@ -109,6 +109,8 @@ def set_up(
     except RenderError as error:
         raise ConfigError(f"{error}{variants_hint(template)}") from None
     console.print(f"tokenizer: {renderer.encoder.describe()}")
+    if renderer.chosen_pad is not None:
+        console.print(f"pad: {renderer.chosen_pad}", markup=False)
     warnings = check_markup(template, list(renderer.tokenizer.get_vocab()))
     warnings += decontaminator.warnings if decontaminator is not None else []
     problems, probes = list[str](), list[Probe]()

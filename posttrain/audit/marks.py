@@ -39,7 +39,7 @@ def marks_of(
         special: the tokens that the tokenizer marks as special.
         template: without one, or with one that cannot be read, nothing is known of turns.
     """
-    probes = list(_probes(template)) if template is not None else []
+    probes = list(probe_samples(template)) if template is not None else []
     written = [encode([part.text for part in one.segments if part.trained]) for one in probes]
     tail = tuple(ids[0] for ids in encode(_SPACES) if len(ids) == 1)
     stop = {*stop_ids, *_closing(written, set(special.values()), set(tail))}
@@ -85,7 +85,7 @@ def _patterns(encode: Encode, texts: Iterable[str]) -> tuple[Pattern, ...]:
     return tuple(found)
 
 
-def _probes(template: ChatTemplate) -> Iterator[TrainingSample]:
+def probe_samples(template: ChatTemplate) -> Iterator[TrainingSample]:
     """The last sequence of small chats: two turns, a trace, a call with its result."""
     user, answer = _turn("user"), _turn("assistant")
     call = Message("assistant", tool_calls=(ToolCall(_NAME, id="call00000"),))
@@ -157,7 +157,7 @@ def _common(texts: Sequence[str]) -> str:
 def _gaps(template: ChatTemplate) -> dict[str, str]:
     """What stands before a system, user and tool turn's text, behind trained text if there is."""
     gaps: dict[str, str] = {}
-    for sample in _probes(template):
+    for sample in probe_samples(template):
         text, at, trained_end = sample.text, 0, 0
         for segment in sample.segments:
             at += len(segment.text)

@@ -18,9 +18,9 @@ import yaml
 from pydantic import BaseModel
 
 from posttrain.config.describe import describe
-from posttrain.config.load import load_recipe, read_recipe
+from posttrain.config.load import key_hint, keys_of_recipe, load_recipe, read_recipe
 from posttrain.config.recipe_files import recipe_names
-from posttrain.errors import PosttrainError
+from posttrain.errors import ConfigError, PosttrainError
 
 Schema = TypeVar("Schema", bound=BaseModel)
 # not to be read or written as the user wants it
@@ -68,7 +68,9 @@ def parse_recipe(
     given = sys.argv[1:] if argv is None else argv
     if {"-h", "--help"} & set(given):
         parser.epilog = f"keys of the recipe:\n\n{describe(schema)}"
-    options = parser.parse_intermixed_args(given)
+    options, unknown = parser.parse_known_intermixed_args(given)
+    if unknown:
+        raise _no_option(schema, unknown[0], given)
     if options.config is None:
         stage = parser.prog.split()[-1].removesuffix(".py")
         own = [name for name in recipe_names() if name.endswith(f"/{stage}")]
@@ -79,6 +81,27 @@ def parse_recipe(
         print(yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
         sys.exit()
     return recipe, options
+
+
+def _no_option(schema: type[BaseModel], option: str, given: Sequence[str]) -> ConfigError:
+    """The error of `--learning_rate 1e-4`, with how the key is written."""
+    name, equals, value = option.lstrip("-").partition("=")
+    if not equals:
+        behind = given[given.index(option) + 1 :][:1]
+        value = next((word for word in behind if not word.startswith("-")), "VALUE")
+    key = name.replace("-", "_")
+    keys = keys_of_recipe(schema)
+    if key in keys:
+        return ConfigError(
+            f"{option.partition('=')[0]} is no option: keys are set without dashes: {key}={value}"
+        )
+    hint = key_hint(schema, key.split("."), key)
+    meant = re.search(r"did you mean '([^']+)'", hint)
+    example = f": {meant[1]}={value}" if meant else f", as key.path=value{hint}"
+    return ConfigError(
+        f"{option.partition('=')[0]} is no option: keys of the recipe are set without dashes"
+        f"{example}"
+    )
 
 
 def run_command(main: Callable[[], None]) -> None:

@@ -19,7 +19,9 @@ OWNED_TRAINER_FIELDS = OWNED_EVERYWHERE | owned_fields({
         "label_smoothing ld_alpha f_divergence_type f_alpha_divergence_coef use_weighting "
         "discopop_tau router_aux_loss_coef",
     "pairs are rendered, tokenised and filtered by build_dpo; nothing is cut off here":
-        "max_length truncation_mode dataset_num_proc",
+        "truncation_mode dataset_num_proc",
+    "nothing is cut off here; build_dpo drops pairs that are longer than its max_length":
+        "max_length",
     "set layout: instead": "padding_free pad_to_multiple_of",
     "the reference is the policy before step 1; its log-probabilities are kept on disk":
         "precompute_ref_log_probs precompute_ref_batch_size sync_ref_model",

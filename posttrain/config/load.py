@@ -1,7 +1,9 @@
 """A recipe file and command-line overrides → one validated schema instance."""
 
 import difflib
+import functools
 import json
+import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,8 +17,10 @@ from posttrain.errors import ConfigError
 
 Schema = TypeVar("Schema", bound=BaseModel)
 _ABSENT: Any = object()
+_NAMED = 3  # keys that a message proposes
 
-# old keys whose new name is not the nearest in letters (docs/reference/renamed.md)
+# old keys whose new name is not the nearest in letters (docs/reference/renamed.md), and two words
+# of other trainers
 _RENAMED = {
     "capacity": "max_length",
     "cycle_rounds": "min_rounds",
@@ -25,6 +29,8 @@ _RENAMED = {
     "given": "offline",
     "isolation": "document_masking",
     "limits": "sampling",
+    "lr": "learning_rate",
+    "output_dir": "out",
     "parameters": "sampling",
     "samples": "n",
     "spool": "parts_dir",
@@ -133,15 +139,28 @@ def validate(raw: Mapping[str, Any], schema: type[Schema], *, where: str) -> Sch
 
 
 def _explain(item: Any, schema: type[BaseModel]) -> str:
-    loc, kind, context = item["loc"], item["type"], item.get("ctx", {})
-    dotted = ".".join(map(str, loc))
+    kind, context = item["type"], item.get("ctx", {})
+    typed, siblings = _place(schema, item["loc"])
+    dotted = ".".join(typed)
     if kind == "extra_forbidden":
         moved = _MOVED.get(dotted)
         if moved is not None and moved.split(".")[0] in schema.model_fields:
             return f"unknown key {dotted!r} (moved: {moved!r})"
-        return _explain_key(loc, _keys_at(schema, loc[:-1]))
-    if kind == "literal_error" and loc[-1] == "[key]":  # of a mapping whose keys are some words
-        return _explain_key(loc[:-1], context["expected"].split("'")[1::2])
+        # of `packing.max_length=8` in a recipe without packing the key is the whole
+        value = item["input"]
+        while isinstance(value, dict) and len(cast(dict[str, Any], value)) == 1:
+            [(key, value)] = cast(dict[str, Any], value).items()
+            typed = [*typed, key]
+        return f"unknown key {dotted!r}{key_hint(schema, typed, dotted, siblings)}"
+    if kind == "literal_error" and typed[-1] == "[key]":  # of a mapping whose keys are some words
+        words = context["expected"].split("'")[1::2]
+        *above, name = typed[:-1]
+        dotted = ".".join([*above, name])
+        renamed = _RENAMED.get(name)
+        hint = nearest(name, words)
+        if renamed in words:
+            hint = f" (renamed: {'.'.join([*above, renamed])!r})"
+        return f"unknown key {dotted!r}{_gone(typed[:-1]) or hint}"
     if kind == "missing":
         return f"{dotted!r} is required"
     if kind == "union_tag_not_found":
@@ -150,17 +169,98 @@ def _explain(item: Any, schema: type[BaseModel]) -> str:
         hint = nearest(context["tag"], context["expected_tags"][1:-1].split("', '"))
         return f"'{dotted}.{context['discriminator'][1:-1]}': {context['tag']!r} is not known{hint}"
     if kind == "value_error":  # a validator of ours raised: its message already says what to do
-        return f"{dotted}: {context['error']}" if dotted else str(context["error"])
+        text = str(context["error"])
+        return text if not dotted or text.startswith(f"{dotted}.") else f"{dotted}: {text}"
     return f"{dotted!r}: {item['msg']}, found {item['input']!r} ({type(item['input']).__name__})"
 
 
-def _explain_key(loc: tuple[Any, ...], valid: Sequence[str]) -> str:
-    name = str(loc[-1])
-    renamed = _RENAMED.get(name)
-    hint = f" (renamed: {renamed!r})" if renamed in valid else nearest(name, valid)
-    if gone := _GONE.get(".".join(p for p in map(str, loc) if not p.isdecimal())):
-        hint = f" (gone: {gone})"
-    return f"unknown key {'.'.join(map(str, loc))!r}{hint}"
+def key_hint(
+    schema: type[BaseModel], typed: Sequence[str], unknown: str, siblings: Sequence[str] = ()
+) -> str:
+    """What was meant by an unknown key: a key of this recipe at any depth, or another stage's.
+
+    Args:
+        typed: the key as it was written, in parts.
+        unknown: as much of it as nobody knows, with dots.
+        siblings: the keys that are valid in its place.
+    """
+    if gone := _gone(typed):
+        return gone
+    *above, name = unknown.split(".")
+    prefix = "".join(f"{part}." for part in above)
+    if (renamed := _RENAMED.get(name)) in siblings:
+        return f" (renamed: '{prefix}{renamed}')"
+    keys = keys_of_recipe(schema)
+    here = "N".join(re.split(r"(?<=\.)\d+(?=\.|$)", ".".join(typed)))
+    if kinds := keys.get(here):
+        return f" (of {above[-1] if above else 'another block'} with {' or '.join(kinds)})"
+    last = _RENAMED.get(typed[-1], typed[-1])
+    same = [key for key in keys if key.rpartition(".")[2] == last]
+    if same:
+        return _did_you_mean(same)
+    if close := difflib.get_close_matches(name, siblings, n=1, cutoff=0.6):
+        return _did_you_mean([f"{prefix}{close[0]}"])
+    words = set(last.split("_"))
+    close = difflib.get_close_matches(last, {key.rpartition(".")[2] for key in keys}, n=1)
+    alike = [
+        key
+        for key in keys
+        if key.rpartition(".")[2] in close or words <= set(key.rpartition(".")[2].split("_"))
+    ]
+    if alike:
+        return _did_you_mean(alike)
+    if elsewhere := _of_other_stages(schema, ".".join(typed), last):
+        return f" (it is of another stage: {elsewhere})"
+    return nearest(name, siblings)
+
+
+def _gone(typed: Sequence[str]) -> str:
+    places = [part for part in typed if not part.isdecimal()]
+    for end in range(1, len(places) + 1):
+        if why := _GONE.get(".".join(places[:end])):
+            return f" (gone: {why})"
+    return ""
+
+
+def _did_you_mean(keys: Sequence[str]) -> str:
+    # the highest first
+    named = sorted(keys, key=lambda key: key.count("."))[:_NAMED]
+    return f" (did you mean {' or '.join(map(repr, named))}?)"
+
+
+def _of_other_stages(schema: type[BaseModel], dotted: str, last: str) -> str:
+    from posttrain.config.schemas import SCHEMAS  # which import this module
+
+    for stage, other in SCHEMAS.items():
+        keys = [] if other is schema else [*keys_of_recipe(other)]
+        fitting = [key for key in keys if key == dotted]
+        fitting += [key for key in keys if key.rpartition(".")[2] == last]
+        if fitting:
+            return f"{fitting[0]!r} of {stage}"
+    return ""
+
+
+@functools.cache
+def keys_of_recipe(schema: type[BaseModel]) -> dict[str, tuple[str, ...]]:
+    """Every key of a recipe by its path, positions in lists as `N`; with `key: value` of the blocks
+    that it belongs to, where one of several is chosen so."""
+    keys: dict[str, tuple[str, ...]] = {}
+
+    def add(block: type[BaseModel], prefix: str, kinds: tuple[str, ...], above: tuple[Any, ...]):
+        for name, field in block.model_fields.items():
+            path = f"{prefix}{name}"
+            keys[path] = tuple(dict.fromkeys((*keys.get(path, ()), *kinds)))
+            inner = [(p, part) for p, part in parts_of(field.annotation) if is_block(part)]
+            for below, part in inner:
+                if part not in above:
+                    tag, values = tags_of(part)
+                    chosen = tuple(f"{tag} {value}" for value in values) if len(inner) > 1 else ()
+                    add(part, f"{path}{below}.", chosen, (*above, part))
+
+    add(schema, "", (), (schema,))
+    free_fields: Callable[[], list[str]] | None = getattr(schema, "free_fields", None)
+    keys |= {f"trainer.{name}": () for name in (free_fields() if free_fields else ())}
+    return keys
 
 
 def nearest(name: str, valid: Sequence[str], *, or_list: bool = True) -> str:
@@ -171,13 +271,20 @@ def nearest(name: str, valid: Sequence[str], *, or_list: bool = True) -> str:
     return f" (valid: {', '.join(sorted(valid))})" if valid and or_list else ""
 
 
-def _keys_at(schema: type[BaseModel], loc: tuple[Any, ...]) -> list[str]:
-    """Keys of the blocks at a place. Besides keys it has positions, names in mappings, and for a
-    union the class's name or the tag of the block that was tried."""
+def _place(schema: type[BaseModel], loc: Sequence[Any]) -> tuple[list[str], list[str]]:
+    """A place in a recipe as it is written, and the keys of its block.
+
+    Besides keys a place of pydantic has positions, names in mappings, and for a union the class's
+    name or the tag of the block that was tried, which nobody writes.
+    """
+    typed: list[str] = []
+    keys: list[str] = []
     blocks, above = [schema], 0
     for part in map(str, loc):
+        keys = sorted({name for block in blocks for name in block.model_fields})
         if above:  # a position or a name, which may be that of a field
             above -= 1
+            typed.append(part)
             continue
         fields = [block.model_fields[part] for block in blocks if part in block.model_fields]
         parts = [(path, one) for f in fields for path, one in parts_of(f.annotation)]
@@ -185,7 +292,9 @@ def _keys_at(schema: type[BaseModel], loc: tuple[Any, ...]) -> list[str]:
         named = [block for block in blocks if part in (block.__name__, *tags_of(block)[1])]
         above = 0 if named else max(inner.values(), default=0)
         blocks = named or [*inner] or blocks
-    return sorted({name for block in blocks for name in block.model_fields})
+        if not named:
+            typed.append(part)
+    return typed, keys
 
 
 def parts_of(annotation: Any, path: str = "") -> Iterator[tuple[str, Any]]:

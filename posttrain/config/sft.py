@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, cast
 from pydantic import Field, field_validator
 
 from posttrain.config.base import Strict
-from posttrain.config.load import nearest
+from posttrain.config.load import key_hint
 
 DocumentMasking = Literal["auto", "varlen", "block_diagonal", "unpacked"]
 Sharding = Literal["none", "zero2", "zero3", "fsdp2"]
@@ -78,7 +78,8 @@ OWNED_TRAINER_FIELDS = OWNED_EVERYWHERE | owned_fields({
         "assistant_only_loss dataset_text_field dataset_kwargs dataset_num_proc "
         "chat_template_path",
     "set end_token: instead": "eos_token",
-    _LAYOUT: "padding_free max_length pad_to_multiple_of",
+    _LAYOUT: "padding_free pad_to_multiple_of",
+    "a pack is as long as packing.max_length of build_sft": "max_length",
     "the order of packs is a keyed permutation of seed and epoch, the same in every layout":
         "shuffle_dataset train_sampling_strategy group_by_length",
     "an incomplete last batch is filled with empty packs, none is dropped": "dataloader_drop_last",
@@ -163,7 +164,7 @@ class TrainingRecipe(Strict):
     """What the recipes of all training stages have.
 
     end_token: ends a turn; null: the tokenizer's, `<|im_end|>` before eos.
-    pad_token: a token other than the end token; null: the tokenizer's, or one that is free.
+    pad_token: a token other than the end token; null: the tokenizer's, or one that is used nowhere.
     """
 
     owned: ClassVar[Mapping[str, str]]  # fields of the TRL config that no recipe sets → why
@@ -183,10 +184,12 @@ class TrainingRecipe(Strict):
     def _not_ours(cls, trainer: dict[str, Any]) -> dict[str, Any]:
         for key in trainer:
             if key in cls.owned:
-                raise ValueError(f"{key} is not yours to set: {cls.owned[key]}")
+                raise ValueError(f"trainer.{key} is not yours to set: {cls.owned[key]}")
             if key not in trainer_fields(cls.method) and find_spec("trl") is not None:
-                hint = nearest(key, cls.free_fields(), or_list=False)
-                raise ValueError(f"{key} is not a field of the installed trl's config{hint}")
+                unknown = f"trainer.{key}"
+                hint = key_hint(cls, unknown.split("."), unknown, cls.free_fields())
+                hint = "" if "(valid: " in hint else hint
+                raise ValueError(f"{unknown} is not a field of the installed trl's config{hint}")
         words = {name: "no" for name in _TAKES_NO if trainer.get(name) is False}
         types = _annotations(cls.method)
         # null takes a key back where the field takes none

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from posttrain.config.backend import BackendConfig, CompletionsBackend, Renderin
 from posttrain.config.build_sft import SftTokenizer, TokenizerConfig
 from posttrain.config.paths import missing_template
 from posttrain.errors import ConfigError
+from posttrain.models.pad import describe_choice, training_tokens
 from posttrain.models.room import prompt_text
 from posttrain.records import json_text
 from posttrain.rollouts import Prompt, prompt_to_row
@@ -29,6 +30,7 @@ from posttrain.tokens.tokenizer import (
     encoder_of,
     largest_id,
     load_any_tokenizer,
+    saved_stops,
     special_ids,
     special_tokens,
 )
@@ -145,20 +147,20 @@ def _renderer(
     named: Rendering | TokenizerConfig,
     *,
     key: str,
-    pad_token: str | None = None,
 ) -> PromptRenderer:
     variables = dict(named.template_variables)
     template = chat_template_of(tokenizer, choice=named.chat_template, variables=variables, key=key)
-    special = special_tokens(tokenizer, end_token=None, pad_token=pad_token)
-    return PromptRenderer(tokenizer, template, special)
+    return PromptRenderer(tokenizer, template, special_tokens(tokenizer))
 
 
 @dataclass(frozen=True)
 class DataRenderer(PromptRenderer):
-    """What makes tokens in the data stage."""
+    """What makes tokens in the data stage; `chosen_pad` says why the pad is another than the
+    tokenizer's own."""
 
     encoder: Encoder
     marks: Marks
+    chosen_pad: str | None = None
 
     def encode(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
         """Token ids of each text, nothing added."""
@@ -175,22 +177,38 @@ class DataRenderer(PromptRenderer):
 
 
 def load_renderer(config: TokenizerConfig) -> PromptRenderer:
-    """The tokenizer and template that a data recipe names.
+    """The tokenizer and template that a data recipe names, with the pad that it names.
 
     Raises:
         ConfigError: a tokenizer, token or template that is not there or cannot be used.
     """
     tokenizer = load_any_tokenizer(config.path, revision=config.revision)
-    return _renderer(tokenizer, config, key="tokenizer.chat_template", pad_token=config.pad_token)
+    loaded = _renderer(tokenizer, config, key="tokenizer.chat_template")
+    return loaded if config.pad_token is None else _with_pad(loaded, config)
+
+
+def _with_pad(loaded: PromptRenderer, config: TokenizerConfig) -> PromptRenderer:
+    special = training_tokens(
+        loaded.tokenizer,
+        end_token=None,
+        pad_token=config.pad_token,
+        key="tokenizer.pad_token",
+        template=loaded.template,
+        stops=saved_stops(config.path),
+    )
+    return replace(loaded, special=special)
 
 
 def load_data_renderer(config: SftTokenizer, probes: Sequence[str] = ()) -> DataRenderer:
-    """As `load_renderer`, with the library that makes the ids.
+    """As `load_renderer`, with the library that makes the ids, and a pad to train with.
 
     Args:
         probes: texts on which a quicker library must give the tokenizer's own ids.
     """
     loaded = load_renderer(config)
+    pad_before = loaded.tokenizer.pad_token
+    if config.pad_token is None:
+        loaded = _with_pad(loaded, config)
     encoder = encoder_of(loaded.tokenizer, backend=config.backend, probes=probes)
     marks = marks_of(
         encoder.encode,
@@ -199,7 +217,14 @@ def load_data_renderer(config: SftTokenizer, probes: Sequence[str] = ()) -> Data
         pad_id=loaded.special.pad_id,
         template=loaded.template,
     )
-    return DataRenderer(loaded.tokenizer, loaded.template, loaded.special, encoder, marks)
+    return DataRenderer(
+        loaded.tokenizer,
+        loaded.template,
+        loaded.special,
+        encoder,
+        marks,
+        chosen_pad=describe_choice(pad_before, loaded.special),
+    )
 
 
 @dataclass(frozen=True, slots=True)

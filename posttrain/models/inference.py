@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from posttrain.errors import ConfigError
 from posttrain.hashing import sha256_file
 from posttrain.models.load import choose_attention, embedding_rows
 from posttrain.runs import MANIFEST, read_artifact
+from posttrain.tokens.tokenizer import saved_stops
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -86,11 +86,9 @@ def weights_digest(path: str, model: PreTrainedModel | None = None) -> str:
 
 def generation_stops(path: str, model: PreTrainedModel | None = None) -> tuple[int, ...]:
     """The ids at which a checkpoint's generation config stops; () where it has none."""
-    if model is not None:
-        stops = getattr(model.generation_config, "eos_token_id", None)
-    else:
-        file = Path(path) / "generation_config.json"
-        stops = json.loads(file.read_text("utf-8")).get("eos_token_id") if file.is_file() else None
+    if model is None:
+        return saved_stops(path)
+    stops = getattr(model.generation_config, "eos_token_id", None)
     if stops is None:
         return ()
     return tuple(stops) if isinstance(stops, list) else (int(stops),)

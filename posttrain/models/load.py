@@ -163,6 +163,11 @@ def set_special_tokens(model: PreTrainedModel, special: SpecialTokens) -> None:
     stops += [i for i in earlier if i not in stops and i != special.pad_id]
     generation.eos_token_id = stops if len(stops) > 1 else stops[0]
     generation.pad_token_id = special.pad_id
+    embedding: Any = model.get_input_embeddings()
+    # the config's pad as it was loaded: torch gives the row of that token no gradient, which would
+    # be the end of turn's where pad and end are one
+    if getattr(embedding, "padding_idx", None) is not None:
+        embedding.padding_idx = special.pad_id
 
 
 def find_routers(model: torch.nn.Module) -> dict[str, torch.nn.Module]:

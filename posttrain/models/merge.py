@@ -219,7 +219,7 @@ def _write(source: AdapterSource, partial: Path, dtype: MergeDtype) -> MergeChec
     with adapted.disable_adapter():
         effect = _relative(_logits(adapted, probe), before)
     merged: PreTrainedModel = adapted.merge_and_unload(safe_merge=True)
-    set_special_tokens(merged, special_tokens(tokenizer, end_token=None, pad_token=None))
+    set_special_tokens(merged, special_tokens(tokenizer))
     merged.to(getattr(torch, dtype)).save_pretrained(partial)
     _carry(source, tokenizer, partial)
     again = AutoModelForCausalLM.from_pretrained(partial, dtype=torch.float32).eval()

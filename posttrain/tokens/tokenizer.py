@@ -1,4 +1,4 @@
-"""A stage's tokenizer: loaded, with an end and a pad that cannot be mistaken, and as an encoder.
+"""A stage's tokenizer: loaded, with what ends its turns, and as an encoder.
 
 encoder = encoder_of(load_any_tokenizer("Qwen/Qwen3-0.6B", revision="c1899de…"))
 encoder.arrays(["Hi"]), encoder.offsets("Hi there")   [array([13048])], [(0, 2), (2, 8)]
@@ -44,7 +44,8 @@ _PART_AT_LINES = ("cl100k, llama_3", "qwen_2", "qwen_3_5", "tekken, nemotron", "
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
-    """`end_id` closes an assistant turn, generation stops at `stop_ids`, `pad_id` is no stop."""
+    """`end_id` closes an assistant turn, generation stops at `stop_ids`; in training `pad_id` is
+    none of them (`posttrain/models/pad.py`)."""
 
     end_token: str
     end_id: int
@@ -109,38 +110,41 @@ def largest_id(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def special_tokens(
-    tokenizer: PreTrainedTokenizerBase, *, end_token: str | None, pad_token: str | None
+    tokenizer: PreTrainedTokenizerBase, *, end_token: str | None = None
 ) -> SpecialTokens:
-    """Choose end and pad, and write the pad into the tokenizer.
+    """The end of a turn, what generation stops at, and the pad as it is: it may be the end.
 
     Args:
         end_token: closes a turn; None takes `<|im_end|>` where the vocabulary has it, else eos.
-        pad_token: None takes the tokenizer's own.
 
     Raises:
-        ConfigError: a token is not in the vocabulary, or pad is one of the stop tokens.
+        ConfigError: no token closes a turn, or `end_token` is not in the vocabulary.
     """
     vocabulary = tokenizer.get_vocab()
     eos = None if tokenizer.eos_token is None else str(tokenizer.eos_token)
     end = end_token or (TURN_END if TURN_END in vocabulary else eos)
-    if end is None or end not in vocabulary:
-        raise ConfigError(f"end_token {end!r} is not in the tokenizer's vocabulary")
-    pad = pad_token or (None if tokenizer.pad_token is None else str(tokenizer.pad_token))
-    free = [token for token in special_ids(tokenizer) if token not in (end, eos)]
-    free.sort(key=lambda token: ("pad" not in token.lower(), "reserved" not in token.lower()))
-    free = free[:5]
-    if pad is None:
-        raise ConfigError(f"the tokenizer has no pad token; set pad_token: to one of {free}")
-    if pad not in vocabulary:
-        raise ConfigError(f"pad_token {pad!r} is not in the tokenizer's vocabulary; try {free}")
-    if pad in (end, eos):
+    if end is None:
         raise ConfigError(
-            f"pad and end of turn are both {pad!r}: a model trained so never learns to stop, "
-            f"or stops at once. Set pad_token: to another special token, e.g. one of {free}"
+            f"the tokenizer {tokenizer.name_or_path!r} has no token that ends a turn: neither "
+            f"{TURN_END} nor an eos_token"
         )
-    tokenizer.pad_token = pad
+    if end not in vocabulary:
+        raise ConfigError(f"end_token {end!r} is not in the tokenizer's vocabulary")
     stops = {vocabulary[token] for token in (end, eos) if token is not None}
-    return SpecialTokens(end, vocabulary[end], pad, vocabulary[pad], tuple(sorted(stops)))
+    pad = end if tokenizer.pad_token is None else str(tokenizer.pad_token)
+    pad_id = vocabulary.get(pad, vocabulary[end])
+    return SpecialTokens(end, vocabulary[end], pad, pad_id, tuple(sorted(stops)))
+
+
+def saved_stops(path: str) -> tuple[int, ...]:
+    """The ids at which a directory's generation config stops; () where it has none."""
+    file = Path(path) / "generation_config.json"
+    if not file.is_file():
+        return ()
+    stops = from_json(file.read_bytes()).get("eos_token_id")
+    if stops is None:
+        return ()
+    return tuple(stops) if isinstance(stops, list) else (int(stops),)
 
 
 def check_same_tokenizer(tokenizer: PreTrainedTokenizerBase, model: ModelConfig) -> None:

@@ -15,13 +15,16 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from posttrain.config.dpo import DpoConfig
 from posttrain.config.grpo import ColocatedVllm
 from posttrain.config.sft import SftConfig, TrainingRecipe
 from posttrain.errors import PosttrainError
 from posttrain.models.adapters import adapter_reach, lora_config, quantization_config
+from posttrain.models.chat_template import chat_template_of
 from posttrain.models.load import choose_attention, load_checkpoint, load_model
+from posttrain.models.pad import describe_choice, training_tokens
 from posttrain.report.live import write_unfinished
 from posttrain.report.write import ensure_report
 from posttrain.runs import (
@@ -40,7 +43,7 @@ from posttrain.tokens.tokenizer import (
     check_same_tokenizer,
     largest_id,
     load_tokenizer,
-    special_tokens,
+    saved_stops,
 )
 from posttrain.training.activations import RolloutShape
 from posttrain.training.launch import (
@@ -252,7 +255,8 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         args = self.arguments(self.out / RESUME) if args is None else args
         check_device(args, recipe.trainer)
         tokenizer = self.load_tokenizer(args)
-        special = special_tokens(tokenizer, end_token=recipe.end_token, pad_token=recipe.pad_token)
+        pad_before = tokenizer.pad_token
+        special = self.choose_tokens(tokenizer)
         data = self.load_data(args, special)
         model = load_model(
             recipe.model,
@@ -281,7 +285,9 @@ class TrainingStage(ABC, Generic[Recipe, T]):
             trainer.on_placed = lambda: self._when_placed(trainer, launched)
         else:
             probe = self.probe(trainer)
-        lines = [*preflight.lines, *probe.lines, ("stops", check_stops(trainer.model, special))]
+        chosen_pad = describe_choice(pad_before, special)
+        lines = [] if chosen_pad is None else [("pad", chosen_pad)]
+        lines += [*preflight.lines, *probe.lines, ("stops", check_stops(trainer.model, special))]
         lines += [
             (f"adapter {one.target}", f"{one.tensors} tensors, {one.share:.1%} of the parameters")
             for one in reach
@@ -300,6 +306,25 @@ class TrainingStage(ABC, Generic[Recipe, T]):
             exact = spec.model_copy(update={"dtype": "float32"})
             restore_masters(trainer, lambda: load_checkpoint(exact, choose_attention("auto")))
         trainer.show(self.probe(trainer).lines)
+
+    def choose_tokens(self, tokenizer: PreTrainedTokenizerBase) -> SpecialTokens:
+        """What ends a turn, and a pad that neither template nor data use, set on the tokenizer."""
+        recipe = self.recipe
+        own = isinstance(tokenizer.chat_template, str)
+        return training_tokens(
+            tokenizer,
+            end_token=recipe.end_token,
+            pad_token=recipe.pad_token,
+            key="pad_token",
+            template=chat_template_of(tokenizer, choice="own") if own else None,
+            stops=saved_stops(recipe.model.path or ""),
+            in_data=self.data_hold,
+        )
+
+    def data_hold(self, text: str, number: int) -> bool:
+        """Whether the data hold a special token, by its text and id; those of build_sft hold none
+        but the template's."""
+        return False
 
     def show_plan(self, prepared: PreparedRun[T], *, measure: bool) -> None:
         """Print the plan on the main process; stop if the disk is too small."""

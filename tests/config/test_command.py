@@ -13,6 +13,7 @@ import pytest
 
 from posttrain.config.base import Strict
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
+from posttrain.config.sft import SftConfig
 from posttrain.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -101,5 +102,20 @@ def test_a_mistake_under_launch_is_one_line_of_two_processes():
     )
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
-    assert "did you mean 'learning_rate'?" in line
+    assert "did you mean 'trainer.learning_rate'?" in line
     assert not done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--learning_rate=1e-4"], "--learning_rate is no option: .*: trainer.learning_rate=1e-4$"),
+        (["--learning-rate", "1e-4"], "--learning-rate is .*: trainer.learning_rate=1e-4$"),
+        (["--trainer.learning_rate", "1e-4"], "dashes: trainer.learning_rate=1e-4$"),
+        (["--outt=x"], ": out=x$"),
+        (["--zzzz"], r"as key\.path=value"),
+    ],
+)
+def test_a_key_given_as_an_option_is_answered_with_its_place(arguments: list[str], message: str):
+    with pytest.raises(ConfigError, match=message):
+        parse_recipe(recipe_parser(""), SftConfig, ["--config", "tiny/sft", *arguments])

@@ -51,7 +51,10 @@ def test_fields_that_we_own_are_refused_with_the_reason(recipe: MakeRecipe):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"trainer": {"learning_rat": 1.0}}, r"learning_rat .*did you mean 'learning_rate'"),
+        (
+            {"trainer": {"learning_rat": 1.0}},
+            r"learning_rat .*did you mean 'trainer.learning_rate'",
+        ),
         ({"trainer": {"save_strategy": "best"}}, "save_strategy"),
         ({"trainer": {"bf16": True, "fp16": True}}, "refuses this"),
         ({"trainer": {"activation_offloading": True}}, "needs an accelerator"),

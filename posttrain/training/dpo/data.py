@@ -88,6 +88,11 @@ class Pairs:
         """Tokens of the longer sequence of each pair."""
         return self.prompt + np.maximum(self.chosen.ids, self.rejected.ids)
 
+    def hold(self, token: int) -> bool:
+        """Whether a token id stands anywhere in them."""
+        columns = (self.data.data.column(f"{side}_ids") for side in ("prompt", *SIDES))
+        return any(pc.index(pc.list_flatten(column), token).as_py() >= 0 for column in columns)
+
     def by_category(self) -> dict[str, int]:
         """Pairs of each category that there is."""
         counts = np.bincount(self.category, minlength=len(CATEGORIES)).tolist()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -135,15 +136,23 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
                 f"trained with {template[:12]}; sample and build the pairs with the policy's "
                 "template"
             )
-        pairs = load_pairs(Path(recipe.data))
         check_enough(
-            len(pairs),
+            len(self.pairs),
             name="pairs",
             batch=recipe.batch,
             batches=args.max_steps,
             max_epochs=recipe.max_epochs,
         )
-        return pairs
+        return self.pairs
+
+    @cached_property
+    def pairs(self) -> Pairs:
+        """The pairs of the recipe's data."""
+        return load_pairs(Path(self.recipe.data))
+
+    def data_hold(self, text: str, number: int) -> bool:
+        """A completion holds whatever the policy has sampled."""
+        return self.pairs.hold(number)
 
     def make_trainer(self, data: Pairs, special: SpecialTokens, **parts: Any) -> PairTrainer:
         """The trainer with its layout and the place of the reference's numbers."""

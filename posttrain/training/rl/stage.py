@@ -31,7 +31,7 @@ from posttrain.errors import ConfigError, DataError
 from posttrain.group_rewards import GroupReward
 from posttrain.hashing import digest_of
 from posttrain.models.inference import generation_stops
-from posttrain.models.room import check_room, positions, prompt_lengths
+from posttrain.models.room import check_room, positions, prompt_lengths, prompt_text
 from posttrain.rollouts import Prompt
 from posttrain.runs import Manifest, Parent, Run
 from posttrain.sampling.generate import prompt_lines
@@ -217,6 +217,11 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         )
         path, revision = str(recipe.model.path), recipe.model.revision
         return rendering_of(rendering, path, revision=revision, key="chat_template")[:2]
+
+    def data_hold(self, text: str, number: int) -> bool:
+        """A prompt may spell a special token."""
+        template, _ = self._rendering
+        return any(text in prompt_text(prompt, template) for prompt in self.prompts)
 
     def load_data(self, args: GRPOConfig, special: SpecialTokens) -> Dataset:
         """The prompts' ids: TRL wants a dataset; `get_batch_samples` decides what is drawn."""

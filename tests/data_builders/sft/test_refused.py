@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -213,11 +214,16 @@ def test_a_tokenizer_that_begins_every_text_with_a_space_is_refused(tmp_path, sp
         build(recipe_of(tmp_path, PLAIN, tokenizer=tokenizer))
 
 
-def test_pad_that_is_the_end_token_is_refused(tmp_path):
+def test_a_pad_that_ends_turns_is_replaced_by_a_token_that_is_used_nowhere(tmp_path, capsys):
     recipe = recipe_of(tmp_path, PLAIN)
-    write_tokenizer(tmp_path / "tokenizer", pad_token="<|im_end|>")  # noqa: S106 - no password
-    with pytest.raises(ConfigError, match=r"pad and end of turn are both '<\|im_end\|>'"):
-        build(recipe)
+    write_tokenizer(tmp_path / "tokenizer", more=("<|spare|>",), pad_token="<|im_end|>")  # noqa: S106
+    build(recipe)
+    printed = capsys.readouterr().out
+    assert re.search(
+        r"^pad: <\|pad\|> \(id \d+\): the tokenizer's <\|im_end\|> ends turns$", printed, re.M
+    )
+    saved = json.loads((tmp_path / "out" / "tokenizer" / "tokenizer_config.json").read_text())
+    assert saved["pad_token"] == "<|pad|>"  # noqa: S105 - a token
 
 
 def test_a_prompt_tokenised_otherwise_in_pieces_is_refused(tmp_path):

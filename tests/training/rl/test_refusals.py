@@ -100,3 +100,11 @@ def test_another_reward_or_other_prompts_are_another_run(policy: Path, tmp_path:
         opened([replace(PROMPTS[0], thinking=True), *PROMPTS[1:]])
     with pytest.raises(ConfigError, match=r"differ in: loss\.kl"):
         opened(loss={"overlong": "train", "kl": 0.1})
+
+
+def test_a_prompt_that_spells_a_token_holds_it(policy: Path, tmp_path: Path):
+    spelling = replace(PROMPTS[3], messages=(Message("user", "what is <|spare|> ?"),))
+    recipe = make_recipe(policy, tmp_path / "out")
+    stage = GroupStage(recipe, prompts=[*PROMPTS[:3], spelling], reward=Scripted())
+    assert stage.data_hold("<|spare|>", 9)
+    assert not stage.data_hold("<|other|>", 8)

@@ -20,7 +20,7 @@ from tests.training.tiny import END, PAD, attention_model, make_tokenizer
 
 
 def checked(rows: list[dict[str, Any]], *, embedding: int = 64, positions: int = 64) -> None:
-    special = special_tokens(make_tokenizer(), end_token=None, pad_token=None)
+    special = special_tokens(make_tokenizer())
     filler = {"input_ids": [PAD] * 2, "labels": [-100] * 2, "seq_lengths": [2]}
     packs = Dataset.from_list([*rows, filler])
     check_data(packs, special, rows=embedding, positions=positions)
@@ -46,24 +46,27 @@ def test_data_the_model_cannot_learn_from(row: dict[str, Any], message: str):
         checked([row])
 
 
-def test_pad_equal_to_end_is_refused_with_what_to_set(make_data, recipe: MakeRecipe):
+def test_a_pad_that_ends_turns_is_replaced_and_said(make_data, recipe: MakeRecipe, capsys):
     made = recipe(data=str(make_data(packs=4, pad="<|im_end|>")))
-    with pytest.raises(ConfigError, match=r"pad and end of turn are both .*<\|im_end\|>"):
-        SftStage(made).prepare()
-    mended = made.model_copy(update={"pad_token": "<|pad|>"})
-    assert SftStage(mended).prepare().special.pad_id == PAD
+    stage = SftStage(made)
+    # of its special tokens none is free: one opens turns, one ends them
+    with pytest.raises(ConfigError, match=r"<\|im_end\|>', and this tokenizer .* set pad_token to"):
+        stage.prepare()
+    prepared = SftStage(made.model_copy(update={"pad_token": "<|pad|>"})).prepare()
+    assert prepared.special.pad_id == PAD
+    assert (
+        "pad",
+        "<|pad|> (id 0): the tokenizer's <|im_end|> ends turns",
+    ) in prepared.preflight.lines
 
 
-def test_the_end_token_closes_a_turn_and_a_pad_must_be_there():
+def test_the_end_token_closes_a_turn():
     tokenizer = make_tokenizer()
     tokenizer.eos_token = "w3"  # noqa: S105 - a token
-    special = special_tokens(tokenizer, end_token=None, pad_token=None)
+    special = special_tokens(tokenizer)
     assert (special.end_token, special.stop_ids) == ("<|im_end|>", (END, 3))
     with pytest.raises(ConfigError, match="end_token 'nope' is not in"):
-        special_tokens(tokenizer, end_token="nope", pad_token=None)  # noqa: S106 - a token
-    tokenizer.pad_token = None
-    with pytest.raises(ConfigError, match="has no pad token"):
-        special_tokens(tokenizer, end_token=None, pad_token=None)
+        special_tokens(tokenizer, end_token="nope")  # noqa: S106 - a token
 
 
 def test_an_embedding_smaller_than_the_id_space_is_refused(recipe: MakeRecipe, tmp_path: Path):
