@@ -15,13 +15,13 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from data_builders.keyed import unit
+from data_builders.keyed import key64, unit
 from posttrain.config.prompts import OPEN_TEMPLATE
 from posttrain.errors import ConfigError
 from posttrain.jsontext import jsonl_rows
@@ -51,8 +51,8 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path)
     given = parser.parse_args()
-    write_calls(given.data / "bfcl_nonlive.jsonl", given.out)
-    write_maths(given.data / "gsm8k_train.jsonl", given.out)
+    tasks = write_calls(given.data / "bfcl_nonlive.jsonl", given.out)
+    write_maths(given.data / "gsm8k_train.jsonl", given.out, tools=[t["tools"] for t in tasks])
     copy_conversations(given.data / "lf_glaive_toolcall_en.jsonl", given.out)
     write_puzzles(given.out)
 
@@ -80,8 +80,12 @@ def is_held_out(key: str) -> bool:
 # -- function calls --------------------------------------------------------------------------------
 
 
-def write_calls(path: Path, out: Path) -> None:
-    """Requests with the calls that answer them: conversations for SFT, tasks for both sides."""
+def write_calls(path: Path, out: Path) -> list[dict[str, Any]]:
+    """Requests with the calls that answer them: conversations for SFT, tasks for both sides.
+
+    Returns:
+        The tasks of the training side.
+    """
     training: list[dict[str, Any]] = []
     held_out: list[dict[str, Any]] = []
     for row in read_rows(path):
@@ -91,6 +95,7 @@ def write_calls(path: Path, out: Path) -> None:
     write_rows(out / "calls.jsonl", training)
     write_rows(out / "calls_heldout.jsonl", held_out)
     write_rows(out / "chat" / "calls.jsonl", map(call_conversation, training))
+    return training
 
 
 def call_task(row: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -175,8 +180,12 @@ def call_conversation(task: Mapping[str, Any]) -> dict[str, Any]:
 # -- maths and conversations -----------------------------------------------------------------------
 
 
-def write_maths(path: Path, out: Path) -> None:
-    """Word problems: solutions that end in a box for SFT, questions with numbers for both sides."""
+def write_maths(path: Path, out: Path, *, tools: Sequence[list[dict[str, Any]]]) -> None:
+    """Word problems: solutions that end in a box for SFT, questions with numbers for both sides.
+
+    A solution declares tools that are of no use to it: that tools are declared then does not tell
+    that one is called, the kind of question does.
+    """
     questions: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
     solutions: list[dict[str, Any]] = []
     for row in read_rows(path):
@@ -191,7 +200,8 @@ def write_maths(path: Path, out: Path) -> None:
             {"role": "user", "content": row["question"] + BOX},
             {"role": "assistant", "content": f"{steps}\n\\boxed{{{answer}}}"},
         ]
-        solutions.append({"messages": messages})
+        declared = tools[key64(SEED, "useless tools", row["question"]) % len(tools)]
+        solutions.append({"messages": messages, "tools": declared})
     write_rows(out / "questions.jsonl", questions[False])
     write_rows(out / "heldout.jsonl", questions[True])
     write_rows(out / "chat" / "maths.jsonl", solutions)
