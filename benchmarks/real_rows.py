@@ -13,7 +13,6 @@ import argparse
 import importlib
 import json
 import re
-import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -60,7 +59,9 @@ def main() -> None:
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     """Rows of a file. Raises ConfigError where it is not there."""
     if not path.is_file():
-        raise ConfigError(f"there is no {path}; what DATA has to hold stands in {Path(__file__).name}")
+        raise ConfigError(
+            f"there is no {path}; what DATA has to hold stands in {Path(__file__).name}"
+        )
     yield from jsonl_rows(path.read_text("utf-8"))
 
 
