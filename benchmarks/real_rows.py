@@ -66,7 +66,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Rows as JSON lines, and how many."""
+    """Write rows as JSON lines and print how many."""
     lines = [json.dumps(row, ensure_ascii=False) for row in rows]
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic_write_text(path, "".join(f"{line}\n" for line in lines))

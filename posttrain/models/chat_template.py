@@ -47,8 +47,8 @@ def chat_template_of(
 
     Args:
         tokenizer: gives the special tokens, and its own template for `own`.
-        choice: `own` (the tokenizer's), `nemotron_3_nano` (the installed TRL's, pinned), `hermes` or
-            `chatml` (ours), `trl:FAMILY` (the installed TRL's), or the path of a Jinja file.
+        choice: `own` (the tokenizer's), `nemotron_3_nano` (the installed TRL's, pinned), `hermes`
+            or `chatml` (ours), `trl:FAMILY` (the installed TRL's), or the path of a Jinja file.
         variables: fixed template variables, e.g. `{"date_string": "26 Jul 2024"}`.
         key: where the recipe names its choice, for messages.
 
