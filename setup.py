@@ -16,6 +16,7 @@ setup(
     package_data={
         "": ["py.typed"],
         "posttrain.recipes": ["**/*.yaml", "**/*.md"],
+        "posttrain.chat": ["templates/*.jinja"],
         "posttrain.config": ["prompt_templates/*.yaml"],
         "posttrain.report": ["page.css", "page.html.jinja", "page.js"],
     },

@@ -19,7 +19,7 @@ from posttrain.config.paths import refuse_adapter, refuse_missing_checkpoint
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Talk to a checkpoint or a server.")
     parser.add_argument("checkpoint", nargs="?", metavar="DIR", help="a folder or a hub id")
-    parser.add_argument("--chat-template", help="default: the tokenizer's own; or a Jinja file")
+    parser.add_argument("--chat-template", help="default: the tokenizer's own; a name or file")
     parser.add_argument("--server", metavar="URL", help="such as http://localhost:8000/v1")
     parser.add_argument("--model", help="the name that the server knows it by")
     parser.add_argument("--server-type", default="any", help="any, openai, vllm or sglang")
@@ -51,6 +51,7 @@ def main(argv: list[str] | None = None) -> None:
     given = {n: value for n in SAMPLING if (value := getattr(options, n)) is not None}
     tools = open_toolkit(options.tools.split(",")) if options.tools else None
     terminal, client = open_terminal(), None
+    reasons = True  # of a server's template nothing is known
     sampling = {"max_tokens": options.max_tokens}
     if options.server:
         fields = {"kind": "chat", "url": options.server, "model": options.model,
@@ -61,11 +62,13 @@ def main(argv: list[str] | None = None) -> None:
         sampler = open_server(client, backend, sent=given, terminal=terminal)
     else:
         template = options.chat_template or "own"
-        sampler, named = open_checkpoint(options.checkpoint, terminal, chat_template=template)
+        sampler, named, reasons = open_checkpoint(
+            options.checkpoint, terminal, chat_template=template
+        )
         sampling |= named
     limits = validate(sampling | given, ToolLoopSampling, where="sampling").limits()
     with asyncio.Runner() as runner:
-        session = Session(sampler, limits, terminal, tools, seed=options.seed)
+        session = Session(sampler, limits, terminal, tools, seed=options.seed, reasons=reasons)
         try:
             session.talk(runner)
         finally:

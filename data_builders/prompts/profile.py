@@ -193,7 +193,13 @@ def prompts_to_profile(
         lengths = prompt_lengths(clean, renderer.template, encoder_of(renderer.tokenizer))
         most = positions_of(recipe.checkpoint)
         most = min(most, getattr(recipe.backend, "max_length", None) or most)
-        room = check_room(clean, lengths, new=recipe.sampling.max_tokens, room=most)
+        room = check_room(
+            clean,
+            lengths,
+            template=renderer.template,
+            new=recipe.sampling.max_tokens,
+            room=most,
+        )
     return PromptsToProfile(clean, before, stats, parents, inputs, contaminated, room)
 
 

@@ -18,6 +18,7 @@ from posttrain.chat.locate import (
     locate_single_pass,
     sequences,
 )
+from posttrain.chat.reasoning import OPEN
 from posttrain.chat.template import ChatTemplate, trl_templates
 from posttrain.errors import RenderError
 from posttrain.records import Message, ToolCall, message_to_template, tools_to_template
@@ -80,6 +81,23 @@ def profile_of(template: ChatTemplate) -> Profile:
         control_tokens=framing_tokens(template),
         every_turn=every_turn,
     )
+
+
+@functools.lru_cache(maxsize=64)
+def writes_reasoning(template: ChatTemplate) -> bool:
+    """Whether the template knows reasoning: it writes a trace, or its prompt switches one."""
+    trace = "a trace to find"
+    answered = (Message("user", "q"), Message("assistant", "a", reasoning=trace))
+    question = [message_to_template(answered[0])]
+    with contextlib.suppress(RenderError):
+        rows = [message_to_template(message) for message in answered]
+        if trace in template.text(rows, enable_thinking=True):
+            return True
+    prompts: set[str] = set()
+    for switch in THINKING_SWITCHES:
+        with contextlib.suppress(RenderError):
+            prompts.add(template.text(question, add_generation_prompt=True, **switch))
+    return len(prompts) > 1 or any(prompt.rstrip().endswith(OPEN) for prompt in prompts)
 
 
 def _history_differs(template: ChatTemplate) -> bool:

@@ -6,6 +6,7 @@ layout.text, layout.starts    ("<|im_start|>system\\n<|im_end|>\\n<|im_start|>us
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import importlib.util
 import re
@@ -151,15 +152,51 @@ def _read_marks(marked: str, count: int) -> RenderedLayout:
     return RenderedLayout("".join(pieces), order, tuple(generation))
 
 
+# templates of our own, beside this file
+OWN_TEMPLATES = ("hermes", "chatml")
+TRL_PREFIX = "trl:"
+# what a recipe may name in place of a Jinja file
+TEMPLATE_NAMES = ("own", "nemotron_3_nano", *OWN_TEMPLATES, f"{TRL_PREFIX}FAMILY")
+
+
 def trl_templates() -> dict[str, str]:
-    """Names and sources of the chat templates of the installed TRL."""
+    """Names and sources of the chat templates of the installed TRL.
+
+    Raises:
+        RenderError: TRL is not installed.
+    """
     spec = importlib.util.find_spec("trl")  # finds the package without importing torch
     if spec is None or spec.origin is None:
         raise RenderError(
-            "Nemotron 3 Nano's chat template ships with TRL: pip install 'posttrain[train]'"
+            "the chat templates of model families, Nemotron 3 Nano's among them, ship with TRL: "
+            "pip install 'posttrain[train]'"
         )
     folder = Path(spec.origin).parent / "chat_templates"
     return {path.stem: path.read_text("utf-8") for path in sorted(folder.glob("*.jinja"))}
+
+
+def packaged_template_source(choice: str) -> str | None:
+    """Source of a template that is named without a file: one of ours, or `trl:FAMILY`.
+
+    Returns:
+        None where the choice is no such name.
+
+    Raises:
+        RenderError: TRL is not installed, or has no such family.
+    """
+    if choice in OWN_TEMPLATES:
+        return (Path(__file__).parent / "templates" / f"{choice}.jinja").read_text("utf-8")
+    if not choice.startswith(TRL_PREFIX):
+        return None
+    family = choice.removeprefix(TRL_PREFIX)
+    families = trl_templates()
+    if family not in families:
+        # the training variants write other text than inference does, so none is offered
+        offered = [name for name in families if not name.endswith("_training")]
+        near = difflib.get_close_matches(family, offered, n=3)
+        hint = f"; did you mean {' or '.join(near)}?" if near else f": {', '.join(offered)}"
+        raise RenderError(f"the installed TRL has no chat template {family!r}{hint}")
+    return families[family]
 
 
 def nemotron_3_nano_template(

@@ -39,7 +39,7 @@ class AuditTokenizer(Strict):
 
     path: a directory, or a hub id (then name its `revision`).
     revision: commit of a hub id.
-    chat_template: `own` (the tokenizer's, if it has one), `nemotron_3_nano`, or a Jinja file. It
+    chat_template: `own` (the tokenizer's, if it has one), or as in a data recipe. It
         tells turns apart; without one, trained prompts are not looked for.
     stop_tokens: tokens that end a turn, beside the tokenizer's eos and `<|im_end|>`.
     """

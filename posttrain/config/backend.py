@@ -22,7 +22,8 @@ class Rendering(Strict):
     """How prompts are rendered where we do it.
 
     chat_template: `own` (the tokenizer's), `nemotron_3_nano` (the installed TRL's, pinned by
-        digest), or the path of a Jinja file.
+        digest), `hermes` (tools, no reasoning) or `chatml` (neither), `trl:FAMILY` such as
+        `trl:qwen3` (the installed TRL's), or the path of a Jinja file.
     template_variables: fixed variables of the template, e.g. a date for one that reads a clock.
     """
 

@@ -24,7 +24,8 @@ class TokenizerConfig(Strict):
     path: a directory, or a hub id (then name its `revision`).
     revision: commit of a hub id.
     chat_template: `own` (the tokenizer's), `nemotron_3_nano` (the installed TRL's, pinned by
-        digest), or the path of a Jinja file.
+        digest), `hermes` (tools, no reasoning) or `chatml` (neither), `trl:FAMILY` such as
+        `trl:qwen3` (the installed TRL's), or the path of a Jinja file.
     template_variables: fixed variables of the template, e.g. a date for one that reads a clock.
     pad_token: a token other than the one that ends a turn; `null` keeps the tokenizer's, or takes
         one that is used nowhere.

@@ -49,5 +49,6 @@ def missing_template(path: str, *, key: str) -> ConfigError:
     """The error of a base model's tokenizer, with the key to set."""
     return ConfigError(
         f"the tokenizer {path!r} has no chat template of its own, as those of base models: set "
-        f"{key} to nemotron_3_nano, or to a Jinja file"
+        f"{key} to hermes (tools), chatml (plain), nemotron_3_nano (tools and reasoning), "
+        "trl:FAMILY, or a Jinja file"
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from posttrain.chat.masks import message_texts
+from posttrain.chat.profile import writes_reasoning
 from posttrain.chat.reasoning import OPEN
 from posttrain.config.backend import ChatBackend
 from posttrain.conversation.terminal import Terminal
@@ -26,11 +27,14 @@ from posttrain.sampling.rollout import Rollout, RolloutLimits
 from posttrain.sampling.sampler import Ids, Sampler, unframing
 
 _TAIL = 16  # tokens at the end of a prompt that show whether it opens the reasoning
+REASONING_COMMANDS = ("/think", "/no_think", "/reasoning")
 SAMPLING = ("temperature", "top_p", "top_k")
 REFUSED = "error: the user did not allow this call"
-HELP = """\
+REASONING_HELP = """\
 /think, /no_think   reasoning on or off from the next question on
 /reasoning          show reasoning, or fold it
+"""
+HELP = """\
 /system TEXT        set the system message; without a text: remove it
 /reset              forget the conversation
 /exit               end, as Ctrl-D; Ctrl-C stops an answer"""
@@ -65,6 +69,7 @@ class Session:
     Attributes:
         tools: what the model may call; None declares no tool.
         seed: of the first turn; each turn and step derives its own from it.
+        reasons: whether the model's template knows reasoning.
         thinking: the setting of the template from the next turn on.
         messages: so far, without the system message.
     """
@@ -74,6 +79,7 @@ class Session:
     terminal: Terminal
     tools: Toolbox | None = None
     seed: int = 0
+    reasons: bool = True
     thinking: bool = True
     system: str | None = None
     messages: tuple[Message, ...] = ()
@@ -142,6 +148,8 @@ class Session:
     def _command(self, line: str) -> str:
         """Do what a command says; what to print."""
         name, _, rest = line.partition(" ")
+        if name in REASONING_COMMANDS and not self.reasons:
+            return f"{name}: the chat template of this model knows no reasoning"
         if name in ("/think", "/no_think"):
             self.thinking = name == "/think"
             return f"thinking {'on' if self.thinking else 'off'}"
@@ -157,14 +165,15 @@ class Session:
         if name == "/reset":
             self.messages = ()
             return "forgotten"
-        return HELP if name == "/help" else f"no command {name}\n{HELP}"
+        commands = REASONING_HELP + HELP if self.reasons else HELP
+        return commands if name == "/help" else f"no command {name}\n{commands}"
 
 
 def open_checkpoint(
     path: str, terminal: Terminal, *, chat_template: str
-) -> tuple[Sampler, dict[str, Any]]:
-    """The sampler of a folder or hub id, and the sampling parameters of its generation config.
-    Raises ConfigError: something is not there or does not fit."""
+) -> tuple[Sampler, dict[str, Any], bool]:
+    """Sampler of a folder or hub id, what its generation config says of sampling, and whether its
+    template knows reasoning. Raises ConfigError: something is not there or does not fit."""
     # imported here: a server needs neither torch nor a tokenizer
     from transformers.utils.logging import disable_progress_bar
 
@@ -195,7 +204,7 @@ def open_checkpoint(
     named: dict[str, Any] = model.generation_config.to_diff_dict()
     defaults = {name: named[name] for name in SAMPLING if named.get(name) is not None}
     sampler = RenderedSampler(engine, template=template, encoder=encoder, stop_ids=stops)
-    return sampler, defaults
+    return sampler, defaults, writes_reasoning(template)
 
 
 def open_server(

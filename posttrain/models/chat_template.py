@@ -13,9 +13,11 @@ from transformers import PreTrainedTokenizerBase
 
 from posttrain.audit.marks import marks_of
 from posttrain.chat import ChatTemplate, nemotron_3_nano_template, profile_of
+from posttrain.chat.template import TEMPLATE_NAMES, packaged_template_source
 from posttrain.config.audit import AuditConfig, AuditTokenizer
 from posttrain.config.backend import BackendConfig, CompletionsBackend, Rendering
 from posttrain.config.build_sft import SftTokenizer, TokenizerConfig
+from posttrain.config.load import nearest
 from posttrain.config.paths import missing_template
 from posttrain.errors import ConfigError
 from posttrain.models.pad import describe_choice, training_tokens
@@ -47,14 +49,14 @@ def chat_template_of(
 
     Args:
         tokenizer: gives the special tokens, and its own template for `own`.
-        choice: `nemotron_3_nano` (from the installed TRL, pinned), `own` (the tokenizer's), or the
-            path of a Jinja file.
+        choice: `own` (the tokenizer's), `nemotron_3_nano` (the installed TRL's, pinned), `hermes`
+            or `chatml` (ours), `trl:FAMILY` (the installed TRL's), or the path of a Jinja file.
         variables: fixed template variables, e.g. `{"date_string": "26 Jul 2024"}`.
         key: where the recipe names its choice, for messages.
 
     Raises:
         ConfigError: `own` without a template, or a file that is not there.
-        RenderError: the template does not compile, or is not the pinned one.
+        RenderError: the template does not compile, is not the pinned one, or TRL lacks it.
     """
     shared: dict[str, Any] = {**tokenizer.special_tokens_map, **(variables or {})}
     splits = exact_split_tokens(tokenizer)
@@ -65,9 +67,13 @@ def chat_template_of(
         if not isinstance(source, str):
             raise missing_template(tokenizer.name_or_path, key=key)
         return ChatTemplate(source, name="own", variables=shared, special_tokens=splits)
+    packaged = packaged_template_source(choice)
+    if packaged is not None:
+        return ChatTemplate(packaged, name=choice, variables=shared, special_tokens=splits)
     path = Path(choice)
     if not path.is_file():
-        raise ConfigError(f"{key} {choice!r} is neither nemotron_3_nano, own, nor a file")
+        hint = nearest(choice, TEMPLATE_NAMES)
+        raise ConfigError(f"{key} {choice!r} is neither a file nor the name of a template{hint}")
     source = path.read_text(encoding="utf-8")
     return ChatTemplate(source, name=path.name, variables=shared, special_tokens=splits)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import transformers
 
-from posttrain.chat import ChatTemplate, render
+from posttrain.chat import ChatTemplate, render, writes_reasoning
 from posttrain.errors import ConfigError, DataError, RenderError
 from posttrain.rollouts import Prompt
 from posttrain.tokens.tokenizer import Encoder
@@ -74,10 +74,18 @@ def prompt_text(prompt: Prompt, template: ChatTemplate) -> str:
     )
 
 
-def check_room(prompts: Sequence[Prompt], lengths: Sequence[int], *, new: int, room: int) -> str:
+def check_room(
+    prompts: Sequence[Prompt],
+    lengths: Sequence[int],
+    *,
+    template: ChatTemplate,
+    new: int,
+    room: int,
+) -> str:
     """One line on the prompts; refuse those behind which a completion would not fit.
 
     Args:
+        template: what the prompts are rendered with.
         new: tokens that a completion may have.
         room: positions of the model.
 
@@ -91,8 +99,11 @@ def check_room(prompts: Sequence[Prompt], lengths: Sequence[int], *, new: int, r
             f"that is more than the model's {room:,} positions: leave such prompts out, or set "
             f"max_tokens to at most {max(room - lengths[at], 0)}"
         )
-    thinking = sum(prompt.thinking for prompt in prompts) / len(prompts)
+    reasoning = ""
+    if writes_reasoning(template):
+        thinking = sum(prompt.thinking for prompt in prompts) / len(prompts)
+        reasoning = f"{thinking:.0%} with reasoning; "
     return (
-        f"{len(prompts):,}: {thinking:.0%} with reasoning; longest {lengths[at]:,} tokens + "
-        f"{new:,} new {room_text(room)}"
+        f"{len(prompts):,}: {reasoning}longest {lengths[at]:,} tokens + {new:,} new "
+        f"{room_text(room)}"
     )

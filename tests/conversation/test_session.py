@@ -207,3 +207,16 @@ def test_what_cannot_be_talked_to_is_refused(tmp_path, monkeypatch, capsys):
         main([str(tmp_path)])
     with pytest.raises(ConfigError, match="calculator"):
         main(["--server", "http://h/v1", "--model", "m", "--tools", "calculater"])
+
+
+def test_reasoning_is_offered_where_the_template_knows_it(tmp_path, monkeypatch):
+    folder = write_checkpoint(tmp_path / "checkpoint")
+    arguments = [str(folder), "--max-tokens", "4"]
+    lines = "/help\n/think\n/reasoning\n"
+    with_reasoning = chat(*arguments, lines=lines, monkeypatch=monkeypatch)
+    assert "/think, /no_think" in with_reasoning
+    assert "thinking on" in with_reasoning
+    without = chat(*arguments, "--chat-template", "hermes", lines=lines, monkeypatch=monkeypatch)
+    assert "/think, /no_think" not in without
+    assert "/think: the chat template of this model knows no reasoning" in without
+    assert "/reasoning: the chat template of this model knows no reasoning" in without

@@ -256,7 +256,9 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         if recipe.rollouts.engine == "lora_server":
             refuse_lora_server(launched.sharding)
         new, room = recipe.sampling.max_tokens, positions(trainer.model.config)
-        lines = [("prompts", check_room(self.prompts, self._lengths, new=new, room=room))]
+        template = self._rendering[0]
+        fits = check_room(self.prompts, self._lengths, template=template, new=new, room=room)
+        lines = [("prompts", fits)]
         if self._routers:
             frozen = "frozen" if recipe.moe.freeze_router else "trained"
             moved = f"bias moved by {recipe.moe.bias_update_rate:g} a step"

@@ -1,0 +1,35 @@
+"""A recipe's chat template by name: ours, a family's, a file; and how prompts are described."""
+
+from __future__ import annotations
+
+import pytest
+
+from posttrain.errors import ConfigError
+from posttrain.models.chat_template import chat_template_of
+from posttrain.models.room import check_room
+from posttrain.records import Message
+from posttrain.rollouts import Prompt
+from tests.sampling.small_models import byte_tokenizer
+
+PROMPT = Prompt("p", "t", "s", (Message("user", "q"),), thinking=True)
+
+
+@pytest.mark.parametrize("choice", ["hermes", "chatml", "trl:qwen3", "nemotron_3_nano"])
+def test_templates_by_name(choice: str):
+    template = chat_template_of(byte_tokenizer(), choice=choice)
+    assert template.name == choice
+    text = template.text([{"role": "user", "content": "q"}], add_generation_prompt=True)
+    assert "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n" in text
+
+
+def test_a_misspelt_name_names_the_nearest_and_the_key():
+    with pytest.raises(ConfigError, match=r"tokenizer\.chat_template 'herms' .*'hermes'"):
+        chat_template_of(byte_tokenizer(), choice="herms", key="tokenizer.chat_template")
+
+
+def test_plans_speak_of_reasoning_where_the_template_knows_it():
+    for choice, speaks in (("hermes", False), ("nemotron_3_nano", True)):
+        template = chat_template_of(byte_tokenizer(), choice=choice)
+        line = check_room([PROMPT], [8], template=template, new=4, room=64)
+        assert ("with reasoning" in line) is speaks
+        assert "longest 8 tokens + 4 new of 64 positions" in line
