@@ -98,8 +98,7 @@ def before_and_after(cells: Sequence[ui.Row], pairs: Sequence[ui.Row]) -> Iterat
     yield ui.Table(head, rows)
     yield (
         "Below each share its 95 % Wilson interval. A change is in points, over the questions that "
-        "both answered; p is McNemar's exact test with one sample a question, else a permutation "
-        "test. Undeclared calls: completions with a tool call where no tool is declared."
+        "both answered, with the p of Student's t over them. Undeclared calls: completions with a tool call where no tool is declared."
     )
     intervals: list[ui.Interval] = []
     for cell in cells:
