@@ -29,7 +29,7 @@ from typing import Any
 from scipy import stats
 
 from posttrain.chat.detect import detect_in_completion
-from posttrain.evaluation.compare import change_interval, shared_means
+from posttrain.evaluation.compare import shared_changes
 from posttrain.evaluation.intervals import Values, by_question, rate
 from posttrain.evaluation.metrics import values_of
 from posttrain.evaluation.run import read_run
@@ -341,9 +341,9 @@ def cells(runs: Sequence[Path], base: Sequence[Path], figure: str) -> list[str]:
     row.append(", ".join(f"{value:.1f}" for value in each) if len(each) > 1 else "")
     if runs == base or not others:
         return [*row, "", ""]
-    left, right, _ = shared_means(by_question([v for run in others for v in run]), pooled)
-    low, high = change_interval(right - left)
-    row.append(f"{100 * (right - left).mean():+.1f} ({100 * low:+.1f} … {100 * high:+.1f})")
+    changes = shared_changes(by_question([v for run in others for v in run]), pooled)
+    low, high = changes.interval()
+    row.append(f"{100 * changes.each.mean():+.1f} ({100 * low:+.1f} … {100 * high:+.1f})")
     before = [100 * statistics.fmean(value for value, _ in run) for run in others]
     before *= len(each) if len(before) == 1 else 1  # a checkpoint without seeds
     apart = [after - one for one, after in zip(before, each, strict=False)]

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from posttrain.evaluation.compare import rate_difference
-from posttrain.evaluation.intervals import Values, by_question, length, wilson
+from posttrain.evaluation.intervals import Values, by_question, rate
 from posttrain.evaluation.metrics import correct
 from posttrain.evaluation.run import Record
 from posttrain.jsontext import load_json
@@ -106,12 +106,11 @@ def _sound(call: ToolCall, validators: Mapping[str, Any]) -> bool:
 # -- figures ---------------------------------------------------------------------------------------
 
 
-def agentic_rows(records: Mapping[str, Sequence[Record]], *, seed: int) -> Row | None:
+def agentic_rows(records: Mapping[str, Sequence[Record]]) -> Row | None:
     """All figures of the agentic runs of some checkpoints; None where there are none.
 
     Args:
         records: by checkpoint; other records are left out.
-        seed: of bootstrap draws and permutations.
 
     Returns:
         `models`: a row a checkpoint, the one that solves most first; `pairs`: each of the others
@@ -123,21 +122,21 @@ def agentic_rows(records: Mapping[str, Sequence[Record]], *, seed: int) -> Row |
             own[name] = runs
     if not own:
         return None
-    models = [_model_row(name, runs, seed) for name, runs in own.items()]
+    models = [_model_row(name, runs) for name, runs in own.items()]
     models.sort(key=lambda row: -(row["families"][-1]["share"] or 0))
     best, *others = (row["checkpoint"] for row in models)
     values = {name: _values(runs) for name, runs in own.items()}
     pairs = [
-        {"names": [name, best], **paired(values[name], values[best], seed=seed)}
+        {"names": [name, best], **paired(values[name], values[best])}
         for name in others
         if {task for _, task in values[name]} & {task for _, task in values[best]}
     ]
     return {"models": models, "pairs": pairs}
 
 
-def paired(a: Values, b: Values, *, seed: int) -> Row:
+def paired(a: Values, b: Values) -> Row:
     """b − a in the share of solved runs, over the tasks that both have; shares in [0, 1]."""
-    return asdict(rate_difference(by_question(a), by_question(b), seed=seed))
+    return asdict(rate_difference(by_question(a), by_question(b)))
 
 
 def _values(runs: Sequence[Record]) -> Values:
@@ -149,7 +148,7 @@ def _values(runs: Sequence[Record]) -> Values:
     ]
 
 
-def _model_row(name: str, runs: Sequence[Record], seed: int) -> Row:
+def _model_row(name: str, runs: Sequence[Record]) -> Row:
     families: dict[str, list[Record]] = {}
     for record in runs:
         families.setdefault(str(family_of(record.prompt)), []).append(record)
@@ -164,7 +163,7 @@ def _model_row(name: str, runs: Sequence[Record], seed: int) -> Row:
         "families": [
             {
                 "family": family,
-                **share_row(_values(own), seed=seed),
+                **share_row(_values(own)),
                 "unscored": sum(record.score.value is None for record in own),
                 "calls_per_run": sum(len(r.completion.tool_calls) for r in own) / len(own),
             }
@@ -176,22 +175,19 @@ def _model_row(name: str, runs: Sequence[Record], seed: int) -> Row:
     }
 
 
-def share_row(values: Values, *, seed: int) -> Row:
-    """Solved runs of all scored ones, with a bootstrap that draws tasks, and Wilson's interval as
-    others print it: too narrow where runs of one task are alike."""
-    runs, solved = len(values), sum(value for value, _ in values)
-    over_tasks = length(values, seed=seed)
-    if over_tasks is None:
-        nothing = dict.fromkeys(("share", "wilson", "by_task"))
-        return {"runs": 0, "tasks": 0, "solved": 0, **nothing}
-    tasks = over_tasks.mean
+def share_row(values: Values) -> Row:
+    """The mean over tasks of each one's share of solved runs, with the interval of every rate: the
+    runs of one task are alike, and a share of 0 or 1 is not known to be exactly that."""
+    estimate = rate(values)
+    if estimate is None:
+        return {"runs": 0, "tasks": 0, "solved": 0, **dict.fromkeys(("share", "low", "high"))}
     return {
-        "runs": runs,
-        "tasks": tasks.questions,
-        "solved": int(solved),
-        "share": solved / runs,
-        "wilson": wilson(solved / runs, runs),
-        "by_task": (tasks.low, tasks.high),
+        "runs": estimate.samples,
+        "tasks": estimate.questions,
+        "solved": int(sum(value for value, _ in values)),
+        "share": estimate.value,
+        "low": estimate.low,
+        "high": estimate.high,
     }
 
 
@@ -214,5 +210,5 @@ def scored_expectations(
                 "runs": row["runs"],
                 "met": low <= row["share"] <= high,
                 # whether the runs could tell: their interval and the range have no point in common
-                "contradicted": row["wilson"][1] < low or row["wilson"][0] > high,
+                "contradicted": row["high"] < low or row["low"] > high,
             }

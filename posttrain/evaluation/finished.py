@@ -139,7 +139,7 @@ def leaderboard(names: Sequence[str]) -> None:
         if sides[name].lock["prompts"].keys() != first.lock["prompts"].keys():
             raise ConfigError(f"{name} has other tasks than {names[0]}")
         records[name] = comparable(first, sides[name], despite=("rendering", "versions"))[1]
-    rows = agentic_rows(records, seed=0)
+    rows = agentic_rows(records)
     if rows is None:
         raise ConfigError("these evaluations have no agentic tasks")
     print_sections(open_console(), agentic.figures(rows, {}, ()), charts=False)

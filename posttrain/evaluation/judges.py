@@ -124,7 +124,7 @@ def judge_cells(judged: Sequence[Judged], *, seed: int) -> list[Row]:
     return rows
 
 
-def judge_differences(judged: Sequence[Judged], *, seed: int) -> list[Row]:
+def judge_differences(judged: Sequence[Judged]) -> list[Row]:
     """Each other checkpoint against the first, on questions where a figure applies to both."""
     names = list(dict.fromkeys(one.checkpoint for one in judged))
     rows: list[Row] = []
@@ -135,7 +135,7 @@ def judge_differences(judged: Sequence[Judged], *, seed: int) -> list[Row]:
                 row: Row = {"a": names[0], "b": name, "source": source}
                 a, b = _values(ours), _values(theirs[source])
                 for figures, difference in ((RATES, rate_difference), (MEANS, length_difference)):
-                    row |= differences(a, b, figures, difference, least=2, seed=seed)
+                    row |= differences(a, b, figures, difference, least=2)
                 rows.append(row)
     return rows
 
@@ -189,7 +189,7 @@ def run_evaluation(
     judged = [one for rows in judgements.values() for *_, one in rows if one is not None]
     metrics = {
         "cells": judge_cells(judged, seed=recipe.seed),
-        "differences": judge_differences(judged, seed=recipe.seed),
+        "differences": judge_differences(judged),
         "failed": {name: sum(one is None for *_, one in own) for name, own in judgements.items()},
     }
     examples = [row for name, own in judgements.items() for row in _to_read(name, own)]

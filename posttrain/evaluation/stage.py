@@ -264,15 +264,15 @@ async def _inspect_records(
 
 def metrics_of(records: Records, *, seed: int) -> dict[str, Any]:
     """All figures of a run; the first checkpoint is the one that others are compared with. `seed`
-    is of bootstrap draws and permutations."""
+    is of bootstrap draws."""
     first, *others = records.values()
-    agentic = agentic_rows(records, seed=seed)
+    agentic = agentic_rows(records)
     sensitive = [row for own in records.values() for row in sensitivity_rows(own)]
     return {
         **({} if agentic is None else {"agentic": agentic}),
         **({"sensitivity": sensitive} if sensitive else {}),
         "cells": [row for own in records.values() for row in cell_rows(own, seed=seed)],
-        "pairs": [row for own in others for row in paired_rows(first, own, seed=seed)],
+        "pairs": [row for own in others for row in paired_rows(first, own)],
     }
 
 

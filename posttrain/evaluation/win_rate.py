@@ -12,8 +12,8 @@ from typing import Any
 
 from posttrain.config.eval import WinRateConfig
 from posttrain.errors import ConfigError
-from posttrain.evaluation.compare import RunCheckpoint, length_difference
-from posttrain.evaluation.intervals import Values, by_question, rate
+from posttrain.evaluation.compare import RunCheckpoint, length_difference, rate_difference
+from posttrain.evaluation.intervals import Estimate, Values, by_question, rate
 from posttrain.evaluation.metrics import ALL
 from posttrain.evaluation.run import unit_name
 from posttrain.rollouts import Completion, Prompt
@@ -94,15 +94,14 @@ class Duel:
         }
 
 
-def win_rows(duels: Sequence[Duel], *, seed: int) -> list[Row]:
-    """A row a unit, and one over all where there are several; 95 % intervals cluster questions.
-    `seed` is of the permutation test of lengths."""
+def win_rows(duels: Sequence[Duel]) -> list[Row]:
+    """A row a unit, and one over all where there are several; 95 % intervals cluster questions."""
     units = list(dict.fromkeys(duel.unit for duel in duels))
-    rows = [_row(unit, [d for d in duels if d.unit == unit], seed) for unit in units]
-    return [*rows, _row(ALL, duels, seed)] if len(units) > 1 else rows
+    rows = [_row(unit, [d for d in duels if d.unit == unit]) for unit in units]
+    return [*rows, _row(ALL, duels)] if len(units) > 1 else rows
 
 
-def _row(unit: str, duels: Sequence[Duel], seed: int) -> Row:
+def _row(unit: str, duels: Sequence[Duel]) -> Row:
     row: Row = {
         "unit": unit,
         "questions": len({duel.question for duel in duels}),
@@ -116,16 +115,33 @@ def _row(unit: str, duels: Sequence[Duel], seed: int) -> Row:
         name: [(float(score == outcome), question) for score, question in scores]
         for name, outcome in (("win", 1.0), ("tie", 0.5), ("loss", 0.0))
     }
-    values["score"] = scores
     values["disagree"] = [(d.disagree, d.question) for d in duels if d.disagree is not None]
     for name, own in values.items():
         estimate = rate(own)
         row[name] = estimate and asdict(estimate)
+    row["score"] = _score(scores)
     before = by_question([(_tokens(duel.before), duel.question) for duel in duels])
     after = by_question([(_tokens(duel.after), duel.question) for duel in duels])
     several = len(before.names) > 1
-    row["tokens"] = asdict(length_difference(before, after, seed=seed)) if several else None
+    row["tokens"] = asdict(length_difference(before, after)) if several else None
     return row
+
+
+def _score(scores: Values) -> Row | None:
+    """Wins and half of the ties. Its interval is that of the paired change from −1, all lost, to 1,
+    all won, since ties vary less than wins and losses; `p` is of as many won as lost."""
+    if not scores:
+        return None
+    lost = by_question([(1 - value, question) for value, question in scores])
+    change = rate_difference(lost, by_question(scores))
+    estimate = Estimate(
+        value=(1 + change.difference) / 2,
+        low=(1 + change.low) / 2,
+        high=(1 + change.high) / 2,
+        questions=change.questions,
+        samples=len(scores),
+    )
+    return {**asdict(estimate), "p": change.p}
 
 
 def _tokens(completion: Completion) -> int:
@@ -198,7 +214,7 @@ def write_duels(
         if duel.decided is None:
             duel = replace(duel, judgements=(next(rows), next(rows)))
         judged.append(duel)
-    metrics = {"rows": win_rows(judged, seed=recipe.seed), "ledger": dict(ledger)}
+    metrics = {"rows": win_rows(judged), "ledger": dict(ledger)}
     atomic_write_json(run.path / METRICS, metrics)
     atomic_write_text(run.path / DUELS, "".join(row_line(duel.row()) for duel in judged))
     run.finish(

@@ -95,7 +95,6 @@ def run_script(arguments: Sequence[str], samplers: Sequence[ScriptedSampler] = (
         patch("posttrain.evaluation.stage.opened_sampler", opening(lambda _: left.pop(0))),
         # intervals have tests of their own
         patch("posttrain.evaluation.intervals.DRAWS", 50),
-        patch("posttrain.evaluation.compare.PERMUTATIONS", 99),
         patch("data_builders.prompts.build.toolkits_for", lambda *_: toolkits),
         patch("data_builders.prompts.build.all_graders", lambda: graders),
         patch("data_builders.prompts.evaluation.all_graders", lambda *_: graders),

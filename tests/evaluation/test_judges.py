@@ -217,10 +217,10 @@ def test_every_source_and_all_of_them():
 def test_differences_are_against_the_first_judge_question_by_question():
     before = pairs(*[(1, 1)] * 30)
     after = pairs(*[(1, 2)] * 24, *[(1, 1)] * 6, checkpoint="b", reward=-0.5)
-    (row,) = judge_differences([*before, *after], seed=0)
+    (row,) = judge_differences([*before, *after])
     assert (row["a"], row["b"], row["source"]) == ("a", "b", "s")
     assert row["pairwise_accuracy"]["difference"] == pytest.approx(0.4)
     assert row["position_consistency"]["difference"] == pytest.approx(0.8)
     assert row["position_consistency"]["p"] < 1e-4
     assert row["reward"]["difference"] == pytest.approx(0.5)
-    assert judge_differences(before, seed=0) == []
+    assert judge_differences(before) == []

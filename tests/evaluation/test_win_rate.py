@@ -66,7 +66,7 @@ def test_the_outcome_of_two_orders(
 def test_no_answer_loses_to_one_without_a_judge(answers: tuple[str, str], outcome: float):
     silent = duel(answers=answers)
     assert (silent.decided, silent.outcome) == (outcome, outcome)
-    (row,) = win_rows([silent, duel(2, 1, n=1)], seed=0)
+    (row,) = win_rows([silent, duel(2, 1, n=1)])
     assert row["unjudged"] == 0
     assert row["score"]["samples"] == 2
 
@@ -74,7 +74,7 @@ def test_no_answer_loses_to_one_without_a_judge(answers: tuple[str, str], outcom
 def test_rates_by_hand():
     duels = [duel(2, 1, n=0), duel(2, 1, n=1), duel(1, 2, n=2), duel(1, 1, n=3), duel(None, 1, n=4)]
     duels.append(duel(n=5, answers=("new", "new "), source="v"))
-    rows = {row["unit"].partition(".")[0]: row for row in win_rows(duels, seed=0)}
+    rows = {row["unit"].partition(".")[0]: row for row in win_rows(duels)}
     found = {name: rows["s"][name]["value"] for name in ("win", "tie", "loss", "score", "disagree")}
     assert found == {"win": 0.5, "tie": 0.25, "loss": 0.25, "score": 0.625, "disagree": 0.25}
     assert (rows["s"]["duels"], rows["s"]["unjudged"]) == (5, 1)

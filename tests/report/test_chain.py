@@ -36,7 +36,7 @@ def artifact(out: Path, kind: str, *parents: Path, files=(), stats=None, config=
 
 def difference(a: float, b: float) -> dict:
     change = {"a": a, "b": b, "difference": b - a, "low": b - a - 0.1, "high": b - a + 0.1}
-    return {**change, "p": 0.01, "test": "mcnemar", "questions": 30}
+    return {**change, "p": 0.01, "test": "t", "questions": 30}
 
 
 def judged(folder: Path, order: list[str], models: dict[str, Path]) -> Path:
@@ -123,12 +123,12 @@ def test_effects_are_those_of_the_records(tmp_path: Path):
         values["tokens"] = [(a + b, question) for (a, question), (b, _) in pairs]
         sides.append({key: by_question(value) for key, value in values.items()})
     found = {effect.name: effect for effect in effects}
-    calls = rate_difference(*(side["hallucination"] for side in sides), seed=0)
+    calls = rate_difference(*(side["hallucination"] for side in sides))
     shown = found["dpo: undeclared calls, %"]
     assert shown.change == 100 * calls.difference < 0
     assert (shown.low, shown.high) == (100 * calls.low, 100 * calls.high)
     assert shown.questions == len(sides[0]["hallucination"].names)
-    tokens = length_difference(*(side["tokens"] for side in sides), seed=0)
+    tokens = length_difference(*(side["tokens"] for side in sides))
     assert found["dpo: tokens (no_tools)"].after == tokens.b
     # trained on nothing that is known: accuracy is what a stage is for
     assert effects[0].figure.startswith("accuracy")

@@ -30,13 +30,13 @@ def leaderboard(found: ui.Row, costs: Sequence[ui.Row]) -> Iterator[ui.Block]:
         for place, model in enumerate(found["models"], 1)
         for name in [model["checkpoint"]]
     ]
-    head = ["", "model", "solved", "share", "over runs", "over tasks", "calls a run"]
+    head = ["", "model", "solved", "share", "95 %", "calls a run"]
     yield ui.Table([*head, "money", "per solved run", "seconds a model call, p50", "p95"], rows)
     yield from (in_words(pair) for pair in found["pairs"])
     yield (
-        "95 % intervals: Wilson's, as if every run were of another task, and a bootstrap over "
-        "tasks, which has no width where all agree. p is of the paired difference over tasks, not "
-        "corrected for many models. Money per solved run includes the runs that fail."
+        "Intervals are over tasks, whose runs are alike, and have a width at 0 and 1 too. p is of "
+        "the paired difference over tasks, not corrected for many models. Money per solved run "
+        "includes the runs that fail."
     )
 
 
@@ -55,16 +55,17 @@ def families(models: Sequence[ui.Row]) -> Iterator[ui.Block]:
     for model in models:
         rows = [[row["family"], row["tasks"], *_solved(row)] for row in model["families"]]
         yield (ui.Styled(model["checkpoint"], "bold"),)
-        head = ["family", "tasks", "solved", "share", "over runs", "over tasks", "calls a run"]
+        head = ["family", "tasks", "solved", "share", "95 %", "calls a run"]
         yield ui.Table(head, rows, total=True)
 
 
 def _solved(row: ui.Row) -> list[object]:
-    bounds = (row["wilson"], row["by_task"])
-    spans = [b and f"{ui.percent(b[0])} – {ui.percent(b[1])}" for b in bounds]
+    span = None
+    if row["share"] is not None:
+        span = f"{ui.percent(row['low'])} – {ui.percent(row['high'])}"
     unscored = f"{row['unscored']} not scored" if row["unscored"] else ""
     solved = ui.TableCell(f"{row['solved']}/{row['runs']}", below=unscored)
-    return [solved, ui.percent(row["share"]), *spans, f"{row['calls_per_run']:.1f}"]
+    return [solved, ui.percent(row["share"]), span, f"{row['calls_per_run']:.1f}"]
 
 
 def spent(row: ui.Row | None) -> list[object]:

@@ -245,7 +245,7 @@ def figure_change(a: Sequence[Record], b: Sequence[Record], figure: str) -> Diff
     if shared < (2 if figure == "tokens" else 1):
         return None
     difference = length_difference if figure == "tokens" else rate_difference
-    return difference(left, right, seed=0)
+    return difference(left, right)
 
 
 def _effect(
