@@ -80,9 +80,9 @@ def before_and_after(
     table = _pair_table if len(names) == 2 else _wide_table
     yield table(cells, pairs, names, rates)
     yield (
-        "Intervals are 95 %: of a share Wilson's, of a change in points over the questions that "
-        "both answered; p is McNemar's exact test with one sample a question, else a permutation "
-        "test. Undeclared calls: completions with a tool call where no tool is declared."
+        "Intervals are 95 %, over questions; of a change in points, over the questions that both "
+        "answered, with the p of Student's t over them. Undeclared calls: completions with a tool "
+        "call where no tool is declared."
     )
 
 
