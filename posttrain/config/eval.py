@@ -119,7 +119,7 @@ class Price(Strict):
 
     input: of prompt tokens.
     output: of all tokens that the model writes.
-    cached: of prompt tokens that an earlier turn of the same completion sent; null: as `input`.
+    cached: of prompt tokens that the server reported to be cached; null: as `input`.
     reasoning: of output tokens that are reasoning; null: as `output`.
     """
 

@@ -2,8 +2,8 @@
 
 Reasoning tokens are part of the output tokens, and are priced once. Money per solved task is all
 money, that of failed ones too, over solved completions. Cached are what the server reported, of
-`cached_reported` calls, else the prompt of the call that a call goes on from. A latency is one
-model call's; in process that is a batch. Throughput is over the time in which a call was under way.
+`cached_reported` calls; of the others none is, so that a bill is never under-stated. A latency is
+one model call's; in process that is a batch. Throughput is over the time in which a call was under way.
 """
 
 from __future__ import annotations
@@ -47,11 +47,7 @@ def written(step: Step) -> int:
 def tokens_of(completion: Completion) -> dict[str, int]:
     """Tokens of all model calls: input, the cached part of it, output, the reasoning part of it."""
     steps = completion.steps
-    before = [0, *(step.prompt_tokens for step in steps)]
-    cached = (
-        min(step.prompt_tokens, earlier if step.cached_tokens is None else step.cached_tokens)
-        for step, earlier in zip(steps, before, strict=False)
-    )
+    cached = (min(step.prompt_tokens, step.cached_tokens or 0) for step in steps)
     return {
         "input": sum(step.prompt_tokens for step in steps),
         "cached": sum(cached),

@@ -25,7 +25,9 @@ def step(prompt_tokens: int, reasoning: int, answer: int, **more) -> Step:
 
 
 def test_every_token_is_counted_once():
-    tokens = tokens_of(Completion("p", 0, (step(100, 30, 10), step(150, 0, 20)), "stop"))
+    tokens = tokens_of(
+        Completion("p", 0, (step(100, 30, 10), step(150, 0, 20, cached_tokens=100)), "stop")
+    )
     assert tokens == {"input": 250, "cached": 100, "output": 60, "reasoning": 30}
     # 150 fresh and 100 cached tokens in; 30 of reasoning and 30 others out
     price = Price(input=1, cached=0.1, output=10, reasoning=20)
@@ -34,11 +36,17 @@ def test_every_token_is_counted_once():
     assert money(tokens, Price(input=1, output=10)) == pytest.approx((250 + 600) / 1e6)
 
 
+def test_nothing_is_cached_where_the_server_reports_nothing():
+    tokens = tokens_of(Completion("p", 0, (step(100, 0, 1), step(150, 0, 1)), "stop"))
+    assert tokens["cached"] == 0
+    assert money(tokens, Price(input=1, cached=0.1, output=0)) == pytest.approx(250 / 1e6)
+
+
 def test_cached_tokens_are_those_that_the_server_reported():
     first, second = step(100, 0, 1, cached_tokens=64), step(150, 0, 1, cached_tokens=0)
     assert tokens_of(Completion("p", 0, (first, second), "stop"))["cached"] == 64
     unit, _ = cost_rows({"sft": [record(0, 1.0, first, step(150, 0, 1))]}, {}, {})
-    assert (unit["tokens"]["cached"], unit["calls"], unit["cached_reported"]) == (164, 2, 1)
+    assert (unit["tokens"]["cached"], unit["calls"], unit["cached_reported"]) == (64, 2, 1)
     assert step_from_row(step_to_row(first)) == first
 
 

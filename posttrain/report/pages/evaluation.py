@@ -317,8 +317,8 @@ def costs(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
     every = [row for row in rows if row["task"] == "all"]
     calls, reported = (sum(row[name] for row in every) for name in ("calls", "cached_reported"))
     yield (
-        f"Cached input tokens are the server's for {reported:,} of {calls:,} model calls; of the "
-        "others the prompt of the call that they go on from. Reasoning is part of the output. "
+        f"Cached input tokens are the server's for {reported:,} of {calls:,} model calls, "
+        "and none of the others. Reasoning is part of the output. "
         "Money needs `prices`; that of all completions is divided by the solved ones."
     )
 
