@@ -3,7 +3,8 @@
 Reasoning tokens are part of the output tokens, and are priced once. Money per solved task is all
 money, that of failed ones too, over solved completions. Cached are what the server reported, of
 `cached_reported` calls; of the others none is, so that a bill is never under-stated. A latency is
-one model call's; in process that is a batch. Throughput is over the time in which a call was under way.
+one model call's; in process that is a batch. Throughput is over the time in which a call was under
+way.
 """
 
 from __future__ import annotations
