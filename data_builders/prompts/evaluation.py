@@ -19,6 +19,7 @@ from posttrain.runs import Counts, Parent
 from reward.environments.agentic.policies import PolicySampler
 from reward.environments.judged import PROMPT_DIGEST
 from reward.graders.base import Attempt, Grader
+from reward.graders.constraints import NLTK_DATA
 
 if TYPE_CHECKING:
     from posttrain.evaluation.run import Grade
@@ -70,6 +71,7 @@ def evaluation_plan(
         prompts, parents, inputs = built.prompts, rows.parents, rows.inputs
         stats = {"sources": built.stats()["sources"]}
         for name, counts in stats["sources"].items():
+            refuse_missing_data(name, counts)
             if not counts["kept"]:
                 why = [f"{reason} {n:,}" for reason, n in counts["dropped"].items()]
                 why += counts["examples"].values()
@@ -99,6 +101,19 @@ def evaluation_plan(
         judge=recipe.judge and {**recipe.judge.identity(), "prompt": PROMPT_DIGEST},
         scripted=lambda policy: PolicySampler(prompts, policy),
     )
+
+
+def refuse_missing_data(task: str, counts: Mapping[str, Any]) -> None:
+    """Raise ConfigError where rows would be left out since this machine lacks their checkers' data:
+    what is left would be another benchmark under the same name."""
+    reason = NLTK_DATA.partition(":")[0]
+    lost = sum(n for name, n in counts["dropped"].items() if reason in name)
+    if lost:
+        command = NLTK_DATA.partition(": ")[2]
+        raise ConfigError(
+            f"task {task!r}: {lost:,} of {counts['rows_in']:,} rows need data of NLTK that is not "
+            f"installed; nothing was run: {command}"
+        )
 
 
 def _inspect_tasks(recipe: EvalConfig) -> tuple[list[Prompt], dict[str, Any]]:

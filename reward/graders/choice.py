@@ -130,7 +130,7 @@ _AND = re.compile(r"[\s*_)\]}]*(?:\b(?:or|and)\b|[/,&和或])[\s*_(\[{]*", re.IG
 def chosen(answer: str, options: Options) -> str | None:
     """The letter of the option that an answer (without its reasoning) chooses: SEVERAL where it
     chooses several, None where no option is found. Letters of options are upper case."""
-    answer = tidy(answer)
+    answer = _without_echo(tidy(answer), options)
     for place in answer_places(answer):
         line = place.text.split("\n", 1)[0]
         text = line if place.kind == "label" else place.text
@@ -145,6 +145,21 @@ def chosen(answer: str, options: Options) -> str | None:
         if letter is not None:
             return letter
     return None
+
+
+def _without_echo(answer: str, options: Options) -> str:
+    """The answer without a list of all the options: its last line is nobody's choice. What names an
+    option once more stays."""
+    letters = [choice(line, options) for line in answer.split("\n")]
+    if not options.keys() <= set(letters):
+        return answer
+    listed: set[str | None] = {None}
+    kept: list[str] = []
+    for line, letter in zip(answer.split("\n"), letters, strict=True):
+        if letter in listed:
+            kept.append(line)
+        listed.add(letter)
+    return "\n".join(kept)
 
 
 def _mentioned(text: str, options: Options, kind: str) -> str | None:

@@ -106,6 +106,23 @@ def test_an_empty_answer_is_wrong_in_any_format(grader: str, question: str):
         assert graded(grader, question, answer, outputs=["18"]).value == 0.0
 
 
+LIST = "A) 2\nB) 3\nC) 5\nD) 7"
+
+
+@pytest.mark.parametrize(
+    "form", ["{}", "The options are:\n{}", "**{}**\n", "{}\n\nHope this helps!"]
+)
+def test_the_last_of_all_options_is_nobodys_choice(form: str):
+    silent = form.format(LIST)
+    gold_d = dataclasses.replace(asking("multiple_choice", "Which?"), gold="D")
+    (score,) = GRADERS["multiple_choice"]().grade([Attempt(gold_d, completion_of(silent))])
+    assert score.value is None
+    assert graded("multiple_choice", BOXED, silent).value == 0.0
+    # an answer behind the list is one, also in the words of the list
+    for answer in ("C", "C) 5", "The answer is C.", "\\boxed{C}"):
+        assert graded("multiple_choice", "Which?", f"{LIST}\n\n{answer}").value == 1.0
+
+
 def test_what_is_found_and_is_not_the_gold_stays_wrong():
     for answer in ("A or C", "Answer: A or C", "\\boxed{A, C}", "\\boxed{A} or \\boxed{C}"):
         assert graded("multiple_choice", "Which?", answer).value == 0.0, answer
