@@ -23,11 +23,14 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # mkdocs is a command, which does not look here
 
 
 def pages() -> dict[str, str]:
     """Every generated page: its path inside docs → Markdown."""
+    # mkdocs is a command, which does not look here, and takes back what a hook adds while it loads
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
+
     from posttrain.config.recipe_files import recipe_names
     from scripts.__main__ import STAGES, sentence
 
