@@ -127,7 +127,7 @@ def test_sizes_and_the_seed_are_overrides_of_their_stages():
         ([step("a", stage="tiny_word")], {}, "did you mean 'tiny_world'"),
         ([step("a", stage="preview")], {}, "there is no stage 'preview'"),
         ([step("a") | {"overrides": ["sed=3"]}], {}, "did you mean 'seed'"),
-        ([step("a") | {"overrides": ["--out", "same"]}], {}, "does not take --out same"),
+        ([step("a") | {"overrides": ["--out", "same"]}], {}, "without dashes: out=same"),
         ([step("a")], {"targets": ["b"]}, "there is no stage 'b'"),
         ([step("ab")], {"sizes": {"s": {"ac": {}}}}, "sizes.s: there is no stage 'ac'"),
         ([step("a")], {"size": "smal", "sizes": {"small": {}}}, "did you mean 'small'"),
