@@ -18,7 +18,7 @@ export OMP_NUM_THREADS := 1
 OPTIONS = --jobs $(JOBS) $(if $(SEED),--seed $(SEED))
 # a part of the chain of recipes/tiny, by the stages that it ends in
 TINY = $(BIN)/posttrain stages --config tiny logs=runs/tiny/logs $(if $(SEED),seed=$(SEED))
-.PHONY: quickstart tiny tiny-rlvr tiny-eval tiny-augment smoke test test-ray lint format docs gpu-check clean
+.PHONY: quickstart tiny tiny-rlvr tiny-eval tiny-augment smoke real test test-ray lint format docs gpu-check clean
 
 $(BIN)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; try make PYTHON=python3.11")'
@@ -56,6 +56,21 @@ else
 	@recipes=$$(CDPATH= cd "$(RECIPES)" && pwd) && cd "$(AT)" && exec \
 	"$(abspath $(BIN))/posttrain" smoke "$$recipes" --as-written $(OPTIONS)
 endif
+
+# SFT, DPO and RLVR of a real model of 0.1 to 0.5 B parameters on a CPU: make real MODEL=DIR DATA=DIR; the
+# rows that DATA has to hold stand in benchmarks/real_rows.py
+REAL = runs/real-model
+POSTTRAIN = $(abspath $(BIN))/posttrain
+real: $(BIN)/.installed-dev
+	@test -n "$(MODEL)" -a -n "$(DATA)" || { echo 'make real MODEL=DIR DATA=DIR'; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check reasoning-gym
+	@mkdir -p $(REAL) && ln -sfn "$(abspath $(MODEL))" $(REAL)/model
+	$(BIN)/python benchmarks/real_rows.py "$(DATA)" $(REAL)/data
+	cd $(REAL) && $(POSTTRAIN) stages --config real 'targets=[eval, profile]' logs=runs/real/logs
+	cd $(REAL) && $(POSTTRAIN) rlvr --config real/rlvr \
+		"$$($(abspath $(BIN))/python $(CURDIR)/benchmarks/real_effects.py families runs/real)"
+	cd $(REAL) && $(POSTTRAIN) eval --config real/eval_rlvr
+	@$(BIN)/python benchmarks/real_effects.py table $(REAL)/runs/real
 
 # a file's tests stay together: they share what is slow to make. One that waits for ever ends its
 # worker (pyproject.toml), which a new one would only repeat

@@ -154,10 +154,12 @@ class LaunchConfig(Strict):
 
     world_size: processes; null: unchecked.
     sharding: of weights and optimiser, by the accelerate config; null: unchecked.
+    gpu: the recipe's sizes are for a GPU; without one the run is refused.
     """
 
     world_size: int | None = Field(default=None, ge=1)
     sharding: Sharding | None = None
+    gpu: bool = False
 
 
 class TrainingRecipe(Strict):

@@ -99,16 +99,27 @@ def check_launch(
 
 
 def check_device(
-    args: Any, trainer: Mapping[str, Any], env: Mapping[str, str] = os.environ
+    args: Any,
+    trainer: Mapping[str, Any],
+    requested: LaunchConfig,
+    env: Mapping[str, str] = os.environ,
 ) -> None:
-    """Stop when a launcher for GPUs would train on the CPU.
+    """Stop when a launcher or a recipe for GPUs would train on the CPU.
 
     Args:
         trainer: the recipe's block; a `use_cpu` in it is the user's own word.
+        requested: the recipe's `launch:` block.
 
     Raises:
-        ConfigError: naming the precision that gives the launcher away, and the ways out.
+        ConfigError: naming what is for GPUs, and the ways out.
     """
+    if requested.gpu and args.device.type == "cpu":
+        raise ConfigError(
+            "launch.gpu: this recipe is for a GPU, and PyTorch finds none here. For a model of 0.1 "
+            "to 0.5 B parameters on a CPU take the recipes cpu/… (such as posttrain sft --config "
+            "cpu/sft); launch.gpu=false with model.dtype=float32 and trainer.bf16=false runs this "
+            "one all the same"
+        )
     precision = env.get("ACCELERATE_MIXED_PRECISION", "no")
     wanted = "use_cpu" in trainer or _is_true(env, "ACCELERATE_USE_CPU")
     if args.device.type == "cpu" and precision != "no" and not wanted:

@@ -83,24 +83,32 @@ def check_disk(needed: int, out: Path) -> None:
 
 
 def check_enough(
-    rows: int, *, name: str, batch: int, batches: int, max_epochs: int, updates: int = 1
+    rows: int,
+    *,
+    name: str,
+    batch: int,
+    batches: int,
+    max_epochs: int,
+    updates: int = 1,
+    fitting: str = "",
 ) -> None:
     """Raises ConfigError: the run draws more rows, called `name`, than `max_epochs` allows; with
-    the ways out. `updates`: optimiser steps on each batch."""
+    the ways out. `updates`: optimiser steps on each batch; `fitting`: overrides that go together
+    and make a run of these rows."""
     total = batch * batches
     if total <= rows * max_epochs:
         return
     most = rows * max_epochs // batch * updates
-    ways = [
-        f"give {-(-total // max_epochs):,} {name}",
-        f"set trainer.max_steps: {most}"
-        if most
-        else f"take batches of at most {rows * max_epochs:,} {name}",
-        f"set max_epochs: {-(-total // max(rows, 1))} to repeat them",
-    ]
+    ways = [f"give {-(-total // max_epochs):,} {name}"]
+    if most:
+        ways.append(f"set trainer.max_steps: {most}")
+    elif not fitting:
+        ways.append(f"take batches of at most {rows * max_epochs:,} {name}")
+    ways.append(f"set max_epochs: {-(-total // max(rows, 1))} to repeat them")
     raise ConfigError(
         f"{batches} batches × {batch} {name} draw {total:,}; there are {rows:,} and max_epochs is "
         f"{max_epochs}: {', or '.join(ways)}"
+        + (f". As they are, add to the command: {fitting}" if fitting else "")
     )
 
 

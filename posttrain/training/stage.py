@@ -253,7 +253,7 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         """
         recipe, adapter = self.recipe, self.recipe.adapter
         args = self.arguments(self.out / RESUME) if args is None else args
-        check_device(args, recipe.trainer)
+        check_device(args, recipe.trainer, recipe.launch)
         tokenizer = self.load_tokenizer(args)
         pad_before = tokenizer.pad_token
         special = self.choose_tokens(tokenizer)

@@ -19,7 +19,7 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from posttrain.config.dpo import DpoConfig
 from posttrain.config.load import load_recipe
 from posttrain.config.rlhf import GenRmConfig, RlhfConfig
-from posttrain.config.sft import SftConfig
+from posttrain.config.sft import LaunchConfig, SftConfig
 from posttrain.errors import ConfigError
 from posttrain.training.dpo.stage import dpo_arguments
 from posttrain.training.launch import check_device
@@ -161,7 +161,17 @@ def test_a_launcher_for_gpus_does_not_train_on_the_cpu_unasked(
     env = {"ACCELERATE_MIXED_PRECISION": launcher} | given
     refused = (launcher, device, given) == ("bf16", "cpu", {})
     with pytest.raises(ConfigError, match="is for GPUs") if refused else nullcontext():
-        check_device(args, given, env)
+        check_device(args, given, LaunchConfig(), env)
+
+
+def test_a_recipe_for_a_gpu_refuses_a_cpu_with_the_recipes_to_take():
+    requested = LaunchConfig(gpu=True)
+    with pytest.raises(ConfigError, match=r"launch\.gpu: .*--config cpu/sft.*launch\.gpu=false"):
+        check_device(SimpleNamespace(device=torch.device("cpu")), {}, requested, {})
+    check_device(SimpleNamespace(device=torch.device("cuda")), {}, requested, {})
+    for name in ("sft", "dpo", "genrm", "rlhf", "rlvr"):
+        recipe = yaml.safe_load((ROOT / "recipes" / "one-gpu" / f"{name}.yaml").read_text())
+        assert recipe["launch"]["gpu"] is True
 
 
 @pytest.mark.parametrize("in_4bit", [False, True])

@@ -51,6 +51,8 @@ from posttrain.training.plan import (
 from posttrain.training.stage import DataStage, Preflight, PreparedRun
 
 MAX_STEPS = 50  # the paper's, Appendix C
+# of a run on few pairs: fewer would hardly move the policy
+FITTING_STEPS = 8
 # a forward pass is about a third of a step
 FORWARD_SHARE = 1 / 3
 LAST = (
@@ -117,6 +119,36 @@ def accumulation(batch: int, micro: int, processes: int) -> int:
     return batch // (micro * processes)
 
 
+def fitting_overrides(draws: int, *, processes: int, micro: int, warmup: float) -> str:
+    """What to add to a command so that a run of at most `draws` pairs can start; "" for too few.
+
+    Args:
+        draws: pairs times how often each may come.
+        micro: the recipe's pairs of a micro-batch.
+        warmup: the recipe's warm-up; a share of all steps below 1.
+    """
+    # the largest power of two that leaves some steps
+    batch = processes
+    while 2 * batch * FITTING_STEPS <= draws:
+        batch *= 2
+    steps = draws // batch
+    if not steps:
+        return ""
+    fitting_micro = max(
+        n
+        for n in range(1, batch // processes + 1)
+        if batch % (n * processes) == 0 and n <= max(micro, 1)
+    )
+    overrides = [
+        f"batch={batch}",
+        f"trainer.max_steps={steps}",
+        f"trainer.per_device_train_batch_size={fitting_micro}",
+    ]
+    if warmup >= 1:
+        overrides.append(f"trainer.warmup_steps={min(int(warmup), steps // 10)}")
+    return " ".join(overrides)
+
+
 class DpoStage(DataStage[DpoConfig, PairTrainer]):
     """Direct preference optimisation on the pairs of `build_dpo`."""
 
@@ -136,12 +168,20 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
                 f"trained with {template[:12]}; sample and build the pairs with the policy's "
                 "template"
             )
+        processes = int(os.environ.get("WORLD_SIZE", "1"))
+        fitting = fitting_overrides(
+            len(self.pairs) * recipe.max_epochs,
+            processes=processes,
+            micro=args.per_device_train_batch_size,
+            warmup=args.warmup_steps,
+        )
         check_enough(
             len(self.pairs),
             name="pairs",
             batch=recipe.batch,
             batches=args.max_steps,
             max_epochs=recipe.max_epochs,
+            fitting=fitting,
         )
         return self.pairs
 

@@ -14,7 +14,12 @@ from posttrain.errors import ConfigError, DataError
 from posttrain.records import Side, pair_to_row
 from posttrain.runs import Counts, Run
 from posttrain.training.dpo.data import choose_layout, load_pairs, probe_layout
-from posttrain.training.dpo.stage import DpoStage, accumulation, dpo_arguments
+from posttrain.training.dpo.stage import (
+    DpoStage,
+    accumulation,
+    dpo_arguments,
+    fitting_overrides,
+)
 from posttrain.training.dpo.trainer import pair_order
 from posttrain.training.plan import check_batch, check_enough
 from tests.training.dpo.pairs import make_pairs, write_pairs
@@ -84,6 +89,34 @@ def test_more_steps_than_pairs_say_what_would_do(recipe):
         accumulation(128, 1, 3)
     with pytest.raises(ConfigError, match="has 8 pairs, this launch makes it 4"):
         check_batch(SimpleNamespace(global_batch=4), 8, name="pairs")
+
+
+def test_too_few_pairs_are_told_overrides_that_train(recipe):
+    with pytest.raises(ConfigError) as refused:
+        start(recipe({"warmup_steps": 5, "max_steps": 50}))
+    assert "take batches of at most" not in str(refused.value)
+    _, _, command = str(refused.value).partition("add to the command: ")
+    given = dict(part.split("=") for part in command.split())
+    trainer = {
+        key.removeprefix("trainer."): int(value) for key, value in given.items() if key != "batch"
+    }
+    fitted = recipe(trainer | {"learning_rate": 1e-4})
+    start(fitted.model_copy(update={"batch": int(given["batch"])}))
+
+
+@pytest.mark.parametrize("draws", [*range(1, 40), 1000])
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_fitting_overrides_divide_and_stay_within_the_pairs(draws: int, processes: int):
+    text = fitting_overrides(draws, processes=processes, micro=4, warmup=5)
+    if not text:
+        assert draws < processes
+        return
+    values = {
+        key.removeprefix("trainer."): int(n) for key, n in (p.split("=") for p in text.split())
+    }
+    assert values["batch"] * values["max_steps"] <= draws
+    assert values["warmup_steps"] < values["max_steps"]
+    assert accumulation(values["batch"], values["per_device_train_batch_size"], processes) >= 1
 
 
 def test_every_step_is_full_and_every_pair_comes_before_any_comes_again():

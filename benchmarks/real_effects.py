@@ -1,0 +1,124 @@
+"""What `make real` shows: the families that RLVR trains on, and the table of effects.
+
+    python benchmarks/real_effects.py families runs/real     # as the recipe's key `domains`
+    python benchmarks/real_effects.py table runs/real
+
+Each effect is a change over held-out questions with its 95 % interval. Beside accuracy stands the
+share of truncated answers, and accuracy over the questions that both models answered to the end:
+a model that only answers earlier changes the first and not the last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from posttrain.evaluation.compare import rate_difference
+from posttrain.evaluation.intervals import by_question
+from posttrain.evaluation.metrics import values_of
+from posttrain.evaluation.run import Record, read_run
+from posttrain.jsontext import jsonl_rows
+
+LEAST, MOST, MIDDLE = 0.1, 0.8, 0.45
+FAMILIES = 2
+SIGNS = str.maketrans("-", "−")
+Records = Sequence[Record]
+
+
+def main() -> None:
+    """Print one of the two."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("what", choices=["families", "table"])
+    parser.add_argument("runs", type=Path)
+    given = parser.parse_args()
+    if given.what == "families":
+        chosen = chosen_families(pass_rates(given.runs / "profile" / "pass_rates.jsonl"))
+        ratios = ", ".join(f"{family}: {{ratio: {1 / len(chosen)}}}" for family in chosen)
+        print(f"domains={{{ratios}}}")
+    else:
+        print("\n".join(table(given.runs)))
+
+
+def pass_rates(path: Path) -> dict[str, float]:
+    """Share of scored rollouts that pass, by family in the order of the profile's file."""
+    passes: defaultdict[str, int] = defaultdict(int)
+    scored: defaultdict[str, int] = defaultdict(int)
+    for row in jsonl_rows(path.read_text("utf-8")):
+        passes[row["source"]] += row["passes"]
+        scored[row["source"]] += row["scored"]
+    return {family: passes[family] / scored[family] for family in scored if scored[family]}
+
+
+def chosen_families(rates: Mapping[str, float]) -> list[str]:
+    """The first families inside the bounds; what is missing is filled by those nearest to 45 %."""
+    inside = [family for family, rate in rates.items() if LEAST <= rate <= MOST]
+    outside = [family for family in rates if family not in inside]
+    outside.sort(key=lambda family: abs(rates[family] - MIDDLE))
+    return [*inside, *outside][:FAMILIES]
+
+
+def table(runs: Path) -> Iterator[str]:
+    """The effects as Markdown, of the evaluations that are finished."""
+    rates = {}
+    if (runs / "profile").is_dir():
+        rates = pass_rates(runs / "profile" / "pass_rates.jsonl")
+        families = (f"{family} {100 * rate:.1f} %" for family, rate in rates.items())
+        trained = " and ".join(chosen_families(rates))
+        yield f"Pass rates of the SFT model: {', '.join(families)}; the rule takes {trained}."
+        yield ""
+    yield "| from → to | rows | figure | before → after, % | change (95 % interval) | questions |"
+    yield "|---|---|---|---|---|---|"
+    for run, pairs in (
+        ("eval", [("base", "sft"), ("sft", "dpo")]),
+        ("eval_rlvr", [("sft", "rlvr")]),
+    ):
+        if not (runs / run / "manifest.json").is_file():
+            continue
+        records = read_run(runs / run)[1]
+        for before, after in pairs:
+            if {before, after} <= records.keys():
+                yield from changes(records[before], records[after], f"{before} → {after}")
+
+
+def changes(before: Records, after: Records, title: str) -> Iterator[str]:
+    """A line a task and figure."""
+    for task in dict.fromkeys(record.prompt.source for record in before):
+        sides = [[r for r in side if r.prompt.source == task] for side in (before, after)]
+        for figure, name in (
+            ("hallucination", "undeclared calls"),
+            ("called_tool", "declared calls"),
+            ("accuracy", "right"),
+            ("truncated", "truncated"),
+        ):
+            yield from change(sides, figure, f"| {title} | {task} | {name}")
+        yield from change(
+            both_finished(*sides),
+            "accuracy",
+            f"| {title} | {task} | right, of those that both finished",
+        )
+
+
+def both_finished(before: Records, after: Records) -> list[list[Record]]:
+    """The records of the prompts of which neither side was cut off."""
+    cut = {r.prompt.id for side in (before, after) for r in side if r.completion.truncated}
+    return [[r for r in side if r.prompt.id not in cut] for side in (before, after)]
+
+
+def change(sides: Sequence[Records], figure: str, head: str) -> Iterator[str]:
+    """One line, where the figure applies to both sides."""
+    values = [values_of(side).get(figure) for side in sides]
+    if values[0] is None or values[1] is None or not values[0] or not values[1]:
+        return
+    d = rate_difference(by_question(values[0]), by_question(values[1]), seed=0)
+    a, b, difference, low, high = (100 * x for x in (d.a, d.b, d.difference, d.low, d.high))
+    interval = f"{difference:+.1f} ({low:+.1f} … {high:+.1f})".translate(SIGNS)
+    yield f"{head} | {a:.1f} → {b:.1f} | {interval} | {d.questions} |"
+
+
+if __name__ == "__main__":
+    main()

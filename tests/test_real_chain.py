@@ -1,0 +1,99 @@
+"""The chain on a real model: its rows, the rule of its families, its recipes as one chain."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from posttrain.chain import resolve_chain
+from posttrain.config.load import load_recipe
+from posttrain.config.stages import StagesConfig
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import real_effects  # noqa: E402
+import real_rows  # noqa: E402
+
+
+def test_the_rule_takes_the_first_two_families_inside_and_fills_up_with_the_nearest():
+    choose = real_effects.chosen_families
+    assert choose({"a": 0.9, "b": 0.1, "c": 0.8, "d": 0.5}) == ["b", "c"]
+    assert choose({"a": 0.04, "b": 0.0, "c": 0.3, "d": 0.85}) == ["c", "d"]
+    assert choose({"a": 0.03, "b": 0.0, "c": 0.04}) == ["c", "a"]
+
+
+def test_pass_rates_are_over_scored_rollouts(tmp_path: Path):
+    rows = [
+        {"source": "a", "passes": 1, "scored": 4},
+        {"source": "b", "passes": 0, "scored": 0},
+        {"source": "a", "passes": 2, "scored": 2},
+    ]
+    path = tmp_path / "pass_rates.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert real_effects.pass_rates(path) == {"a": 0.5}
+
+
+def test_a_row_of_the_leaderboard_as_task_and_conversation():
+    row = {
+        "question": [[{"role": "user", "content": "Area of 10 by 5?"}]],
+        "function": [{
+            "name": "area", "description": "Area.",
+            "parameters": {"type": "dict", "properties": {"w": {"type": "float"}}, "required": []},
+        }],
+        "ground_truth": [{"area": {"w": [10, 10.0], "h": [5], "unit": ["", "m"]}}],
+    }  # fmt: skip
+    task = real_rows.call_task(row)
+    assert task is not None
+    assert task["tools"][0]["function"]["parameters"]["type"] == "object"
+    assert task["tools"][0]["function"]["parameters"]["properties"]["w"]["type"] == "number"
+    (call,) = task["gold"]["calls"]
+    assert call["arguments"] == {"w": 10, "h": 5}
+    assert call["optional"] == ["unit"]
+    assert call["accepts"]["unit"] == ["m"]
+    spoken = real_rows.call_conversation(task)["messages"][1]["tool_calls"][0]["function"]
+    assert json.loads(spoken["arguments"]) == {"w": 10, "h": 5}
+    nested = row | {"ground_truth": [{"area": {"w": [{"x": [1, 2]}]}}]}
+    assert real_rows.call_task(nested) is None
+    assert real_rows.call_task(row | {"ground_truth": None}) is None
+
+
+def test_word_problems_are_on_one_side_and_declare_tools(tmp_path: Path):
+    rows = [
+        {"question": f"{n} and {n}?", "answer": f"{n}+{n}=<<{n}+{n}={2 * n}>>{2 * n}\n#### {2 * n}"}
+        for n in range(40)
+    ]
+    source = tmp_path / "gsm8k.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    real_rows.write_maths(source, tmp_path, tools=[[{"type": "function"}]])
+    sides = [
+        {json.loads(line)["question"] for line in (tmp_path / name).read_text().splitlines()}
+        for name in ("questions.jsonl", "heldout.jsonl")
+    ]
+    assert not sides[0] & sides[1]
+    assert len(sides[0]) + len(sides[1]) == 40
+    conversations = [
+        json.loads(line) for line in (tmp_path / "chat" / "maths.jsonl").read_text().splitlines()
+    ]
+    assert len(conversations) == len(sides[0])
+    for row in conversations:
+        assert row["tools"] == [{"type": "function"}]
+        assert "<<" not in row["messages"][1]["content"]
+        assert "\\boxed{" in row["messages"][1]["content"]
+
+
+def test_a_missing_file_is_named(tmp_path: Path):
+    with pytest.raises(real_rows.ConfigError, match=r"there is no .*gsm8k_train\.jsonl"):
+        list(real_rows.read_rows(tmp_path / "gsm8k_train.jsonl"))
+
+
+def test_the_recipes_make_one_chain():
+    config = load_recipe(ROOT / "recipes" / "real" / "chain.yaml", StagesConfig)
+    stages = resolve_chain(config, ROOT / "scripts")
+    outs = [stage.out.name for stage in stages]
+    assert sorted(outs) == sorted(
+        ["sft_data", "sft", "samples", "dpo_data", "dpo", "eval", "profile", "rlvr", "eval_rlvr"]
+    )
