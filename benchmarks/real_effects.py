@@ -24,6 +24,7 @@ from posttrain.evaluation.metrics import values_of
 from posttrain.evaluation.run import Record, read_run
 from posttrain.jsontext import jsonl_rows
 
+COMPARED = (("eval", "base", "sft"), ("eval", "sft", "dpo"), ("eval_rlvr", "sft", "rlvr"))
 LEAST, MOST, MIDDLE = 0.1, 0.8, 0.45
 FAMILIES = 2
 SIGNS = str.maketrans("-", "−")
@@ -73,16 +74,12 @@ def table(runs: Path) -> Iterator[str]:
         yield ""
     yield "| from → to | rows | figure | before → after, % | change (95 % interval) | questions |"
     yield "|---|---|---|---|---|---|"
-    for run, pairs in (
-        ("eval", [("base", "sft"), ("sft", "dpo")]),
-        ("eval_rlvr", [("sft", "rlvr")]),
-    ):
+    for run, before, after in COMPARED:
         if not (runs / run / "manifest.json").is_file():
             continue
         records = read_run(runs / run)[1]
-        for before, after in pairs:
-            if {before, after} <= records.keys():
-                yield from changes(records[before], records[after], f"{before} → {after}")
+        if {before, after} <= records.keys():
+            yield from changes(records[before], records[after], f"{before} → {after}")
 
 
 def changes(before: Records, after: Records, title: str) -> Iterator[str]:
