@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from posttrain.training.document_masking import choose_document_masking, make_co
 from tests.training.test_document_masking import packs
 from tests.training.tiny import attention_model, hybrid_model
 
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0,
 }  # fmt: skip
@@ -42,7 +43,7 @@ def windowed_gemma3() -> PreTrainedModel:
     return Gemma3ForCausalLM(Gemma3TextConfig(**SIZES, sliding_window=5, layer_types=kinds))
 
 
-def loss_and_gradients(model: PreTrainedModel, layout: str) -> tuple[float, list[torch.Tensor]]:
+def loss_and_gradients(model: Any, layout: str) -> tuple[float, list[torch.Tensor]]:
     batch = make_collator(layout, 0)(packs())
     labels = batch["labels"]
     model.zero_grad()
@@ -68,7 +69,7 @@ def test_losses_and_gradients_are_those_of_masked_rows(make: Callable[[], PreTra
 
 @pytest.mark.parametrize("make", [attention_model, windowed_qwen3])
 def test_padded_rows_and_generation_are_as_before(make: Callable[[], PreTrainedModel]):
-    model = make().eval()
+    model: Any = make().eval()
     model.set_attn_implementation("sdpa")
     ids = torch.randint(3, 64, (3, 12), generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(ids)
