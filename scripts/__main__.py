@@ -1,6 +1,8 @@
 """`posttrain STAGE …`: every script of this folder as one command.
 
 posttrain --list                      every stage in a sentence
+posttrain --version                   the version of the package
+posttrain completion bash|zsh|fish    completion of stages, recipes and keys, for the shell to read
 posttrain --recipes                   the recipes that come with the package, by name
 posttrain STAGE --help                every key of its recipe, with type, default and source
 posttrain STAGE --config RECIPE [key=value …] [--dry-run] [--print-config]
@@ -13,12 +15,25 @@ import ast
 import re
 import runpy
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 from posttrain.errors import ConfigError
 
 # installed, this folder is the package posttrain_scripts: nobody's own `scripts` is in the way
+GROUPS = {
+    "prepare data": ("build_sft", "build_dpo", "build_genrm", "tiny_world", "tiny_judgements"),
+    "train": ("sft", "dpo", "genrm", "rlhf", "rlvr", "merge"),
+    "sample and measure": (
+        "sample", "profile_prompts", "eval", "eval_genrm", "win_rate", "chat",
+    ),
+    "look and publish": ("preview", "report", "audit", "push"),
+    "run a chain": ("quickstart", "smoke", "stages"),
+}  # fmt: skip
 STAGES = {p.stem: p for p in sorted(Path(__file__).resolve().parent.glob("[!_]*.py"))}
+
+
+_OPTIONS = ("--help", "--list", "--recipes", "--version")
 
 
 def main() -> None:
@@ -47,13 +62,23 @@ def dispatch(arguments: list[str]) -> None:
         print("\n".join(recipe_names()))
     elif first in ("--help", "-h"):
         print(__doc__)
+        for group, stages in GROUPS.items():
+            print(f"{group}:")
+            for stage in stages:
+                print(f"  {stage:<17}{sentence(STAGES[stage])}")
+    elif first == "--version":
+        print(f"posttrain {version('posttrain')}")
+    elif first == "completion":
+        from posttrain.config.completion import completion
+
+        print(completion(rest, [*STAGES, "launch", "completion"]), end="")
     elif first == "launch":
         launch(rest)
     elif first in STAGES:
         sys.argv = [f"posttrain {first}", *rest]
         runpy.run_path(str(STAGES[first]))["main"](rest)
     else:
-        hint = nearest(first, [*STAGES, "launch", "--list", "--recipes"], or_list=False)
+        hint = nearest(first, [*STAGES, "launch", "completion", *_OPTIONS], or_list=False)
         raise ConfigError(f"there is no stage {first!r}{hint}; posttrain --list names them all")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
-from posttrain.config.paths import refuse_missing_template
+from posttrain.config.paths import refuse_missing_template, refuse_out_of_reach
 from posttrain.runs import open_run
 
 
@@ -24,6 +24,7 @@ def main(argv: list[str] | None = None) -> None:
     for source in recipe.sources:
         refuse_unreadable(source, Path())
     tokenizer, key = recipe.tokenizer, "tokenizer.chat_template"
+    refuse_out_of_reach(tokenizer.path, key="tokenizer.path")
     refuse_missing_template(tokenizer.path, tokenizer.chat_template, key=key)
 
     from data_builders.sft.build import KIND, build, build_config, set_up, show_plan

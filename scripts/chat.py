@@ -8,6 +8,7 @@
 
 import argparse
 import asyncio
+import sys
 from typing import get_args
 
 from posttrain.config.backend import ChatBackend, ThinkingSwitch
@@ -43,7 +44,7 @@ def main(argv: list[str] | None = None) -> None:
         refuse_adapter(options.checkpoint)
 
     from posttrain.config.sample import ToolLoopSampling
-    from posttrain.conversation.session import SAMPLING, Session, open_checkpoint, open_server
+    from posttrain.conversation.session import HELP, SAMPLING, Session, open_checkpoint, open_server
     from posttrain.conversation.terminal import open_terminal
     from posttrain.environments.base import open_toolkit
     from posttrain.sampling.engines.http import Client
@@ -67,6 +68,8 @@ def main(argv: list[str] | None = None) -> None:
         )
         sampling |= named
     limits = validate(sampling | given, ToolLoopSampling, where="sampling").limits()
+    if sys.stdin.isatty():
+        terminal.note(f"{options.checkpoint or options.model}. Ctrl-D ends.\n{HELP}")
     with asyncio.Runner() as runner:
         session = Session(sampler, limits, terminal, tools, seed=options.seed, reasons=reasons)
         try:

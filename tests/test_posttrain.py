@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from argparse import Namespace
@@ -71,3 +73,56 @@ def test_names_are_of_files_and_a_path_wins(tmp_path, monkeypatch):
     own.parent.mkdir()
     own.write_text("")
     assert recipe_file("tiny/sft") == Path("tiny/sft")
+
+
+def test_every_stage_stands_in_one_group_of_the_help(capsys):
+    grouped = [stage for stages in command.GROUPS.values() for stage in stages]
+    assert sorted(grouped) == sorted(command.STAGES)
+    command.dispatch([])
+    printed = capsys.readouterr().out
+    assert all(f"\n  {stage} " in printed for stage in grouped)
+    command.dispatch(["--version"])
+    assert capsys.readouterr().out.startswith("posttrain 0.")
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
+def test_bash_completes_stages_recipes_and_keys(tmp_path, capsys):
+    command.dispatch(["completion", "bash"])
+    script = tmp_path / "completion.bash"
+    script.write_text(capsys.readouterr().out)
+    (tmp_path / "posttrain").write_text(f'#!/bin/sh\nexec {sys.executable} "{SCRIPTS}" "$@"\n')
+    (tmp_path / "posttrain").chmod(0o755)
+
+    def completed(*words: str) -> list[str]:
+        listed = " ".join(f"'{word}'" for word in ("posttrain", *words))
+        code = (
+            f"source {script}; COMP_WORDS=({listed}); COMP_CWORD={len(words)}; _posttrain; "
+            "printf '%s\\n' \"${COMPREPLY[@]}\""
+        )
+        environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        done = subprocess.run(
+            ["bash", "-c", code], capture_output=True, text=True, env=environment, cwd=tmp_path
+        )
+        return done.stdout.split()
+
+    assert completed("build_s") == ["build_sft"]
+    assert "tiny/sft" in completed("sft", "--config", "tiny/s")
+    assert completed("sft", "trainer.learning_r") == ["trainer.learning_rate="]
+    assert completed("sft", "--dr") == ["--dry-run"]
+    with pytest.raises(ConfigError, match="completion takes a shell: bash, zsh, fish"):
+        command.dispatch(["completion", "tcsh"])
+
+
+def test_a_launch_that_cannot_start_is_one_sentence(monkeypatch):
+    from posttrain.training.launcher import run_launcher
+
+    monkeypatch.setattr("posttrain.training.launcher.find_spec", lambda _: None)
+    with pytest.raises(
+        ConfigError, match=r"zero2.yaml shards with DeepSpeed, .*posttrain\[deepspeed\]"
+    ):
+        run_launcher(["--config_file", "accelerate/zero2", "sft.py"])
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
+    monkeypatch.setattr("posttrain.training.launcher.default_config_file", "/nowhere")
+    for options in (["--num_processes", "2"], ["--cpu", "--num_processes", "2"]):
+        with pytest.raises(ConfigError, match=r"no GPU here.*accelerate/cpu-2"):
+            run_launcher([*options, "sft.py"])

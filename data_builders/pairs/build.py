@@ -159,6 +159,8 @@ def build_pairs(
 
     # -- shares and totals over all of them
     sampled = completions_line(proposed.rates, overlong=proposed.unused["overlong"])
+    if not recipe.samples:
+        sampled = _offline_line(proposed)
     selection = select(proposed.candidates, recipe, sampled)
 
     # -- the chosen pairs, with their ids
@@ -176,6 +178,15 @@ def build_pairs(
     files = write_pairs(noted(), out / "pairs", "train", shard_pairs=recipe.shard_pairs)
     assert sum(files.values()) == len(selection.pairs)
     return BuiltPairs(recipe, proposed, selection, files, to_read)
+
+
+def _offline_line(proposed: Proposed) -> str:
+    """What became of the rows, for the error where there are no pairs."""
+    reasons = [
+        f"{count:,} {reason} ({proposed.examples.get(reason, 'no example')})"
+        for reason, count in proposed.unused.most_common()
+    ]
+    return f"{proposed.offline_rows:,} rows: {'; '.join(reasons)}"
 
 
 def _propose(
@@ -235,6 +246,9 @@ def _propose_offline(
             dropped = why_dropped(found, seen, recipe)
             if dropped is not None:
                 proposed.unused[dropped["reason"]] += rows
+                if "file" in dropped:
+                    place = f"{dropped['file']}:{dropped['line']}: {dropped['detail']}"
+                    proposed.examples.setdefault(dropped["reason"], place)
                 if recipe.write_dropped:
                     proposed.dropped_rows.append({"source": source.name, "rows": rows, **dropped})
                 continue

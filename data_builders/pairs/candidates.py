@@ -242,8 +242,7 @@ def _quotas(
     if empty:
         raise DataError(
             f"no pairs of {', '.join(map(_name, sorted(empty, key=str)))}"
-            f"{f' in {sampled}' if sampled else ''}: leave that out of the recipe, or sample "
-            "prompts that give some, with a higher max_tokens if many are truncated"
+            f"{f' in {sampled}' if sampled else ''}: {_way_out(empty)}"
         )
     limit, cell = min((available[c] / share, c) for c, share in wanted.items())
     reached = total is not None and total <= limit
@@ -255,6 +254,15 @@ def _quotas(
         if sum(quotas.values()) < size and quotas[c] < available[c]:
             quotas[c] += 1
     return quotas, None if reached else _name(cell)
+
+
+def _way_out(empty: Sequence[Cell]) -> str:
+    if {category for category, _ in empty} == {"offline"}:
+        return "leave that out of the recipe, or mend the rows"
+    return (
+        "leave that out of the recipe, or sample prompts that give some, with a higher max_tokens "
+        "if many are truncated"
+    )
 
 
 def _name(cell: Cell) -> str:

@@ -30,6 +30,7 @@ class Proposed:
     unread: list[list[Any]] = field(default_factory=list[list[Any]])
     dropped_rows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     unused: Counter[str] = field(default_factory=Counter[str])
+    examples: dict[str, str] = field(default_factory=dict[str, str])
     pairs_dropped: Counter[str] = field(default_factory=Counter[str])
     outcomes: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     rates: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))

@@ -24,6 +24,7 @@ from data_builders.rows.json_files import COMPRESSIONS, open_json, open_jsonl
 from data_builders.rows.raw import Dropped, Opener, RawRow, RawRows
 from posttrain.config.source import SourceConfig
 from posttrain.errors import ConfigError, DataError
+from posttrain.hashing import sha256_file
 
 _BATCH_ROWS = 128
 _MEDIA = re.compile(r"\b(Image|Audio|Video|Pdf|Nifti)\(")
@@ -90,6 +91,11 @@ def _missing(path: Path, given: str) -> str:
     folder, wanted = path.parent, path.name
     while not folder.is_dir():
         folder, wanted = folder.parent, folder.name
+    if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", given) and folder == path.parents[1]:
+        return (
+            f"{given!r} does not exist; if it is a data set of the hub, name it with hub: {given} "
+            "in place of path:, with its revision and split"
+        )
     names = sorted(entry.name for entry in folder.iterdir())
     close = difflib.get_close_matches(wanted, names, n=1, cutoff=0.4)
     what = "matches no file" if glob.has_magic(given) else "does not exist"
@@ -107,6 +113,25 @@ def input_files(config: SourceConfig, base_dir: Path) -> list[Path]:
         else:
             files.append(path)
     return files
+
+
+def refuse_files_twice(sources: Sequence[SourceConfig], base_dir: Path) -> None:
+    """Raises ConfigError for a file that two sources read in the same way, under whatever name: its
+    rows would count twice in the mixture."""
+    known: dict[int, list[tuple[SourceConfig, Path]]] = {}
+    for source in sources:
+        for file in [] if source.hub is not None else input_files(source, base_dir):
+            alike = known.setdefault(file.stat().st_size, [])
+            for other, earlier in alike:
+                if other is source or other.where != source.where or other.fields != source.fields:
+                    continue
+                if earlier.samefile(file) or sha256_file(earlier) == sha256_file(file):
+                    what = "the same file" if earlier.samefile(file) else f"a copy of {earlier}"
+                    raise ConfigError(
+                        f"source {source.name!r}: {file} is {what} that source {other.name!r} "
+                        "reads; leave one out, and repeat rows with max_epochs"
+                    )
+            alike.append((source, file))
 
 
 def count_rows(files: Sequence[Path]) -> int | None:

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from data_builders.decontamination.match import Decontaminator
 from data_builders.progress import Stages
-from data_builders.rows.files import input_files
+from data_builders.rows.files import input_files, refuse_files_twice
 from data_builders.sft.audit import audit_sources
 from data_builders.sft.duplicates import dropped_lines, find_copies
 from data_builders.sft.inputs import (
@@ -42,6 +42,7 @@ from data_builders.sft.preflight import (
     check_probe,
     check_template,
     first_texts,
+    oversized_packs,
     probe_source,
     show_expected,
 )
@@ -99,6 +100,7 @@ def set_up(
     """
     for source in recipe.sources:
         input_files(source, base_dir)  # every path is looked up before any is read
+    refuse_files_twice(recipe.sources, base_dir)
     evaluation = evaluation_files(recipe.decontamination, base_dir)
     decontaminator = load_decontaminator(recipe.decontamination, base_dir, evaluation)
     renderer = load_data_renderer(recipe.tokenizer, first_texts(recipe, base_dir))
@@ -121,6 +123,7 @@ def set_up(
         warnings, problems = warnings + found[0], problems + found[1]
         probes.append(probe)
     problems = ask_for_epochs(recipe, probes) + problems
+    warnings += oversized_packs(recipe, probes)
     if problems and not dry_run:
         raise ConfigError("\n  ".join(problems))
     return Setup(recipe, base_dir, renderer, decontaminator, evaluation, probes, warnings, problems)

@@ -46,6 +46,9 @@ _BYTES_PER_TOKEN = 8  # an id and a label, four bytes each
 _ESTIMATED = 0.1  # error of a source's estimated amount before a dry run fails
 
 
+_OVERSIZED = 32  # times the longest sequence: packs are then far too long
+
+
 @dataclass(frozen=True)
 class Probe:
     """The first records of a source, prepared without a length limit (`unbounded`) and with it.
@@ -281,6 +284,20 @@ def _boundary_moves(sequences: Sequence[PreparedSequence], preparer: Preparer) -
 def _trained_ids(sequence: PreparedSequence) -> list[int]:
     spans, ids = sequence.tokens.spans, sequence.tokens.ids
     return [i for a, b in zip(spans[::2], spans[1::2], strict=True) for i in ids[a:b].tolist()]
+
+
+def oversized_packs(recipe: BuildSftConfig, probes: Sequence[Probe]) -> list[str]:
+    """A warning where packs are far longer than any sequence that was looked at."""
+    lengths = [s.length for p in probes for one in p.unbounded for s in one.sequences]
+    longest, capacity = max(lengths, default=0), recipe.packing.max_length
+    if not longest or capacity < _OVERSIZED * longest:
+        return []
+    enough = max(8, 1 << (2 * longest - 1).bit_length())
+    return [
+        f"packing.max_length {capacity:,} is far above the longest of the first "
+        f"{len(lengths):,} sequences ({longest:,} tokens): a step's memory grows with it, and "
+        f"small data leave a pack mostly empty; packing.max_length={enough} would hold them"
+    ]
 
 
 def ask_for_epochs(recipe: BuildSftConfig, probes: Sequence[Probe]) -> list[str]:

@@ -4,12 +4,14 @@ import argparse
 import errno
 import importlib.metadata
 import json
+import logging
 import os
 import re
 import select
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -108,6 +110,9 @@ def run_command(main: Callable[[], None]) -> None:
     """Run a script's main; the user's mistakes, Ctrl-C and `| head` end it without a traceback."""
     # trl sends telemetry by default; the libraries look here when they are imported
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    # of libraries to their own callers; nothing that a user could mend
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    logging.getLogger("DeepSpeed").addFilter(_no_accelerator_line)
     try:
         main()
     except BrokenPipeError:
@@ -127,6 +132,11 @@ def run_command(main: Callable[[], None]) -> None:
     finally:
         if _nobody_reads():  # at its end Python writes what is left, and would complain
             os.dup2(os.open(os.devnull, os.O_WRONLY), _STDOUT)
+
+
+def _no_accelerator_line(record: logging.LogRecord) -> bool:
+    """DeepSpeed says where it runs when it is imported; the plan does so, too."""
+    return not record.getMessage().startswith("Setting accelerator")
 
 
 def _mistake(error: Exception) -> str | None:

@@ -158,7 +158,7 @@ def _explain(item: Any, schema: type[BaseModel]) -> str:
         dotted = ".".join([*above, name])
         renamed = _RENAMED.get(name)
         hint = nearest(name, words)
-        if renamed in words:
+        if renamed is not None and renamed in words:
             hint = f" (renamed: {'.'.join([*above, renamed])!r})"
         return f"unknown key {dotted!r}{_gone(typed[:-1]) or hint}"
     if kind == "missing":

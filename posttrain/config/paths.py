@@ -1,18 +1,58 @@
 """What a recipe names and is not there, refused before anything heavy is loaded."""
 
 import json
+import os
 import re
+import socket
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from posttrain.errors import ConfigError
 
+_TRUE = ("1", "ON", "YES", "TRUE")  # as huggingface_hub reads them
+_PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY")
+_PATIENCE = 1.5  # seconds that the hub has to take a connection
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
 def refuse_missing_checkpoint(path: str | None, *, key: str) -> None:
-    """Raises ConfigError for a path that is no directory and cannot be a hub id."""
+    """Raises ConfigError for a path that is no directory and cannot be a hub id, or is one that
+    cannot be fetched from here."""
     if path is not None and not Path(path).is_dir() and not _HUB_ID.fullmatch(path):
         raise ConfigError(f"{key}: there is no directory {path!r}, nor can that be a hub id")
+    refuse_out_of_reach(path, key=key)
+
+
+def refuse_out_of_reach(path: str | None, *, key: str) -> None:
+    """Raises ConfigError for a hub id that is not in the cache while the hub cannot be asked: the
+    libraries try for minutes, or name none of the ways out."""
+    if path is None or Path(path).is_dir() or not _HUB_ID.fullmatch(path) or _is_cached(path):
+        return
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in _TRUE:
+        raise ConfigError(
+            f"{key}: there is no directory {path!r}, the hub's cache does not hold it, and "
+            "HF_HUB_OFFLINE is set: unset it to fetch the model, or name a local path"
+        )
+    if any(name.upper() in _PROXIES for name in os.environ):
+        return
+    hub = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    port = hub.port or (80 if hub.scheme == "http" else 443)
+    try:
+        socket.create_connection((hub.hostname or "", port), timeout=_PATIENCE).close()
+    except TimeoutError:
+        return  # a slow network is none that is not there
+    except OSError as error:
+        raise ConfigError(
+            f"{key}: there is no directory {path!r}, and the hub ({hub.hostname}) cannot be "
+            f"reached: {error.strerror or error}. Name a local path; with HF_HUB_OFFLINE=1 only "
+            "the cache is looked into"
+        ) from error
+
+
+def _is_cached(hub_id: str) -> bool:
+    home = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
+    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+    return (cache / f"models--{hub_id.replace('/', '--')}" / "snapshots").is_dir()
 
 
 def refuse_adapter(path: str) -> None:

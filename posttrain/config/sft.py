@@ -54,6 +54,7 @@ def _annotations(method: str) -> dict[str, str]:
     return found
 
 
+_TRACKERS = {"tensorboard": "train", "trackio": "trackio", "wandb": "wandb"}  # and their extras
 # what every trainer has
 OWNED_EVERYWHERE = owned_fields({
     "set out: instead": "output_dir",
@@ -88,6 +89,32 @@ OWNED_TRAINER_FIELDS = OWNED_EVERYWHERE | owned_fields({
     "set keep_epochs: to name the checkpoints that stay": "load_best_model_at_end",
     "set eval_strategy: instead": "do_eval",
 })  # fmt: skip
+
+
+_KINDS = {"int": int, "float": float, "bool": bool, "str": str}
+
+
+def _check_type(key: str, value: Any, annotation: str) -> None:
+    """Refuse a word where a number belongs, before the trainer's own types can be loaded.
+
+    Raises ValueError: by the annotation in the source, where it is made of plain types.
+    """
+    kinds = set(re.findall(r"\w+", annotation)) - {"None", "Optional", "Union"}
+    if not kinds <= _KINDS.keys() or value is None:
+        return
+    if isinstance(value, str) and "str" not in kinds:
+        wanted = " or ".join(sorted(kinds))
+        raise ValueError(f"trainer.{key}: takes {wanted}, found {value!r}")
+
+
+def _check_trackers(names: Any) -> None:
+    listed = cast(list[Any], names) if isinstance(names, list) else [names]
+    for name in listed:
+        if name in _TRACKERS and find_spec(name) is None:
+            raise ValueError(
+                f"trainer.report_to {name}: it is not installed: pip install "
+                f"'posttrain[{_TRACKERS[name]}]', or leave trainer.report_to out"
+            )
 
 
 class ModelConfig(Strict):
@@ -192,6 +219,8 @@ class TrainingRecipe(Strict):
                 hint = key_hint(cls, unknown.split("."), unknown, cls.free_fields())
                 hint = "" if "(valid: " in hint else hint
                 raise ValueError(f"{unknown} is not a field of the installed trl's config{hint}")
+            _check_type(key, trainer[key], _annotations(cls.method).get(key, ""))
+        _check_trackers(trainer.get("report_to"))
         words = {name: "no" for name in _TAKES_NO if trainer.get(name) is False}
         types = _annotations(cls.method)
         # null takes a key back where the field takes none

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
 
 from posttrain.config.paths import refuse_adapter
 from posttrain.errors import ConfigError
@@ -39,6 +40,8 @@ def load_for_inference(
     try:
         found = "cuda" if torch.cuda.is_available() else "cpu"
         place = torch.device(found if device == "auto" else device)
+        if Path(path).is_dir():  # what is fetched shows how far it is
+            disable_progress_bar()
         auto = torch.bfloat16 if place.type == "cuda" else torch.float32
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,

@@ -21,6 +21,7 @@ from transformers import (
     set_seed,
 )
 from transformers.integrations import deepspeed
+from transformers.utils.logging import disable_progress_bar
 
 from posttrain.config.load import nearest
 from posttrain.config.paths import is_adapter, refuse_adapter
@@ -52,6 +53,8 @@ def load_model(
         ConfigError: the path cannot be loaded, or the embedding has too few rows.
     """
     set_seed(seed)
+    if spec.path is None or Path(spec.path).is_dir():  # what is fetched shows how far it is
+        disable_progress_bar()
     attention = choose_attention(spec.attention)
     if spec.path is not None:
         model = load_checkpoint(spec, attention, quantization)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +63,38 @@ def test_a_chat_server_that_cannot_switch_thinking_is_refused_for_both_modes():
 
 def test_a_checkpoint_is_a_directory_or_may_be_a_hub_id(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # a finished quickstart has a runs/tiny/sft
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr("socket.create_connection", lambda *_, **__: io.StringIO())
     for path in (None, str(tmp_path), "Qwen/Qwen3-0.6B", "gpt2"):
         refuse_missing_checkpoint(path, key="checkpoint")
     for path in ("runs/tiny/sft", "./sft", str(tmp_path / "sft")):
         with pytest.raises(ConfigError, match=r"checkpoints\.sft\.path: there is no directory"):
             refuse_missing_checkpoint(path, key="checkpoints.sft.path")
+
+
+def test_a_hub_id_that_cannot_be_fetched_is_refused_at_once(tmp_path: Path, monkeypatch):
+    def no_network(*_: Any, **__: Any) -> None:
+        raise OSError(-3, "Temporary failure in name resolution")
+
+    monkeypatch.setattr("socket.create_connection", no_network)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    for name in (
+        "HTTPS_PROXY",
+        "https_proxy",
+        "HTTP_PROXY",
+        "http_proxy",
+        "ALL_PROXY",
+        "all_proxy",
+    ):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ConfigError, match=r"HF_HUB_OFFLINE is set: .* or name a local path"):
+        refuse_missing_checkpoint("Qwen/Qwen3-0.6B", key="checkpoint")
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    with pytest.raises(ConfigError, match=r"cannot be reached: Temporary .* HF_HUB_OFFLINE=1"):
+        refuse_missing_checkpoint("Qwen/Qwen3-0.6B", key="checkpoint")
+    (tmp_path / "models--Qwen--Qwen3-0.6B" / "snapshots").mkdir(parents=True)
+    refuse_missing_checkpoint("Qwen/Qwen3-0.6B", key="checkpoint")
 
 
 def test_a_base_model_without_a_template_is_told_the_key(tmp_path: Path):

@@ -1,0 +1,72 @@
+"""Tab completion of `posttrain`: stages, recipes behind `--config`, keys of a stage's recipe.
+
+eval "$(posttrain completion bash)"      in ~/.bashrc; zsh likewise
+posttrain completion fish | source       in ~/.config/fish/config.fish
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from posttrain.config.load import keys_of_recipe
+from posttrain.config.recipe_files import recipe_names
+from posttrain.config.schemas import SCHEMAS
+from posttrain.errors import ConfigError
+
+SHELLS = ("bash", "zsh", "fish")
+_OPTIONS = "--config --dry-run --print-config --help"
+# bash takes `=` and `:` for ends of words; a key is completed up to its `=`, without a blank
+_BASH = """\
+_posttrain() {
+    local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]}
+    COMPREPLY=()
+    if [ "$COMP_CWORD" -eq 1 ]; then
+        COMPREPLY=($(compgen -W "STAGES --help --list --recipes --version" -- "$word"))
+    elif [ "$before" = --config ]; then
+        COMPREPLY=($(compgen -W "RECIPES" -- "$word") $(compgen -f -X '!*.y*ml' -- "$word"))
+    elif [ "$before" = = ] || [ "$word" = = ]; then
+        COMPREPLY=($(compgen -f -- "${word#=}"))
+    elif [ "${word#-}" != "$word" ]; then
+        COMPREPLY=($(compgen -W "OPTIONS" -- "$word"))
+    else
+        local keys="$(posttrain completion keys "${COMP_WORDS[1]}" 2>/dev/null)"
+        COMPREPLY=($(compgen -W "$keys" -- "$word"))
+        [ "${#COMPREPLY[@]}" -gt 0 ] && compopt -o nospace 2>/dev/null
+        [ "${#COMPREPLY[@]}" -eq 0 ] && COMPREPLY=($(compgen -f -- "$word"))
+    fi
+}
+complete -F _posttrain posttrain
+"""
+_ZSH = "autoload -U +X compinit && compinit -u\nautoload -U +X bashcompinit && bashcompinit\n"
+_FISH = """\
+complete -c posttrain -f -n __fish_use_subcommand -a 'STAGES'
+complete -c posttrain -f -n __fish_use_subcommand -l help
+complete -c posttrain -f -n __fish_use_subcommand -l list
+complete -c posttrain -f -n __fish_use_subcommand -l recipes
+complete -c posttrain -f -n __fish_use_subcommand -l version
+complete -c posttrain -n 'not __fish_use_subcommand' -l config -r -a 'RECIPES'
+complete -c posttrain -n 'not __fish_use_subcommand' -l dry-run
+complete -c posttrain -n 'not __fish_use_subcommand' -l print-config
+complete -c posttrain -n 'not __fish_use_subcommand' \\
+    -a '(posttrain completion keys (commandline -opc)[2] 2>/dev/null)'
+"""
+
+
+def completion(arguments: Sequence[str], stages: Sequence[str]) -> str:
+    """A shell's script, or with `keys STAGE` the keys of a recipe, one a line.
+
+    Raises:
+        ConfigError: another shell.
+    """
+    if len(arguments) == 2 and arguments[0] == "keys":
+        schema = SCHEMAS.get(arguments[1])
+        keys = [] if schema is None else [*keys_of_recipe(schema)]
+        return "".join(f"{key}=\n" for key in keys)
+    if len(arguments) != 1 or arguments[0] not in SHELLS:
+        raise ConfigError(f"completion takes a shell: {', '.join(SHELLS)}")
+    [shell] = arguments
+    text = {"bash": _BASH, "zsh": _ZSH + _BASH, "fish": _FISH}[shell]
+    words = {"STAGES": " ".join(stages), "RECIPES": " ".join(recipe_names()), "OPTIONS": _OPTIONS}
+    for name, value in words.items():
+        text = text.replace(name, value)
+    return text
