@@ -3,10 +3,13 @@
     python benchmarks/sampling_throughput.py                      # a tiny random model
     python benchmarks/sampling_throughput.py --checkpoint runs/tiny/sft --prompts …/prompts.jsonl
     python benchmarks/sampling_throughput.py --checkpoint PATH --arms ours,generate --out a.json
+    python benchmarks/sampling_throughput.py --model DIR --threads 1 --repeat 2   # a real model
 
 Arms: `ours` is the in-process backend; `generate` is transformers' generate in batches of the same
-size, prompts in order; `continuous` is its continuous batching. All sample at temperature 1, with
-the same stop tokens and limit. Tokens are counted up to the first stop token.
+size, prompts in order, on the model as transformers loads it; `continuous` is its continuous
+batching. All sample at temperature 1, with the same stop tokens and limit. Tokens are counted up to
+the first stop token. `--model` asks a chat model 32 questions of uneven lengths, once each; arms
+take turns, so that other work on the machine slows them alike.
 """
 
 from __future__ import annotations
@@ -27,14 +30,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from shapes import SHAPES, random_model
-from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    ContinuousBatchingConfig,
+    GenerationConfig,
+    PreTrainedModel,
+)
 
+from posttrain.chat import render
 from posttrain.config.backend import TransformersBackend
 from posttrain.models.chat_template import renderer_of
 from posttrain.models.inference import generation_stops, load_for_inference
 from posttrain.models.load import build_model
+from posttrain.records import Message
 from posttrain.rollouts import prompt_from_row
 from posttrain.sampling.engines.decode import decode
+from posttrain.sampling.open import rendering_of
 from posttrain.sampling.sampler import EngineRequest, Parameters, seed_of
 from posttrain.tokens.tokenizer import encoder_of
 from posttrain.versions import package_versions
@@ -93,6 +104,24 @@ def random_prompts(count: int) -> list[Ids]:
     rng = random.Random(0)
     lengths = [rng.randint(40, 80) for _ in range(count)]
     return [tuple(rng.randrange(3, VOCABULARY) for _ in range(length)) for length in lengths]
+
+
+def uneven_questions(checkpoint: str) -> list[Ids]:
+    """32 questions, in the model's chat template: half of them short, some with a long text."""
+    template, encoder, _ = rendering_of(TransformersBackend(kind="transformers"), checkpoint)
+    sentence = "A train leaves at {} o'clock with {} passengers, of whom {} get off on the way. "
+    rng = random.Random(0)
+    texts: list[str] = []
+    for k in range(32):
+        facts = ""
+        for _ in range((1, 2, 4, 12)[k % 4]):
+            facts += sentence.format(rng.randint(1, 12), rng.randint(40, 90), rng.randint(2, 30))
+        question = "How many passengers arrive in all? Answer in one sentence."
+        if k % 3:
+            question = "How many passengers arrive in all? Explain every step of the calculation."
+        messages = [Message("user", facts + question)]
+        texts.append(render(messages, template, add_generation_prompt=True, enable_thinking=False))
+    return [tuple(ids) for ids in encoder.encode(texts)]
 
 
 def read_prompts(file: Path, checkpoint: str, count: int) -> list[Ids]:
@@ -200,6 +229,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--checkpoint", help="a directory or hub id; default: random weights")
+    parser.add_argument("--model", help="a chat model: 32 uneven questions in place of --prompts")
+    parser.add_argument("--repeat", type=int, default=1, help="rounds in which the arms take turns")
     parser.add_argument("--prompts", type=Path, help="prompts.jsonl; default: random tokens")
     parser.add_argument("--shape", choices=sorted({**TINY, **SHAPES}), default="attention")
     parser.add_argument("--count", type=int, default=100, help="distinct prompts")
@@ -219,25 +250,43 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit("--prompts are rendered with a checkpoint's template: give --checkpoint too")
     if given.threads:
         torch.set_num_threads(given.threads)
-    if given.checkpoint is None:
+    path = given.model or given.checkpoint
+    if path is None:
         model, stops = make_model(given.shape), (STOP,)
+        models = dict.fromkeys(ARMS, model)
     else:
         options = {"dtype": "auto", "device": "auto", "attention": "auto", "vocabulary": 0}
-        model = load_for_inference(given.checkpoint, **options)
-        stops = generation_stops(given.checkpoint, model)
-    if given.prompts and given.checkpoint:
+        model = load_for_inference(path, **options)
+        stops = generation_stops(path, model)
+        plain: Any = AutoModelForCausalLM.from_pretrained(path, dtype=model.dtype)
+        models = {**dict.fromkeys(ARMS, plain.eval().to(model.device)), "ours": model}
+    samples = given.samples
+    if given.model:
+        distinct, samples = uneven_questions(given.model), 1
+    elif given.prompts:
         distinct = read_prompts(given.prompts, given.checkpoint, given.count)
     else:
         distinct = random_prompts(given.count)
-    prompts = [ids for ids in distinct for _ in range(given.samples)]
+    prompts = [ids for ids in distinct for _ in range(samples)]
     load = Load(prompts, stops, given.max_tokens, given.batch_size)
-    results = [measure(arm, model, load) for arm in given.arms.split(",")]
-    print(f"{len(prompts):,} completions, batches of {given.batch_size}, {model.device}")
-    for one in results:
+    print(
+        f"{len(prompts):,} completions of prompts of {min(map(len, prompts))} to "
+        f"{max(map(len, prompts))} tokens, batches of {given.batch_size}, {model.device}, "
+        f"{model.dtype}, {torch.get_num_threads()} threads"
+    )
+    arms = given.arms.split(",") * given.repeat
+    results: list[Result] = []
+    for arm in arms:
+        one = measure(arm, models[arm], load)
+        results.append(one)
+        speed = one.tokens / one.cpu_seconds
+        first = results[0].tokens / results[0].cpu_seconds
         print(
-            f"{one.arm:<12}{one.speed:>10,.0f} tokens/s {one.tokens / one.cpu_seconds:>10,.0f} "
-            f"tokens/CPU-s {one.seconds:>8.1f} s  mean length {one.mean_length:.0f}  "
-            f"ratio {one.speed / results[0].speed:.2f}  peak {one.peak_gib:.2f} GiB"
+            f"{one.arm:<12}{one.speed:>10,.0f} tokens/s {speed:>10,.1f} tokens/CPU-s "
+            f"{one.seconds:>8.1f} s  mean length {one.mean_length:.0f}  ratio "
+            f"{one.speed / results[0].speed:.2f}, of CPU {speed / first:.2f}  "
+            f"peak {one.peak_gib:.2f} GiB",
+            flush=True,
         )
     if given.out:
         stats = {"versions": package_versions(), "arms": [asdict(one) for one in results]}

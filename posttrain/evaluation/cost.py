@@ -139,12 +139,7 @@ def estimate_rows(
     speed = recipe.estimate.tokens_per_second
     for name, renderer in renderers.items():
         for unit in units:
-            limits = recipe.sampling_of(unit.setting)
-            several = any(p.tools is not None or p.grader == INSPECT for p in unit.prompts)
-            turns = limits.max_turns if several else 1
-            most = limits.max_tokens * turns
-            if limits.max_total_tokens is not None:
-                most = min(most, limits.max_total_tokens)
+            turns, most = _most(recipe, unit)
             output = (recipe.estimate.output_tokens or most) * unit.size
             each = unit.prompts[:: max(1, len(unit.prompts) // _COUNTED)]
             lengths = [_prompt_tokens(renderer, prompt) for prompt in each]
@@ -160,6 +155,21 @@ def estimate_rows(
                 "seconds": speed and output / speed,
             })  # fmt: skip
     return rows
+
+
+def most_tokens(recipe: EvalConfig, units: Sequence[Unit]) -> float:
+    """The longest that a completion of these units can be, in the mean."""
+    most = sum(_most(recipe, unit)[1] * unit.size for unit in units)
+    return most / max(1, sum(unit.size for unit in units))
+
+
+def _most(recipe: EvalConfig, unit: Unit) -> tuple[int, int]:
+    """Model calls and tokens that a completion of a unit can have at most."""
+    limits = recipe.sampling_of(unit.setting)
+    several = any(p.tools is not None or p.grader == INSPECT for p in unit.prompts)
+    turns = limits.max_turns if several else 1
+    most = limits.max_tokens * turns
+    return turns, min(most, limits.max_total_tokens or most)
 
 
 def _prompt_tokens(renderer: PromptRenderer | None, prompt: Any) -> int:

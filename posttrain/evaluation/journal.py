@@ -17,7 +17,15 @@ from posttrain.hashing import digest_of
 from posttrain.records import message_to_row
 from posttrain.rollouts import step_from_row, step_to_row
 from posttrain.sampling.generate import row_line
-from posttrain.sampling.sampler import Generation, Progress, Request, Sampler, unframing
+from posttrain.sampling.sampler import (
+    Generation,
+    IncrementalSampler,
+    OnGeneration,
+    Progress,
+    Request,
+    Sampler,
+    unframing,
+)
 
 NOT_KEPT = "the journal has no answer to this request, and there is no model to ask"
 
@@ -35,14 +43,33 @@ class TimedSampler:
         self, requests: Sequence[Request], *, progress: Progress = None
     ) -> list[Generation]:
         """As `Sampler.sample`."""
+        generations: dict[int, Generation] = {}
+        await self.sample_each(requests, on_done=generations.__setitem__, progress=progress)
+        return [generations[k] for k in range(len(requests))]
+
+    async def sample_each(
+        self, requests: Sequence[Request], *, on_done: OnGeneration, progress: Progress = None
+    ) -> None:
+        """As `IncrementalSampler.sample_each`; all at the end of a sampler that is none."""
         start = time.time()
-        generations = await self._sampler.sample(requests, progress=progress)
-        steps = [g.step for g in generations if g.step is not None]
-        tokens = sum(step.reasoning_tokens + step.answer_tokens for step in steps)
+        tokens = 0
+
+        def ended(number: int, generation: Generation) -> None:
+            nonlocal tokens
+            if (step := generation.step) is not None:
+                tokens += step.reasoning_tokens + step.answer_tokens
+            on_done(number, generation)
+
+        if isinstance(self._sampler, IncrementalSampler):
+            await self._sampler.sample_each(requests, on_done=ended, progress=progress)
+        else:
+            for number, generation in enumerate(
+                await self._sampler.sample(requests, progress=progress)
+            ):
+                ended(number, generation)
         row = {"start": start, "end": time.time(), "requests": len(requests), "tokens": tokens}
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
-        return generations
 
 
 class JournaledSampler:

@@ -178,7 +178,8 @@ def run_evaluation(
     out = stage.path
     atomic_write_text(out / PROMPTS, prompt_lines(prompts))
     total = len(prompts) * recipe.n * len(recipe.checkpoints)
-    with ProgressBar(total=total, console=console) as progress:
+    most_tokens = recipe.sampling.max_tokens
+    with ProgressBar(total=total, most_tokens=most_tokens, console=console) as progress:
         samplers = asyncio.run(_judge_all(recipe, prompts, progress))
     by_id = {prompt.id: prompt for prompt in prompts}
     judgements: dict[str, Judgements] = {}

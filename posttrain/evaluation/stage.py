@@ -18,7 +18,7 @@ from posttrain.config.eval import EvalConfig, Price
 from posttrain.errors import DataError, PosttrainError
 from posttrain.evaluation.agentic import agentic_rows
 from posttrain.evaluation.compare import paired_rows
-from posttrain.evaluation.cost import estimate_rows, times_path, write_costs
+from posttrain.evaluation.cost import estimate_rows, most_tokens, times_path, write_costs
 from posttrain.evaluation.export import EXPORT, write_exports
 from posttrain.evaluation.journal import TimedSampler, sort_lines
 from posttrain.evaluation.metrics import cell_rows, examples
@@ -129,7 +129,8 @@ def run_evaluation(stage: Run, recipe: EvalConfig, plan: EvaluationPlan, console
     else:
         total = len(recipe.checkpoints) * sum(unit.size for unit in plan.units)
         try:
-            with ProgressBar(total=total, console=console) as progress:
+            most = most_tokens(recipe, plan.units)
+            with ProgressBar(total=total, most_tokens=most, console=console) as progress:
                 asyncio.run(make_records(recipe, plan, progress))
         except PosttrainError:
             if not any((out / folder).is_dir() for folder in (RECORDS, WORK)):

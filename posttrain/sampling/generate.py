@@ -106,7 +106,7 @@ async def generate(
                     journal.add(completion)
                 else:
                     return
-                progress.add(done=1)
+                progress.add(done=1, ended_tokens=_tokens_of(completion))
 
             try:
                 await roll_out_each(
@@ -155,6 +155,15 @@ def _refuse_failures(
         f"{max_failure_rate:.2%}; most often: {reasons.most_common(1)[0][0]}. {advice}, "
         "or raise max_failure_rate"
     )
+
+
+def _tokens_of(completion: Completion) -> int:
+    """Tokens of all steps, as samplers report them while they run."""
+    tokens = 0
+    for step in completion.steps:
+        counted = step.reasoning_tokens + step.answer_tokens
+        tokens += counted if step.ids is None else len(step.ids)
+    return tokens
 
 
 def _key(task: Task) -> Key:
@@ -231,7 +240,10 @@ async def make_samples(
     async with opened_sampler(recipe.backend, checkpoint=recipe.checkpoint) as sampler:
         bind(out / "work", {"prompts": digest_of(lines), "sampler": dict(sampler.identity)})
         atomic_write_text(out / "prompts.jsonl", lines)
-        with ProgressBar(total=len(tasks), console=console) as progress:
+        most = sum(recipe.most_tokens(task.prompt.setting) for task in tasks)
+        most_tokens = most / max(1, len(tasks))
+        bar = ProgressBar(total=len(tasks), most_tokens=most_tokens, console=console)
+        with bar as progress:
             return await generate(
                 tasks,
                 sampler,

@@ -20,14 +20,24 @@ ERROR_LENGTH = 200
 
 
 class ProgressBar:
-    """Tokens and completions of one run: one line that changes on a terminal, lines elsewhere."""
+    """Tokens and completions of one run: one line that changes on a terminal, lines elsewhere.
+
+    Args:
+        most_tokens: what one of the completions can have at most, in the mean.
+    """
 
     def __init__(
-        self, *, total: int, console: Console, clock: Callable[[], float] = time.monotonic
+        self,
+        *,
+        total: int,
+        most_tokens: float,
+        console: Console,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._total, self._console, self._clock = total, console, clock
+        self._most_tokens = most_tokens
         self._start = self._last_shown = clock()
-        self._restored = self._done = self._tokens = self._failed = 0
+        self._restored = self._done = self._tokens = self._ended_tokens = self._failed = 0
         self._interval = REFRESH_SECONDS if console.is_terminal else LINE_SECONDS
 
     def __enter__(self) -> ProgressBar:
@@ -36,12 +46,21 @@ class ProgressBar:
     def __exit__(self, *_: object) -> None:
         self._show(end="\n")
 
-    def add(self, *, restored: int = 0, done: int = 0, tokens: int = 0, failed: int = 0) -> None:
-        """Completions that were there already, completions that ended now (of which so many
-        failed), and new tokens."""
+    def add(
+        self,
+        *,
+        restored: int = 0,
+        done: int = 0,
+        tokens: int = 0,
+        ended_tokens: int = 0,
+        failed: int = 0,
+    ) -> None:
+        """Completions that were there already, completions that ended now with their tokens (of
+        which so many failed), and new tokens of any."""
         self._restored += restored
         self._done += done
         self._tokens += tokens
+        self._ended_tokens += ended_tokens
         self._failed += failed
         if self._clock() - self._last_shown >= self._interval:
             self._show()
@@ -55,10 +74,21 @@ class ProgressBar:
         text += f" · {self._tokens:,} tokens"
         if self._tokens and seconds > 0:
             text += f" · {self._tokens / seconds:,.0f} tokens/s"
-        if self._done and ended < self._total:
-            left = (self._total - ended) * seconds / self._done
-            text += f" · {timedelta(seconds=round(left))} to go"
+        if self._tokens and seconds > 0 and ended < self._total:
+            left = self._tokens_left(self._total - ended) * seconds / self._tokens
+            at_most = "" if self._done else "at most "
+            text += f" · {at_most}{timedelta(seconds=round(left))} to go"
         return text
+
+    def _tokens_left(self, going: int) -> float:
+        """Tokens that completions which have not ended are still expected to get.
+
+        As many as are written for each that ends: so far the short ones alone have ended, and those
+        under way count with what they have. Never more than their limit leaves.
+        """
+        under_way = max(0, self._tokens - self._ended_tokens)
+        most = max(0.0, going * self._most_tokens - under_way)
+        return most if not self._done else min(most, going * self._tokens / self._done)
 
     def _show(self, end: str | None = None) -> None:
         self._last_shown = self._clock()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,7 @@ from posttrain.evaluation.cost import busy_seconds, cost_rows, money, tokens_of
 from posttrain.evaluation.journal import NOT_KEPT, JournaledSampler, TimedSampler, read_lines
 from posttrain.records import Message
 from posttrain.rollouts import Completion, Step, step_from_row, step_to_row
-from posttrain.sampling.sampler import Parameters, Request
+from posttrain.sampling.sampler import Generation, Parameters, Request
 from tests.evaluation.scripted import ScriptedSampler, record, turn
 
 PARSED = ParsedCompletion("because", "56", (), (), True)
@@ -109,3 +111,27 @@ def test_a_failure_is_requested_again(tmp_path):
     (generation,) = asyncio.run(kept.sample([request(1)]))
     assert generation.step is not None
     assert json.loads(path.read_text())["step"]["parsed"]["answer"] == "56"
+
+
+def test_a_timed_sampler_hands_generations_over_as_the_one_behind_it_does(tmp_path):
+    class Each:
+        batched = True
+        identity: Mapping[str, Any] = {}
+
+        async def sample_each(self, requests, *, on_done, progress=None):
+            for number in reversed(range(len(requests))):
+                on_done(number, Generation(None, error=str(number)))
+                seen.append(len(order))
+
+        async def sample(self, requests, *, progress=None):
+            raise AssertionError("all at the end")
+
+    order: list[int] = []
+    seen: list[int] = []
+    timed = TimedSampler(Each(), tmp_path / "times.jsonl")
+    requests: list[Any] = [None] * 3
+    asyncio.run(timed.sample_each(requests, on_done=lambda number, _: order.append(number)))
+    assert order == [2, 1, 0]
+    assert seen == [1, 2, 3]
+    [row] = map(json.loads, (tmp_path / "times.jsonl").read_text().splitlines())
+    assert row["requests"] == 3

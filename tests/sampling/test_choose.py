@@ -79,3 +79,16 @@ def test_greedy_rows_report_the_model_s_own_log_probability():
     assert tokens[0] == logits[0].argmax()
     assert logps[0] == pytest.approx(logits[0].log_softmax(-1).max().item(), abs=1e-6)
     assert logps[1] == pytest.approx((logits[1] / 0.5).log_softmax(-1)[tokens[1]].item(), abs=1e-6)
+
+
+def test_a_large_vocabulary_is_searched_as_by_one_running_sum():
+    torch.manual_seed(0)
+    logits = torch.randn(400, 1500) * 3
+    numbers = uniforms(seeds(400), np.zeros(400, dtype=np.int64))
+    numbers[:3] = 0.0, 1 - 2.0**-52, 0.5
+    sums = logits.softmax(-1).cumsum(-1, dtype=torch.float64)
+    expected = torch.searchsorted(
+        sums, torch.from_numpy(numbers)[:, None] * sums[:, -1:], right=True
+    )
+    tokens, _ = choose(logits, RowParameters.of([Parameters()] * 400, CPU), numbers)
+    assert tokens.tolist() == expected[:, 0].tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 import pytest
@@ -9,8 +10,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from posttrain.errors import DataError
-from posttrain.sampling.engines.decode import decode
-from posttrain.sampling.sampler import Budget, EngineRequest, Parameters
+from posttrain.sampling.engines.decode import PREFILL, decode, prefill_positions
+from posttrain.sampling.engines.transformers import TransformersEngine
+from posttrain.sampling.sampler import Budget, EngineOutput, EngineRequest, Parameters
 from tests.sampling.small_models import CONFIGS, full_logps, plain_greedy, small_model
 
 STOPS = (2, 5, 77)
@@ -195,3 +197,32 @@ def test_logits_that_are_no_numbers_are_refused():
     for temperature in (0.0, 1.0):
         with pytest.raises(DataError, match="not finite"):
             decode(broken, [ask((4, 5), temperature=temperature)], batch_size=1)
+
+
+def test_an_engine_hands_outputs_over_while_others_go_on(attention):
+    asked = [ask(p, seed=k, max_tokens=2 + 6 * k) for k, p in enumerate(prompts(6))]
+    engine = TransformersEngine(attention, weights="w", batch_size=6)
+    ended: list[int] = []
+    written: list[int] = []
+    before_the_last: list[int] = []
+
+    def on_done(number: int, output: EngineOutput) -> None:
+        assert output.ids
+        ended.append(number)
+
+    def progress(new: int) -> None:
+        written.append(new)
+        before_the_last.append(len(ended))
+
+    asyncio.run(engine.generate_each(asked, on_done=on_done, progress=progress))
+    assert sorted(ended) == list(range(6))
+    assert 0 < before_the_last[0] < 6
+    outputs = asyncio.run(engine.generate(asked))
+    assert sum(written) == sum(len(output.ids) for output in outputs)
+
+
+def test_passes_over_prompts_are_short_where_a_layer_is_wide(attention):
+    assert prefill_positions(attention) == PREFILL
+    wide = small_model("attention")
+    wide.config.intermediate_size = 2048
+    assert prefill_positions(wide) == 1024

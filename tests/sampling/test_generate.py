@@ -35,10 +35,18 @@ class KilledAfter(ProgressBar):
     """Ends the process, as it were, once so many completions were done."""
 
     def __init__(self, count: int) -> None:
-        super().__init__(total=len(TASKS), console=Console(quiet=True))
+        super().__init__(total=len(TASKS), most_tokens=100, console=Console(quiet=True))
         self.left = count
 
-    def add(self, *, restored: int = 0, done: int = 0, tokens: int = 0, failed: int = 0) -> None:
+    def add(
+        self,
+        *,
+        restored: int = 0,
+        done: int = 0,
+        tokens: int = 0,
+        ended_tokens: int = 0,
+        failed: int = 0,
+    ) -> None:
         self.left -= done
         if self.left < 0:
             raise KeyboardInterrupt

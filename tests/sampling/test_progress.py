@@ -12,7 +12,9 @@ from posttrain.sampling.progress import LINE_SECONDS, ProgressBar
 def test_rates_are_of_this_run_and_plain_lines_come_now_and_then():
     now, file = [100.0], io.StringIO()
     console = Console(file=file, width=120)
-    with ProgressBar(total=100, console=console, clock=lambda: now[0]) as progress:
+    with ProgressBar(
+        total=100, most_tokens=1000, console=console, clock=lambda: now[0]
+    ) as progress:
         progress.add(restored=40)
         now[0] += LINE_SECONDS / 2
         progress.add(tokens=1500)
@@ -26,7 +28,27 @@ def test_rates_are_of_this_run_and_plain_lines_come_now_and_then():
 
 
 def test_failures_are_shown_while_it_runs():
-    progress = ProgressBar(total=4, console=Console(file=io.StringIO()), clock=lambda: 0.0)
+    progress = ProgressBar(
+        total=4, most_tokens=10, console=Console(file=io.StringIO()), clock=lambda: 0.0
+    )
     assert "failed" not in progress.line()
     progress.add(done=1, failed=1)
     assert progress.line().startswith("1 of 4 completions · 1 failed")
+
+
+def test_the_time_left_is_by_tokens_before_any_completion_has_ended():
+    now = [0.0]
+    console = Console(file=io.StringIO(), width=120)
+    progress = ProgressBar(total=80, most_tokens=100, console=console, clock=lambda: now[0])
+    now[0] = 10.0
+    progress.add(tokens=2000)
+    # 80 × 100 at most, less the 2,000 that are there, at 200 a second
+    assert progress.line().endswith("0 of 80 completions · 2,000 tokens · 200 tokens/s · "
+                                    "at most 0:00:30 to go")  # fmt: skip
+    progress.add(done=40, ended_tokens=1000)
+    # 50 tokens for each that ended: 40 × 50, and no limit is nearer
+    assert progress.line().endswith("· 0:00:10 to go")
+    now[0] = 20.0
+    progress.add(tokens=2000)
+    # of the 3,000 under way 40 can get 1,000 more
+    assert progress.line().endswith("· 0:00:05 to go")

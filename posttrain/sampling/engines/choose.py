@@ -15,6 +15,7 @@ import torch
 from posttrain.sampling.sampler import Parameters
 
 Seeds = npt.NDArray[np.uint64]
+_BLOCK = 256  # ids of the vocabulary whose probabilities are added up at once
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -38,6 +39,7 @@ class RowParameters:
     """The parameters of a batch's rows as tensors `[rows]`; None where no row needs them."""
 
     greedy: torch.Tensor
+    any_greedy: bool
     all_greedy: bool
     temperature: torch.Tensor | None
     top_k: torch.Tensor | None
@@ -55,6 +57,7 @@ class RowParameters:
         greedy = [p.temperature == 0 for p in rows]
         return cls(
             greedy=torch.tensor(greedy, device=device),
+            any_greedy=any(greedy),
             all_greedy=all(greedy),
             temperature=tensor("temperature", 1.0),
             top_k=tensor("top_k", 0),
@@ -81,11 +84,34 @@ def choose(
         return tokens, log_probability(logits, tokens) if parameters.logps else None
     scaled = logits if parameters.temperature is None else logits / parameters.temperature[:, None]
     scaled = _filtered(scaled, parameters)
-    cumulative = torch.softmax(scaled, -1).cumsum(-1, dtype=torch.float64)
-    thresholds = torch.from_numpy(numbers).to(logits.device)[:, None] * cumulative[:, -1:]
-    sampled = torch.searchsorted(cumulative, thresholds, right=True)[:, 0]
-    tokens = _unless_broken(logits, torch.where(parameters.greedy, logits.argmax(-1), sampled))
+    tokens = _inverse_transform(torch.softmax(scaled, -1), numbers)
+    if parameters.any_greedy:
+        tokens = torch.where(parameters.greedy, logits.argmax(-1), tokens)
+    tokens = _unless_broken(logits, tokens)
     return tokens, log_probability(scaled, tokens) if parameters.logps else None
+
+
+def _inverse_transform(
+    probabilities: torch.Tensor, numbers: npt.NDArray[np.float64]
+) -> torch.Tensor:
+    """The id at which each row's running sum of `[rows, vocabulary]` first exceeds its number."""
+    # running sums of all of a large vocabulary cost as much as a layer of a small model: find the
+    # block first, then the place in it
+    vocabulary = probabilities.shape[-1]
+    padding = -vocabulary % _BLOCK
+    blocks = torch.nn.functional.pad(probabilities, (0, padding)).unflatten(-1, (-1, _BLOCK))
+    block_ends = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
+    thresholds = torch.from_numpy(numbers).to(probabilities.device)[:, None] * block_ends[:, -1:]
+    block = torch.searchsorted(block_ends, thresholds, right=True)
+    # a NaN lies behind every sum
+    block = block.clamp(max=blocks.shape[1] - 1)
+    inside = blocks.gather(1, block[:, :, None].expand(-1, -1, _BLOCK))[:, 0]
+    before = torch.where(block > 0, block_ends.gather(-1, (block - 1).clamp(min=0)), 0.0)
+    ends = before + inside.cumsum(-1, dtype=torch.float64)
+    # both sums may differ in their last bit: the last likely token of the block is in it for sure
+    last = _BLOCK - 1 - (inside.flip(-1) > 0).int().argmax(-1, keepdim=True)
+    place = torch.minimum(torch.searchsorted(ends, thresholds, right=True), last)
+    return (block * _BLOCK + place)[:, 0]
 
 
 def _unless_broken(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

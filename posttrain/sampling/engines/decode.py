@@ -24,8 +24,11 @@ _REFILL = 1 / 2
 # ended rows leave when they are this share of a batch
 _ENDED = 1 / 16
 _REPORT_STEPS = 8
-# prompt positions in one forward pass, padding included: bounds memory, and suits a CPU's caches
+# prompt positions in one forward pass, padding included: bounds memory
 PREFILL = 8192
+# numbers in a layer's widest activation of such a pass on a processor: beyond its caches every
+# step of a layer waits for memory, and short passes of prompts of like lengths hold little padding
+_CACHED_ACTIVATIONS = 1 << 21
 
 
 @torch.inference_mode()
@@ -96,6 +99,15 @@ def _token_limit(model: PreTrainedModel, request: EngineRequest) -> int:
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     limit = request.parameters.max_tokens
     return limit if context is None else min(limit, context - len(request.ids))
+
+
+def prefill_positions(model: PreTrainedModel) -> int:
+    """Prompt positions of one forward pass, at most."""
+    if model.device.type != "cpu":
+        return PREFILL
+    config = model.config.get_text_config()
+    widest = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    return min(PREFILL, _CACHED_ACTIVATIONS // widest)
 
 
 def _order(indices: Sequence[int], requests: Sequence[EngineRequest]) -> list[int]:
@@ -228,12 +240,13 @@ class DecodeBatch:
     def _groups(self, new: Sequence[DecodedRow]) -> Iterator[list[DecodedRow]]:
         """Rows whose distinct prompts fit one forward pass; all in one where rows cannot join."""
         one_pass = not joinable(new_cache(self.model))
+        most = prefill_positions(self.model)
         group: list[DecodedRow] = []
         lengths: dict[tuple[int, ...], int] = {}  # of the distinct prompts
         for row in new:
             own = {row.request.ids: len(row.request.ids)}
             wider = lengths | own
-            if group and len(wider) * max(wider.values()) > PREFILL and not one_pass:
+            if group and len(wider) * max(wider.values()) > most and not one_pass:
                 yield group
                 group, wider = [], own
             group.append(row)

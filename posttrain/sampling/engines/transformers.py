@@ -45,7 +45,17 @@ class TransformersEngine:
     async def generate(
         self, requests: Sequence[EngineRequest], *, progress: Progress = None
     ) -> list[EngineOutput]:
-        """As `Engine.generate`; `progress` is called in the event loop's thread.
+        """As `Engine.generate`, with the errors of `generate_each`."""
+        return await self.generate_each(requests, progress=progress)
+
+    async def generate_each(
+        self,
+        requests: Sequence[EngineRequest],
+        *,
+        on_done: OnOutput | None = None,
+        progress: Progress = None,
+    ) -> list[EngineOutput]:
+        """As `IncrementalEngine.generate_each`; both are called in the event loop's thread.
 
         Raises:
             ConfigError: the GPU's memory does not hold `batch_size` such prompts.
@@ -58,6 +68,7 @@ class TransformersEngine:
                 batch_size=self.batch_size,
                 around=lambda: self._lock,
                 progress=progress,
+                on_done=on_done,
             )
         except torch.OutOfMemoryError as error:
             raise ConfigError(
