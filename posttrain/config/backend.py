@@ -3,12 +3,14 @@
 A key's value is never in a recipe: `api_key_env` names the environment variable.
 """
 
+import importlib.util
 import re
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
 from posttrain.config.base import Strict
+from posttrain.errors import ConfigError
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 ThinkingSwitch = Literal[
@@ -80,8 +82,8 @@ class Server(Strict):
     concurrency: int = Field(default=32, ge=1)
     timeout: float = Field(default=600.0, gt=0)
     retries: int = Field(default=6, ge=0)
-    # a server of 30 B parameters needs three minutes to load
-    wait: float = Field(default=300.0, ge=0)
+    # three minutes until it is started again, and three in which it loads, with room
+    wait: float = Field(default=600.0, ge=0)
     api_key_env: str | None = None
 
     @field_validator("url")
@@ -175,6 +177,12 @@ REACHING: Any = {
     "wait",
     "api_key_env",
 }  # of `model_dump`
+
+
+def refuse_missing_vllm() -> None:
+    """Raises ConfigError where vLLM is not installed; does not load it."""
+    if importlib.util.find_spec("vllm") is None:
+        raise ConfigError("backend.kind vllm needs the extra: pip install 'posttrain[vllm]'")
 
 
 def check_checkpoint(backend: BackendConfig, checkpoint: str | None, key: str) -> None:

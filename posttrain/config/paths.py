@@ -92,3 +92,17 @@ def missing_template(path: str, *, key: str) -> ConfigError:
         f"{key} to hermes (tools), chatml (plain), nemotron_3_nano (tools and reasoning), "
         "trl:FAMILY, or a Jinja file"
     )
+
+
+def checkpoint_dtype(path: str | Path) -> str | None:
+    """The precision that a checkpoint's config states, such as `float32`; None where it does not,
+    or the checkpoint is no directory."""
+    file = Path(path) / "config.json"
+    if not file.is_file():
+        return None
+    config = json.loads(file.read_text("utf-8"))
+    text = config.get("text_config", {})
+    for stated in (config.get("dtype"), config.get("torch_dtype"), text.get("dtype")):
+        if isinstance(stated, str):
+            return stated
+    return None

@@ -15,7 +15,13 @@ from posttrain.audit.marks import marks_of
 from posttrain.chat import ChatTemplate, nemotron_3_nano_template, profile_of
 from posttrain.chat.template import TEMPLATE_NAMES, packaged_template_source
 from posttrain.config.audit import AuditConfig, AuditTokenizer
-from posttrain.config.backend import BackendConfig, CompletionsBackend, Rendering
+from posttrain.config.backend import (
+    BackendConfig,
+    CompletionsBackend,
+    Rendering,
+    VllmBackend,
+    refuse_missing_vllm,
+)
 from posttrain.config.build_sft import SftTokenizer, TokenizerConfig
 from posttrain.config.load import nearest
 from posttrain.config.paths import missing_template
@@ -133,9 +139,11 @@ def renderer_of(backend: BackendConfig, checkpoint: str | None) -> PromptRendere
     known here.
 
     Raises:
-        ConfigError: a tokenizer or template that is not there.
+        ConfigError: a tokenizer or template that is not there, or vLLM is not installed.
         DataError: a checkpoint without a tokenizer.
     """
+    if isinstance(backend, VllmBackend):
+        refuse_missing_vllm()  # a dry run, too, is refused where the real run would be
     path = checkpoint
     if isinstance(backend, CompletionsBackend) and backend.tokenizer is not None:
         path = backend.tokenizer

@@ -17,6 +17,7 @@ from yaml import YAMLError
 
 from posttrain.chat.reasoning import OPEN
 from posttrain.chat.template import NEMOTRON_3_NANO_SHA256, ChatTemplate
+from posttrain.config.paths import checkpoint_dtype
 from posttrain.errors import RenderError
 from posttrain.records import Message, ToolCall, message_to_template
 from posttrain.report.lineage import Node, trace
@@ -214,7 +215,10 @@ def checkpoint_card(
 
 def serving_section(folder: Path, *, name: str) -> list[str]:
     """Lines that say how to serve a checkpoint, which the commands call `name`."""
-    flags, switch = "", None
+    switch = None
+    dtype = checkpoint_dtype(folder)
+    # vLLM serves float32 in bfloat16 unless told
+    flags = f" --dtype {dtype}" if dtype else ""
     template = _own_template(folder)
     if template is not None:
         reasoning, calls = reasoning_parser(template), tool_parser(template)

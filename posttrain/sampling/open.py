@@ -168,6 +168,33 @@ def rendering_of(
     return template, encoder_of(tokenizer), largest_id(tokenizer) + 1
 
 
+async def refuse_beyond_context(
+    backend: BackendConfig, *, max_tokens: int, longest_prompt: int = 0
+) -> None:
+    """Ask a server how long its sequences may be; one that does not say or answer is not asked
+    further.
+
+    Raises:
+        ConfigError: a completion of `max_tokens` does not fit behind the longest prompt.
+    """
+    if not isinstance(backend, Server):
+        return
+    client = Client(backend)
+    try:
+        models = await client.models()
+    finally:
+        await client.close()
+    lengths = [model.get("max_model_len") for model in models if model.get("id") == backend.model]
+    context = next((length for length in lengths if isinstance(length, int)), None)
+    if context is not None and longest_prompt + max_tokens > context:
+        prompt = f" behind a prompt of {longest_prompt:,} tokens" if longest_prompt else ""
+        raise ConfigError(
+            f"sampling.max_tokens {max_tokens:,}{prompt} does not fit the {context:,} tokens that "
+            f"{backend.url} allows {backend.model}: set sampling.max_tokens to at most "
+            f"{max(context - longest_prompt, 0):,}, or serve with a larger --max-model-len"
+        )
+
+
 def checkpoint_parents(paths: Iterable[str | None], *, out: Path) -> list[Parent]:
     """The lineage of the checkpoints that are artifacts; their files are verified."""
     return [

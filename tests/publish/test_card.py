@@ -18,6 +18,7 @@ from posttrain.publish.card import (
     origins_of,
     reasoning_parser,
     replace_section,
+    serving_section,
     tool_parser,
 )
 from posttrain.runs import Counts, Run, parent_of, read_artifact
@@ -143,3 +144,8 @@ def test_a_section_is_replaced_where_it_stands_and_else_put_before_the_lineage()
     assert "e1" not in twice
     assert twice.replace("e2", "e1") == once
     assert replace_section("# A\n", "evaluation", ["e1"]).endswith("end of evaluation -->\n")
+
+
+def test_the_command_of_vllm_names_the_precision_of_the_weights(tmp_path: Path):
+    (tmp_path / "config.json").write_text('{"dtype": "float32"}')
+    assert "vllm serve x --dtype float32" in serving_section(tmp_path, name="x")

@@ -28,7 +28,15 @@ def no_trouble(_body: dict[str, Any], _again: int) -> None:
 class Stub:
     """`gate`: answers wait until so many requests are under way at once."""
 
-    def __init__(self, trouble: Trouble = no_trouble, *, gate: int = 1, length: int = 6) -> None:
+    def __init__(
+        self,
+        trouble: Trouble = no_trouble,
+        *,
+        gate: int = 1,
+        length: int = 6,
+        context: int | None = None,
+    ) -> None:
+        self.context = context
         self.trouble, self.gate, self.length = trouble, gate, length
         self.asked: Counter[str] = Counter()
         self.bodies: list[dict[str, Any]] = []
@@ -40,6 +48,7 @@ class Stub:
         app = web.Application()
         app.router.add_post("/v1/completions", self.completions)
         app.router.add_post("/v1/chat/completions", self.chat)
+        app.router.add_get("/v1/models", self.models)
         self._runner = web.AppRunner(app)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port)
@@ -77,6 +86,10 @@ class Stub:
         if isinstance(trouble, int):
             return web.Response(status=trouble, text="trouble", headers={"Retry-After": "0"})
         return body
+
+    async def models(self, _request: web.Request) -> web.StreamResponse:
+        stated = {} if self.context is None else {"max_model_len": self.context}
+        return web.json_response({"data": [{"id": "m", **stated}]})
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         body = await self._take(request)

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import sys
+import tomllib
+from importlib.machinery import ModuleSpec
+from importlib.metadata import requires
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
+from packaging.requirements import Requirement
 
 from posttrain.chat import nemotron_3_nano_template
 from posttrain.config.backend import (
@@ -19,14 +26,17 @@ from posttrain.config.backend import (
     VllmBackend,
 )
 from posttrain.errors import ConfigError, DataError
+from posttrain.models.chat_template import renderer_of
 from posttrain.models.inference import weights_digest
 from posttrain.records import Message
 from posttrain.runs import Counts, Run
 from posttrain.sampling.engines.transformers import TransformersEngine
-from posttrain.sampling.open import opened_sampler
+from posttrain.sampling.engines.vllm import open_vllm
+from posttrain.sampling.open import opened_sampler, refuse_beyond_context
 from posttrain.sampling.render import RenderedSampler
 from posttrain.sampling.sampler import Parameters, Request, Sampler
 from tests.sampling.small_models import byte_tokenizer, full_logps, small_model
+from tests.sampling.stub_server import Stub
 
 ON_CPU = TransformersBackend(kind="transformers", device="cpu", batch_size=4)
 END = "<|im_end|>"
@@ -177,3 +187,53 @@ def test_a_cancelled_call_ends_and_the_engine_can_be_asked_again(checkpoint):
         return len(await sampler.sample(requests(2)))
 
     assert asyncio.run(run()) == 2
+
+
+@pytest.mark.parametrize(("longest", "refused"), [(0, False), (20, True)])
+def test_tokens_beyond_the_servers_context_are_refused(longest: int, refused: bool):
+    async def run():
+        async with Stub(context=100) as stub:
+            backend = ChatBackend(kind="chat", url=stub.url, model="m")
+            await refuse_beyond_context(backend, max_tokens=90, longest_prompt=longest)
+
+    if not refused:
+        asyncio.run(run())
+        return
+    with pytest.raises(ConfigError, match=r"max_tokens to at most 80, or serve with a larger"):
+        asyncio.run(run())
+
+
+def test_a_server_that_does_not_state_its_context_is_left_alone():
+    async def run():
+        async with Stub() as stub:
+            backend = ChatBackend(kind="chat", url=stub.url, model="m")
+            await refuse_beyond_context(backend, max_tokens=1 << 20)
+
+    asyncio.run(run())
+
+
+def test_vllms_dtype_is_the_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    given: dict[str, Any] = {}
+    library = ModuleType("vllm")
+    library.__spec__ = ModuleSpec("vllm", None)
+    library.LLM = lambda **keys: given.update(keys)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm", library)
+    (tmp_path / "config.json").write_text('{"dtype": "float32"}')
+    engine = open_vllm(VllmBackend(kind="vllm"), checkpoint=tmp_path, weights="w")
+    assert given["dtype"] == engine.identity["dtype"] == "float32"
+
+
+def test_a_dry_run_with_vllm_that_is_not_installed_is_refused(checkpoint: Path):
+    if importlib.util.find_spec("vllm") is not None:
+        pytest.skip("vLLM is installed here")
+    with pytest.raises(ConfigError, match=r"pip install 'posttrain\[vllm\]'"):
+        renderer_of(VllmBackend(kind="vllm"), str(checkpoint))
+
+
+def test_the_extra_vllm_has_the_bounds_of_the_installed_trl():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))
+    [ours] = project["project"]["optional-dependencies"]["vllm"]
+    wanted = next(r for r in requires("trl") or [] if r.startswith("vllm"))
+    trls, bounds = Requirement(wanted).specifier, Requirement(ours).specifier
+    versions = [f"0.{minor}.{patch}" for minor in range(10, 60) for patch in (0, 1)]
+    assert [v for v in versions if v in bounds] == [v for v in versions if v in trls]

@@ -1,6 +1,5 @@
 """vLLM as an `Engine`, offline or behind a server's `/completions` with its own fields
-`return_token_ids` and `stop_token_ids`. Offline needs the extra `vllm` and a GPU; written against
-the documented interface and not run here.
+`return_token_ids` and `stop_token_ids`. Offline needs the extra `vllm`.
 """
 
 from __future__ import annotations
@@ -11,7 +10,8 @@ from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeGuard, cast
 
-from posttrain.config.backend import VllmBackend
+from posttrain.config.backend import VllmBackend, refuse_missing_vllm
+from posttrain.config.paths import checkpoint_dtype
 from posttrain.errors import ConfigError
 from posttrain.jsontext import writable
 from posttrain.sampling.engines.http import Client, RequestFailed
@@ -57,15 +57,15 @@ def budget_calls(request: EngineRequest) -> Generator[Call, EngineOutput, Engine
 
 def open_vllm(config: VllmBackend, *, checkpoint: Path, weights: str) -> VllmEngine:
     """Load a checkpoint into vLLM. Raises ConfigError where that is not installed."""
-    try:
-        vllm: Any = importlib.import_module("vllm")  # an extra
-    except ImportError as error:
-        raise ConfigError(
-            "backend.kind vllm needs the extra: pip install 'posttrain[vllm]'"
-        ) from error
+    refuse_missing_vllm()
+    vllm: Any = importlib.import_module("vllm")  # an extra
+    dtype = config.dtype
+    if dtype == "auto":
+        # vLLM's own `auto` serves float32 checkpoints in bfloat16
+        dtype = checkpoint_dtype(checkpoint) or "auto"
     llm = vllm.LLM(
         model=str(checkpoint),
-        dtype=config.dtype,
+        dtype=dtype,
         tensor_parallel_size=config.tensor_parallel,
         gpu_memory_utilization=config.gpu_memory,
         max_model_len=config.max_length,
@@ -74,7 +74,7 @@ def open_vllm(config: VllmBackend, *, checkpoint: Path, weights: str) -> VllmEng
         trust_remote_code=False,
         skip_tokenizer_init=True,
     )
-    identity = {"backend": "vllm", "weights": weights, "dtype": config.dtype}
+    identity = {"backend": "vllm", "weights": weights, "dtype": dtype}
     return VllmEngine(llm, identity=identity)
 
 

@@ -1,7 +1,7 @@
 """The policy in training as an engine that rollouts are sampled from, by `rollouts.engine`:
 `in_process` decodes here, `lora_server` is a vLLM server that loads each step's adapter from a
 shared disk, `vllm_server` and `vllm_colocate` hold all weights, which TRL's `VLLMGeneration` sends.
-Tested against stand-ins for vLLM's server and its NCCL transfer; not run on vLLM itself."""
+`lora_server` is tested on vLLM itself, the other two against stand-ins for its NCCL transfer."""
 
 from __future__ import annotations
 
@@ -162,8 +162,9 @@ class LoraServed(LiveEngine):
         super().__init__(trainer)
         server = trainer.recipe.rollouts
         assert isinstance(server, LoraServer)
-        self._server, client = server, Client(server)
-        self.client = self._client = client
+        client = Client(server, on_return=self._load_again)
+        self._server, self.client, self._client = server, client, client
+        self._loaded: tuple[str, Path] | None = None
 
     @contextlib.contextmanager
     def current(self, step: int) -> Iterator[None]:
@@ -175,6 +176,7 @@ class LoraServed(LiveEngine):
             trainer.rollouts.runner.run(self._load(name, folder / name, before if step else None))
             shutil.rmtree(folder / before, ignore_errors=True)
         trainer.accelerator.wait_for_everyone()
+        self._loaded = (name, folder / name)
         self.engine = CompletionsEngine(self._client, model=name, identity=self.identity)
         yield
 
@@ -194,6 +196,22 @@ class LoraServed(LiveEngine):
             ) from error
         if instead_of is not None:
             await self._unload(instead_of)
+
+    async def _load_again(self) -> None:
+        """Give a server that was started again the adapter of this step, which it has lost."""
+        if self._loaded is not None:
+            name, folder = self._loaded
+            # refused where another process was sooner
+            with contextlib.suppress(RequestFailed):
+                await self._client.send(
+                    LOAD, {"lora_name": name, "lora_path": str(folder.resolve())}
+                )
+
+    async def close(self) -> None:
+        """As the parent; the server keeps no adapter of a run that has ended."""
+        if self._loaded is not None and self.trainer.is_world_process_zero():
+            await self._unload(self._loaded[0])
+        await super().close()
 
     async def _unload(self, name: str) -> None:
         with contextlib.suppress(RequestFailed, ConfigError):
@@ -260,9 +278,10 @@ class _VllmPolicy(LiveEngine):
     def __init__(self, trainer: GroupTrainer) -> None:
         super().__init__(trainer)
         self._sync: WeightSync | None = None
+        engine = trainer.recipe.rollouts.engine
         if not is_vllm_available():
             raise ConfigError(
-                f"rollouts.engine {trainer.recipe.rollouts.engine} needs vLLM in the training "
+                f"rollouts.engine {engine} needs vLLM in the training "
                 "processes, which it is also sent the weights with: pip install 'posttrain[vllm]'"
             )
 
@@ -281,6 +300,14 @@ class _VllmPolicy(LiveEngine):
                 if mode == "server" and trainer.is_world_process_zero():
                     _check_logprobs(self._sync, trainer.recipe.sampling.temperature)
             self._sync.sync_weights()
+        except AttributeError as error:
+            # what vLLM makes of its layers for a CPU has no `weight_loader` any more
+            if "weight_loader" not in str(error):
+                raise
+            raise ConfigError(
+                f"rollouts.engine vllm_{mode}: this vLLM takes no new weights ({error}), as one "
+                "built for a CPU: use engine: in_process, or lora_server with an adapter"
+            ) from error
         except (ConnectionError, NotImplementedError, RuntimeError) as error:
             raise ConfigError(f"rollouts.engine vllm_{mode}: {error}") from error
         # the main process returns when the server has taken them

@@ -5,7 +5,7 @@ first micro-batch, and the loss is a sum over the tokens of the global batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -195,10 +195,34 @@ class GroupTrainer(Resumable, GRPOTrainer):
         super().log(logs, start_time)
         if "rollouts" in logs:
             self.clock.write(main=self.is_world_process_zero())
+            if len(self.step_rows()) == 1 and self.is_world_process_zero():
+                for line in compared_engines(logs, self.recipe.rollouts.engine):
+                    print(line, flush=True)
             last = self.state.global_step >= self.state.max_steps
             for warning in check_health(self.step_rows(), self.recipe.guard, last=last):
                 if self.is_world_process_zero():
                     print(f"warning      {warning}", flush=True)
+
+
+# mean |difference| of a token: 9e-4 of a float32 model served in bfloat16; the bound is ours
+ENGINE_DIFFERENCE = 0.02
+
+
+def compared_engines(logs: Mapping[str, float], engine: str) -> list[str]:
+    """Lines on how far the log-probabilities of another engine are from the trainer's."""
+    difference = logs.get("logp_difference")
+    if engine == "in_process" or difference is None:
+        return []
+    lines = [
+        f"engine       {engine}: log-probabilities differ from the trainer's by {difference:.2g}"
+    ]
+    if difference > ENGINE_DIFFERENCE:
+        lines.append(
+            f"warning      that is above {ENGINE_DIFFERENCE:g} a token: serve in the precision "
+            "that is trained (vLLM serves float32 in bfloat16 unless told --dtype float32), with "
+            "--logprobs-mode processed_logprobs and the same checkpoint"
+        )
+    return lines
 
 
 def _never(*_args: Any, **_kwargs: Any) -> list[float]:

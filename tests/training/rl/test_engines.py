@@ -27,8 +27,9 @@ from posttrain.config.load import validate
 from posttrain.errors import ConfigError
 from posttrain.hashing import digest_of
 from posttrain.training.plan import GIB
-from posttrain.training.rl.policy import LOAD, UNLOAD, LoraServed, WeightSync
+from posttrain.training.rl.policy import LOAD, UNLOAD, LoraServed, VllmColocated, WeightSync
 from posttrain.training.rl.stage import GroupStage
+from posttrain.training.rl.trainer import compared_engines
 from tests.training.forks import forked
 from tests.training.rl.policy import (
     FailsAtTheSecond,
@@ -127,7 +128,8 @@ def test_a_lora_server_is_given_the_adapter_of_each_step(
         recipe = make_recipe(policy, tmp_path / "out", STEPS, **served(server.url))
         finish(recipe, PROMPTS, Scripted(words_of))
     changes = [f"{sign}policy-{n:05d}" for n in (1, 2) for sign, n in (("+", n), ("-", n - 1))]
-    assert server.log == ["+policy-00000", *changes]
+    # the last adapter leaves the server when the run ends
+    assert server.log == ["+policy-00000", *changes, "-policy-00002"]
     check(tmp_path / "out", alone(policy, **ADAPTER))
 
 
@@ -281,6 +283,24 @@ LORA = {"engine": "lora_server", "url": "http://localhost:1/v1"}
 def test_what_an_engine_cannot_do_is_refused(keys: dict[str, Any], match: str):
     with pytest.raises(ConfigError, match=match):
         validate(raw_recipe(Path("policy"), Path("out"), **keys), GroupTraining, where="test")
+
+
+def test_a_vllm_that_takes_no_weights_is_named():
+    def sync_weights() -> None:
+        raise AttributeError("'Parameter' object has no attribute 'weight_loader'")
+
+    engine: Any = object.__new__(VllmColocated)
+    engine.trainer = SimpleNamespace()
+    engine._sync = SimpleNamespace(sync_weights=sync_weights)
+    with pytest.raises(ConfigError, match=r"vllm_colocate: .*use engine: in_process"):
+        engine._send_weights("colocate")
+
+
+def test_a_difference_of_another_engine_is_printed_and_a_large_one_warned_of():
+    assert compared_engines({"logp_difference": 0.5}, "in_process") == []
+    [line] = compared_engines({"logp_difference": 0.0009}, "lora_server")
+    assert "differ from the trainer's by 0.0009" in line
+    assert "--dtype float32" in compared_engines({"logp_difference": 0.05}, "lora_server")[1]
 
 
 def test_vllm_that_is_not_installed_is_named(policy: Path, tmp_path: Path):
