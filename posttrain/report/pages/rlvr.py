@@ -40,15 +40,16 @@ def profile_tiles(node: Node) -> list[ui.Tile]:
 @ui.section("Pass rates")
 def pass_rates(rates: Mapping[str, ui.Row], n: int) -> Iterator[ui.Block]:
     """By source: how often prompts pass, what was dropped, lengths; a histogram each."""
-    head = ["source", "prompts", "for training", "dropped", "passes", "truncated", "unscored"]
+    head = ["source", "passes", "prompts", "for training", "truncated", "unscored"]
     rows: list[list[object]] = []
     for source, own in rates.items():
         shares = [ui.ratio(own["passes"], own["scored"])]
         shares += [ui.ratio(own["truncated"], own["rollouts"]), ui.counted(own["unscored"]) or None]
         lengths = [f"{own[name]:.1f}" for name in ("reasoning_tokens", "answer_tokens")]
         dropped = ui.counted(own["dropped"]) or None
-        rows.append([source, own["prompts"], own["kept"], dropped, *shares, *lengths])
-    yield ui.Table([*head, "reasoning tokens", "answer tokens"], rows)
+        passes, *others = shares
+        rows.append([source, passes, own["prompts"], own["kept"], *others, *lengths, dropped])
+    yield ui.Table([*head, "reasoning tokens", "answer tokens", "dropped"], rows)
     for source, own in rates.items():
         bars = [(f"{k}/{n}", (count,)) for k, count in enumerate(own["buckets"])]
         caption = f"{source}: prompts by passes out of {n}; those with {n} are dropped."
