@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from posttrain.evaluation.intervals import Estimate, Length, length, pass_at, rate, wilson
+from posttrain.evaluation.intervals import Estimate, Length, length, pass_at, rate, welch, wilson
 
 
 def rated(values: Iterable[float], questions: Iterable[object]) -> Estimate:
@@ -87,3 +88,10 @@ def test_length_draws_questions_not_samples():
     together = lengths(values, [k // 10 for k in range(1000)])
     wide, narrow = together.mean.high - together.mean.low, alone.mean.high - alone.mean.low
     assert wide == pytest.approx(narrow * 10**0.5, rel=0.15)
+
+
+def test_welch_is_the_interval_of_scipy_and_has_no_width_without_spread():
+    a, b = [1.0, 2.0, 4.0, 4.5], [3.0, 9.0, 5.0]
+    expected = stats.ttest_ind(b, a, equal_var=False).confidence_interval()
+    assert welch(a, b) == pytest.approx((expected.low, expected.high))
+    assert welch([1.0, 1.0], [3.0, 3.0]) == (2.0, 2.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import sys
@@ -13,7 +14,15 @@ import pytest
 
 from posttrain.report import charts
 from posttrain.report.charts import VARIABLES, chart_svg
-from posttrain.report.section import BarChart, Interval, IntervalChart, LineChart, Series
+from posttrain.report.html import page_html
+from posttrain.report.section import (
+    BarChart,
+    Interval,
+    IntervalChart,
+    LineChart,
+    Section,
+    Series,
+)
 
 LINE = [Series("loss", [0, 50, 100], [4.0, 1.0, 2.0])]
 STYLE = (Path(charts.__file__).parent / "page.css").read_text()
@@ -147,3 +156,30 @@ def test_the_same_bytes_in_another_process_whatever_matplotlib_is_set_to(tmp_pat
     before = dict(matplotlib.rcParams)
     assert other.stdout.strip() == lines(LINE)
     assert dict(matplotlib.rcParams) == before
+
+
+def test_lines_of_one_label_are_a_group_below_what_their_styles_mean():
+    rows = [
+        Interval(task, share - 0.1, share, share + 0.1, style)
+        for task, shares in (("all", (0.3, 0.6)), ("maths", (0.2, 0.8)))
+        for style, share in zip("ba", shares, strict=True)
+    ]
+    svg = chart_svg(IntervalChart(rows, "x", keys={"b": "sft", "a": "dpo"}))
+    texts = re.findall(r"<text[^>]*>([^<]+)</text>", svg)
+    assert [text for text in texts if text in ("all", "maths")] == ["all", "maths"]
+    assert {"● sft", "● dpo"} < set(texts)
+    places = [y for _, [(_, y)] in (dot for dot in drawn(svg) if len(dot[1]) == 1)]
+    steps = [after - before for before, after in itertools.pairwise(places)]
+    assert steps[0] == pytest.approx(steps[2], abs=0.01)
+    assert steps[0] < steps[1]
+    titles = re.findall("<title>(.*?): .*?</title>", svg)
+    assert titles == ["sft, all", "dpo, all", "sft, maths", "dpo, maths"]
+
+
+def test_every_chart_of_a_page_has_a_title_and_shares_are_per_cent():
+    caption = "Rollouts cut off by a limit. Few are good."
+    chart = LineChart([Series("truncated", [1, 2], [0.0, 0.5])], "step", "share", caption)
+    page = page_html([Section("S", [chart])], title="t")
+    assert "<h3>Rollouts cut off by a limit</h3><svg" in page
+    assert "<figcaption>Few are good.</figcaption>" in page
+    assert re.search(r"<text[^>]*>40 %</text>", page)

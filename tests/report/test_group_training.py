@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scipy import stats
 
 from posttrain.chat import parse_completion
 from posttrain.config.grpo import GrpoLossConfig
@@ -20,6 +21,7 @@ from posttrain.errors import DataError
 from posttrain.group_rewards import Group, GroupReward
 from posttrain.records import Message, Score
 from posttrain.report.curves import bins
+from posttrain.report.pages.rlvr import learned_tile
 from posttrain.report.write import write_report
 from posttrain.rollouts import Completion, Prompt, Step
 from posttrain.runs import Counts, Run
@@ -241,3 +243,27 @@ def test_bins_hold_every_value_between_round_edges():
     found = bins([-1.31, -0.2, 0.0, 0.1, 0.1, 2.2], most=9)
     assert [low for low, _ in found] == pytest.approx([0.5 * k for k in range(-3, 5)])
     assert [count for _, count in found] == [1, 0, 1, 3, 0, 0, 0, 1]
+
+
+def test_rlvr_is_measured_on_the_prompts_that_it_was_given():
+    """The curriculum makes batches harder: the share that passes falls while the model learns."""
+    batches = [((0.2, 0.3), (0.4, 0.5)), ((0.1, 0.3), (0.4, 0.3)), ((0.0, 0.2), (0.2, 0.5))]
+    logs = [
+        {f"domain/{name}/{key}": share for name, own in (("a", a), ("b", b)) for key, share in own}
+        for a, b in (
+            (
+                zip(("drawn", "pass_rate"), first, strict=True),
+                zip(("drawn", "pass_rate"), second, strict=True),
+            )
+            for first, second in batches
+        )
+    ]
+    figure, name, about = learned_tile({"a": 3, "b": 1}, logs)
+    before = [25.0, 17.5, 5.0]  # 3/4 of a and 1/4 of b
+    after = [35.0, 30.0, 27.5]
+    assert figure == f"{sum(before) / 3:.1f} → {sum(after) / 3:.1f} %"
+    assert name == "pass, in the profile → in training"
+    found = stats.ttest_rel(after, before).confidence_interval()
+    low, high = (f"{bound:+.1f}".replace("-", "−") for bound in (found.low, found.high))
+    assert about == f"+15.0 ({low} … {high}), prompts of the last 3 batches"
+    assert learned_tile({"a": 3, "b": 1}, logs[:1])[2] == "+10.0, of one batch: no interval"

@@ -154,7 +154,7 @@ def pages_open_with_what_the_records_say() -> None:
     for name, after in (("eval", "dpo"), ("eval_rlhf", "rlhf")):
         records = read_run(RUNS / name)[1]
         values = (by_question(values_of(records[side])["accuracy"]) for side in ("sft", after))
-        change = rate_difference(*values, seed=0)
+        change = rate_difference(*values)
         bounds = [100 * value for value in (change.difference, change.low, change.high)]
         first, low, high = (f"{value:+.1f}".replace("-", "−") for value in bounds)
         assert tiles_of(name)[0] == (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
 from posttrain.report import section as ui
@@ -40,15 +41,16 @@ def profile_tiles(node: Node) -> list[ui.Tile]:
 @ui.section("Pass rates")
 def pass_rates(rates: Mapping[str, ui.Row], n: int) -> Iterator[ui.Block]:
     """By source: how often prompts pass, what was dropped, lengths; a histogram each."""
-    head = ["source", "prompts", "for training", "dropped", "passes", "truncated", "unscored"]
+    head = ["source", "passes", "prompts", "for training", "truncated", "unscored"]
     rows: list[list[object]] = []
     for source, own in rates.items():
         shares = [ui.ratio(own["passes"], own["scored"])]
         shares += [ui.ratio(own["truncated"], own["rollouts"]), ui.counted(own["unscored"]) or None]
         lengths = [f"{own[name]:.1f}" for name in ("reasoning_tokens", "answer_tokens")]
         dropped = ui.counted(own["dropped"]) or None
-        rows.append([source, own["prompts"], own["kept"], dropped, *shares, *lengths])
-    yield ui.Table([*head, "reasoning tokens", "answer tokens"], rows)
+        passes, *others = shares
+        rows.append([source, passes, own["prompts"], own["kept"], *others, *lengths, dropped])
+    yield ui.Table([*head, "reasoning tokens", "answer tokens", "dropped"], rows)
     for source, own in rates.items():
         bars = [(f"{k}/{n}", (count,)) for k, count in enumerate(own["buckets"])]
         caption = f"{source}: prompts by passes out of {n}; those with {n} are dropped."
@@ -93,21 +95,21 @@ def learned_tile(prompts: Mapping[str, int], logs: Sequence[ui.Row]) -> ui.Tile:
     """How often the prompts of some batches passed in the profile, and how often they do now:
     shares of a batch would fall where the curriculum makes it harder."""
     # imported here: a report needs no numpy
-    import numpy as np
-
-    from posttrain.evaluation.compare import mean_interval
+    from posttrain.evaluation.compare import length_difference
+    from posttrain.evaluation.intervals import by_question
 
     sides: list[list[float]] = []
     for key in ("drawn", "pass_rate"):
-        sides.append([_over_domains(prompts, row, key) for row in logs])
-    before, after = (100 * np.asarray(side) for side in sides)
-    about = f"{ui.signed(float((after - before).mean()), 1)}, of one batch: no interval"
+        sides.append([100 * _over_domains(prompts, row, key) for row in logs])
+    before, after = (statistics.fmean(side) for side in sides)
+    about = f"{ui.signed(after - before, 1)}, of one batch: no interval"
     if len(logs) > 1:
-        low, high = mean_interval(after - before)
-        change = effects.interval(float((after - before).mean()), low, high)
+        # a batch is one draw of prompts, as a question is elsewhere
+        batches = (by_question([(share, n) for n, share in enumerate(side)]) for side in sides)
+        found = length_difference(*batches)
+        change = effects.interval(found.difference, found.low, found.high)
         about = f"{change}, prompts of the last {len(logs)} batches"
-    name = "pass, in the profile → in training"
-    return f"{before.mean():.1f} → {after.mean():.1f} %", name, about
+    return f"{before:.1f} → {after:.1f} %", "pass, in the profile → in training", about
 
 
 def _over_domains(prompts: Mapping[str, int], row: ui.Row, key: str) -> float:

@@ -39,17 +39,17 @@ def mixture(stats: ui.Row) -> Iterator[ui.Block]:
     rows: list[list[object]] = []
     for name, source in sources.items():
         requested, realised, shares = source["requested"], source["realised"], source["shares"]
-        target: list[object] = ["each once", None, None]
+        target: list[object] = [None, None, "each once"]
         if requested is not None:
             share = "" if requested["share"] is None else f" ({ui.percent(requested['share'])})"
-            target = [f"{requested['amount']:,.0f} {requested['unit']}{share}"]
-            target += [requested["realised"], ui.signed(100 * requested["difference"], 2, " %")]
+            target = [requested["realised"], ui.signed(100 * requested["difference"], 2, " %")]
+            target.append(f"{requested['amount']:,.0f} {requested['unit']}{share}")
         counts = [realised[unit] for unit in _UNITS]
         row = [name, *target, f"{realised['epochs']:.2f}", *counts]
         rows.append([*row, *(ui.percent(shares[unit]) for unit in _UNITS)])
     sums = [sum(source["realised"][unit] for source in sources.values()) for unit in _UNITS]
-    rows.append(["all", "", "", "", "", *sums, "", "", ""])
-    head = ["source", "target", "actual", "deviation", "epochs", *_UNITS]
+    rows.append(["all", None, None, None, None, *sums, None, None, None])
+    head = ["source", "actual", "deviation", "target", "epochs", *_UNITS]
     head += ["% rows", "% tokens", "% trained"]
     yield "Repeats over epochs count. Actual and deviation are in the unit of the target."
     yield ui.Table(head, rows, total=True)
@@ -65,7 +65,7 @@ def drops(stats: ui.Row) -> Iterator[ui.Block]:
         numbers["dropped"] = sum(source["dropped"].values())
         sums.update(numbers)
         rows.append([name, *numbers.values(), _most_first(source["dropped"])])
-    rows.append(["all", *sums.values(), ""])
+    rows.append(["all", *sums.values(), None])
     head = ["source", "in", "kept", "held out", "dropped", "by reason"]
     yield "Rows. Kept includes those held out; not_sampled are rows that the mixture did not need."
     yield ui.Table(head, rows, total=True)
