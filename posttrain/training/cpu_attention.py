@@ -59,8 +59,10 @@ def _attention(
     tensors = (query, key, value)
     parts = zip(*(tensor.split(lengths, 2) for tensor in tensors), strict=True)
     for sequence in parts:
-        mask = _window_mask(sequence[0].shape[2], sliding_window)
-        outputs.append(sdpa_attention_forward(module, *sequence, mask, **kwargs)[0])
+        query_part, key_part, value_part = sequence
+        mask = _window_mask(query_part.shape[2], sliding_window)
+        attended = sdpa_attention_forward(module, query_part, key_part, value_part, mask, **kwargs)
+        outputs.append(attended[0])
     return torch.cat(outputs, dim=1), None
 
 

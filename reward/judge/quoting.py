@@ -13,7 +13,9 @@ import re
 import unicodedata
 from itertools import pairwise
 
-from confusable_homoglyphs.confusables import confusables_data
+from confusable_homoglyphs.confusables import (  # pyright: ignore[reportMissingTypeStubs] - untyped
+    confusables_data,
+)
 
 # each takes what the backslash is put behind and only looks at the rest: another may begin there
 _FRAMES = (
