@@ -43,7 +43,7 @@ def test_the_artifact(done: Path):
     assert not (done / "out/work").exists()
     assert (done / "out/report.html").is_file()
     page = (done / "out/report.html").read_text("utf-8")
-    assert all(text in page for text in ("24 prompts", "not_chosen", "&lt;function=add&gt;"))
+    assert all(text in page for text in ("24 → 60", "not_chosen", "&lt;function=add&gt;"))
     # a finished stage does nothing
     before = (done / "out/samples.jsonl").stat().st_mtime_ns
     assert sample(done / "sample.yaml").calls == []
@@ -56,7 +56,8 @@ def test_what_was_truncated_is_said(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "no_tools: 36 completions, 36 (100.0%) truncated (length 36), 0 failed" in shown
     assert "with_tools: 24 completions, 24 (100.0%) truncated" in shown
     page = (tmp_path / "out/report.html").read_text("utf-8")
-    assert "<b>100.0 %</b><span>truncated</span><small>a limit ended 60 of 60</small>" in page
+    text = page.replace("\N{NO-BREAK SPACE}", " ")
+    assert "<b>100.0 %</b><span>truncated</span><small>a limit ended 60 of 60</small>" in text
 
 
 def test_killed_and_resumed_gives_the_same_bytes(done: Path, tmp_path: Path):

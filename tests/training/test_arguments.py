@@ -107,7 +107,7 @@ def test_liger_is_refused_where_it_does_not_hold_and_what_is_not_installed_is_na
     refused("whole batch", liger_kernel_config={"fused_linear_cross_entropy": True})
     monkeypatch.setattr("posttrain.training.arguments.find_spec", lambda _: None)
     refused("pip install liger-kernel")
-    with pytest.raises(ConfigError, match="pip install trackio"):
+    with pytest.raises(ConfigError, match=r"posttrain\[trackio\]"):
         sft_arguments(recipe(trainer={"report_to": "trackio"}), out=tmp_path)
     monkeypatch.setattr("posttrain.training.arguments.find_spec", lambda _: 1)
     refused("GPUs alone", use_cpu=True)

@@ -135,10 +135,14 @@ class StreamingEngine(TransformersEngine):
         super().__init__(model, weights=weights, batch_size=1)
         self._decode, self._show = decode, show
 
-    async def generate(
-        self, requests: Sequence[EngineRequest], *, progress: Progress = None
+    async def generate_each(
+        self,
+        requests: Sequence[EngineRequest],
+        *,
+        on_done: OnOutput | None = None,
+        progress: Progress = None,
     ) -> list[EngineOutput]:
-        """As `Engine.generate`, of one request at most. Raises DataError as `decode`."""
+        """As the parent, of one request at most. Raises DataError as `decode`."""
         loop, pieces = asyncio.get_running_loop(), TextPieces(self._decode)
 
         def show(rows: Sequence[DecodedRow]) -> None:
@@ -149,7 +153,13 @@ class StreamingEngine(TransformersEngine):
                 loop.call_soon_threadsafe(self._show, row.request.ids, text)
 
         return await decode_in_thread(
-            self.model, requests, batch_size=1, around=nullcontext, on_step=show
+            self.model,
+            requests,
+            batch_size=1,
+            around=nullcontext,
+            on_step=show,
+            progress=progress,
+            on_done=on_done,
         )
 
 

@@ -250,7 +250,7 @@ def test_vllm_in_the_training_process_sleeps_while_it_trains(
     step = ["wake weights", "reset", "wake kv_cache", "generate", "sleep"]
     assert text.splitlines()[-1] == " ".join(["calls", "sleep", *step * 3])
     share = 0.01 * psutil.virtual_memory().total / GIB
-    assert f": rollouts {share:.2f}" in next(x for x in text.splitlines() if x.startswith("memory"))
+    assert f"rollouts {share:.2f}" in next(x for x in text.splitlines() if x.startswith("memory"))
 
 
 def test_a_run_that_goes_on_with_a_server_loses_and_repeats_nothing(policy: Path, tmp_path: Path):
