@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
+from benchmarks import real_effects, real_rows
 from posttrain.chain import resolve_chain
 from posttrain.config.load import load_recipe
 from posttrain.config.stages import StagesConfig
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-import real_effects  # noqa: E402
-import real_rows  # noqa: E402
 
 
 def test_the_rule_takes_the_first_two_families_inside_and_fills_up_with_the_nearest():
