@@ -199,9 +199,12 @@ def choice(text: str, options: Options) -> str | None:
         return _by_text(text, options)
     if match[1] not in options and (same := _by_text(match[1], options)):
         letter = same  # an option that reads "c"
-    rest = match[2].strip(" .:)*_$`\"'-\\]}")
-    named = letter if not rest else _by_text(rest, options)
-    return letter if named == letter else _by_text(text, options)
+    dress = " .:*_$`\"'-\\"
+    behind = match[2].lstrip(dress + ")]}").rstrip(dress)
+    rest = behind.rstrip(dress + ")]}")  # the bracket may be the option's own: "B. Blot (Western)"
+    if not rest or letter in (_by_text(behind, options), _by_text(rest, options)):
+        return letter
+    return _by_text(text, options)
 
 
 def _by_text(text: str, options: Options) -> str | None:

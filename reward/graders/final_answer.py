@@ -34,6 +34,12 @@ LABEL = re.compile(
     rf"(?:(?:{_WORDS})[ \t*_]*[^\n.:=?!不]{{0,60}}?{_COPULAS}|^[ \t]*\#{{4}})[ \t*_:]*",
     re.IGNORECASE | re.MULTILINE,
 )
+# inside a box a label may be less explicit than in prose: "Total: 18"
+_LABEL_WITHIN = re.compile(
+    rf"(?:the\s+)?(?:(?:final|correct|total)\s+)?(?:{_WORDS}|\b(?:result|total|value|solution|sum|ans)\b\.?)"
+    rf"[\s*_]*(?:{_COPULAS})?[\s*_:]*(?=\S)",
+    re.IGNORECASE,
+)
 _MARKUP = re.compile(r"(?:\s|[*_`~]|\$\$|\\\])*")
 _DOUBT = re.compile(r"\b(?:not|cannot|unsure|unknown|wrong)\b|n't\b", re.IGNORECASE)
 _DENIAL = re.compile(  # in a label: "The answer cannot be", "La respuesta no es"
@@ -110,7 +116,7 @@ def find_answer(text: str, *, last_line: bool = True) -> tuple[str | None, str]:
             line = _QUESTION.sub("", place.text.split("\n", 1)[0]).strip()
             return leading(line), line
         if place.kind != "line":
-            return place.text, ""
+            return _without_label(place.text), ""
         if last_line:
             line = _DRESS.sub("", place.text)
             answer = last(line)
@@ -118,6 +124,13 @@ def find_answer(text: str, *, last_line: bool = True) -> tuple[str | None, str]:
                 first, _, others = text.strip().partition("\n")
                 return answer, f"{first} {line}" if others and len(first) < SHORT else line
     return None, ""
+
+
+def _without_label(contents: str) -> str:
+    """The contents of a box or tag without a label in them: "\\text{Answer: } 18"."""
+    answer = bare(contents)
+    label = _LABEL_WITHIN.match(answer)
+    return answer[label.end() :] if label else contents
 
 
 def _json_field(text: str) -> str | None:

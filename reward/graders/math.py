@@ -9,13 +9,16 @@ from posttrain.records import Score
 from posttrain.rollouts import Prompt, metadata_of
 from reward.graders.base import Attempt, before_reading, no_answer, one_line, unscored, verdict
 from reward.graders.final_answer import find_answer, numbers_beside, reads_as_math
-from reward.graders.numbers import read_number, same_number
+from reward.graders.numbers import Number, read_number, same_number
 from reward.graders.tidy import bare
 from reward.graders.workers import JobResult, RunJobs, run_shared
 
 Comparison = tuple[str, str, float | None]  # gold, answer, tolerance
 LONGEST = 2000  # characters of an answer
 _EQUALS = re.compile(r"(?<![<>!\\:=~])=(?![=>])")
+# between two answers: "x = 2, x = 3" is no chain of equal sides
+_SEPARATOR = re.compile(r",(?!\d{3})|;|\b(?:and|or)\b")
+_CLOSED_AT_INFINITY = re.compile(r"\\infty\s*\]|\[\s*[-+]?\s*\\infty")
 _APPROXIMATELY = re.compile(r"\\approx(?![A-Za-z])|~=")
 
 _ARITHMETIC = re.compile(r"(?:[\d\s.+*/^(){}-]|\\times|\\cdot|\\div)+")
@@ -108,27 +111,46 @@ def gold_text(gold: str) -> str:
 
 def same_written(gold: str, answer: str, tolerance: float | None = None) -> bool | None:
     """Whether an answer is the gold, both as from `tidy.bare`; None where that takes algebra. A
-    gold that is a number wants a number: a sum or a power of numbers is work left undone."""
+    gold that is a number wants a number: a sum or a product of numbers is work left undone."""
     if not gold or not answer or len(answer) > LONGEST:
         return False
+    if _CLOSED_AT_INFINITY.search(answer) and not _CLOSED_AT_INFINITY.search(gold):
+        return False  # algebra reads [0, infinity] as [0, infinity)
     number = read_number(gold)
-    if number is not None:
-        sides = _APPROXIMATELY.split(_EQUALS.split(answer)[-1])
-        numbers = [given for side in sides if (given := read_number(side.strip()))]
-        if any(same_number(number, given, tolerance) for given in numbers):
-            return True
-        if numbers or _ARITHMETIC.fullmatch(answer) or not reads_as_math(answer):
+    sides = _EQUALS.split(answer)
+    if number is not None and not any(map(_SEPARATOR.search, sides[1:-1])):
+        values = [
+            value
+            for side in sides
+            for text in _APPROXIMATELY.split(side)
+            if (value := read_number(text.strip())) is not None
+        ]
+        stated = [read_number(text.strip()) for text in _APPROXIMATELY.split(sides[-1])]
+        if any(value and same_number(number, value, tolerance) for value in stated):
+            return all(_agrees(value, number, tolerance) for value in values)
+        if any(stated) or _ARITHMETIC.fullmatch(answer) or not reads_as_math(answer):
             # a decimal comma may be that of a list
             return None if "," in gold and number.form == "decimal" else False
     assigned = _ASSIGNMENT.fullmatch(gold)
     other = _ASSIGNMENT.match(answer)
     if assigned and (other is None or other[1] == assigned[1]):
-        return same_written(assigned[2], _EQUALS.split(answer)[-1].strip(), tolerance)
+        return same_written(assigned[2], sides[-1].strip(), tolerance)
     if gold == answer:
         return True
     if _is_words(gold):
         return _plain(gold) == _plain(answer)
     return None
+
+
+def _agrees(value: Number, gold: Number, tolerance: float | None) -> bool:
+    """Whether a side of an equation is the gold, or either of them is the other one rounded.
+
+    "1/3 = 0.333" and "2 h = 120 min" state one answer, "121 = 120" states two.
+    """
+    if same_number(gold, value, tolerance) or value.unit != gold.unit:
+        return True
+    difference = abs(value.value - gold.value)
+    return value.form != "integer" and difference * 100 <= abs(gold.value)
 
 
 def _is_words(gold: str) -> bool:

@@ -40,6 +40,12 @@ NUMBER = (
 )
 _WHOLE = re.compile(rf"{NUMBER}(?P<rest>.*)")
 _REPEATING = re.compile(r"(-?)(\d*)\.(\d*)\\(?:overline|bar)\{?(\d+)\}?")
+# 10^3, 2^{-1}, (-2)**3, ( 1/2)^2: one number to a whole power
+_POWER = re.compile(
+    r"(?P<sign>[+-]?)\s*(?:(?P<plain>\d+(?:\.\d+)?)|\(\s*(?P<enclosed>[^()]+)\))"
+    r"\s*(?:\^|\*\*)\s*(?:\{\s*(?P<braced>[+-]?\s?\d{1,4})\s*\}|(?P<bare>[+-]?\d{1,4}))"
+    r"(?P<rest>(?![\d.^*/(])(?!\s*[\^*/(]).*)"
+)
 _ENCLOSED = re.compile(r"^\(([^(),;]*)\)$|^\{([^{},;]*)\}$")  # (-3), {5}
 _FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(\d))(?!\s*\d)")
 _PERCENT = re.compile(r"\s*(?:%|percent(?:age)?(?: points?)?(?![A-Za-z])|per cent(?![A-Za-z]))")
@@ -59,6 +65,9 @@ def read_number(text: str) -> Number | None:
         return Number(Fraction(f"{sign}1") * value / 10 ** len(fixed), "fraction")
     text = _ENCLOSED.sub(r"\1\2", text.strip())
     text = _FRACTION.sub(r" \1\2/\3\4", text).strip()
+    power = _POWER.fullmatch(text)
+    if power:
+        return _read_power(power)
     match = _WHOLE.fullmatch(re.sub(r"([+-]) ", r"\1", text))
     value = _value(match) if match else None
     if match is None or value is None:
@@ -78,6 +87,22 @@ def read_number(text: str) -> Number | None:
     plain = match["plain"]
     form = "fraction" if plain is None else "decimal" if match["e"] or "." in plain else "integer"
     return Number(value / 100 if percent else value, form, percent is not None, unit, match["base"])
+
+
+def _read_power(match: re.Match[str]) -> Number | None:
+    """Number that a match of `_POWER` writes, None where it is too long to be written out."""
+    base = read_number(match["plain"] or match["enclosed"])
+    unit = read_unit(match["rest"])
+    if base is None or base.unit or base.percent or base.base or unit is None:
+        return None
+    exponent = int((match["braced"] or match["bare"]).replace(" ", ""))
+    digits = max(len(str(base.value.numerator)), len(str(base.value.denominator)))
+    if digits * abs(exponent) > LONGEST or (base.value == 0 and exponent <= 0):
+        return None
+    value = base.value**exponent
+    if match["sign"] == "-":
+        value = -value
+    return Number(value, "integer" if value.denominator == 1 else "fraction", unit=unit)
 
 
 def _value(match: re.Match[str]) -> Fraction | None:

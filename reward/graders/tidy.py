@@ -21,7 +21,12 @@ _SIGNS = str.maketrans({
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
 _LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 # chat markup and HTML
-_MARKUP = re.compile(r"<\|[^|<>\n]{1,40}\|>|</?(?:s|b|i|u|em|strong|p|br|span|center)\s*/?>")
+_MARKUP = re.compile(
+    r"<\|[^|<>\n]{1,40}\|>|</?(?:s|b|i|u|em|strong|p|br|span|center)\s*/?>"
+    # a reader of the page never sees a comment, so no answer may hide in one
+    r"|<!--.*?(?:-->|\Z)",
+    re.DOTALL,
+)
 
 
 def tidy(text: str) -> str:
@@ -49,14 +54,25 @@ def _plain(character: str) -> str:
     return "" if kind in ("So", "Cf") or character == "\ufe0f" else character
 
 
+# the contents of a command, with the braces of a fraction inside
+_CONTENTS = r"\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
+_FONT = (
+    r"(?:text(?:bf|it|rm|sf|tt|normal|up)?|math(?:rm|bf|it|sf|tt|normal)|mbox|operatorname|bm|pmb|"
+    r"boldsymbol|underline|emph|ensuremath)"
+)
+_SIZE = (
+    r"(?:displaystyle|textstyle|tiny|small|normalsize|large|Large|LARGE|huge|Huge|bf|bfseries|it|rm|"
+    r"sf|tt|math(?:rm|bf|it|sf|tt)|boldsymbol|bm)"
+)
 # a command that only sets type, and what stands for it
 _LAYOUT = (
     (re.compile(r"\\(?:left|right|[Bb]igg?[lr]?)(?![A-Za-z])\.?"), ""),
     (re.compile(r",\\!\s*|\{,\}"), ","),
-    (re.compile(r"\{\}|\\(?:displaystyle|textstyle)(?![A-Za-z])"), ""),
+    (re.compile(r"\{\}"), ""),
+    (re.compile(r"\\(?:text)?color\s*\{[^{}]*\}"), ""),
     (re.compile(r"(?<!\\)\\[,;:> ]|(?<!\\)~|\\q?quad(?![a-wyzA-Z])"), " "),
-    (re.compile(r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf|it)|mbox|operatorname|bm)\s*\{([^{}]*)\}"),
-     r" \1 "),
+    (re.compile(rf"\\{_FONT}{_CONTENTS}"), r" \1 "),
+    (re.compile(rf"\\{_SIZE}(?![A-Za-z])"), ""),
     (re.compile(r"\$\$|(?<!\\)\\[()\[\]]"), ""),
     (re.compile(r"(?<!\\)\$([^$]+)(?<!\\)\$"), r"\1"),
     (re.compile(r"\\([%$])"), r"\1"),

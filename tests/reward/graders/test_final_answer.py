@@ -105,3 +105,21 @@ def test_a_hundred_thousand_hostile_characters_end(text: str):
     """Quadratic reading would take minutes here; that it returns at all is the test."""
     find_answer(text)
     chosen(text, {"A": "x", "B": "y"})
+
+
+PARENTHESES = {"A": "Polymerase", "B": "Chain Reaction (PCR)", "C": "f(x)"}
+
+
+@pytest.mark.parametrize(
+    ("text", "letter"),
+    [
+        ("\\boxed{B. Chain Reaction (PCR)}", "B"),
+        ("\\boxed{\\text{(B) } \\text{Chain Reaction (PCR)}}", "B"),
+        ("<answer>C (f(x))</answer>", "C"),
+        ("Answer: A <!-- Answer: B -->", "A"),
+        ("<!-- the answer is B -->", None),
+        ("<!-- Answer: B", None),
+    ],
+)
+def test_an_options_own_bracket_counts_and_a_comment_does_not(text: str, letter: str | None):
+    assert chosen(text, PARENTHESES) == letter

@@ -30,6 +30,8 @@ def value_of(text: str) -> Fraction | None:
         ("18 thousand", "18000"), ("1.5e3", "1500"), ("4.51 \\times 10^{11}", "451000000000"),
         ("(-3)", "-3"), ("**7**", "7"), ("\\(7\\)", "7"), ("7.", "7"), ("90^\\circ", "90"),
         ("5\\text{ cm}^2", "5"), ("5km/h", "5"), ("12 apples per day", "12"), ("35 paths", "35"), ("0.\\overline{3}", "1/3"), ("0.1\\bar{6}", "1/6"), ("-2.\\overline{09}", "-23/11"),
+        ("10^3", "1000"), ("2^{-1}", "1/2"), ("-2^2", "-4"), ("(-2)**3", "-8"),
+        ("\\left(\\frac{1}{2}\\right)^2", "1/4"), ("5^2\\text{ cm}", "25"),
     ],
 )  # fmt: skip
 def test_what_is_a_number(text: str, value: str):
@@ -38,9 +40,9 @@ def test_what_is_a_number(text: str, value: str):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "x", "5x", "5i", "5k", "5 x", "2+3", "10^{10}", "5!", "1, 234", "1,23,456", "3/0", "--5",
+    ["", "x", "5x", "5i", "5k", "5 x", "2+3", "5!", "1, 234", "1,23,456", "3/0", "--5",
      "5 and a half", "5 or 6", "5 below zero", "1e99999", "0x1f", "1.2.3", "2\\frac{3}{2}", "five",
-     "1" * 5000, "3 tenths", "3 halves", "5 more than 3", "2^3", "2^{-3}", "2 ^2", "5 / km",
+     "1" * 5000, "3 tenths", "3 halves", "5 more than 3", "2^{2^9}", "9^999", "0^0", "2^3/4", "2^x", "5 / km",
      "\\frac{1}{2}5"],
 )  # fmt: skip
 def test_what_is_none(text: str):
