@@ -28,6 +28,7 @@ from reward.environments.base import RLVREnvironment, unusable
 from reward.environments.judged import JudgedEnvironment, LabelJudge
 from reward.graders import GRADERS
 from reward.graders.base import Attempt, Grader
+from reward.guard import GuardedGrader
 from reward.judge.judge import JudgeSampler, open_judges
 from reward.rlvr import GraderVerifier, Verifier
 
@@ -82,7 +83,7 @@ class Environments:
         if grader != BY_ENVIRONMENT:
             name = grader
             if grader in self._graders:
-                return GraderVerifier(self._graders[grader])
+                return GraderVerifier(str(grader), self._graders[grader])
         elif name in ENVIRONMENTS:
             environment = _environment(name, self._judge)
             if isinstance(environment, JudgedEnvironment) and self._judge is None:
@@ -164,5 +165,9 @@ def all_graders(
     judge: LabelJudgeConfig | None = None, labels: Path | None = None
 ) -> dict[str, Grader]:
     """Grader by name; one that needs worker processes starts them when it is first used."""
-    made = {name: make() for name, make in GRADERS.items()}
-    return made | {BY_ENVIRONMENT: EnvironmentGrader(judge, labels), TINY_WORLD: TINY_WORLD_GRADER}
+    made: dict[str, Grader] = {name: make() for name, make in GRADERS.items()}
+    made[TINY_WORLD] = TINY_WORLD_GRADER
+    graders: dict[str, Grader] = {BY_ENVIRONMENT: EnvironmentGrader(judge, labels)}
+    for name, grader in made.items():
+        graders[name] = GuardedGrader(name, grader)
+    return graders

@@ -6,12 +6,13 @@ mean and deviation, and is not trained on. Nothing invents a number in its place
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from posttrain.rollouts import Completion, Prompt
+
+LARGEST = 1e6  # ours: the rewards of all stages are below 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +56,13 @@ class GroupRewards:
     seconds: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        for reward in self.rewards:
-            assert reward is None or math.isfinite(reward), "a reward is finite, or unscored"
+        for index, reward in enumerate(self.rewards):
+            # beyond it, squares and gradients overflow and the weights are what looks at fault
+            if reward is not None and not abs(reward) <= LARGEST:  # nan is not either
+                raise ValueError(
+                    f"the reward {reward!r} of rollout {index} is no number from {-LARGEST:g} to "
+                    f"{LARGEST:g}: leave the rollout unscored (None)"
+                )
         for name, values in self.parts.items():
             assert len(values) == len(self.rewards), f"part {name} has another length"
 

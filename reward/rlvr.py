@@ -3,8 +3,9 @@
     domains = {"math": Domain(("dapo", "skywork"), max_failure_rate=0.05)}
     await RoutedReward(environments.verifier, domains=domains).reward([Group(…)], seed=7)
 
-A verification that comes to nothing leaves its rollout unscored: it is in no mean, no deviation and
-no loss, and counts against its domain's `max_failure_rate`.
+A verification that comes to nothing, whatever its verifier does (`reward.guard`), leaves its rollout
+unscored: it is in no mean, no deviation and no loss, and counts against its domain's
+`max_failure_rate`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from posttrain.group_rewards import Failure, Group, GroupRewards
 from posttrain.records import Score
 from posttrain.rollouts import Completion, Prompt
 from reward.graders.base import Attempt, Grader
+from reward.guard import VERIFIER_SECONDS, checked_score, guarded, in_thread
 
 # verifications under way in one process; workers and sandboxes have limits of their own
 AT_ONCE = 64
@@ -40,11 +42,12 @@ class Verifier(Protocol):
 class GraderVerifier:
     """A grader as a verifier: what it scores with 1 passes."""
 
-    def __init__(self, grader: Grader) -> None:
-        self._grader = grader
+    def __init__(self, name: str, grader: Grader) -> None:
+        self.name, self._grader = name, grader
 
     async def verify(self, prompt: Prompt, completion: Completion) -> Score:
-        [score] = await asyncio.to_thread(self._grader.grade, [Attempt(prompt, completion)])
+        grading = in_thread(lambda: self._grader.grade([Attempt(prompt, completion)]))
+        [score] = await asyncio.wrap_future(grading)
         return score
 
     def passes(self, score: Score) -> bool:
@@ -67,10 +70,12 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """The sources of a domain's prompts, and the share of its verifications that may fail."""
+    """The sources of a domain's prompts, the share of its verifications that may fail, and the
+    seconds that one may take."""
 
     sources: tuple[str, ...]
     max_failure_rate: float
+    verifier_seconds: float = VERIFIER_SECONDS
 
 
 async def verify_all(
@@ -78,7 +83,9 @@ async def verify_all(
 ) -> list[Verified]:
     """Every completion, some at once; in order."""
     gate = asyncio.Semaphore(AT_ONCE)
-    return await asyncio.gather(*(_verify(*attempt, verifier_of, gate) for attempt in attempts))
+    return await asyncio.gather(
+        *(_verify(*attempt, verifier_of, gate, VERIFIER_SECONDS) for attempt in attempts)
+    )
 
 
 async def _verify(
@@ -86,15 +93,25 @@ async def _verify(
     completion: Completion,
     verifier_of: Callable[[Prompt], Verifier],
     gate: asyncio.Semaphore,
+    seconds: float,
 ) -> Verified:
     if completion.finish == "failed":
         error = Score(None, None, completion.error or "failed", "service")
         return Verified(error, passed=False, seconds=0.0)
     verifier = verifier_of(prompt)
+    name = str(getattr(verifier, "name", type(verifier).__name__))
     async with gate:
         started = time.perf_counter()
-        score = await verifier.verify(prompt, completion)
-        return Verified(score, verifier.passes(score), time.perf_counter() - started)
+        passed = False
+
+        async def verify() -> Score:
+            nonlocal passed
+            score = checked_score(name, await verifier.verify(prompt, completion))
+            passed = score.scored and bool(verifier.passes(score))
+            return score
+
+        score = await guarded(name, verify, seconds=seconds)
+        return Verified(score, passed, time.perf_counter() - started)
 
 
 class RoutedReward:
@@ -129,7 +146,8 @@ class RoutedReward:
             return
         if not self._begun:
             self._gate = asyncio.Semaphore(AT_ONCE)
-        job = _verify(prompt, completion, self._verifier_of, self._gate)
+        seconds = self._domains[self._domain_of[prompt.source]].verifier_seconds
+        job = _verify(prompt, completion, self._verifier_of, self._gate, seconds)
         self._begun[id(completion)] = asyncio.get_running_loop().create_task(job)
 
     async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:

@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> None:
             reward = RoutedReward(
                 environments.verifier,
                 domains={
-                    name: Domain(sources_of[name], domain.max_failure_rate)
+                    name: Domain(sources_of[name], domain.max_failure_rate, domain.verifier_seconds)
                     for name, domain in recipe.domains.items()
                 },
                 judge=recipe.judge and recipe.judge.identity(),

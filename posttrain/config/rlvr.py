@@ -22,11 +22,13 @@ class DomainConfig(Strict):
     ratio: of the prompts of a batch; only proportions count.
     sources: of the profile's prompts; null: the one with the domain's name.
     max_failure_rate: largest share of a step's verifications that may fail (crashes, time limits).
+    verifier_seconds: after which a verification is given up and its rollout stays unscored.
     """
 
     ratio: float = Field(gt=0)
     sources: tuple[str, ...] | None = Field(default=None, min_length=1)
     max_failure_rate: float = Field(default=0.05, ge=0, lt=1)
+    verifier_seconds: float = Field(default=600.0, gt=0)
 
 
 class PoolsConfig(Strict):

@@ -21,12 +21,13 @@ from typing import Any, ClassVar, cast
 
 from posttrain.chat.parse import ParsedCompletion
 from posttrain.environments.base import Environment, ScriptedUser
-from posttrain.errors import ConfigError, DataError, JudgeError
+from posttrain.errors import ConfigError, DataError
 from posttrain.jsontext import encode_json
 from posttrain.records import ROLES, Message, Score, ToolCall, content_id, json_text
 from posttrain.rollouts import Completion, Prompt, Step, completion_to_row, prompt_to_row
 from reward.graders.base import Attempt, before_reading, one_line
 from reward.graders.workers import SHARED_WORKERS
+from reward.guard import guarded, limited
 
 Row = Mapping[str, Any]
 Script = tuple[Message, ...]  # a completion's assistant messages; `replay` runs their calls
@@ -106,18 +107,10 @@ class RLVREnvironment:
             return early
         if not completion.answer.strip() and not completion.tool_calls:
             return Score(0.0, None, "empty")
-        try:
-            score = await self.score(prompt, completion)
-        except ConfigError:
-            raise
-        except JudgeError as error:
-            return Score(None, None, one_line(str(error)), "service")
-        except Exception as error:  # noqa: BLE001 - a verifier's fault is not the completion's
-            return Score(None, None, one_line(f"{type(error).__name__}: {error}"), "verifier_error")
+        # workers, sandboxes and servers, which it waits for, have limits of their own
+        score = await guarded(self.name, lambda: self.score(prompt, completion), seconds=None)
         if score.value is None:
             return replace(score, failure=score.failure or "verifier_error")
-        if not (math.isfinite(score.value) and 0 <= score.value <= 1):
-            return Score(None, score.answer, f"a value of {score.value}", "verifier_error")
         return score
 
     def passes(self, score: Score) -> bool:
@@ -262,17 +255,25 @@ async def admit(
 async def unusable(environment: RLVREnvironment, prompt: Prompt) -> str | None:
     """Why a prompt's verifier cannot be trusted with it, from its gold and wrong completions."""
     try:
-        gold = environment.gold(prompt)
-        for script in (*([] if gold is None else [gold]), *environment.wrong(prompt)):
-            score = await environment.verify(prompt, await replay(environment, prompt, script))
-            if script is gold and score.value is None:
-                return f"gold_unscored: {score.failure}: {score.explanation}"
-            if environment.passes(score) != (script is gold):
-                return f"{'gold_fails' if script is gold else 'wrong_passes'}: {score.explanation}"
+        return await limited(lambda: _replayed(environment, prompt), seconds=None)
     except ConfigError:
         raise  # this machine lacks something, whatever the row
+    except TimeoutError as error:
+        return f"gold_unscored: timeout: {error}"
     except _MALFORMED as error:
         return f"malformed_row: {type(error).__name__}: {error}"
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - one row's, whatever it is
+        return f"gold_unscored: verifier_error: {type(error).__name__}: {error}"
+
+
+async def _replayed(environment: RLVREnvironment, prompt: Prompt) -> str | None:
+    gold = environment.gold(prompt)
+    for script in (*([] if gold is None else [gold]), *environment.wrong(prompt)):
+        score = await environment.verify(prompt, await replay(environment, prompt, script))
+        if script is gold and score.value is None:
+            return f"gold_unscored: {score.failure}: {score.explanation}"
+        if environment.passes(score) != (script is gold):
+            return f"{'gold_fails' if script is gold else 'wrong_passes'}: {score.explanation}"
     return None
 
 

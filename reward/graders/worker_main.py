@@ -52,7 +52,7 @@ def run_inline(jobs: Sequence[Job]) -> list[JobResult]:
     for name, arguments in jobs:
         try:
             results.append(JobResult(JOBS[name](*arguments)))
-        except Exception as error:  # noqa: BLE001 - whatever algebra raises is that job's own
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it is, that job's own
             results.append(JobResult(None, f"{type(error).__name__}: {error}"[:200]))
     return results
 
