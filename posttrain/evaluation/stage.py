@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,7 @@ from posttrain.tokens.tokenizer import encoder_of
 from posttrain.versions import package_versions
 
 Records = Mapping[str, Sequence[Record]]
+_TRIED = 8  # samples of a task of inspect that a dry run calls; even, for reasoning on and off
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +103,9 @@ def show_plan(console: Console, recipe: EvalConfig, plan: EvaluationPlan) -> Non
     names = ", ".join(recipe.checkpoints)
     for unit in plan.units:
         console.print(f"{unit.name}: {len(unit.prompts):,} prompts × {unit.samples} × ({names})")
-    print_sections(console, [estimated(estimate_rows(recipe, plan.units, plan.renderers))])
-    for unit in plan.units:
+    units = [_as_called(unit, plan, console) for unit in plan.units]
+    print_sections(console, [estimated(estimate_rows(recipe, units, plan.renderers))])
+    for unit in units:
         first, shown = unit.prompts[0], None
         for name, renderer in plan.renderers.items():
             text = message_text(first) if renderer is None else renderer.text(first)
@@ -110,6 +113,24 @@ def show_plan(console: Console, recipe: EvalConfig, plan: EvaluationPlan) -> Non
                 console.print(f"\nfirst prompt of {unit.name} for {name}:")
                 console.print(printable(text), soft_wrap=True)
             shown = text
+
+
+def _as_called(unit: Unit, plan: EvaluationPlan, console: Console) -> Unit:
+    """The unit; of a task of inspect its first prompts as the solver sends them, again and again.
+
+    Running the solver for every sample would take as long as an evaluation.
+    """
+    if unit.prompts[0].grader != INSPECT:
+        return unit
+    from posttrain.evaluation.inspect_adapter.tasks import first_calls
+
+    try:
+        calls = asyncio.run(first_calls(plan.stats["inspect"][unit.name], unit.prompts[:_TRIED]))
+    except PosttrainError as error:
+        console.print(f"{unit.name}: counted without what its solver adds, which failed: {error}")
+        return unit
+    prompts = itertools.islice(itertools.cycle(calls), len(unit.prompts))
+    return replace(unit, prompts=tuple(prompts))
 
 
 def run_evaluation(stage: Run, recipe: EvalConfig, plan: EvaluationPlan, console: Console) -> None:

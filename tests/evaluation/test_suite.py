@@ -289,11 +289,15 @@ def test_the_dry_run_writes_nothing_counts_prices_and_shows_each_first_prompt(tm
     shown = capsys.readouterr().out
     assert not (tmp_path / "out").exists()
     (line,) = [line for line in shown.splitlines() if "│ products.tools" in line]
-    requests, most, _, output, *_ = [part.strip() for part in line.split("│")[3:]]
+    requests, most, tokens, output, *_ = [part.strip() for part in line.split("│")[3:]]
     assert (requests, most, output) == ("6", "18", "300")
     for unit in ("sums.plain: 3 prompts × 2", "first prompt of office.plain for sft:", "<think>"):
         assert unit in shown
-    assert "first prompt of products.tools" in shown
+    # what the solver adds is shown and counted: its system message and its tools
+    first = shown.partition("first prompt of products.tools")[2]
+    assert "Use a tool." in first
+    assert "calculate" in first
+    assert int(tokens.replace(",", "")) > 1000 * 6
 
 
 def test_a_judges_answers_are_kept_and_given_again_without_it(tmp_path: Path, monkeypatch):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib.util import find_spec
@@ -30,6 +31,7 @@ from inspect_ai.scorer._scorer import unique_scorer_name
 from inspect_ai.util import TokenLimit
 from inspect_ai.util._display import init_display_type
 
+from posttrain.chat.parse import ParsedCompletion
 from posttrain.config.eval import EvalConfig, EvalSetting, InspectTask
 from posttrain.config.load import nearest
 from posttrain.config.templates import fill
@@ -39,7 +41,7 @@ from posttrain.evaluation.journal import JournaledSampler
 from posttrain.evaluation.run import INSPECT, Record, record_of
 from posttrain.records import Score
 from posttrain.rollouts import Completion, Finish, Prompt, Step
-from posttrain.sampling.sampler import Generation, Sampler
+from posttrain.sampling.sampler import Generation, Progress, Request, Sampler
 
 _LIMITS: Mapping[str, Finish] = {"token": "token_limit"}  # all others are of turns, or like them
 
@@ -234,6 +236,51 @@ async def run_task(
             prompt, index = chosen[str(sample.id)], sample.epoch - 1
             records[prompt.id, index] = _record(sample, prompt, model, checkpoint, run["score"])
     return [records[prompt.id, index] for prompt in prompts for index in range(run["samples"])]
+
+
+class _SilentSampler:
+    """Sampler of a model that says nothing, so that a task makes its first call and ends."""
+
+    batched = True
+    identity: Mapping[str, Any] = {}
+
+    async def sample(
+        self, requests: Sequence[Request], *, progress: Progress = None
+    ) -> list[Generation]:
+        """An empty answer to each request."""
+        nothing = ParsedCompletion(None, "", (), (), finished=True)
+        step = Step(
+            text="",
+            parsed=nothing,
+            finish="stop",
+            reasoning_tokens=0,
+            answer_tokens=0,
+            prompt_tokens=0,
+        )
+        return [Generation(step) for _ in requests]
+
+
+async def first_calls(run: Mapping[str, Any], prompts: Sequence[Prompt]) -> list[Prompt]:
+    """The prompts as a model gets them in a task's first call, in order.
+
+    A solver adds its system message and its tools while it runs, so the task runs, up to the first
+    answer, on a model that says nothing.
+
+    Raises:
+        ConfigError, DataError: as `run_task`.
+    """
+    first_turn = {**run, "samples": 1, "max_turns": 1}
+    silent = dict.fromkeys(("", *run["roles"]), _SilentSampler())
+    with tempfile.TemporaryDirectory(prefix="posttrain-inspect-") as folder:
+        records = await run_task(
+            first_turn,
+            prompts,
+            silent,
+            checkpoint="dry-run",
+            journal=lambda role: Path(folder, f"{role or 'model'}.jsonl"),
+            logs=Path(folder),
+        )
+    return [record.prompt for record in records]
 
 
 def _record(
