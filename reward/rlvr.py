@@ -3,8 +3,8 @@
     domains = {"math": Domain(("dapo", "skywork"), max_failure_rate=0.05)}
     await RoutedReward(environments.verifier, domains=domains).reward([Group(…)], seed=7)
 
-A verification that comes to nothing, whatever its verifier does (`reward.guard`), leaves its rollout
-unscored: it is in no mean, no deviation and no loss, and counts against its domain's
+A verification that comes to nothing, whatever its verifier does (`reward.guard`), leaves its
+rollout unscored: it is in no mean, no deviation and no loss, and counts against its domain's
 `max_failure_rate`.
 """
 

@@ -270,7 +270,9 @@ async def first_calls(run: Mapping[str, Any], prompts: Sequence[Prompt]) -> list
         ConfigError, DataError: as `run_task`.
     """
     first_turn = {**run, "samples": 1, "max_turns": 1}
-    silent = dict.fromkeys(("", *run["roles"]), _SilentSampler())
+    silent: dict[str, Sampler | None] = {"": _SilentSampler()}
+    for role in run["roles"]:
+        silent[role] = _SilentSampler()
     with tempfile.TemporaryDirectory(prefix="posttrain-inspect-") as folder:
         records = await run_task(
             first_turn,
