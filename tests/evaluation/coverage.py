@@ -121,6 +121,34 @@ def measure_rate(cell: Cell, *, trials: int, seed: int = 0) -> float:
     return held / trials
 
 
+def measure_win_rate(cell: Cell, *, ties: float, trials: int, seed: int = 0) -> Measured:
+    """Coverage of the interval of wins and half of the ties, and how often it leaves out one half.
+
+    `samples` are the duels of a question, `ties` the chance that a duel ends in one.
+    """
+    rng = np.random.default_rng(seed)
+    first, second = DIFFICULTIES[cell.difficulty]
+    truth = (1 - ties) * first / (first + second) + ties / 2
+    held, found, student_held, student_found = 0, 0, 0, 0
+    agree = True
+    quantile = float(stats.t.ppf(0.975, cell.questions - 1))
+    for _ in range(trials):
+        chances = rng.beta(first, second, cell.questions)
+        tied = rng.binomial(cell.samples, ties, cell.questions)
+        won = rng.binomial(cell.samples - tied, chances)
+        scores = (won + tied / 2) / cell.samples
+        changes = Changes(1 - scores, scores, samples=cell.samples)
+        low, high = changes.interval()
+        held += low <= 2 * truth - 1 <= high
+        found += not low <= 0 <= high
+        agree &= (not low <= 0 <= high) == (changes.p < 0.05)
+        half = quantile * float(scores.std(ddof=1)) / cell.questions**0.5
+        student_held += abs(scores.mean() - truth) <= half
+        student_found += abs(scores.mean() - 0.5) > half
+    shares = (count / trials for count in (held, found, student_held, student_found))
+    return Measured(*shares, agree=agree)
+
+
 def gate_verdicts(
     cell: Cell, change: float, *, margin: float, trials: int, seed: int = 0
 ) -> Counter[str]:
@@ -166,6 +194,25 @@ def main() -> None:
         for least, most in ((1, 10), (11, 20), (21, 50), (51, 500)):
             own = [share for cell, share in covered if least <= cell.questions <= most]
             print(f"{name}, {least} to {most}: {min(own):.1%} to {max(own):.1%}")
+    print("win rates: coverage, in 93 to 97 %, below (Student's t), power lost")
+    for name, cells in (("seen", seen), ("unseen", unseen)):
+        duels = [
+            (cell, measure_win_rate(cell, ties=ties, trials=trials))
+            for cell in cells
+            for ties in (0.0, 0.3)
+        ]
+        assert all(row.agree for _, row in duels)
+        for least, most in ((1, 10), (11, 20), (21, 50), (51, 500)):
+            own = [row for cell, row in duels if least <= cell.questions <= most]
+            covered = [row.coverage for row in own]
+            within = sum(0.93 <= share <= 0.97 for share in covered)
+            under = sum(share < 0.93 for share in covered)
+            student_under = sum(row.student_coverage < 0.93 for row in own)
+            lost = max(row.student_power - row.power for row in own)
+            print(
+                f"{name}, {least} to {most}: {min(covered):.1%} to {max(covered):.1%}, {within} of "
+                f"{len(own)}, {under} ({student_under}), {lost:.1%}"
+            )
     print("gate, margin 2 points, level 0.95: questions samples change: verdicts")
     for questions, samples in ((30, 64), (200, 1), (200, 8), (500, 4)):
         for change in (0.02, 0.0, -0.02, -0.05, -0.10):
