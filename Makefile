@@ -58,7 +58,7 @@ else
 endif
 
 # SFT, DPO and RLVR of a real model of 0.1 to 0.5 B parameters on a CPU: make real MODEL=DIR DATA=DIR; the
-# rows that DATA has to hold stand in benchmarks/real_rows.py
+# rule is in recipes/real/README.md, the rows that DATA has to hold in benchmarks/real_rows.py
 REAL = runs/real-model
 POSTTRAIN = $(abspath $(BIN))/posttrain
 real: $(BIN)/.installed-dev
@@ -66,10 +66,10 @@ real: $(BIN)/.installed-dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check reasoning-gym
 	@mkdir -p $(REAL) && ln -sfn "$(abspath $(MODEL))" $(REAL)/model
 	$(BIN)/python benchmarks/real_rows.py "$(DATA)" $(REAL)/data
-	cd $(REAL) && $(POSTTRAIN) stages --config real 'targets=[eval, profile]' logs=runs/real/logs
-	cd $(REAL) && $(POSTTRAIN) rlvr --config real/rlvr \
-		"$$($(abspath $(BIN))/python $(CURDIR)/benchmarks/real_effects.py families runs/real)"
-	cd $(REAL) && $(POSTTRAIN) eval --config real/eval_rlvr
+	cd $(REAL) && $(POSTTRAIN) stages --config real targets=[profile] logs=runs/real/logs
+	$(BIN)/python benchmarks/real_effects.py families $(REAL)/runs/real
+	cd $(REAL) && $(POSTTRAIN) stages --config runs/real/chain.yaml jobs=$(JOBS) logs=runs/real/logs
+	cd $(REAL) && $(POSTTRAIN) report runs/real
 	@$(BIN)/python benchmarks/real_effects.py table $(REAL)/runs/real
 
 # a file's tests stay together: they share what is slow to make. One that waits for ever ends its

@@ -1,6 +1,6 @@
 """What `make real` shows: the families that RLVR trains on, and the table of effects.
 
-    python benchmarks/real_effects.py families runs/real     # as the recipe's key `domains`
+    python benchmarks/real_effects.py families runs/real     # writes runs/real/chain.yaml
     python benchmarks/real_effects.py table runs/real
 
 Each effect is a change over held-out questions with its 95 % interval. Beside accuracy stands the
@@ -11,6 +11,7 @@ a model that only answers earlier changes the first and not the last.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,11 +19,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from posttrain.config.recipe_files import RECIPES, read_mapping
+from posttrain.config.stages import CHAIN
 from posttrain.evaluation.compare import rate_difference
 from posttrain.evaluation.intervals import by_question
 from posttrain.evaluation.metrics import values_of
 from posttrain.evaluation.run import Record, read_run
 from posttrain.jsontext import jsonl_rows
+from posttrain.runs import atomic_write_text
 
 COMPARED = (("eval", "base", "sft"), ("eval", "sft", "dpo"), ("eval_rlvr", "sft", "rlvr"))
 LEAST, MOST, MIDDLE = 0.1, 0.8, 0.45
@@ -39,10 +43,20 @@ def main() -> None:
     given = parser.parse_args()
     if given.what == "families":
         chosen = chosen_families(pass_rates(given.runs / "profile" / "pass_rates.jsonl"))
-        ratios = ", ".join(f"{family}: {{ratio: {1 / len(chosen)}}}" for family in chosen)
-        print(f"domains={{{ratios}}}")
+        write_chain(given.runs / CHAIN, chosen)
+        print(f"RLVR trains on {' and '.join(chosen)}")
     else:
         print("\n".join(table(given.runs)))
+
+
+def write_chain(path: Path, families: Sequence[str]) -> None:
+    """Write the recipes' chain with the families that RLVR trains on."""
+    chain = read_mapping(RECIPES / "real" / CHAIN)
+    domains = {family: {"ratio": 1 / len(families)} for family in families}
+    for step in chain["stages"]:
+        if step["stage"] == "rlvr":
+            step["overrides"] = [f"domains={json.dumps(domains)}"]
+    atomic_write_text(path, json.dumps(chain, indent=2))
 
 
 def pass_rates(path: Path) -> dict[str, float]:

@@ -29,16 +29,15 @@ from posttrain.runs import atomic_write_text
 SEED = 0
 HELD_OUT = 0.3
 PUZZLES = 600  # of a family and a side
+SOLVED = 0.2  # of a family's training side: solved in the SFT data, the others are left to RLVR
 BOX = OPEN_TEMPLATE.removeprefix("{question}")
-# the candidates of RLVR in the order in which the rule tries them: short questions with short
-# answers, those that can be guessed last
+# the candidates of RLVR in the order in which the rule tries them (recipes/real/README.md)
 FAMILIES: Mapping[str, Mapping[str, Any]] = {
-    "chain_sum": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2},
-    "products": {"min_digits": 1, "max_digits": 2},
-    "gcd": {"max_value": 30},
-    "spell_backward": {"min_word_len": 3, "max_word_len": 4},
-    "letter_counting": {"min_words": 1, "max_words": 3},
     "needle_haystack": {"min_num_statements": 3, "max_num_statements": 4},
+    "word_sequence_reversal": {"min_words": 2, "max_words": 3},
+    "palindrome_generation": {"min_length": 3, "max_length": 3},
+    "word_sorting": {"min_words": 2, "max_words": 3},
+    "letter_counting": {"min_words": 1, "max_words": 3},
 }
 # leaderboard words for JSON schema's
 _SCHEMA_TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": "string"}
@@ -217,19 +216,26 @@ def copy_conversations(path: Path, out: Path) -> None:
 
 
 def write_puzzles(out: Path) -> None:
-    """Rows of each family, for training and held out: no question is on both sides."""
+    """Rows of each family: solved ones for SFT, others for RLVR, others held out."""
     try:
         reasoning_gym: Any = importlib.import_module("reasoning_gym")
     except ImportError as error:
         raise ConfigError("puzzles need a package: pip install reasoning-gym") from error
+    solved: list[dict[str, Any]] = []
     for family, settings in FAMILIES.items():
         items = reasoning_gym.create_dataset(family, size=2 * PUZZLES, seed=SEED, **settings)
         rows = {item["question"]: puzzle_row(item) for item in items}
-        held_out = [question for question in rows if is_held_out(question)]
-        training = [question for question in rows if not is_held_out(question)]
-        folder = out / "puzzles"
-        write_rows(folder / f"{family}.jsonl", [rows[question] for question in training])
-        write_rows(folder / f"{family}_heldout.jsonl", [rows[question] for question in held_out])
+        parts: dict[str, list[dict[str, Any]]] = {"": [], "_heldout": []}
+        for question, row in rows.items():
+            if is_held_out(question):
+                parts["_heldout"].append(row)
+            elif unit(SEED, "solved", question) < SOLVED:
+                solved.append(puzzle_conversation(row))
+            else:
+                parts[""].append(row)
+        for name, part in parts.items():
+            write_rows(out / "puzzles" / f"{family}{name}.jsonl", part)
+    write_rows(out / "chat" / "puzzles.jsonl", solved)
 
 
 def puzzle_row(item: Mapping[str, Any]) -> dict[str, Any]:
@@ -240,6 +246,12 @@ def puzzle_row(item: Mapping[str, Any]) -> dict[str, Any]:
         "gold": item["answer"],
         "metadata": item["metadata"],
     }
+
+
+def puzzle_conversation(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The task with its answer in the box, as a conversation to train on."""
+    answer = {"role": "assistant", "content": f"\\boxed{{{row['gold']}}}"}
+    return {"messages": [{"role": "user", "content": row["question"]}, answer]}
 
 
 if __name__ == "__main__":
