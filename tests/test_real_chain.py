@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from benchmarks import real_effects, real_rows
 from posttrain.chain import resolve_chain
 from posttrain.config.load import load_recipe
+from posttrain.config.recipe_files import read_mapping
 from posttrain.config.stages import StagesConfig
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def read(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_the_rule_takes_the_first_two_families_inside_and_fills_up_with_the_nearest():
@@ -71,14 +79,37 @@ def test_word_problems_are_on_one_side_and_declare_tools(tmp_path: Path):
     ]
     assert not sides[0] & sides[1]
     assert len(sides[0]) + len(sides[1]) == 40
-    conversations = [
-        json.loads(line) for line in (tmp_path / "chat" / "maths.jsonl").read_text().splitlines()
-    ]
+    conversations = read(tmp_path / "chat" / "maths.jsonl")
     assert len(conversations) == len(sides[0])
     for row in conversations:
         assert row["tools"] == [{"type": "function"}]
         assert "<<" not in row["messages"][1]["content"]
         assert "\\boxed{" in row["messages"][1]["content"]
+
+
+def test_solved_puzzles_are_neither_rlvr_s_nor_held_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def create_dataset(family: str, *, size: int, seed: int, **settings: int) -> list[Any]:
+        item = {"answer": f"{family} {seed}", "metadata": {"source_dataset": family}}
+        return [item | {"question": f"{family} {n}?"} for n in range(size)]
+
+    package = SimpleNamespace(create_dataset=create_dataset)
+    monkeypatch.setitem(sys.modules, "reasoning_gym", package)
+    real_rows.write_puzzles(tmp_path)
+    solved = read(tmp_path / "chat" / "puzzles.jsonl")
+    assert solved[0]["messages"][1]["content"] == "\\boxed{needle_haystack 0}"
+    sides = [{row["messages"][0]["content"] for row in solved}]
+    for suffix in ("", "_heldout"):
+        rows = [
+            row
+            for family in real_rows.FAMILIES
+            for row in read(tmp_path / "puzzles" / f"{family}{suffix}.jsonl")
+        ]
+        sides.append({row["question"] for row in rows})
+    assert all(sides)
+    assert len(set.union(*sides)) == sum(map(len, sides))
+    assert len(set.union(*sides)) == 2 * real_rows.PUZZLES * len(real_rows.FAMILIES)
 
 
 def test_a_missing_file_is_named(tmp_path: Path):
@@ -93,3 +124,20 @@ def test_the_recipes_make_one_chain():
     assert sorted(outs) == sorted(
         ["sft_data", "sft", "samples", "dpo_data", "dpo", "eval", "profile", "rlvr", "eval_rlvr"]
     )
+
+
+def test_the_chain_that_is_run_has_the_chosen_families(tmp_path: Path):
+    real_effects.write_chain(tmp_path / "chain.yaml", ["word_sorting", "letter_counting"])
+    stages = resolve_chain(load_recipe(tmp_path / "chain.yaml", StagesConfig), ROOT / "scripts")
+    (rlvr,) = [stage for stage in stages if stage.step.stage == "rlvr"]
+    assert {name: domain["ratio"] for name, domain in rlvr.recipe["domains"].items()} == {
+        "word_sorting": 0.5,
+        "letter_counting": 0.5,
+    }
+    assert len(stages) == 9
+
+
+def test_profile_and_evaluation_ask_every_family_in_the_rule_s_order():
+    for recipe in ("profile", "eval_rlvr"):
+        prompts = read_mapping(ROOT / "recipes" / "real" / f"{recipe}.yaml")["prompts"]
+        assert [prompt["name"] for prompt in prompts] == list(real_rows.FAMILIES)
