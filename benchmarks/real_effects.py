@@ -3,9 +3,9 @@
     python benchmarks/real_effects.py families runs/real     # writes runs/real/chain.yaml
     python benchmarks/real_effects.py table runs/real
 
-Each effect is a change over held-out questions with its 95 % interval. Beside accuracy stands the
-share of truncated answers, and accuracy over the questions that both models answered to the end:
-a model that only answers earlier changes the first and not the last.
+Each effect is a change over held-out questions with its 95 % interval. Beside it stands the share
+of truncated answers, below accuracy that over the questions that both models answered to the end: a
+model that only answers earlier changes the first and not the last.
 """
 
 from __future__ import annotations
@@ -29,6 +29,16 @@ from posttrain.jsontext import jsonl_rows
 from posttrain.runs import atomic_write_text
 
 COMPARED = (("eval", "base", "sft"), ("eval", "sft", "dpo"), ("eval_rlvr", "sft", "rlvr"))
+# figure of an evaluation → its name in the table
+FIGURES = {
+    "hallucination": "undeclared calls",
+    "called_tool": "declared calls",
+    "accuracy": "right",
+}
+COLUMNS = (
+    "from → to", "rows", "figure", "before → after, %", "change (95 % interval)", "truncated, %",
+    "questions",
+)  # fmt: skip
 LEAST, MOST, MIDDLE = 0.1, 0.8, 0.45
 FAMILIES = 2
 SIGNS = str.maketrans("-", "−")
@@ -86,8 +96,8 @@ def table(runs: Path) -> Iterator[str]:
         trained = " and ".join(chosen_families(rates))
         yield f"Pass rates of the SFT model: {', '.join(families)}; the rule takes {trained}."
         yield ""
-    yield "| from → to | rows | figure | before → after, % | change (95 % interval) | questions |"
-    yield "|---|---|---|---|---|---|"
+    yield f"| {' | '.join(COLUMNS)} |"
+    yield f"|{'---|' * len(COLUMNS)}"
     for run, before, after in COMPARED:
         if not (runs / run / "manifest.json").is_file():
             continue
@@ -100,18 +110,12 @@ def changes(before: Records, after: Records, title: str) -> Iterator[str]:
     """A line a task and figure."""
     for task in dict.fromkeys(record.prompt.source for record in before):
         sides = [[r for r in side if r.prompt.source == task] for side in (before, after)]
-        for figure, name in (
-            ("hallucination", "undeclared calls"),
-            ("called_tool", "declared calls"),
-            ("accuracy", "right"),
-            ("truncated", "truncated"),
-        ):
+        for figure, name in FIGURES.items():
             yield from change(sides, figure, f"| {title} | {task} | {name}")
-        yield from change(
-            both_finished(*sides),
-            "accuracy",
-            f"| {title} | {task} | right, of those that both finished",
-        )
+        finished = both_finished(*sides)
+        if len(finished[0]) < len(sides[0]):
+            name = f"{FIGURES['accuracy']}, of those that both finished"
+            yield from change(finished, "accuracy", f"| {title} | {task} | {name}")
 
 
 def both_finished(before: Records, after: Records) -> list[list[Record]]:
@@ -125,10 +129,16 @@ def change(sides: Sequence[Records], figure: str, head: str) -> Iterator[str]:
     values = [values_of(side).get(figure) for side in sides]
     if values[0] is None or values[1] is None or not values[0] or not values[1]:
         return
-    d = rate_difference(by_question(values[0]), by_question(values[1]), seed=0)
+    d = rate_difference(by_question(values[0]), by_question(values[1]))
     a, b, difference, low, high = (100 * x for x in (d.a, d.b, d.difference, d.low, d.high))
     interval = f"{difference:+.1f} ({low:+.1f} … {high:+.1f})".translate(SIGNS)
-    yield f"{head} | {a:.1f} → {b:.1f} | {interval} | {d.questions} |"
+    cut = " → ".join(f"{100 * share(side):.1f}" for side in sides)
+    yield f"{head} | {a:.1f} → {b:.1f} | {interval} | {cut} | {d.questions} |"
+
+
+def share(records: Records) -> float:
+    """Of the answers, those that a limit cut off."""
+    return sum(record.completion.truncated for record in records) / len(records)
 
 
 if __name__ == "__main__":

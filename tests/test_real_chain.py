@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,9 @@ from posttrain.chain import resolve_chain
 from posttrain.config.load import load_recipe
 from posttrain.config.recipe_files import read_mapping
 from posttrain.config.stages import StagesConfig
+from posttrain.evaluation.run import Record
+from posttrain.rollouts import Finish
+from tests.evaluation.scripted import record
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -141,3 +145,19 @@ def test_profile_and_evaluation_ask_every_family_in_the_rule_s_order():
     for recipe in ("profile", "eval_rlvr"):
         prompts = read_mapping(ROOT / "recipes" / "real" / f"{recipe}.yaml")["prompts"]
         assert [prompt["name"] for prompt in prompts] == list(real_rows.FAMILIES)
+
+
+def test_a_line_has_the_change_and_what_was_cut_off_beside_it():
+    def graded(number: int, value: float, *, finish: Finish) -> Record:
+        scored = record(number, value)
+        return replace(scored, completion=replace(scored.completion, finish=finish))
+
+    before = [graded(n, 0.0, finish="length" if n < 5 else "stop") for n in range(20)]
+    after = [graded(n, float(n < 10), finish="stop") for n in range(20)]
+    calls, right, finished = real_effects.changes(before, after, "sft → rlvr")
+    assert calls.startswith("| sft → rlvr | maths | undeclared calls | 0.0 → 0.0 |")
+    assert right.startswith("| sft → rlvr | maths | right | 0.0 → 50.0 | +50.0 (")
+    assert right.endswith("| 25.0 → 0.0 | 20 |")
+    # of the fifteen that both finished, five became right
+    assert "| right, of those that both finished | 0.0 → 33.3 |" in finished
+    assert finished.endswith("| 0.0 → 0.0 | 15 |")
