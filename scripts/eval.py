@@ -11,8 +11,9 @@ import sys
 from pathlib import Path
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
-from posttrain.config.eval import EvalConfig, GateConfig
+from posttrain.config.eval import EvalConfig, GateConfig, with_choices
 from posttrain.config.load import load_recipe
+from posttrain.config.paths import refuse_missing_checkpoint
 from posttrain.runs import Run, open_run
 
 
@@ -28,6 +29,9 @@ def main(argv: list[str] | None = None) -> None:
     if options.limit is not None and options.limit < 1:
         parser.error("--limit takes a number of prompts, 1 or more")
     recipe = recipe.part(tuple(options.task)) if options.task else recipe
+    for name in recipe.checkpoints:
+        refuse_missing_checkpoint(recipe.path_of(name), key=f"checkpoints.{name}")
+    recipe, choices = with_choices(recipe)
     out, limit = Path(recipe.out), options.limit
     config = recipe.owner_config() | ({"limit": limit} if limit else {})
     from data_builders.prompts.evaluation import evaluation_plan, open_tasks
@@ -36,13 +40,16 @@ def main(argv: list[str] | None = None) -> None:
     from posttrain.evaluation import run, stage
     from posttrain.report.console import open_console
 
+    console = open_console()
+    for line in choices:
+        console.print(line)
     if options.dry_run:
         Run.open(out, kind=run.KIND, config=config, dry_run=True)
-        stage.show_plan(open_console(), recipe, evaluation_plan(recipe, rows, limit=limit))
+        stage.show_plan(console, recipe, evaluation_plan(recipe, rows, limit=limit))
         return
     with open_run(out, kind=run.KIND, config=config, scratch=run.WORK) as opened:
         plan = evaluation_plan(recipe, rows, limit=limit)
-        stage.run_evaluation(opened, recipe, plan, open_console())
+        stage.run_evaluation(opened, recipe, plan, console)
 
 
 def of_finished(argv: list[str]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
-from posttrain.config.eval import EvalGenRmConfig
+from posttrain.config.eval import EvalGenRmConfig, with_choices
 from posttrain.jsontext import printable
 from posttrain.rollouts import Completion, Prompt, metadata_of
 from posttrain.runs import Run, parent_of, read_artifact
@@ -24,6 +24,7 @@ KIND, WORK = "genrm_evaluation", "work"
 def main(argv: list[str] | None = None) -> None:
     parser = recipe_parser("Evaluate judges on held-out pairs.")
     recipe, options = parse_recipe(parser, EvalGenRmConfig, argv)
+    recipe, choices = with_choices(recipe)
     out, data = Path(recipe.out), read_artifact(recipe.data, kind="genrm_data")
 
     from posttrain.evaluation.judges import held_out, run_evaluation
@@ -32,6 +33,8 @@ def main(argv: list[str] | None = None) -> None:
     from posttrain.sampling.open import checkpoint_parents
 
     console = open_console()
+    for line in choices:
+        console.print(line)
     prompts = held_out(recipe, data)
     parents = [parent_of(recipe.data, relative_to=out, manifest=data)]
     parents += checkpoint_parents(map(recipe.path_of, recipe.checkpoints), out=out)

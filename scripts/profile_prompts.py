@@ -9,6 +9,7 @@ import asyncio
 from pathlib import Path
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
+from posttrain.config.paths import refuse_missing_checkpoint
 from posttrain.config.sample import ProfileConfig
 from posttrain.runs import Run, atomic_write_text, read_artifact
 
@@ -16,6 +17,8 @@ from posttrain.runs import Run, atomic_write_text, read_artifact
 def main(argv: list[str] | None = None) -> None:
     parser = recipe_parser("Profile the pass rates of prompts.")
     recipe, options = parse_recipe(parser, ProfileConfig, argv)
+    refuse_missing_checkpoint(recipe.checkpoint, key="checkpoint")
+    recipe, choice = recipe.with_choice()
 
     from data_builders.prompts.build import PromptPlan, refuse_changes
 
@@ -30,11 +33,12 @@ def main(argv: list[str] | None = None) -> None:
     from posttrain.report.console import open_console, print_sections
     from posttrain.report.pages.samples import planned, prompts_by_source
     from posttrain.report.write import run_stage
-    from posttrain.sampling.generate import finish
+    from posttrain.sampling.generate import finish, time_line
     from posttrain.sampling.open import checkpoint_parents
 
     console = open_console()
-    renderer = renderer_of(recipe.backend, recipe.checkpoint)  # refuses a missing one
+    console.print(choice)
+    renderer = renderer_of(recipe.backend, recipe.checkpoint)
     given = profile.prompts_to_profile(recipe, plan, renderer, base_dir=Path(), out=out)
     checkpoints = checkpoint_parents([recipe.checkpoint], out=out)
     parents = [*plan.parents, *checkpoints, *given.parents]
@@ -47,6 +51,7 @@ def main(argv: list[str] | None = None) -> None:
         if given.room is not None:
             console.print(f"prompts {given.room}")
         print_sections(console, [*shown, planned(given.prompts, recipe.n_of, recipe.most_tokens)])
+        console.print(asyncio.run(time_line(recipe, given.prompts)), soft_wrap=True)
         return
 
     def make(run: Run) -> None:

@@ -21,6 +21,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = recipe_parser("Sample completions of prompts.")
     recipe, options = parse_recipe(parser, SampleConfig, argv)
     refuse_missing_checkpoint(recipe.checkpoint, key="checkpoint")
+    recipe, choice = recipe.with_choice()
     from data_builders.prompts.build import PromptPlan, refuse_changes
 
     out, config = Path(recipe.out), recipe.owner_config()
@@ -32,11 +33,12 @@ def main(argv: list[str] | None = None) -> None:
     from posttrain.report.console import open_console, print_sections
     from posttrain.report.pages.samples import planned, prompts_by_source
     from posttrain.report.write import run_stage
-    from posttrain.sampling.generate import finish, make_samples
+    from posttrain.sampling.generate import finish, make_samples, time_line
     from posttrain.sampling.open import checkpoint_parents, refuse_beyond_context
     from posttrain.tokens.tokenizer import encoder_of
 
     console = open_console()
+    console.print(choice)
     parents = plan.parents + checkpoint_parents([recipe.checkpoint], out=out)
     renderer = renderer_of(recipe.backend, recipe.checkpoint)
 
@@ -53,6 +55,8 @@ def main(argv: list[str] | None = None) -> None:
         asyncio.run(refuse_beyond_context(recipe.backend, max_tokens=most, longest_prompt=longest))
         settings = planned(built.prompts, recipe.n_of, recipe.most_tokens)
         print_sections(console, [prompts_by_source(built.stats()), settings])
+        if built.prompts:
+            console.print(asyncio.run(time_line(recipe, built.prompts)), soft_wrap=True)
         first = {prompt.setting: prompt for prompt in reversed(built.prompts)}
         for name, prompt in reversed(first.items()):
             text = message_text(prompt) if renderer is None else renderer.text(prompt)

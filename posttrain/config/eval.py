@@ -1,12 +1,13 @@
 """The recipes of evaluations: of checkpoints, of judges, of one policy against another; gates."""
 
 import re
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
 from pydantic import Field
 
 from posttrain.config.backend import REACHING, BackendConfig, check_checkpoint
 from posttrain.config.base import Name, Strict, refuse, refuse_twice, refuse_unknown
+from posttrain.config.generation import UNSTATED, TokenChoice, choice_line, generation_choice
 from posttrain.config.judge import AskedModel, JudgeConfig, LabelJudgeConfig
 from posttrain.config.load import nearest
 from posttrain.config.prompts import (
@@ -20,6 +21,7 @@ from posttrain.config.prompts import (
 from posttrain.config.sample import SamplingConfig, ToolLoopSampling, check_chat
 from posttrain.config.templates import Templates, check_templates
 from posttrain.errors import ConfigError
+from posttrain.sampling.sampler import Parameters
 
 Share = Annotated[float, Field(ge=0, le=1)]
 _NAME = re.compile(r"[\w+-][\w.+-]*")
@@ -30,10 +32,12 @@ class EvaluatedConfig(Strict):
 
     path: as `checkpoint` of a sampling recipe.
     backend: what it runs on, instead of the recipe's.
+    sampling: values of the recipe's `sampling` for this checkpoint; a setting's come before them.
     """
 
     path: str | None = None
     backend: BackendConfig | None = None
+    sampling: TokenChoice = TokenChoice()
 
 
 class CheckpointsConfig(Strict):
@@ -71,6 +75,11 @@ class CheckpointsConfig(Strict):
         if backend is None:
             raise ValueError(f"checkpoints.{checkpoint}: there is no backend; name one for all")
         return backend
+
+    def choice_of(self, checkpoint: str) -> TokenChoice:
+        """How a checkpoint's tokens are chosen, where its own block says so."""
+        one = self.checkpoints[checkpoint]
+        return TokenChoice() if isinstance(one, str) else one.sampling
 
 
 class InspectTask(Strict):
@@ -130,14 +139,12 @@ class Price(Strict):
 
 
 class EstimateConfig(Strict):
-    """What `--dry-run` expects; null: the longest that a completion can be, and no time.
+    """What `--dry-run` expects.
 
-    output_tokens: of a completion.
-    tokens_per_second: that a checkpoint writes, all requests together.
+    output_tokens: of a completion; null: the longest that it can be.
     """
 
     output_tokens: int | None = Field(default=None, ge=1)
-    tokens_per_second: float | None = Field(default=None, gt=0)
 
 
 class EvalConfig(CheckpointsConfig):
@@ -201,10 +208,15 @@ class EvalConfig(CheckpointsConfig):
         """The tasks whose prompts are rows."""
         return tuple(task for task in self.prompts if not isinstance(task, InspectTask))
 
-    def sampling_of(self, setting: str) -> ToolLoopSampling:
-        """How a setting samples."""
-        own = next(s.sampling for s in self.settings if s.name == setting)
-        return ToolLoopSampling.model_validate(self.sampling.model_dump() | own)
+    def sampling_of(self, setting: str, checkpoint: str | None = None) -> ToolLoopSampling:
+        """How a setting samples; without a checkpoint what is the same for all."""
+        stated = next(s.sampling for s in self.settings if s.name == setting)
+        # null is what the recipe or the model says
+        own = {
+            k: v for k, v in stated.items() if v is not None or k not in TokenChoice.model_fields
+        }
+        choice = {} if checkpoint is None else self.choice_of(checkpoint).chosen()
+        return ToolLoopSampling.model_validate(self.sampling.model_dump() | choice | own)
 
     def owner_config(self) -> dict[str, Any]:
         """What the records depend on: the digest of the output directory is taken of this."""
@@ -216,7 +228,7 @@ class EvalConfig(CheckpointsConfig):
             "prompts": {"__all__": {"obtain": True, "roles": {"__all__": model}}},
         }
         left_out = {**dict.fromkeys(beside, True), **model, **blocks}
-        return self.model_dump(mode="json", exclude=left_out)
+        return _stated_choices(self.model_dump(mode="json", exclude=left_out))
 
     def n_of(self, setting: str) -> int:
         """Completions of each prompt in a setting."""
@@ -245,6 +257,16 @@ class EvalConfig(CheckpointsConfig):
         """The recipe without the tasks of inspect; None where it has no other."""
         names = tuple(task.name for task in self.row_tasks)
         return self.part(names) if names else None
+
+
+def _stated_choices(config: dict[str, Any]) -> dict[str, Any]:
+    """A dumped recipe in which a checkpoint's `sampling` holds what it says, or is not there."""
+    for block in config["checkpoints"].values():
+        if isinstance(block, dict):
+            choice = cast(dict[str, Any], block).pop("sampling")
+            stated = {name: value for name, value in choice.items() if value is not None}
+            cast(dict[str, Any], block).update({"sampling": stated} if stated else {})
+    return config
 
 
 class GateRule(Strict):
@@ -296,8 +318,55 @@ class EvalGenRmConfig(CheckpointsConfig):
         config = self.model_dump(mode="json", exclude={**beside, "backend": REACHING})
         for name in self.checkpoints:
             backend = self.backend_of(name).model_dump(mode="json", exclude=REACHING)
+            choice = self.choice_of(name).chosen()
             config["checkpoints"][name] = {"path": self.path_of(name), "backend": backend}
+            config["checkpoints"][name] |= {"sampling": choice} if choice else {}
         return config
+
+    def parameters_of(self, checkpoint: str) -> Parameters:
+        """How a checkpoint samples a judgement."""
+        choice = self.choice_of(checkpoint).chosen()
+        return self.sampling.model_copy(update=choice).parameters()
+
+
+Evaluated = TypeVar("Evaluated", EvalConfig, EvalGenRmConfig)
+
+
+def with_choices(recipe: Evaluated) -> tuple[Evaluated, list[str]]:
+    """The recipe with all values that tokens are chosen by, and a line on where they come from for
+    each group of checkpoints that agree.
+
+    What is the same for all is in `sampling`, anything else in the checkpoint's own block.
+
+    Raises:
+        ConfigError: as `generation_choice`.
+    """
+    choices: dict[str, TokenChoice] = {}
+    lines: dict[str, list[str]] = {}
+    for name in recipe.checkpoints:
+        backend = recipe.backend_of(name)
+        if backend.kind == "scripted":
+            continue
+        model = generation_choice(recipe.path_of(name) or getattr(backend, "tokenizer", None))
+        stated = recipe.choice_of(name).filled(recipe.sampling.chosen())
+        choices[name] = stated.filled(UNSTATED | model.chosen())
+        lines.setdefault(choice_line(stated, model), []).append(name)
+    shared: dict[str, Any] = {}
+    for key in TokenChoice.model_fields:
+        values = {getattr(choice, key) for choice in choices.values()} or {UNSTATED[key]}
+        if len(values) == 1:
+            [shared[key]] = values
+    checkpoints = dict(recipe.checkpoints)
+    for name, choice in choices.items():
+        own = {key: value for key, value in choice.chosen().items() if key not in shared}
+        one = checkpoints[name]
+        if own or (isinstance(one, EvaluatedConfig) and one.sampling.chosen()):
+            block = EvaluatedConfig(path=one) if isinstance(one, str) else one
+            checkpoints[name] = block.model_copy(update={"sampling": TokenChoice(**own)})
+    sampling = recipe.sampling.model_copy(update=shared)
+    changed = {"checkpoints": checkpoints, "sampling": sampling}
+    shown = [f"sampling of {', '.join(names)}: {line}" for line, names in lines.items()]
+    return recipe.model_copy(update=changed), shown
 
 
 class WinRateConfig(Strict):

@@ -15,8 +15,8 @@ _REFERENCE, _PAPER = source("NVIDIA's genrm_compare"), source("paper, 3.3.2")
 LayoutName = Literal["auto", "roles", "message", "compact"]
 
 
-class StepSampling(Strict):
-    """How each step is sampled.
+class JudgeSampling(Strict):
+    """How a judgement is sampled; one that runs to `max_tokens` has failed.
 
     temperature: 0 is greedy.
     top_p: the tokens that share so much of the probability.
@@ -24,22 +24,14 @@ class StepSampling(Strict):
     max_tokens: of one step, reasoning included.
     """
 
-    temperature: float = Field(default=1.0, ge=0)
-    top_p: float = Field(default=1.0, gt=0, le=1)
+    temperature: float = Field(default=0.6, ge=0, json_schema_extra=_REFERENCE)
+    top_p: float = Field(default=0.95, gt=0, le=1, json_schema_extra=_REFERENCE)
     top_k: int = Field(default=0, ge=0)
-    max_tokens: int = Field(default=1024, ge=1)
+    max_tokens: int = Field(default=16384, ge=1, json_schema_extra=_REFERENCE)
 
     def parameters(self) -> Parameters:
         """As samplers take them."""
-        return Parameters(**self.model_dump(include={*Parameters.__slots__}))
-
-
-class JudgeSampling(StepSampling):
-    """How a judgement is sampled; one that runs to `max_tokens` has failed."""
-
-    temperature: float = Field(default=0.6, ge=0, json_schema_extra=_REFERENCE)
-    top_p: float = Field(default=0.95, gt=0, le=1, json_schema_extra=_REFERENCE)
-    max_tokens: int = Field(default=16384, ge=1, json_schema_extra=_REFERENCE)
+        return Parameters(**self.model_dump())
 
 
 class AskedModel(Strict):

@@ -44,6 +44,7 @@ _MOVED = {
 }
 # keys that went, by their place without positions in lists
 _GONE = {
+    "estimate.tokens_per_second": "a dry run measures how fast a model in this process is",
     "extends": "a recipe is one file",
     "sft": "rows of judgements for SFT are data of build_sft",
     "sources.fields.reasoning": "rows of judgements for SFT are data of build_sft",

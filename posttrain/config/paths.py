@@ -15,10 +15,15 @@ _PATIENCE = 1.5  # seconds that the hub has to take a connection
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
+def is_hub_id(path: str) -> bool:
+    """Whether a path may be the name of a repository on the hub."""
+    return _HUB_ID.fullmatch(path) is not None
+
+
 def refuse_missing_checkpoint(path: str | None, *, key: str) -> None:
     """Raises ConfigError for a path that is no directory and cannot be a hub id, or is one that
     cannot be fetched from here."""
-    if path is not None and not Path(path).is_dir() and not _HUB_ID.fullmatch(path):
+    if path is not None and not Path(path).is_dir() and not is_hub_id(path):
         raise ConfigError(f"{key}: there is no directory {path!r}, nor can that be a hub id")
     refuse_out_of_reach(path, key=key)
 
@@ -26,7 +31,7 @@ def refuse_missing_checkpoint(path: str | None, *, key: str) -> None:
 def refuse_out_of_reach(path: str | None, *, key: str) -> None:
     """Raises ConfigError for a hub id that is not in the cache while the hub cannot be asked: the
     libraries try for minutes, or name none of the ways out."""
-    if path is None or Path(path).is_dir() or not _HUB_ID.fullmatch(path) or _is_cached(path):
+    if path is None or Path(path).is_dir() or not is_hub_id(path) or _is_cached(path):
         return
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in _TRUE:
         raise ConfigError(

@@ -1,25 +1,33 @@
 """The recipes of sampling and of profiles: `posttrain sample`, `posttrain profile_prompts`."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 from pydantic import Field
 
 from posttrain.config.backend import REACHING, BackendConfig, check_checkpoint
 from posttrain.config.base import Strict
-from posttrain.config.judge import LabelJudgeConfig, StepSampling
+from posttrain.config.generation import UNSTATED, TokenChoice, choice_line, generation_choice
+from posttrain.config.judge import LabelJudgeConfig
 from posttrain.config.overlap import DecontaminationConfig
 from posttrain.config.prompts import NO_TOOLS, AnySource, Setting, check_prompts
 from posttrain.sampling.rollout import RolloutLimits
+from posttrain.sampling.sampler import Parameters
 
 
-class SamplingConfig(StepSampling):
+class SamplingConfig(TokenChoice):
     """How each step is sampled.
 
+    max_tokens: of one step, reasoning included.
     logps: keep the log-probability of each sampled token.
     """
 
+    max_tokens: int = Field(default=1024, ge=1)
     logps: bool = False
+
+    def parameters(self) -> Parameters:
+        """As samplers take them."""
+        return Parameters(max_tokens=self.max_tokens, logps=self.logps, **self.chosen())
 
 
 class ToolLoopSampling(SamplingConfig):
@@ -65,6 +73,17 @@ class SampleConfig(Strict):
         check_prompts(self.prompts, self.settings)
         check_checkpoint(self.backend, self.checkpoint, "checkpoint")
         check_chat(self.backend, self.settings)
+
+    def with_choice(self) -> tuple[Self, str]:
+        """The recipe with all values that tokens are chosen by, and where each comes from.
+
+        Raises:
+            ConfigError: as `generation_choice`.
+        """
+        model = generation_choice(self.checkpoint or getattr(self.backend, "tokenizer", None))
+        line = f"sampling: {choice_line(self.sampling, model)}"
+        chosen = self.sampling.filled(UNSTATED | model.chosen())
+        return self.model_copy(update={"sampling": chosen}), line
 
     def owner_config(self) -> dict[str, Any]:
         """What the samples depend on: the digest of the output directory is taken of this."""

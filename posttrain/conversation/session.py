@@ -16,6 +16,7 @@ from posttrain.chat.masks import message_texts
 from posttrain.chat.profile import writes_reasoning
 from posttrain.chat.reasoning import OPEN
 from posttrain.config.backend import ChatBackend
+from posttrain.config.generation import TokenChoice, generation_choice
 from posttrain.conversation.terminal import Terminal
 from posttrain.environments.base import Toolbox
 from posttrain.errors import ConfigError
@@ -28,7 +29,7 @@ from posttrain.sampling.sampler import Ids, Sampler, unframing
 
 _TAIL = 16  # tokens at the end of a prompt that show whether it opens the reasoning
 REASONING_COMMANDS = ("/think", "/no_think", "/reasoning")
-SAMPLING = ("temperature", "top_p", "top_k")
+SAMPLING = tuple(TokenChoice.model_fields)
 REFUSED = "error: the user did not allow this call"
 REASONING_HELP = """\
 /think, /no_think   reasoning on or off from the next question on
@@ -201,10 +202,8 @@ def open_checkpoint(
     weights = weights_digest(path, model)
     engine = StreamingEngine(model, weights=weights, decode=encoder.decode, show=show)
     stops = generation_stops(path, model)
-    named: dict[str, Any] = model.generation_config.to_diff_dict()
-    defaults = {name: named[name] for name in SAMPLING if named.get(name) is not None}
     sampler = RenderedSampler(engine, template=template, encoder=encoder, stop_ids=stops)
-    return sampler, defaults, writes_reasoning(template)
+    return sampler, generation_choice(path).chosen(), writes_reasoning(template)
 
 
 def open_server(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from posttrain.evaluation.run import INSPECT, Record, Unit, by_unit
 from posttrain.models.chat_template import PromptRenderer
 from posttrain.rollouts import Completion, Step, prompt_to_row
 from posttrain.runs import atomic_write_json
+
+if TYPE_CHECKING:
+    from posttrain.sampling.measure import SamplingSpeed
 
 TIMES, COSTS = "times", "costs.json"
 MILLION = 1e6
@@ -127,16 +130,19 @@ def write_costs(
 
 
 def estimate_rows(
-    recipe: EvalConfig, units: Sequence[Unit], renderers: Mapping[str, PromptRenderer | None]
+    recipe: EvalConfig,
+    units: Sequence[Unit],
+    renderers: Mapping[str, PromptRenderer | None],
+    speeds: Mapping[str, SamplingSpeed | str],
 ) -> list[Row]:
     """What each unit would take on each checkpoint.
 
     `requests` are the fewest model calls, `most_requests` the most. Tokens are those of one call a
     completion, with as many written as the recipe's `estimate` says, or else the most that a
-    completion may have. Money and seconds are None where the recipe gives no price or speed.
+    completion may have. Money is None where the recipe gives no price, seconds are where no speed
+    was measured.
     """
     rows: list[Row] = []
-    speed = recipe.estimate.tokens_per_second
     for name, renderer in renderers.items():
         for unit in units:
             turns, most = _most(recipe, unit)
@@ -144,7 +150,12 @@ def estimate_rows(
             each = unit.prompts[:: max(1, len(unit.prompts) // _COUNTED)]
             lengths = [_prompt_tokens(renderer, prompt) for prompt in each]
             tokens = {"input": round(sum(lengths) / len(lengths) * unit.size), "output": output}
-            price = recipe.prices.get(name)
+            price, speed = recipe.prices.get(name), speeds[name]
+            seconds = None
+            if not isinstance(speed, str):
+                at_once = rows_at_once(recipe, name, unit)
+                prompts = len(unit.prompts)
+                seconds = speed.seconds(prompts=prompts, tokens=output, rows=at_once)
             rows.append({
                 "checkpoint": name,
                 "unit": unit.name,
@@ -152,9 +163,15 @@ def estimate_rows(
                 "most_requests": unit.size * turns,
                 **tokens,
                 "money": price and money({**tokens, "cached": 0, "reasoning": 0}, price),
-                "seconds": speed and output / speed,
+                "seconds": seconds,
             })  # fmt: skip
     return rows
+
+
+def rows_at_once(recipe: EvalConfig, checkpoint: str, unit: Unit) -> int:
+    """Completions of a unit that a model in this process writes at a time."""
+    batch_size = getattr(recipe.backend_of(checkpoint), "batch_size", 1)
+    return min(batch_size, recipe.chunk, unit.size)
 
 
 def most_tokens(recipe: EvalConfig, units: Sequence[Unit]) -> float:

@@ -94,7 +94,10 @@ def results_of(cells: Sequence[Row], manifest: Manifest) -> dict[str, Any]:
             "stats": {"count": cell["samples"]},
         }
     stated = manifest.config
-    params = {name: stated["sampling"][name] for name in ("temperature", "top_p")}
+    block = stated["checkpoints"].get(cells[0]["checkpoint"])
+    own = block.get("sampling", {}) if isinstance(block, dict) else {}
+    sampled = {**stated["sampling"], **own}
+    params = {name: sampled[name] for name in ("temperature", "top_p")}
     params |= {"max_new_tokens": stated["sampling"]["max_tokens"]}
     params |= {"limit_samples": stated["limit"]} if "limit" in stated else {}
     params["extra"] = {

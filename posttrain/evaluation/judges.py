@@ -232,7 +232,7 @@ async def _judge_all(
                 work=work,
                 to=out / RECORDS / f"{name}.jsonl",
                 open_environment=lambda _: None,
-                limits=RolloutLimits(recipe.sampling.parameters(), 1, None, 1),
+                limits=RolloutLimits(recipe.parameters_of(name), 1, None, 1),
                 chunk=recipe.chunk,
                 at_once=rollouts_at_once(backend),
                 max_failure_rate=recipe.max_failure_rate,

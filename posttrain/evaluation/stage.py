@@ -8,7 +8,7 @@ import itertools
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,13 @@ from posttrain.config.eval import EvalConfig, Price
 from posttrain.errors import DataError, PosttrainError
 from posttrain.evaluation.agentic import agentic_rows
 from posttrain.evaluation.compare import paired_rows
-from posttrain.evaluation.cost import estimate_rows, most_tokens, times_path, write_costs
+from posttrain.evaluation.cost import (
+    estimate_rows,
+    most_tokens,
+    rows_at_once,
+    times_path,
+    write_costs,
+)
 from posttrain.evaluation.export import EXPORT, write_exports
 from posttrain.evaluation.journal import TimedSampler, sort_lines
 from posttrain.evaluation.metrics import cell_rows, examples
@@ -58,6 +64,12 @@ from posttrain.report.write import show_finished, show_up_to_date, write_report
 from posttrain.rollouts import prompt_to_row
 from posttrain.runs import Counts, Manifest, Parent, Run, atomic_write_json
 from posttrain.sampling.generate import generate, read_completions, rollouts_at_once, tasks_of
+from posttrain.sampling.measure import (
+    MEASURING_SECONDS,
+    SamplingSpeed,
+    measure_speed,
+    why_not_measured,
+)
 from posttrain.sampling.open import opened_sampler
 from posttrain.sampling.progress import ProgressBar
 from posttrain.sampling.rollout import OpenEnvironment
@@ -95,7 +107,8 @@ class EvaluationPlan:
 
 
 def show_plan(console: Console, recipe: EvalConfig, plan: EvaluationPlan) -> None:
-    """Print counts, and each unit's first prompt as each checkpoint is given it."""
+    """Print counts, what the run would take, and each unit's first prompt as each checkpoint is
+    given it. Raises as `measure_speeds`."""
     for name, source in plan.stats["sources"].items():
         console.print(f"{name}: {source['rows_in']:,} rows, {source['kept']:,} kept")
         for reason, n in source["dropped"].items():
@@ -104,7 +117,14 @@ def show_plan(console: Console, recipe: EvalConfig, plan: EvaluationPlan) -> Non
     for unit in plan.units:
         console.print(f"{unit.name}: {len(unit.prompts):,} prompts × {unit.samples} × ({names})")
     units = [_as_called(unit, plan, console) for unit in plan.units]
-    print_sections(console, [estimated(estimate_rows(recipe, units, plan.renderers))])
+    speeds = asyncio.run(measure_speeds(recipe, plan, units))
+    rows = estimate_rows(recipe, units, plan.renderers, speeds)
+    most = {name: max(rows_at_once(recipe, name, unit) for unit in units) for name in speeds}
+    texts = {
+        name: f"not measured: {speed}" if isinstance(speed, str) else speed.text(most[name])
+        for name, speed in speeds.items()
+    }
+    print_sections(console, [estimated(rows, texts)])
     for unit in units:
         first, shown = unit.prompts[0], None
         for name, renderer in plan.renderers.items():
@@ -131,6 +151,39 @@ def _as_called(unit: Unit, plan: EvaluationPlan, console: Console) -> Unit:
         return unit
     prompts = itertools.islice(itertools.cycle(calls), len(unit.prompts))
     return replace(unit, prompts=tuple(prompts))
+
+
+async def measure_speeds(
+    recipe: EvalConfig, plan: EvaluationPlan, units: Sequence[Unit]
+) -> dict[str, SamplingSpeed | str]:
+    """How fast each checkpoint samples, from a slice of the largest unit; or why that is unknown.
+
+    Raises:
+        ConfigError, DataError: a model cannot be sampled, as the real run would find out.
+    """
+    reasons = {
+        name: why_not_measured(recipe.backend_of(name), recipe.path_of(name))
+        for name in recipe.checkpoints
+    }
+    opened = sum(reason is None for reason in reasons.values())
+    unit = max(units, key=lambda unit: unit.size)
+    speeds: dict[str, SamplingSpeed | str] = {}
+    for name, reason in reasons.items():
+        if reason is not None:
+            speeds[name] = reason
+            continue
+        async with opened_sampler(
+            recipe.backend_of(name), checkpoint=recipe.path_of(name), scripted=plan.scripted
+        ) as sampler:
+            speed = measure_speed(
+                sampler,
+                unit.prompts,
+                parameters=recipe.sampling_of(unit.setting, name).parameters(),
+                rows=rows_at_once(recipe, name, unit),
+                limit=MEASURING_SECONDS / opened,
+            )
+        speeds[name] = speed or "the sampler is no model in this process"
+    return speeds
 
 
 def run_evaluation(stage: Run, recipe: EvalConfig, plan: EvaluationPlan, console: Console) -> None:
@@ -184,6 +237,7 @@ def _lock_of(recipe: EvalConfig, plan: EvaluationPlan, config_digest: str) -> Lo
             "tokenizer": encoder_of(renderer.tokenizer).digest,
         }
     artifacts = sorted({parent.digest for parent in plan.parents})
+    choices = {name: recipe.choice_of(name).chosen() for name in recipe.checkpoints}
     return {
         "config": config_digest,
         # with their golds and graders, in order
@@ -194,6 +248,8 @@ def _lock_of(recipe: EvalConfig, plan: EvaluationPlan, config_digest: str) -> Lo
             "samples": {unit.name: unit.samples for unit in plan.units},
             "settings": {s.name: s.sampling for s in recipe.settings if s.sampling},
             "seed": recipe.seed,
+            # of checkpoints that differ in it
+            **({"checkpoints": choices} if any(choices.values()) else {}),
         },
         "judge": plan.judge,
         "rendering": rendering,
@@ -241,7 +297,7 @@ async def _unit_records(
         work=work,
         to=samples,
         open_environment=plan.open_environment,
-        limits=recipe.sampling_of(unit.setting).limits(),
+        limits=recipe.sampling_of(unit.setting, checkpoint).limits(),
         # a prompt's samples are never in two chunks
         chunk=max(1, recipe.chunk // unit.samples) * unit.samples,
         at_once=rollouts_at_once(recipe.backend_of(checkpoint)),
@@ -267,8 +323,9 @@ async def _inspect_records(
         for name, role in config.roles.items():
             opened = opened_sampler(role.backend, checkpoint=role.checkpoint)
             samplers[name] = await stack.enter_async_context(opened)
+        parameters = recipe.sampling_of(unit.setting, checkpoint).parameters()
         records = await run_task(
-            plan.stats["inspect"][unit.name],
+            {**plan.stats["inspect"][unit.name], "parameters": asdict(parameters)},
             unit.prompts,
             samplers,
             checkpoint=checkpoint,

@@ -43,6 +43,7 @@ from posttrain.sampling.engines.http import ServerDown
 from posttrain.sampling.progress import ERROR_LENGTH, ProgressBar, SampleStats
 from posttrain.sampling.rollout import OpenEnvironment, RolloutLimits, Task, roll_out_each
 from posttrain.sampling.sampler import Sampler
+from posttrain.timing import duration
 
 if TYPE_CHECKING:
     from posttrain.models.chat_template import PromptRenderer
@@ -256,6 +257,35 @@ async def make_samples(
                 max_failure_rate=recipe.max_failure_rate,
                 progress=progress,
             )
+
+
+async def time_line(recipe: SampleConfig, prompts: Sequence[Prompt]) -> str:
+    """How long the completions take at most, from a measured slice; or why nothing is measured.
+
+    Raises:
+        ConfigError, DataError: the model cannot be sampled, as the real run would find out.
+    """
+    from posttrain.sampling.measure import measure_speed, why_not_measured
+    from posttrain.sampling.open import opened_sampler
+
+    if (reason := why_not_measured(recipe.backend, recipe.checkpoint)) is not None:
+        return f"time: not measured: {reason}"
+    completions = sum(recipe.n_of(prompt.setting) for prompt in prompts)
+    tokens = sum(
+        recipe.n_of(prompt.setting) * recipe.most_tokens(prompt.setting) for prompt in prompts
+    )
+    rows = min(getattr(recipe.backend, "batch_size", 1), recipe.chunk, completions)
+    async with opened_sampler(recipe.backend, checkpoint=recipe.checkpoint) as sampler:
+        parameters = recipe.sampling.parameters()
+        speed = measure_speed(sampler, prompts, parameters=parameters, rows=rows)
+    if speed is None:
+        return "time: not measured: the sampler is no model in this process"
+    seconds = speed.seconds(prompts=len(prompts), tokens=tokens, rows=rows)
+    each = 1000 * speed.token_seconds(rows)
+    return (
+        f"time: at most {duration(seconds)}, if every completion runs to its limit; 1,000 tokens "
+        f"take {each:,.2g} s. {speed.text(rows)}"
+    )
 
 
 def finish(

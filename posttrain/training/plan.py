@@ -22,6 +22,7 @@ from posttrain.config.grpo import ColocatedVllm
 from posttrain.config.sft import AdapterConfig
 from posttrain.errors import ConfigError
 from posttrain.models.load import VARLEN_ATTENTION, has_recurrent_kernels, parameter_count
+from posttrain.timing import duration, scale_up
 from posttrain.tokens.encode import IGNORED
 from posttrain.tokens.tokenizer import SpecialTokens
 from posttrain.training.activations import (
@@ -177,15 +178,6 @@ def time_line(
     return [("time", text), *shorter_lines(trainer.args.device, seconds, shrink)]
 
 
-def duration(seconds: float) -> str:
-    """Seconds below two minutes, then minutes, then hours."""
-    if seconds < 120:
-        return f"{seconds:,.0f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:,.0f} minutes"
-    return f"{seconds / 3600:,.1f} hours"
-
-
 def shorter_lines(device: torch.device, seconds: float, shrink: Sequence[str]) -> list[Line]:
     """What to shrink where a run takes hours on a CPU."""
     if device.type != "cpu" or seconds < LONG_ON_A_CPU:
@@ -222,22 +214,6 @@ def time_slices(
     model.zero_grad(set_to_none=True)
     positions, _ = timed[-1]
     return TimedSlice(scale_up(timed, whole), positions, whole)
-
-
-def scale_up(timed: Sequence[tuple[int, float]], whole: int) -> float:
-    """Seconds of `whole` positions, from (positions, seconds) of ever longer slices.
-
-    A pass costs something whatever its length, such as writing all gradients: what it costs a
-    position is read off the last two slices. A disturbed measurement may not make that less than
-    half of the last slice's mean, or more than it.
-    """
-    positions, seconds = timed[-1]
-    mean = seconds / positions
-    each = mean
-    if len(timed) > 1 and positions > timed[-2][0]:
-        slope = (seconds - timed[-2][1]) / (positions - timed[-2][0])
-        each = min(max(slope, mean / 2), mean)
-    return seconds + (whole - positions) * each
 
 
 def _time_pass(trainer: Any, batch: Any, loss: Callable[[Any], torch.Tensor]) -> float:

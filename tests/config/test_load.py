@@ -109,6 +109,7 @@ def test_mistakes_are_named(tmp_path, text, overrides, message):
         ("build_dpo", BuildDpoConfig, "categories.given=1", "renamed: 'categories.offline'"),
         ("rlhf", RlhfConfig, "sampling.batch_size=1", "moved: 'rollouts.batch_size'"),
         ("sft", SftConfig, "extends=base.yaml", "'extends' .gone: a recipe is one file"),
+        ("eval", EvalConfig, "estimate.tokens_per_second=9", "gone: a dry run measures how fast"),
         ("build_genrm", BuildGenRmConfig, "sources.0.fields={reasoning: r}", "fields.reasoning' .gone"),
         ("rlhf", RlhfConfig, "model={config: {model_type: qwen3}}", "set model.path"),
         # who judges

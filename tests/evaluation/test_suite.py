@@ -284,7 +284,7 @@ def test_a_task_without_a_usable_row_is_an_error(tmp_path: Path):
 
 
 def test_the_dry_run_writes_nothing_counts_prices_and_shows_each_first_prompt(tmp_path, capsys):
-    path = write_suite(tmp_path, estimate={"output_tokens": 50, "tokens_per_second": 100.0})
+    path = write_suite(tmp_path, estimate={"output_tokens": 50})
     run(path, "--dry-run", "--limit", "3", sampler=ScriptedSampler(lambda request: 1 / 0))
     shown = capsys.readouterr().out
     assert not (tmp_path / "out").exists()

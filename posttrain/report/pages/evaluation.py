@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from posttrain.chat.detect import FoundCall, searched
@@ -345,7 +345,8 @@ def gated(rows: Sequence[GateRow]) -> Iterator[ui.Block]:
 
 
 @ui.section("What it would take")
-def estimated(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
+def estimated(rows: Sequence[ui.Row], speeds: Mapping[str, str]) -> Iterator[ui.Block]:
+    """Of each unit on each checkpoint; `speeds` says of each what was measured, or why not."""
     head = ["checkpoint", "task and setting", "completions", "calls at most", "input tokens"]
     head += ["output tokens", "money", "minutes"]
     names = ("requests", "most_requests", "input", "output", "money", "seconds")
@@ -358,9 +359,11 @@ def estimated(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
         counts = [row[name] for name in names[:4]]
         table.append([row["checkpoint"], row["unit"], *counts, money, minutes])
     yield ui.Table(head, table)
+    for name, speed in speeds.items():
+        yield f"{name}: {speed}"
     yield (
         "Output tokens are those of `estimate`, or the most that limits allow; input tokens of one "
-        "call a completion. Money needs `prices`, minutes need `estimate.tokens_per_second`."
+        "call a completion; minutes without tools and graders. Money needs `prices`."
     )
 
 
