@@ -269,7 +269,7 @@ def _executor(setup: Setup, stack: ExitStack) -> Executor:
     changed = {"backend": setup.renderer.encoder.name}
     if Path(config.path).is_dir():
         changed["path"] = str(Path(config.path).absolute())
-    if config.chat_template not in ("own", "nemotron_3_nano"):
+    if Path(config.chat_template).is_file():
         changed["chat_template"] = str(Path(config.chat_template).absolute())
     theirs = recipe.model_copy(update={"tokenizer": config.model_copy(update=changed)})
     load = partial(_load, theirs, setup.base_dir.absolute(), setup.evaluation)

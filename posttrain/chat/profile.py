@@ -20,7 +20,7 @@ from posttrain.chat.locate import (
 )
 from posttrain.chat.reasoning import OPEN
 from posttrain.chat.template import ChatTemplate, trl_templates
-from posttrain.errors import RenderError
+from posttrain.errors import ConfigError, RenderError
 from posttrain.records import Message, ToolCall, message_to_template, tools_to_template
 
 _FRAME = re.compile(r"<\|.*>|<.*\|>|<｜.*｜>|</?s>|\[/?(?!THINK)[A-Z_]+\]")
@@ -98,6 +98,27 @@ def writes_reasoning(template: ChatTemplate) -> bool:
         with contextlib.suppress(RenderError):
             prompts.add(template.text(question, add_generation_prompt=True, **switch))
     return len(prompts) > 1 or any(prompt.rstrip().endswith(OPEN) for prompt in prompts)
+
+
+@functools.lru_cache(maxsize=64)
+def turn_ends(template: ChatTemplate) -> tuple[str, ...]:
+    """The special tokens that the template writes behind an assistant's words, in their order.
+
+    Raises:
+        ConfigError: it cannot write a plain answer.
+    """
+    answer = "a0"
+    messages = (Message("user", "q0"), Message("assistant", answer))
+    try:
+        text = template.text(
+            [message_to_template(message) for message in messages], enable_thinking=False
+        )
+    except RenderError as error:
+        raise ConfigError(f"{template.name} cannot write a plain answer: {error}") from error
+    behind = text.rindex(answer) + len(answer) if answer in text else len(text)
+    longest_first = sorted(template.special_tokens, key=len, reverse=True)
+    pattern = "|".join(map(re.escape, longest_first)) or "(?!)"
+    return tuple(re.findall(pattern, text[behind:]))
 
 
 def _history_differs(template: ChatTemplate) -> bool:

@@ -164,7 +164,7 @@ def _renderer(
 ) -> PromptRenderer:
     variables = dict(named.template_variables)
     template = chat_template_of(tokenizer, choice=named.chat_template, variables=variables, key=key)
-    return PromptRenderer(tokenizer, template, special_tokens(tokenizer))
+    return PromptRenderer(tokenizer, template, special_tokens(tokenizer, template=template))
 
 
 @dataclass(frozen=True)

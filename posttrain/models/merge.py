@@ -18,6 +18,7 @@ from posttrain.config.sft import ModelConfig
 from posttrain.errors import ConfigError
 from posttrain.hashing import sha256_file
 from posttrain.models.adapters import adapted_model
+from posttrain.models.chat_template import chat_template_of
 from posttrain.models.inference import weights_digest
 from posttrain.models.load import embedding_rows, set_special_tokens
 from posttrain.publish.card import CARD, checkpoint_card, origins_of
@@ -219,7 +220,10 @@ def _write(source: AdapterSource, partial: Path, dtype: MergeDtype) -> MergeChec
     with adapted.disable_adapter():
         effect = _relative(_logits(adapted, probe), before)
     merged: PreTrainedModel = adapted.merge_and_unload(safe_merge=True)
-    set_special_tokens(merged, special_tokens(tokenizer))
+    template = None
+    if isinstance(tokenizer.chat_template, str):
+        template = chat_template_of(tokenizer, choice="own")
+    set_special_tokens(merged, special_tokens(tokenizer, template=template))
     merged.to(getattr(torch, dtype)).save_pretrained(partial)
     _carry(source, tokenizer, partial)
     again = AutoModelForCausalLM.from_pretrained(partial, dtype=torch.float32).eval()

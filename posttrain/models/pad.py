@@ -29,6 +29,8 @@ _MEDIA = re.compile(r"image|img|vision|video|audio|speech", re.IGNORECASE)
 # the end of a document, of a message: what a base model has learnt to stop at
 _END = re.compile(r"end|eo[stmd](?![a-z])|</s>", re.IGNORECASE)
 _NAMED = 5  # tokens that an error names
+# the byte 0xFF, as vocabularies with byte fallback and those of bytes write it
+_NO_TEXT = ("<0xFF>", "ÿ")
 
 
 def training_tokens(
@@ -55,7 +57,7 @@ def training_tokens(
     Raises:
         ConfigError: the recipe's pad is not in the vocabulary or ends turns, or no token is free.
     """
-    special = special_tokens(tokenizer, end_token=end_token)
+    special = special_tokens(tokenizer, end_token=end_token, template=template)
     vocabulary = tokenizer.get_vocab()
     pad = pad_token or tokenizer.pad_token
     free = partial(free_tokens, tokenizer, template, {*special.stop_ids, *stops})
@@ -66,7 +68,7 @@ def training_tokens(
             raise ConfigError(
                 f"{_why_not(tokenizer)}, and this tokenizer has no special token that is used "
                 f"nowhere: set {key} to a token of its vocabulary that neither your data nor the "
-                "chat template holds"
+                f"chat template holds{_of_no_text(vocabulary, key)}"
             )
     pad = str(pad)
     if pad not in vocabulary:
@@ -86,6 +88,14 @@ def _why_not(tokenizer: PreTrainedTokenizerBase) -> str:
     if tokenizer.pad_token is None:
         return "the tokenizer has no pad token"
     return f"pad and end of turn are both {str(tokenizer.pad_token)!r}"
+
+
+def _of_no_text(vocabulary: Collection[str], key: str) -> str:
+    """The pad to type where the vocabulary has one for a byte that stands in no UTF-8 text."""
+    for token in _NO_TEXT:
+        if token in vocabulary:
+            return f", such as that of the byte 0xFF, which no text has: {key}='{token}'"
+    return ""
 
 
 def describe_choice(before: Any, special: SpecialTokens) -> str | None:

@@ -5,7 +5,6 @@ ends turns with a special token; others are refused.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 from posttrain.chat import ChatTemplate, parse_completion, render
 from posttrain.chat.masks import refuse_framing
 from posttrain.chat.parse import CLOSING
-from posttrain.chat.profile import framing_tokens
+from posttrain.chat.profile import framing_tokens, turn_ends
 from posttrain.chat.reasoning import CLOSE, OPEN
 from posttrain.errors import ConfigError, RenderError
 from posttrain.records import Message, ToolCall, message_to_template, tools_to_template
@@ -271,8 +270,8 @@ class TurnFormat:
     """
 
     def __init__(self, template: ChatTemplate, encoder: Encoder, stop_ids: Sequence[int]) -> None:
-        end = _end_token(template)
-        stops = {} if end is None else {encoder.encode([end])[0][0]: end}
+        ends = turn_ends(template)
+        stops = {encoder.encode([end])[0][0]: end for end in ends[:1]}
         stops |= {i: encoder.decode([i]) for i in stop_ids}
         if not stops:
             raise ConfigError(
@@ -316,20 +315,11 @@ class TurnFormat:
         return layout.text[max(ends) :]
 
 
-def _end_token(template: ChatTemplate) -> str | None:
-    """The first special token behind an assistant's words."""
-    text = _answered(template, Message("assistant", _ANSWER), thinking=False)
-    behind = text.rindex(_ANSWER) + len(_ANSWER) if _ANSWER in text else len(text)
-    longest_first = sorted(template.special_tokens, key=len, reverse=True)
-    match = re.search("|".join(map(re.escape, longest_first)) or "(?!)", text[behind:])
-    return match[0] if match else None
-
-
 def _closing(template: ChatTemplate) -> str | None:
+    messages = (Message("user", _QUESTION), Message("assistant", _ANSWER, reasoning=_TRACE))
     try:
-        message = Message("assistant", _ANSWER, reasoning=_TRACE)
-        text = _answered(template, message, thinking=True)
-    except ConfigError:
+        text = template.text([message_to_template(m) for m in messages], enable_thinking=True)
+    except RenderError:
         return None
     closing, answered, _ = text.partition(_TRACE)[2].partition(_ANSWER)
     return closing if answered and CLOSE in closing else None
@@ -347,11 +337,3 @@ def _writes_results(template: ChatTemplate) -> bool:
         return _RESULT in template.text([message_to_template(m) for m in messages])
     except RenderError:
         return True  # such conversations are refused one by one, each with its reason
-
-
-def _answered(template: ChatTemplate, message: Message, *, thinking: bool) -> str:
-    rows = [message_to_template(m) for m in (Message("user", _QUESTION), message)]
-    try:
-        return template.text(rows, enable_thinking=thinking)
-    except RenderError as error:
-        raise ConfigError(f"{template.name} cannot write a plain answer: {error}") from error

@@ -22,6 +22,8 @@ import transformers
 from pydantic_core import from_json
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from posttrain.chat.profile import turn_ends
+from posttrain.chat.template import ChatTemplate
 from posttrain.config.sft import ModelConfig
 from posttrain.errors import ConfigError, DataError
 from posttrain.tokens.tiktoken.encoder import TiktokenEncoder, disagreement, probe_texts
@@ -110,12 +112,17 @@ def largest_id(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def special_tokens(
-    tokenizer: PreTrainedTokenizerBase, *, end_token: str | None = None
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    end_token: str | None = None,
+    template: ChatTemplate | None = None,
 ) -> SpecialTokens:
     """The end of a turn, what generation stops at, and the pad as it is: it may be the end.
 
     Args:
         end_token: closes a turn; None takes `<|im_end|>` where the vocabulary has it, else eos.
+        template: the chat template that is rendered with; where it closes turns otherwise, as
+            Gemma's does, whose eos ends documents, its own token is taken.
 
     Raises:
         ConfigError: no token closes a turn, or `end_token` is not in the vocabulary.
@@ -123,6 +130,9 @@ def special_tokens(
     vocabulary = tokenizer.get_vocab()
     eos = None if tokenizer.eos_token is None else str(tokenizer.eos_token)
     end = end_token or (TURN_END if TURN_END in vocabulary else eos)
+    if end_token is None and template is not None:
+        ends = [token for token in turn_ends(template) if token in vocabulary]
+        end = end if end in ends or not ends else ends[0]
     if end is None:
         raise ConfigError(
             f"the tokenizer {tokenizer.name_or_path!r} has no token that ends a turn: neither "

@@ -14,7 +14,7 @@ from posttrain.errors import ConfigError
 from posttrain.models.chat_template import renderer_of
 from posttrain.models.load import load_model
 from posttrain.models.pad import describe_choice, free_tokens, training_tokens
-from posttrain.tokens.tokenizer import special_ids, special_tokens
+from posttrain.tokens.tokenizer import load_tokenizer, special_ids, special_tokens
 from tests.sampling.small_models import byte_tokenizer, small_model
 
 END, START = "<|im_end|>", "<|im_start|>"
@@ -82,6 +82,36 @@ def test_what_template_stops_and_data_use_is_never_chosen():
         ConfigError, match="no special token that is used nowhere: set pad_token to"
     ):
         chosen(tokenizer_with(), in_data=lambda text, number: True)
+
+
+def test_the_end_is_what_the_template_writes():
+    """Gemma's eos ends documents; its template ends turns otherwise."""
+    tokenizer = byte_tokenizer(("<eos>", "<turn>", "<pad>"), pad="<pad>")
+    tokenizer.eos_token = "<eos>"
+    source = CHATML.replace("<|im_end|>", "<turn>").replace("<|im_start|>", "")
+    template = ChatTemplate(source, name="test", special_tokens=("<eos>", "<turn>", "<pad>"))
+    special = special_tokens(tokenizer, template=template)
+    ids = special_ids(tokenizer)
+    assert (special.end_token, special.stop_ids) == ("<turn>", (ids["<eos>"], ids["<turn>"]))
+    # an eos that is written, if behind another token, stays
+    both = ChatTemplate(
+        source.replace("<turn>", "<turn><eos>"), name="both", special_tokens=("<eos>", "<turn>")
+    )
+    assert special_tokens(tokenizer, template=both).end_token == "<eos>"
+
+
+def test_a_vocabulary_without_a_free_token_gets_an_override_that_works(tmp_path):
+    """GPT-2 has one special token."""
+    tokenizer = byte_tokenizer((END,), pad=None)
+    tokenizer.eos_token = tokenizer.bos_token = END
+    with pytest.raises(ConfigError, match=r"tokenizer\.pad_token='(.)'$") as refused:
+        chosen(tokenizer, key="tokenizer.pad_token")
+    pad = str(refused.value).rpartition("=")[2].strip("'")
+    assert chosen(tokenizer, pad_token=pad) == pad
+    ids = tokenizer(["naïve ÿ", "漢字 🙂"], add_special_tokens=False)["input_ids"]
+    assert all(tokenizer.pad_token_id not in row for row in ids)
+    tokenizer.save_pretrained(tmp_path)
+    assert load_tokenizer(tmp_path).pad_token_id == tokenizer.pad_token_id
 
 
 def test_a_pad_of_its_own_stays():

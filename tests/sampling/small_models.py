@@ -40,13 +40,15 @@ def small_model(name: str, *, vocabulary: int = 256, spread: float = 0.1) -> Pre
     return build_model({**CONFIGS[name], **sizes, "initializer_range": spread}).eval()
 
 
-def byte_tokenizer(extra: Sequence[str] = (*CHAT_TOKENS, *HEADERS)) -> PreTrainedTokenizerFast:
+def byte_tokenizer(
+    extra: Sequence[str] = (*CHAT_TOKENS, *HEADERS), *, pad: str | None = "<|pad|>"
+) -> PreTrainedTokenizerFast:
     """A token a byte, and special tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     raw = Tokenizer(models.BPE(vocab={c: k for k, c in enumerate(alphabet)}, merges=[]))
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="<|pad|>")  # noqa: S106
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, pad_token=pad)
     tokenizer.add_special_tokens({"additional_special_tokens": list(extra)})
     return tokenizer
 

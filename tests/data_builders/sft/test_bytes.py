@@ -61,6 +61,15 @@ def test_parts_and_workers_change_nothing(world, tmp_path, overrides):
     check_same(tmp_path / "out", world)
 
 
+def test_workers_know_templates_by_name(tmp_path):
+    source = source_of(tmp_path, plain_rows(30))
+    tokenizer = {"path": str(write_tokenizer(tmp_path / "tokenizer")), "chat_template": "hermes"}
+    recipe = write_recipe(tmp_path, sources=[source], tokenizer=tokenizer)
+    build(recipe, f"out={tmp_path / 'one'}")
+    build(recipe, f"out={tmp_path / 'two'}", "part_bytes=2000", "workers=2")
+    assert shard_bytes(tmp_path / "one") == shard_bytes(tmp_path / "two")
+
+
 def test_a_ray_pipeline_gives_the_same_bytes(world, tmp_path):
     """On a Ray that is started here, with one actor, and ended with the build."""
     ray = pytest.importorskip("ray", reason="the extra ray is not installed")
