@@ -1,4 +1,6 @@
 """The planned curriculum: pass rate drawn against target with endless and short pools; its time.
+Then 500 prompts in each of 8 buckets, 50 steps of 64: the mean by fifths of the run, and the
+prompts that never passed; and the spread of a domain with one or two places a step.
 
 python benchmarks/curriculum_plan.py
 """
@@ -59,6 +61,28 @@ def report(name: str, plan: list[list[Draw]], seconds: float) -> None:
     )
 
 
+def small() -> None:
+    means = {"mean_start": START, "mean_end": END, "sigma": SIGMA}
+    short = {"m": {f"{k}-{i}": k for k in range(8) for i in range(500)}}
+    plan = plan_curriculum(short, n=8, steps=50, batch=64, ratios={"m": 1}, seed=0, **means)
+    fifths = [
+        f"{statistics.fmean(draw.bucket / 8 for draws in plan[at : at + 10] for draw in draws):.2f}"
+        for at in range(0, 50, 10)
+    ]
+    hopeless = sum(draw.bucket == 0 for draws in plan for draw in draws)
+    print(f"500 a bucket, 50 x 64: mean {' → '.join(fifths)}, {hopeless} that never passed")
+    shares = gaussian_targets(0.5, sigma=SIGMA, n=8)
+    mean = sum(share * k / 8 for k, share in enumerate(shares))
+    spread = sum(share * (k / 8 - mean) ** 2 for k, share in enumerate(shares)) ** 0.5
+    for batch in (1, 2):
+        plan = plan_curriculum(
+            short, n=8, steps=200, batch=batch, ratios={"m": 1}, seed=0,
+            mean_start=0.5, mean_end=0.5, sigma=SIGMA,
+        )  # fmt: skip
+        drawn = statistics.pstdev(draw.bucket / 8 for draws in plan for draw in draws)
+        print(f"{batch} place(s) a step: deviation drawn {drawn:.3f}, of the target {spread:.3f}")
+
+
 def main() -> None:
     shape = {"n": N, "steps": STEPS, "batch": BATCH, "ratios": RATIOS, "seed": 0}
     means = {"mean_start": START, "mean_end": END, "sigma": SIGMA}
@@ -71,6 +95,7 @@ def main() -> None:
         started = time.perf_counter()
         plan = plan_curriculum(made, **shape, **means)  # pyright: ignore[reportArgumentType]  # keyword groups
         report(name, plan, time.perf_counter() - started)
+    small()
     started = time.perf_counter()
     plan = plan_random(made, **shape)  # pyright: ignore[reportArgumentType]  # keyword groups
     print(f"random, the same: {time.perf_counter() - started:.1f} s, {len(plan)} steps")

@@ -8,22 +8,31 @@
 
 The paper (arXiv 2512.20848, section 3.2.2) fixes the share of each domain in every batch, and in
 each domain a Gaussian over pass rates whose mean falls linearly with the step; Llama-Nemotron
-(arXiv 2505.00949, section 5.1) fills what a bucket lacks from the largest remaining pools. Ours:
-one mean and one sigma for all domains, rounding by largest remainder, drawing without replacement,
-a missing prompt at a time from the pool that is largest then.
+(arXiv 2505.00949, section 5.1) allocates by the prompts that each pass rate has. Ours: one mean and
+one sigma for all domains; domains rounded by largest remainder, buckets with the remainder carried
+to the next step; a bucket with too few prompts gives every step the same part of what it wants, and
+what is then missing comes from the bucket nearest to the step's mean (theirs: from the largest
+pool, which is often the one of hopeless prompts).
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 Pools = Mapping[str, Mapping[str, int]]
 Reason = Literal["target", "leftover", "random", "refill", "easy", "normal", "hard"]
 _DIGITS = 9  # shares that differ by less are rounding errors of equal ones
+# of proportional fitting: the weight of a bucket that the target leaves out, rounds, and the change
+# of a factor that ends it
+_REACH, _ROUNDS, _CLOSE = 1e-100, 2000, 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +127,8 @@ def plan_curriculum(
 ) -> list[list[Draw]]:
     """The prompts of every step, in a random order inside each; the same for any order of input.
 
-    No prompt comes twice before all of its domain have come once; then a new pass begins.
+    No prompt comes more often than it must in a domain of so many prompts, nor a second time before
+    all of its bucket have come once.
 
     Args:
         pools: domain → prompt id → passes out of n.
@@ -161,82 +171,216 @@ def plan_shares(
         raise ValueError(
             f"domain {unlike[0]!r} has only one of ratio and prompts; a ratio of 0 leaves it out"
         )
-    domains = [_Domain(name, pools[name], n=n, seed=seed) for name in counts if ratios[name] > 0]
-    plan: list[list[Draw]] = []
-    for step, own in enumerate(shares):
-        draws = [draw for one in domains for draw in one.draw(counts[one.name], own)]
-        random.Random(f"{seed}/batch/{step}").shuffle(draws)
-        plan.append(draws)
-    return plan
+    steps = len(shares)
+    drawn: list[list[Draw]] = [[] for _ in shares]
+    for name, count in counts.items():
+        if ratios[name] > 0:
+            domain = _Domain(name, pools[name], n=n, seed=seed)
+            for step, draws in enumerate(domain.draw(count, shares)):
+                drawn[step] += draws
+    for step in range(steps):
+        random.Random(f"{seed}/batch/{step}").shuffle(drawn[step])
+    return drawn
 
 
 class _Domain:
-    """The prompts of one domain that have not come in this pass, by bucket."""
+    """The prompts of one domain with a pass rate below 1, by bucket."""
 
     def __init__(self, name: str, passes: Mapping[str, int], *, n: int, seed: int) -> None:
-        self.name, self._seed, self._pass = name, seed, 0
-        self._all: list[list[str]] = [[] for _ in range(n)]
-        for prompt_id, count in passes.items():
+        self.name, self._seed = name, seed
+        self._buckets: list[list[str]] = [[] for _ in range(n)]
+        for prompt_id, count in sorted(passes.items()):
             if not 0 <= count <= n or count != int(count):
                 raise ValueError(f"prompt {prompt_id!r} of {name!r}: {count} passes out of {n}")
             if count < n:
-                self._all[int(count)].append(prompt_id)
-        self.size = sum(map(len, self._all))
-        if not self.size:
+                self._buckets[int(count)].append(prompt_id)
+        self._passes = passes
+        self._sizes = [len(bucket) for bucket in self._buckets]
+        self._size = sum(self._sizes)
+        if not self._size:
             raise ValueError(f"domain {name!r} has a ratio, but no prompt with a pass rate below 1")
-        for prompts in self._all:
-            prompts.sort()
-        self._left: list[list[str]] = [[] for _ in range(n)]
 
-    def draw(self, count: int, shares: Sequence[float] | None) -> list[Draw]:
-        """The domain's part of a batch; `shares` of the buckets, None for any."""
-        draws: list[Draw] = []
-        held: list[list[str]] = [[] for _ in self._left]
-        while len(draws) < count:
-            if not any(self._left):
-                self._left, held = held, [[] for _ in self._left]
-            if not any(self._left):
-                held = self._new_pass({draw.prompt_id for draw in draws})
-            missing = count - len(draws)
-            draws += self._random(missing) if shares is None else self._by_target(missing, shares)
-        for left, back in zip(self._left, held, strict=True):
-            left[:0] = back
-        return draws
+    def draw(self, count: int, shares: Sequence[Sequence[float] | None]) -> list[list[Draw]]:
+        """The domain's part of every batch, by each step's shares of the buckets; None: any."""
+        targets = [own for own in shares if own is not None]
+        if len(targets) < len(shares):
+            return self._any(count, steps=len(shares))
+        turns = [
+            _Turns(prompts, f"{self._seed}/{self.name}/{bucket}")
+            for bucket, prompts in enumerate(self._buckets)
+        ]
+        plan: list[list[Draw]] = []
+        for parts in self._allocated(count, targets):
+            taken: set[str] = set()
+            draws: list[Draw] = []
+            for bucket, (aimed_at, leftover) in enumerate(parts):
+                for number in range(aimed_at + leftover):
+                    reason: Reason = "target" if number < aimed_at else "leftover"
+                    draws.append(Draw(turns[bucket].take(taken), self.name, bucket, reason))
+            plan.append(draws)
+        return plan
 
-    def _new_pass(self, drawn: set[str]) -> list[list[str]]:
-        """Begin again; returns, by bucket, what has come in this very batch and waits for the next,
-        except in a batch larger than the domain, which has to repeat prompts."""
-        held: list[list[str]] = [[] for _ in self._all]
-        for bucket, prompts in enumerate(self._all):
-            order = prompts.copy()
-            random.Random(f"{self._seed}/{self.name}/{self._pass}/{bucket}").shuffle(order)
-            if len(drawn) < self.size:
-                held[bucket] = [name for name in order if name in drawn]
-                order = [name for name in order if name not in drawn]
-            self._left[bucket] = order
-        self._pass += 1
-        return held
+    def _any(self, count: int, *, steps: int) -> list[list[Draw]]:
+        """Whatever the bucket, each prompt once before any comes again."""
+        names = [name for bucket in self._buckets for name in bucket]
+        turns = _Turns(names, f"{self._seed}/{self.name}/any")
+        plan: list[list[Draw]] = []
+        for _ in range(steps):
+            taken: set[str] = set()
+            drawn = [turns.take(taken) for _ in range(count)]
+            plan.append([Draw(x, self.name, int(self._passes[x]), "random") for x in drawn])
+        return plan
 
-    def _by_target(self, count: int, shares: Sequence[float]) -> list[Draw]:
-        """By bucket, the hardest first where shares are equal; fewer where the pass ends."""
-        draws: list[Draw] = []
-        for bucket, wanted in enumerate(largest_remainder(shares, count)):
-            present = min(wanted, len(self._left[bucket]))
-            draws += [self._take(bucket, "target") for _ in range(present)]
-        while len(draws) < count and any(self._left):
-            largest = max(range(len(self._left)), key=lambda k: len(self._left[k]))
-            draws.append(self._take(largest, "leftover"))
-        return draws
+    def _allocated(
+        self, count: int, shares: Sequence[Sequence[float]]
+    ) -> list[list[tuple[int, int]]]:
+        """By step and bucket, prompts that the step aims at, and those that it takes because others
+        are missing."""
+        steps, n = len(shares), len(self._sizes)
+        # how often a prompt has to come at most: in the whole run, and in one batch
+        times = -(-steps * count // self._size)
+        times_in_batch = -(-count // self._size)
+        supply = [size * times for size in self._sizes]
+        most = [size * times_in_batch for size in self._sizes]
+        exact = carried_counts(shares, count)
+        fitted = exact
+        if any(map(operator.gt, map(sum, zip(*exact, strict=True)), supply)):
+            fitted = carried_counts(fitted_shares(shares, supply, count), count)
+        taken = [[0] * n for _ in shares]
+        for step, bucket in itertools.product(range(steps), range(n)):
+            number = min(fitted[step][bucket], most[bucket], supply[bucket])
+            taken[step][bucket] = number
+            supply[bucket] -= number
+        missing = [count - sum(row) for row in taken]
+        for step, bucket in self._nearest(shares) if any(missing) else ():
+            number = min(missing[step], supply[bucket], most[bucket] - taken[step][bucket])
+            taken[step][bucket] += number
+            missing[step] -= number
+            supply[bucket] -= number
+        _exchange(missing, taken, most, supply)
+        return [
+            [(min(aim, number), max(number - aim, 0)) for aim, number in zip(*rows, strict=True)]
+            for rows in zip(exact, taken, strict=True)
+        ]
 
-    def _random(self, count: int) -> list[Draw]:
-        """Buckets in proportion to what is left in them."""
-        chance = random.Random(f"{self._seed}/{self.name}/{self._pass}/{sum(map(len, self._left))}")
-        draws: list[Draw] = []
-        while len(draws) < count and any(self._left):
-            sizes = [len(left) for left in self._left]
-            [bucket] = chance.choices(range(len(sizes)), weights=sizes)
-            draws.append(self._take(bucket, "random"))
-        return draws
+    def _nearest(self, shares: Sequence[Sequence[float]]) -> list[tuple[int, int]]:
+        """Every step and bucket, the bucket nearest to its step's mean first; prompts that never
+        passed come last, and of equal distances the easier one first."""
+        pairs: list[tuple[bool, float, int, float, int, int]] = []
+        for step, own in enumerate(shares):
+            n = len(own)
+            mean = math.fsum(share * k / n for k, share in enumerate(own))
+            tie = random.Random(f"{self._seed}/{self.name}/leftover/{step}").random()
+            for bucket in range(n):
+                distance = round(abs(bucket / n - mean), _DIGITS)
+                pairs.append((bucket == 0, distance, -bucket, tie, step, bucket))
+        return [(step, bucket) for *_, step, bucket in sorted(pairs)]
 
-    def _take(self, bucket: int, reason: Reason) -> Draw:
-        return Draw(self._left[bucket].pop(), self.name, bucket, reason)
+
+def _exchange(
+    missing: list[int], taken: list[list[int]], most: Sequence[int], supply: list[int]
+) -> None:
+    """Fill steps that have all they may of every bucket with prompts left: another step takes one
+    of those, and gives up one that this step may still have."""
+    for step in [step for step, number in enumerate(missing) if number]:
+        while missing[step]:
+            other, bucket, given_up = _trade(step, taken, most, supply)
+            taken[other][given_up] -= 1
+            taken[other][bucket] += 1
+            taken[step][given_up] += 1
+            supply[bucket] -= 1
+            missing[step] -= 1
+
+
+def _trade(
+    step: int, taken: Sequence[Sequence[int]], most: Sequence[int], supply: Sequence[int]
+) -> tuple[int, int, int]:
+    """A step, the bucket that it takes a further prompt of, and the one that it gives up."""
+    may_have = [k for k in range(len(most)) if taken[step][k] < most[k]]
+    for bucket in (k for k in range(len(most)) if supply[k]):
+        for other, row in enumerate(taken):
+            if other != step and row[bucket] < most[bucket]:
+                for given_up in may_have:
+                    if row[given_up]:
+                        return other, bucket, given_up
+    raise AssertionError("the supply is enough for all steps")
+
+
+def carried_counts(shares: Sequence[Sequence[float]], count: int) -> list[list[int]]:
+    """Whole numbers by step, `count` in all of each, whose sums over the steps so far stay within
+    about one of the shares' sums: what rounding withholds is owed to the next step."""
+    owed = [0.0] * len(shares[0])
+    rows: list[list[int]] = []
+    for own in shares:
+        whole = math.fsum(own)
+        exact = [
+            round(o + share / whole * count, _DIGITS) for o, share in zip(owed, own, strict=True)
+        ]
+        row = [max(math.floor(value), 0) for value in exact]
+        for _ in range(sum(row) - count):  # others are in debt
+            row[min((k for k in range(len(row)) if row[k]), key=lambda k: exact[k] - row[k])] -= 1
+        for _ in range(count - sum(row)):
+            row[max(range(len(row)), key=lambda k: (exact[k] - row[k], -k))] += 1
+        owed = [value - number for value, number in zip(exact, row, strict=True)]
+        rows.append(row)
+    return rows
+
+
+def fitted_shares(
+    shares: Sequence[Sequence[float]], supply: Sequence[float], count: int
+) -> list[list[float]]:
+    """The shares of every step that are nearest to these (in relative entropy) among those that
+    `supply` is enough for, over all steps: each bucket has one factor, at most 1, for all steps.
+
+    Such shares of Gaussians whose mean falls have a mean that falls, whatever the supply: each step
+    is the same distribution over pass rates but for a factor exp(pass rate · mean / sigma²).
+    Iterative proportional fitting, with supplies as upper bounds.
+    """
+    whole = np.asarray(shares, dtype=np.float64)
+    whole = whole / whole.sum(axis=1, keepdims=True)
+    rates = np.arange(whole.shape[1]) / whole.shape[1]
+    distances = np.abs(rates - (whole @ rates)[:, None])
+    # no bucket is out of reach, and far from a narrow Gaussian the nearest is the likeliest
+    kernel = whole + _REACH * np.exp(-distances * whole.shape[1])
+    bounds = np.asarray(supply, dtype=np.float64)
+    # prompts that never passed teach nothing: more than the target has only where nothing else is
+    bounds[0] = min(
+        bounds[0], max(count * whole[:, 0].sum(), count * len(whole) - bounds[1:].sum())
+    )
+    factors = (bounds > 0).astype(np.float64)
+    for _ in range(_ROUNDS):
+        rows = count / (kernel @ factors)
+        updated = np.minimum(1.0, bounds / (rows @ kernel))
+        done = np.abs(updated - factors).max() <= _CLOSE * factors.max()
+        factors = updated / updated.max()
+        if done:
+            break
+    fitted = kernel * factors
+    return (fitted / fitted.sum(axis=1, keepdims=True)).tolist()
+
+
+class _Turns:
+    """Prompts in a keyed order: each comes once, then all again in another order."""
+
+    def __init__(self, names: Sequence[str], key: str) -> None:
+        self._names, self._key, self._round = names, key, 0
+        self._left: list[str] = []
+
+    def take(self, taken: set[str]) -> str:
+        """The next prompt that is not `taken`, to which it is added. Only where all are, in a batch
+        larger than the domain, a prompt comes twice."""
+        free = self._last_free(taken)
+        if free is None:
+            order = list(self._names)
+            random.Random(f"{self._key}/{self._round}").shuffle(order)
+            self._round += 1
+            # what is left of the round before, and has come in this very batch, waits at its end
+            self._left = [*order, *self._left]
+            free = self._last_free(taken)
+        name = self._left.pop(len(self._left) - 1 if free is None else free)
+        taken.add(name)
+        return name
+
+    def _last_free(self, taken: set[str]) -> int | None:
+        places = range(len(self._left) - 1, -1, -1)
+        return next((place for place in places if self._left[place] not in taken), None)

@@ -37,6 +37,8 @@ from posttrain.training.rl.curriculum import (
 
 DRAWS = "draws.jsonl"
 POOLS: tuple[Reason, ...] = ("hard", "normal", "easy")
+# pass rates: a target that changes by less is flat, a mean that is farther off is pointed out
+_FLAT, _OFF_TARGET = 0.02, 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +252,7 @@ class PromptDraws:
     def lines(self) -> Iterator[tuple[str, str]]:
         """A line a domain for the run's plan."""
         drawn = _by_domain([draw for draws in self._planned for draw in draws])
-        begin, end = _by_domain(self._planned[0]), _by_domain(self._planned[-1])
+        begin = _by_domain(self._planned[0])
         for domain, own in drawn.items():
             text = f"{domain}: {len(begin[domain])} prompts a step "
             if self._config is not None:
@@ -260,10 +262,35 @@ class PromptDraws:
                 times = Counter(draw.prompt_id for draw in own)
                 text += (
                     f"of {len(times):,} different, each at most {max(times.values())} time(s); "
-                    f"pass rate drawn {self._rate(begin[domain]):.2f} → "
-                    f"{self._rate(end[domain]):.2f}, {_leftovers(own):.0%} of them leftovers"
+                    f"{self._course(domain)}, {_leftovers(own):.0%} of them leftovers"
                 )
             yield "curriculum", text
+
+    def _course(self, domain: str) -> str:
+        """Pass rates drawn in the first and the last third of the steps, beside those aimed at, and
+        where the profile's prompts do not allow them."""
+        third = max(len(self._planned) // 3, 1)
+        drawn = [
+            statistics.fmean(self._rate(_by_domain(draws)[domain]) for draws in part)
+            for part in (self._planned[:third], self._planned[-third:])
+        ]
+        text = f"pass rate drawn {drawn[0]:.2f} → {drawn[1]:.2f}"
+        targets = [target for target in self._targets if target is not None]
+        if not targets:
+            return text
+        aimed_at = [statistics.fmean(targets[:third]), statistics.fmean(targets[-third:])]
+        text += f" for a target of {aimed_at[0]:.2f} → {aimed_at[1]:.2f}"
+        fall, aim = drawn[0] - drawn[1], aimed_at[0] - aimed_at[1]
+        if len(self._planned) > 1 and abs(aim) > _FLAT and fall * aim <= 0:
+            change = "fall" if aim > 0 else "rise"
+            text += f" (it cannot {change}: the profile has too few prompts of other pass rates)"
+            return text
+        off = [mean - target for mean, target in zip(drawn, aimed_at, strict=True)]
+        worst = max(off, key=abs)
+        if abs(worst) > _OFF_TARGET:
+            kind = "easier" if worst < 0 else "harder"
+            text += f" ({worst:+.2f} off: the profile has too few {kind} prompts)"
+        return text
 
     def stats(self) -> dict[str, Any]:
         """For the manifest, at the run's end."""

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from data_builders.prompts.profile import read_profile
+from posttrain.config.load import load_recipe
+from posttrain.config.rlvr import RlvrConfig
 from posttrain.errors import ConfigError, DataError, TrainingError
 from posttrain.group_rewards import Failure, Group
 from posttrain.records import FailureKind, Score
@@ -19,6 +21,7 @@ from posttrain.report import html
 from posttrain.report.write import write_report
 from posttrain.rollouts import Completion, Prompt
 from posttrain.runs import read_artifact
+from posttrain.training.rl.draws import PromptDraws
 from reward.rlvr import Domain, RoutedReward
 from tests.training.forks import Ended
 from tests.training.methods import script
@@ -207,6 +210,27 @@ def test_plans_that_cannot_be_are_refused(root: Path, tmp_path: Path, key: str, 
             ["--config", str(root / "rlvr.yaml"), f"out={tmp_path / 'out'}",
              *(key.split() if key.startswith("max") else [key])]
         )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ([0, 40, 40, 40, 40, 40, 40, 40], ""),
+        ([0, 90, 80, 40, 10, 0, 0, 0], "off: the profile has too few easier prompts)"),
+        ([0, 10, 10, 10, 10, 10, 10, 200], "off: the profile has too few harder prompts)"),
+        ([0, 0, 0, 200, 0, 0, 0, 0], "it cannot fall: the profile has too few prompts of other"),
+    ],
+)
+def test_the_plan_says_where_the_mean_is_off_or_cannot_fall(
+    root: Path, tmp_path: Path, sizes: list[int], said: str
+):
+    keys = ["domains={m: {ratio: 1.0}}", f"out={tmp_path}", "prompts_per_step=8"]
+    recipe = load_recipe(root / "rlvr.yaml", RlvrConfig, keys)
+    pools = {"m": {f"{k}-{i}": k for k, size in enumerate(sizes) for i in range(size)}}
+    [(_, line)] = PromptDraws(recipe, pools, n=8, steps=12).lines()
+    assert said in line
+    assert " for a target of 0.6" in line
+    assert bool(said) == ("profile has" in line)
 
 
 def test_a_domain_whose_prompts_are_all_dropped_is_refused(root: Path):
