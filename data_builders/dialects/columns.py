@@ -31,14 +31,21 @@ MEDIA_KEYS = (
 _MEDIA = frozenset(MEDIA_KEYS)
 Kind = Literal["mask", "reasoning", "calls", "system", "tools"]
 _KINDS: dict[Kind, re.Pattern[str]] = {
-    # at the start of a word, so that neither `constraint` nor `glossary` is a mask
+    # at the start of a word, so that neither `constraint` nor `glossary` is a mask; words that are
+    # said of much else (`skip_special_tokens`) only beside what a loss is taken over
     "mask": re.compile(
-        r"(?:^|[^a-z])(?:un|non)?(?:loss|mask|train|supervis|weight|backprop|ignore|skip|exclud|learn)"
+        r"(?:^|[^a-z])(?:un|non)?(?:loss|mask|train|supervis|weight|backprop)"
+        r"|^(?:is_|to_|should_)?(?:ignor|skip|exclud|learn)[a-z]*(?:_(?:from|in|on|for|the|this|loss"
+        r"|losses|train[a-z]*|grad[a-z]*|turns?|messages?|labels?|tokens?|steps?|roles?|prompt"
+        r"|history|answers?|responses?|assistant|user))*$"
         r"|^labels$|^is_target$|^no_?grad$|^context_only$|(?:^|_)last_[a-z]+_only$"
     ),
     "reasoning": re.compile(
-        r"(?:^|_)(?:reasoning|think(?:ing)?|thoughts?|rationale|chain_of_thought|cot|scratchpad|reflection)"
-        r"(?:_|$)|^analysis$"
+        r"(?:^|_)(?:reasoning|think(?:ing)?|thoughts?|rationale|chain_of_thought|cot|scratch_?pad"
+        r"|reflection|monologue|deliberation)(?:_|$)|^analysis$"
+        # the same in the languages of much public data
+        r"|思考|思维|思維|推理|推論|생각|추론|рассужд|размышл|تفكير|استدلال|begr(?:ü|ue)ndung|gedanken"
+        r"|raisonnement|razonamiento|ragionamento|racioc[ií]nio|การให้เหตุผล"
     ),
     "calls": re.compile(r"(?:^|_)(?:tool|function)s?_?(?:calls?|uses?)(?:_|$)"),
     "system": re.compile(
@@ -46,6 +53,8 @@ _KINDS: dict[Kind, re.Pattern[str]] = {
     ),
     "tools": re.compile(r"(?:^|_)(?:tool|function|plugin|api)s?(?:_|$)"),
 }
+# whether a row was part of some training set is no mask
+_MEMBER = re.compile(r"(?:^|_)in_(?:[a-z0-9]+_)*train(?:ing|ed)?(?:_(?:set|split|data))?$")
 _SCHEMA = re.compile(r'"(?:parameters|input_?[sS]chema|function|functionDeclarations)"')
 _CALL = re.compile(
     r'"(?:arguments|args|functionCall|function_call|tool_?calls?|toolName|tool_name|tool_input)"'
@@ -57,6 +66,21 @@ _UNSPACED = re.compile(
 )
 _SWITCH_UNSPACED = 4  # characters of a switch in such a script (思考模式), ours
 _SWITCH = 40  # characters of a name or a switch in any other, ours
+# keys of a message that hold a part of what was asked, however short
+_ASKED_IN_MESSAGE = frozenset(
+    {"context", "contexts", "input", "question", "query", "document", "documents", "passage",
+     "passages", "instruction", "quote", "reply_to"}
+)  # fmt: skip
+_MIME_KEYS = ("mime_type", "media_type", "content_type", "mimeType", "mediaType", "contentType")
+# why a model stopped, where its answer is not at its end
+_STOP_KEYS = frozenset(
+    {"finish_reason", "stop_reason", "done_reason", "finishReason", "stopReason", "status"}
+)
+_CUT = frozenset(
+    {"length", "max_tokens", "max_output_tokens", "max_length", "model_length", "incomplete",
+     "truncated", "token_limit", "model_context_window_exceeded"}
+)  # fmt: skip
+_CUT_FLAGS = frozenset({"truncated", "is_truncated", "was_truncated"})
 _SHORT_PROSE = 60  # characters of a remark under a key that is not read, ours
 _LONG_WORD = 300  # an address or a digest is one long word, ours
 
@@ -64,8 +88,15 @@ _LONG_WORD = 300  # an address or a digest is one long word, ours
 @functools.lru_cache(maxsize=4096)  # few keys, looked up in every row and message
 def kind_of(key: str) -> Kind | None:
     """What a key speaks of, by its name."""
-    snake = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", key).lower()
-    return next((kind for kind, pattern in _KINDS.items() if pattern.search(snake)), None)
+    plain = key.lower()
+    # `CoT` is one word, `lossMask` are two
+    names = {plain, re.sub(r"(?<=[a-z])(?=[A-Z])", "_", key).lower()}
+    if any(_MEMBER.search(name) for name in names):
+        return None
+    for kind, pattern in _KINDS.items():
+        if any(pattern.search(name) for name in names):
+            return kind
+    return None
 
 
 def refuse_media(item: Mapping[str, Any], where: str = "") -> None:
@@ -83,12 +114,16 @@ def refuse_lost_in_message(
     Raises:
         RowProblem: `malformed_message`, a trace, calls or more than a remark under such a key.
     """
-    if raw.keys() <= _READ_IN_MESSAGE:
+    if raw.keys() <= _READ_IN_MESSAGE and (message.role == "tool" or not raw.get("name")):
         return {}
     unread: dict[str, Any] = {}
     mapped = (reading.role, reading.content, reading.reasoning)
     for key, value in raw.items():
-        if key in _READ_IN_MESSAGE or key in mapped or value in (None, "", [], {}):
+        if key in mapped or value in (None, "", [], {}):
+            continue
+        if key == "name" and message.role != "tool":  # who of several users or experts speaks
+            unread[key] = value
+        if key in _READ_IN_MESSAGE:
             continue
         if key in reading.ignored:
             continue
@@ -100,7 +135,11 @@ def refuse_lost_in_message(
         elif kind == "calls":
             lost = speaks(value) and not message.tool_calls
         else:
-            lost = _is_content(value)
+            lost = speaks(value) if key in _ASKED_IN_MESSAGE else _is_content(value)
+        if reading.trains and message.role == "assistant" and message.trained:
+            refuse_cut(key, value, f"{at}.{key:.80}")
+        if _attaches(value):
+            raise RowProblem("unsupported_content", f"{at}.{key:.80}", "a file; text only")
         if lost and not _repeats(value, message):
             what = f"{kind or 'a key'} that is not read: {value!r:.60}; ignored_keys leaves it out"
             raise RowProblem("malformed_message", f"{at}.{key:.80}", what)
@@ -137,6 +176,8 @@ def refuse_lost(
     """
     for key, value in unread.items():
         kind = kind_of(key)
+        if reading.trains:
+            refuse_cut(key, value, key)
         if key == "documents":  # templates take them as an argument of their own
             lost = isinstance(value, list)
         elif key == TEMPLATE_ARGUMENTS:
@@ -152,6 +193,35 @@ def refuse_lost(
         if lost:
             what = f"not read, and it would be lost: {value!r:.60}; map it under fields, or name it"
             raise RowProblem("unread_column", key, f"{what} under metadata to leave it out")
+
+
+def refuse_cut(key: str, value: Any, where: str) -> None:
+    """Refuse an answer that its own row says was cut off: a model would learn to stop there.
+
+    Looks into objects, such as a response's metadata, and into lists of choices.
+    """
+    if isinstance(value, Mapping):
+        for inner, nested in value.items():
+            refuse_cut(inner, nested, f"{where}.{inner:.80}")
+    elif isinstance(value, list) and key == "choices":
+        for index, choice in enumerate(value):
+            refuse_cut("", choice, f"{where}[{index}]")
+    elif isinstance(value, str):
+        if key in _STOP_KEYS and value.lower() in _CUT:
+            raise RowProblem("truncated_answer", where, f"{value!r}: the answer was cut off")
+    elif key in _CUT_FLAGS and value is True:
+        raise RowProblem("truncated_answer", where, "the answer was cut off")
+
+
+def _attaches(value: Any) -> bool:
+    """Whether a value under a key that is not read holds a file, by its type and its place."""
+    if isinstance(value, list):
+        return any(_attaches(item) for item in value if isinstance(item, Mapping))
+    if not isinstance(value, Mapping):
+        return False
+    return any(key in value for key in _MIME_KEYS) and any(
+        value.get(key) for key in ("url", "data", "path", "bytes", "base64", "file_id")
+    )
 
 
 def _arguments_are_lost(arguments: Mapping[str, Any]) -> bool:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from data_builders.dialects.columns import refuse_media, speaks
 from data_builders.dialects.reading import RowProblem, decoded, encoded
+from posttrain.jsontext import load_json
 from posttrain.records import Role, ToolCall
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _TRACE_PARTS = ("thinking", "reasoning")
 _CALL_PARTS = ("tool_call", "tool_calls", "tool_use")
 _MEDIA = ("image", "audio", "video", "file", "document")
+_PARTS_AS_TEXT = re.compile(r"\s{0,20}\[?\s{0,20}\{\s{0,20}\"(?:type|text|thinking)\"")
 
 
 class Content(NamedTuple):
@@ -39,8 +42,37 @@ def read_content(value: Any, role: Role | str, where: str) -> Content:
     if isinstance(value, list) and (role != "tool" or any(map(_is_text_part, value))):
         return _join(value, where)
     if role == "tool" and not isinstance(value, str) and value is not None:
+        _refuse_media_parts(value, where)
         return Content(encoded(value, "malformed_message", where))
-    return Content(read_text(value, where))
+    text = read_text(value, where)
+    if role != "tool" and _PARTS_AS_TEXT.match(text):
+        _refuse_parts_as_text(text, where)
+    return Content(text)
+
+
+def _refuse_media_parts(value: Any, where: str) -> None:
+    """Refuse a tool's result with pictures or sound: as JSON text it would be their bytes."""
+    for index, part in enumerate(value if isinstance(value, list) else ()):
+        if not isinstance(part, Mapping):
+            continue
+        kind = part.get("type")
+        is_media = isinstance(kind, str) and any(word in kind for word in _MEDIA)
+        if is_media and any(part.get(key) for key in ("source", "data", kind)):
+            at = f"{where}[{index}]"
+            raise RowProblem("unsupported_content", at, f"a part of type {kind!r:.40}")
+
+
+def _refuse_parts_as_text(text: str, where: str) -> None:
+    """Refuse a text that is the JSON of content parts: trained as it stands, it would be JSON."""
+    try:
+        value = load_json(text)
+    except ValueError:
+        return
+    parts = value if isinstance(value, list) else [value]
+    known = (*_TEXT_PARTS, *_TRACE_PARTS, *_CALL_PARTS)
+    if parts and all(isinstance(p, Mapping) and p.get("type") in known for p in parts):
+        what = "the JSON text of content parts: store them as a list"
+        raise RowProblem("malformed_message", where, what)
 
 
 def read_text(value: Any, where: str) -> str:

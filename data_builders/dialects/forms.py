@@ -135,7 +135,7 @@ def _from_responses(
             yield start, f"{where}[{start}]", turn
             turn = {}
         if role != "assistant":
-            yield index, at, _rest(item, "type", "id", "status")
+            yield index, at, _responses_message(item)
             continue
         if not turn:
             start = index
@@ -155,8 +155,16 @@ def _responses_turn(
         call = _call(item.get("name"), item.get("arguments"), item.get("call_id", item.get("id")))
         return {"role": "assistant", "tool_calls": [*turn.get("tool_calls", ()), call]}
     if kind == "message":
-        return _rest(item, "type", "id", "status")
+        return _responses_message(item)
     raise RowProblem("malformed_message", at, f"an item of type {kind!r:.80} that is not read")
+
+
+def _responses_message(item: RawMessage) -> dict[str, Any]:
+    """A message's own keys; its status where that says more than that it ended."""
+    message = _rest(item, "type", "id")
+    if message.get("status") == "completed":
+        del message["status"]
+    return message
 
 
 def _responses_trace(item: RawMessage, at: str) -> str:

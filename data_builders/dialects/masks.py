@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,11 +26,25 @@ _MESSAGE_WEIGHTS = frozenset(
 _ON_PROMPT = frozenset({"train_on_input", "train_on_inputs", "train_on_prompt", "train_on_prompts"})
 _PROMPT_ROLES = ("user", "human", "system")  # NeMo's rows name the role to mask
 _WORDS = {"true": True, "false": False, "1": 1, "1.0": 1, "0": 0, "0.0": 0}
+# what a text under a name with `train` says where it is a mask; others are names of data sets
+_SWITCH_WORDS = frozenset(
+    {"yes", "no", "on", "off", "all", "none", "last", "first", "full", "final", "assistant", "gpt",
+     "model", "user", "human", "system", "prompt", "completion", "response", "answer", "output"}
+)  # fmt: skip
 # whether the row's answer is a good one (KTO); other texts are classes of the row
-_VERDICT_COLUMNS = ("label", "kto_tag")
-_BAD = frozenset(
-    {"false", "0", "0.0", "rejected", "reject", "bad", "undesirable", "negative", "dispreferred"}
+_VERDICT = re.compile(
+    r"^label$|^kto_tag$|^(?:user_|human_)?(?:feedback|votes?|thumbs?)$"
+    r"|^(?:(?:is|was|answer|response|solution|output|generation|completion|final)_)*"
+    r"(?:correct|safe|valid|verified|accepted|acceptable|approved|desirable)$"
 )
+_BAD = frozenset(
+    {"false", "0", "0.0", "rejected", "reject", "bad", "undesirable", "negative", "dispreferred",
+     "incorrect", "wrong", "unsafe", "invalid", "thumbs_down", "thumbsdown", "thumbs down", "down",
+     "downvote", "dislike", "👎"}
+)  # fmt: skip
+_OVER_TURNS = re.compile(r"mask|turns?|messages?|trainable")
+# a mask inside the JSON text of a column
+_MASK_IN_TEXT = re.compile(r'"\w{0,40}(?:loss|mask|train|weight)\w{0,40}"\s*:')
 # keys of a message whose values have a reading of their own, with masks of their own
 _READ_ELSEWHERE = frozenset({"content", "value", "tool_calls", "function_call"})
 
@@ -126,14 +142,57 @@ def _row_masks_of(row: Row, reading: Reading) -> Iterator[tuple[str, str, Any]]:
         if value is None or value in ("", [], {}) or key in reading.named:
             continue
         if kind_of(key) == "mask":
-            # a row's `learning_goal` in several words is prose
-            if not (isinstance(value, str) and speaks(value) and _listed(value) is None):
+            if not _names_something(key, value):
                 yield key, key, value
-        elif type(value) is dict:
-            for inner, nested in value.items():
-                clear = inner in _TRAINED or inner in _UNTRAINED or inner in _MESSAGE_WEIGHTS
-                if clear and (_trained(inner, nested) is not None or isinstance(nested, list)):
+        elif (inside := _object(value)) is not None:
+            for inner, nested in inside.items():
+                if _is_clear(inner, nested):
                     yield f"{key}.{inner}", inner, nested
+
+
+def _names_something(key: str, value: Any) -> bool:
+    """Whether a text under a name like a mask's is prose (`learning_goal`) or a set's name."""
+    if not isinstance(value, str) or _listed(value) is not None:
+        return False
+    if speaks(value):
+        return True
+    word = value.strip().lower()
+    weak = "loss" not in key.lower() and "mask" not in key.lower() and key not in _TRAINED
+    return weak and word not in _WORDS and _SWITCH_WORDS.isdisjoint(re.split(r"[\W_]+", word))
+
+
+def _object(value: Any) -> Mapping[str, Any] | None:
+    """An object that may hold masks, also as JSON text; `None` for anything else."""
+    if type(value) is dict:
+        return value
+    if isinstance(value, str) and value[:1] == "{" and _MASK_IN_TEXT.search(value):
+        try:
+            decoded = load_json(value)
+        except ValueError:
+            return None
+        return decoded if isinstance(decoded, dict) else None
+    return None
+
+
+def _is_clear(key: str, value: Any) -> bool:
+    """Whether a value inside a column's object is a mask over turns and nothing else."""
+    if not _may_be_clear(key):
+        return False
+    if isinstance(value, list):
+        return bool(value) and all(isinstance(item, int) for item in value)
+    return _trained(key, value) is not None or (
+        (_is_last_only(key) or key in _ON_PROMPT) and isinstance(value, bool)
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _may_be_clear(key: str) -> bool:
+    named = key in _TRAINED or key in _UNTRAINED or key in _MESSAGE_WEIGHTS or key in _ON_PROMPT
+    return (
+        named
+        or _is_last_only(key)
+        or (kind_of(key) == "mask" and _OVER_TURNS.search(key) is not None)
+    )
 
 
 def _message_flags(
@@ -167,7 +226,8 @@ def _message_flags(
 
 
 def _is_last_only(key: str) -> bool:
-    return key == "mask_history" or ("last" in key and "only" in key.split("_"))
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", key).lower().split("_")
+    return key == "mask_history" or ("last" in words and "only" in words)
 
 
 def _last_turn(path: str, roles: Sequence[str | None]) -> list[bool] | None:
@@ -196,10 +256,18 @@ def _listed(value: Any) -> list[bool] | None:
 
 def _refuse_bad_answer(row: Row, reading: Reading) -> None:
     """Refuse a row whose label says that its one answer is a bad one."""
-    for name in _VERDICT_COLUMNS:
-        value = row.get(name)
-        if value is None or name in reading.named or "chosen" in row:
+    if "chosen" in row:
+        return
+    for name, value in row.items():
+        if value is None or not _is_verdict(name) or name in reading.named:
             continue
         if str(value).strip().lower() in _BAD:
             what = f"{value!r}: a bad answer; a recipe that names the column keeps it"
             raise RowProblem("rejected_answer", name, what)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_verdict(name: str) -> bool:
+    """Whether a column says of the row's answer whether it is a good one."""
+    snake = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+    return _VERDICT.search(snake) is not None

@@ -19,12 +19,13 @@ from jsonschema.exceptions import ValidationError
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
+from data_builders.dialects.columns import kind_of
 from data_builders.dialects.reading import is_blank
 from data_builders.rows.raw import Drop
 from posttrain.chat.detect.declared import TYPE_NAMES
 from posttrain.chat.reasoning import has_tags, split_think
 from posttrain.config.filters import StructuralFilters
-from posttrain.jsontext import first_error, schema_error, writable
+from posttrain.jsontext import first_error, load_json, schema_error, writable
 from posttrain.records import Example, Message, Role, ToolCall, json_text
 
 _AFTER = {
@@ -100,15 +101,15 @@ _THINK_PROBLEMS = {  # of `split_think`, with the drop reason
 }  # fmt: skip
 # a tag of any bracket with its name at the start of a text; Harmony and Gemma name a channel behind
 _OPENING_TAG = re.compile(
-    r"\s*(?:<\|?|\[|◁|【|⟨|\{)\s*([\w:.\-]{1,40})(\|?>|\]|▷|】|⟩|\})\s*([a-z]*)"
+    r"\s*(?:<\|?|\[|◁|【|⟨|\{)\s*([\w:.\-]{1,40})(?:\s[^<>]{0,200}?)?(\|?>|\]|▷|】|⟩|\})\s*([a-z]*)"
 )
+_TYPE = re.compile(r"\stype=[\"']?([\w\-]{1,40})")
 _CLOSING_TAG = re.compile(r"(?:</\|?|\[/|◁/|<\|end_)\s*([\w:.\-]{1,40}?)\s*(?:\|?>|\]|▷)")
 _LETTERS = re.compile(r"[^\W\d_]+")
 _TRACE_WORDS = frozenset(
     {
         "think", "thinking", "thought", "thoughts", "reason", "reasoning", "reflection",
         "scratchpad", "analysis", "cot", "monologue", "deliberation", "rationale",
-        "思考", "推理", "思维", "思维链",
     }
 )  # fmt: skip
 _CHANNEL_TAGS = ("channel", "unused")
@@ -148,7 +149,8 @@ def _foreign_tag(text: str) -> str | None:
     if opening := _OPENING_TAG.match(text):
         name, _, channel = opening.groups()
         is_channel = name.lower().startswith(_CHANNEL_TAGS) and channel in _TRACE_WORDS
-        if is_channel or _names_trace(name):
+        typed = _TYPE.search(opening.group())
+        if is_channel or _names_trace(name) or (typed and _names_trace(typed.group(1))):
             return opening.group()[: opening.end(2 if not is_channel else 3)].strip()
     closing = _CLOSING_TAG.search(text)
     if closing and _names_trace(closing.group(1)) and f"<{closing.group(1)}" not in text:
@@ -157,11 +159,44 @@ def _foreign_tag(text: str) -> str | None:
 
 
 def _names_trace(name: str) -> bool:
-    return not _TRACE_WORDS.isdisjoint(_LETTERS.findall(name.lower()))
+    words = _LETTERS.findall(name.lower())
+    return not _TRACE_WORDS.isdisjoint(words) or kind_of("_".join(words)) == "reasoning"
+
+
+# marks of chat templates, in the notations that most of them have
+_MARK = (
+    r"(?:<\|[A-Za-z][\w ]{1,40}\|>|<｜[^<>]{1,40}｜>|<(?:bos|eos|unk|pad)>|<</?SYS>>|\[/?INST\]"
+    r"|<(?:start|end)_of_turn>|<extra_id_\d>)"
+)
+# beside a blank or in quotes such a mark is spoken of
+_STARTS_WITH_MARK = re.compile(rf"\s*(?:{_MARK}(?! )|\[INST\]|<s>\s*\[INST\])")
+_ENDS_WITH_MARK = re.compile(rf"(?:(?<![ `'\"]){_MARK}|</s>)\s*\Z")
+
+
+def template_markup(example: Example) -> Drop | None:
+    """A text that starts or ends with a mark of a chat template: it was rendered once before.
+
+    Kept, an answer would end on another model's end token, spelt out before the real one.
+    """
+    for index, message in enumerate(example.messages):
+        if message.role == "tool":
+            continue
+        text = message.content
+        mark = _STARTS_WITH_MARK.match(text) if text[:40].lstrip()[:1] in ("<", "[") else None
+        if mark is None and text[-20:].rstrip()[-1:] in (">", "]"):
+            mark = _ENDS_WITH_MARK.search(text, max(0, len(text) - 100))
+            if mark is not None and mark.group().strip() == "</s>" and "<s>" in text.lstrip()[3:]:
+                mark = None  # HTML
+        if mark is not None:
+            detail = f"starts or ends with {mark.group().strip()!r}, a mark of a chat template"
+            return Drop("template_markup", f"message {index} {detail}")
+    return None
 
 
 MARKUP = "<tool_call>"
 _CALL_AS_TEXT = re.compile(r"<tool_call>\s*(?:\{|<function=)")
+_CALL_TAG = re.compile(r"\s*(?:<\|?|\[)\s*/?([\w\-]{4,40})\s*(?:\|?>|\])")
+_CALL_IN_PYTHON = re.compile(r"\s*\[?\s*([A-Za-z_][\w.\-]{0,80})\(.*\)\s*\]?\s*\Z", re.DOTALL)
 _DECLARATION = "# Tools"
 
 
@@ -195,13 +230,37 @@ def tool_markup(example: Example) -> Drop | None:
     if any(_DECLARATION in m.content for m in example.messages):
         return None
     for index, message in enumerate(example.messages):
-        if example.tools is not None:
-            if message.role == "assistant" and _CALL_AS_TEXT.search(message.content):
-                detail = f"writes a {MARKUP} as text beside declared tools, not in tool_calls"
-                return Drop("tool_markup", f"message {index} {detail}")
-        elif MARKUP in message.content or MARKUP in (message.reasoning or ""):
+        if message.role == "assistant" and (written := _written_call(message.content, example)):
+            beside = "beside declared tools" if example.tools is not None else "and declares none"
+            detail = f"writes {written} as text {beside}, not in tool_calls"
+            return Drop("tool_markup", f"message {index} {detail}")
+        if example.tools is None and (
+            MARKUP in message.content or MARKUP in (message.reasoning or "")
+        ):
             return Drop("tool_markup", f"message {index} contains {MARKUP}, no tool is declared")
     return None
+
+
+def _written_call(text: str, example: Example) -> str | None:
+    """The call that an assistant's text spells out: behind a tag, as JSON or as Python."""
+    if example.tools is not None and _CALL_AS_TEXT.search(text):
+        return f"a {MARKUP}"
+    tag = _CALL_TAG.match(text) if text[:40].lstrip()[:1] in ("<", "[") else None
+    if tag and kind_of(tag.group(1)) == "calls" and tag.group().strip() != MARKUP:
+        return f"a {tag.group().strip()}"
+    if example.tools is None:
+        return None
+    names = declared(example.tools)
+    if text[:40].lstrip()[:1] in ("[", "{") and any(f'"{name}"' in text for name in names):
+        try:
+            value = load_json(text)
+        except ValueError:
+            value = None
+        calls = value if isinstance(value, list) else [value]
+        if calls and all(isinstance(c, dict) and c.get("name") in names for c in calls):
+            return "a call in JSON"
+    python = _CALL_IN_PYTHON.match(text) if text[-20:].rstrip()[-1:] in (")", "]") else None
+    return "a call in Python" if python and python.group(1) in names else None
 
 
 def _calls(example: Example) -> Iterator[tuple[int, ToolCall]]:
@@ -379,6 +438,7 @@ STRUCTURAL: dict[str, Callable[[Example], Drop | None]] = {
     "unclosed_think": partial(misplaced_think, reason="unclosed_think"),
     "nested_think": partial(misplaced_think, reason="nested_think"),
     "foreign_think": foreign_think,
+    "template_markup": template_markup,
     "empty_answer": empty_answer,
     "empty_user_turn": empty_user_turn,
     "undeclared_tools": undeclared_tools,

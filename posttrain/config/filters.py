@@ -20,6 +20,7 @@ class StructuralFilters(Strict):
     unclosed_think: a think tag without its partner.
     nested_think: think tags inside or after a trace.
     foreign_think: a trace in other tags than <think>.
+    template_markup: a text that starts or ends with a mark of some chat template.
     undeclared_tools: tool calls where no tool is declared.
     unknown_tool: a call to a tool that is not declared.
     unusable_schema: a called tool's schema cannot be checked.
@@ -35,6 +36,7 @@ class StructuralFilters(Strict):
     unclosed_think: bool = True
     nested_think: bool = True
     foreign_think: bool = True
+    template_markup: bool = True
     undeclared_tools: bool = True
     unknown_tool: bool = True
     unusable_schema: bool = True

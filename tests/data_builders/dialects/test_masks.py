@@ -12,7 +12,7 @@ from data_builders.rows.raw import RawRow
 from data_builders.rows.read import PlacedExample, examples_of
 from posttrain.chat import nemotron_3_nano_template, training_samples
 from posttrain.config.source import SourceConfig
-from posttrain.jsontext import load_json
+from posttrain.jsontext import encode_json, load_json
 from posttrain.records import Message, message_from_row, message_to_row
 from tests.data_builders.small_rows import WEATHER, problem, read
 
@@ -111,6 +111,82 @@ def test_a_mask_over_the_row_is_refused_unless_it_says_what_is_done(row: dict[st
         assert len(read(row | more, metadata=tuple(more))[1].messages) == 2
     for more in ({"train_on_inputs": False}, {"mask": "User"}, {"learning_goal": "adds numbers"}):
         assert len(read(row | more)[1].messages) == 2
+
+
+@pytest.mark.parametrize(
+    "more", [{"metadata": {"train_on_last_turn_only": True}}, {"extra": '{"trainOnlyLastTurn": true}'},
+             {"info": '{"loss_mask": [0, 0, 0, 1]}'}]
+)  # fmt: skip
+def test_a_mask_inside_a_column_is_honoured(more: dict[str, Any]) -> None:
+    trained = [m.trained for m in read({"messages": [ASK, SAY, ASK, SAY]} | more)[1].messages]
+    assert (trained[1], trained[3]) == (False, True)
+
+
+def test_a_mask_inside_a_column_that_is_not_clear_is_refused() -> None:
+    found = problem({"messages": [ASK, SAY], "metadata": {"trainable_turns": [1]}})
+    assert (found.reason, found.field) == ("malformed_message", "metadata.trainable_turns")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"skip_prompt_formatting": True}, {"skip_special_tokens": False}, {"in_gsm8k_train": False},
+        {"used_in_training": "yes"}, {"train_set": "gsm8k"}, {"learning_rate": 0.1},
+        {"metadata": {"train_loss": 0.23, "training_set": "v1"}},
+        {"info": '{"training_data": [{"id": "a"}]}'}, {"info": '{"mask'},
+    ],
+)  # fmt: skip
+def test_what_only_sounds_like_a_mask_is_no_matter(more: dict[str, Any]) -> None:
+    conversation = read({"messages": [ASK, SAY]} | more)[1]
+    assert conversation.messages[1].trained
+    assert conversation.unread.keys() == more.keys()
+
+
+@pytest.mark.parametrize(
+    "more", [{"is_correct": False}, {"isCorrect": "False"}, {"is_safe": 0}, {"feedback": "👎"},
+             {"label": "wrong"}, {"response_verified": "no"} | {"verified": False}]
+)  # fmt: skip
+def test_an_answer_that_the_row_calls_bad_is_not_trained(more: dict[str, Any]) -> None:
+    row = {"messages": [ASK, SAY]} | more
+    assert problem(row).reason == "rejected_answer"
+    assert read(row, metadata=tuple(more))[1].messages
+    for good in (True, "gold", None, 4):
+        assert read({"messages": [ASK, SAY]} | dict.fromkeys(more, good))[1].messages
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [ASK, SAY], "finish_reason": "length"},
+        {"messages": [ASK, SAY], "choices": [{"finish_reason": "length"}]},
+        {"messages": [ASK, SAY], "response": {"incomplete": {"status": "incomplete"}}},
+        {"messages": [ASK, SAY | {"response_metadata": {"stop_reason": "max_tokens"}}]},
+        {"messages": [ASK, SAY | {"finishReason": "MAX_TOKENS"}]},
+        {"prompt": "2+2?", "completion": "4", "truncated": True},
+        {
+            "input": "2+2?",
+            "output": [
+                {
+                    "type": "message",
+                    "role": "assistant",
+                    "status": "incomplete",
+                    "content": [{"type": "output_text", "text": "4"}],
+                }
+            ],
+        },
+    ],
+)
+def test_an_answer_that_was_cut_off_is_not_trained(row: dict[str, Any]) -> None:
+    assert problem(row).reason == "truncated_answer"
+    ended = load_json(
+        encode_json(row)
+        .replace('"length"', '"stop"')
+        .replace('"incomplete"', '"completed"')
+        .replace('"max_tokens"', '"end_turn"')
+        .replace('"MAX_TOKENS"', '"STOP"')
+        .replace('"truncated":true', '"truncated":false')
+    )
+    assert read(ended)[1].messages[-1] == Message("assistant", "4")
 
 
 def test_the_loss_sees_what_the_masks_leave() -> None:

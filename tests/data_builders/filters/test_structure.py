@@ -29,6 +29,14 @@ SOUND = [
          Message("tool", "1"), Message("tool", "2"), answer(), tools=[WEATHER]),
     # nobody calls what has an unusable schema
     chat(user(), calls("weather"), tools=[UNUSABLE, WEATHER]),
+    # marks and tags that a text speaks of, HTML, and JSON or code that calls no declared tool
+    chat(user("what does <|im_end|> mean?"), answer("<|im_end|> ends a turn, as </s> does.")),
+    chat(user(), answer("The end token is <|im_end|>")),
+    chat(user(), answer("Strike it out: <s>rain</s>")),
+    chat(user(), answer('<section type="main">rain</section>')),
+    chat(user(), answer('[{"name": "Oslo", "arguments": {}}]'), tools=[WEATHER]),
+    chat(user(), answer("print(weather)"), tools=[WEATHER]),
+    chat(user(), answer("weather (rain) and wind (strong)"), tools=[WEATHER]),
 ]  # fmt: skip
 
 
@@ -66,6 +74,21 @@ BROKEN: list[tuple[str, Example, str]] = [
     ("unpaired_tool_result", chat(user(), calls("weather"), user(), answer(), tools=[WEATHER]),
      "message 1: call of 'weather' unanswered"),
     ("foreign_think", chat(user(), answer("\n<|begin_of_thought|>\n4")), "rewrite such traces"),
+    ("foreign_think", chat(user(), answer("<scratch_pad>\nrain\n</scratch_pad>\n4")), "trace"),
+    ("foreign_think", chat(user(), answer('<thinking lang="en">hm</thinking>4')), "trace"),
+    ("foreign_think", chat(user(), answer('<details type="reasoning">hm</details>4')), "trace"),
+    ("foreign_think", chat(user(), answer("<рассуждение>hm</рассуждение>4")), "trace"),
+    ("template_markup", chat(user("<|user|>\nrain?"), answer()), "message 0"),
+    ("template_markup", chat(user("<s>[INST] rain? [/INST]"), answer()), "message 0"),
+    ("template_markup", chat(user(), answer("It rains.</s>")), "'</s>'"),
+    ("template_markup", chat(user(), answer("It rains.<|eot_id|>\n")), "'<|eot_id|>'"),
+    ("template_markup", chat(user(), answer("It rains.<end_of_turn>")), "message 1"),
+    ("tool_markup", chat(user(), answer("<functioncall> {}")), "declares none"),
+    ("tool_markup", chat(user(), answer('[TOOL_CALLS] [{"name": "weather"}]')), "TOOL_CALLS"),
+    ("tool_markup",
+     chat(user(), answer(' [{"name": "weather", "arguments": {"city": "Oslo"}}]'), tools=[WEATHER]),
+     "a call in JSON"),
+    ("tool_markup", chat(user(), answer('[weather(city="Oslo")]'), tools=[WEATHER]), "in Python"),
     ("tool_markup", chat(user(), answer("<tool_call>\n<function=f>")), "message 1"),
     ("tool_markup",
      chat(user(), answer('<tool_call>\n{"name": "weather"}</tool_call>'), result(None), answer(),
