@@ -41,6 +41,7 @@ _NAMED = {
 _NOT_IN_A_FOLDER = "stages"  # a chain of chains is none
 _LOG_LINES = 12
 _LOG_WIDTH = 2000
+PROGRESS_SECONDS = 60.0
 _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
@@ -229,6 +230,7 @@ def run_chain(
     at: Path,
     show: Callable[[str], object],
     advice: str = "Rerun the same command to resume.",
+    seconds: float = PROGRESS_SECONDS,
 ) -> None:
     """Run stages, `jobs` at a time, each as soon as those that it reads are finished.
 
@@ -239,6 +241,7 @@ def run_chain(
         at: the directory that paths in recipes are relative to.
         show: prints a line.
         advice: the last line of the error.
+        seconds: after which the last line of each running stage's log is shown.
 
     Raises:
         PosttrainError: stages stopped; it names them and where their output is.
@@ -265,7 +268,11 @@ def run_chain(
                     process = _start(stage, scripts, at, logs, environment)
                     processes.append(process)
                     running[waiters.submit(process.wait)] = stage
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                ended = wait(running, timeout=seconds, return_when=FIRST_COMPLETED).done
+                if not ended and logs is not None:
+                    for stage in running.values():
+                        show(f"{stage.step.title}: {_last_line(_log_of(stage, logs))}")
+                for future in ended:
                     stage = running.pop(future)
                     code = future.result()
                     if code:
@@ -276,8 +283,8 @@ def run_chain(
                             names = ", ".join(other.step.title for other in without)
                             show(f"left out, for want of {stage.step.title}: {names}")
                     elif logs is not None:
-                        seconds = time.monotonic() - begun[str(stage.out)]
-                        show(f"{stage.step.title} finished in {seconds:.0f} s")
+                        took = time.monotonic() - begun[str(stage.out)]
+                        show(f"{stage.step.title} finished in {took:.0f} s")
         except BaseException:
             for process in processes:
                 process.terminate()
@@ -320,7 +327,7 @@ def _start(
     command = [sys.executable, str(scripts.resolve()), *stage.arguments]
     if logs is None:
         return subprocess.Popen(command, cwd=at, env=dict(environment))  # noqa: S603 - ours
-    with (logs / f"{stage.step.title}.log").open("ab") as log:
+    with _log_of(stage, logs).open("ab") as log:
         return subprocess.Popen(  # noqa: S603 - ours; no shell
             command,
             cwd=at,
@@ -331,12 +338,25 @@ def _start(
         )
 
 
+def _log_of(stage: ChainStage, logs: Path) -> Path:
+    return logs / f"{stage.step.title}.log"
+
+
+def _last_line(log: Path) -> str:
+    """How far a stage is by its log; a progress bar ends its lines by going back."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - _LOG_WIDTH))
+        text = file.read().decode("utf-8", errors="replace")
+    lines = [line.strip() for line in text.replace("\r", "\n").split("\n")]
+    return next((line for line in reversed(lines) if line), "begins")
+
+
 def _failure(stage: ChainStage, code: int, logs: Path | None, show: Callable[[str], object]) -> str:
     """Show the end of a stopped stage's log; returns the sentence about it."""
     sentence = f"stage {stage.step.title} ({stage.step.stage}) stopped with code {code}"
     if logs is None:
         return sentence
-    log = logs / f"{stage.step.title}.log"
+    log = _log_of(stage, logs)
     for line in log.read_text("utf-8", errors="replace").splitlines()[-_LOG_LINES:]:
         show(line[:_LOG_WIDTH])
     return f"{sentence}: {log}"

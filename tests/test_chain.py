@@ -107,6 +107,31 @@ def test_what_stops_leaves_out_what_needs_it_and_nothing_else(commands: Path, tm
     assert f"threads {threads} sour" in shown
 
 
+def test_a_long_stage_shows_how_far_it_is(tmp_path: Path):
+    seen = tmp_path / "seen"
+    os.mkfifo(seen)
+    folder = tmp_path / "commands"
+    folder.mkdir()
+    (folder / "__main__.py").write_text(
+        "import os, select, sys\n"
+        "sys.stdout.write('plan\\n1/9 steps\\r2/9 steps\\r')\nsys.stdout.flush()\n"
+        f"seen = os.open({str(seen)!r}, os.O_RDONLY | os.O_NONBLOCK)\n"
+        "sys.exit(0 if select.select([seen], [], [], 60)[0] else 1)\n"
+    )
+    config = chain(step("long"), logs="logs")
+    shown: list[str] = []
+
+    def show(line: str) -> None:
+        shown.append(line)
+        if line == "long: 2/9 steps" and shown.count(line) == 1:
+            os.close(os.open(seen, os.O_WRONLY))
+
+    stages = resolve_chain(config, SCRIPTS)
+    run_chain(stages, config, scripts=folder, at=tmp_path, show=show, seconds=0.1)
+    assert "long: 2/9 steps" in shown
+    assert shown[-1].startswith("long finished in ")
+
+
 def test_sizes_and_the_seed_are_overrides_of_their_stages():
     sizes = {"small": {"a": {"prompts": 3, "judge.max_failure_rate": 0.5}}}
     config = chain(step("a", seeded=True), step("b"), sizes=sizes, size="small", seed=5)
