@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> None:
     from posttrain.report.pages.samples import planned, prompts_by_source
     from posttrain.report.write import run_stage
     from posttrain.sampling.generate import finish, time_line
-    from posttrain.sampling.open import checkpoint_parents
+    from posttrain.sampling.open import checkpoint_parents, refuse_prompts_beyond_context
 
     console = open_console()
     console.print(choice)
@@ -45,6 +45,8 @@ def main(argv: list[str] | None = None) -> None:
 
     if options.dry_run:
         Run.open(out, kind=profile.KIND, config=config, dry_run=True)
+        most = recipe.sampling.max_tokens
+        refuse_prompts_beyond_context(recipe.backend, given.prompts, renderer, max_tokens=most)
         shown = [prompts_by_source(given.stats)] if given.stats else []
         if recipe.decontamination is not None:
             console.print(f"{given.contaminated:,} prompts overlap evaluation items")

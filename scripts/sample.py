@@ -29,13 +29,11 @@ def main(argv: list[str] | None = None) -> None:
 
     from data_builders.sft.inputs import as_stats
     from posttrain.models.chat_template import message_text, renderer_of
-    from posttrain.models.room import prompt_lengths
     from posttrain.report.console import open_console, print_sections
     from posttrain.report.pages.samples import planned, prompts_by_source
     from posttrain.report.write import run_stage
     from posttrain.sampling.generate import finish, make_samples, time_line
-    from posttrain.sampling.open import checkpoint_parents, refuse_beyond_context
-    from posttrain.tokens.tokenizer import encoder_of
+    from posttrain.sampling.open import checkpoint_parents, refuse_prompts_beyond_context
 
     console = open_console()
     console.print(choice)
@@ -45,14 +43,8 @@ def main(argv: list[str] | None = None) -> None:
     if options.dry_run:
         Run.open(out, kind=KIND, config=config, dry_run=True)
         built = plan.build()
-        longest = 0
-        if renderer is not None and built.prompts:
-            lengths = prompt_lengths(
-                built.prompts, renderer.template, encoder_of(renderer.tokenizer)
-            )
-            longest = max(lengths)
         most = recipe.sampling.max_tokens
-        asyncio.run(refuse_beyond_context(recipe.backend, max_tokens=most, longest_prompt=longest))
+        refuse_prompts_beyond_context(recipe.backend, built.prompts, renderer, max_tokens=most)
         settings = planned(built.prompts, recipe.n_of, recipe.most_tokens)
         print_sections(console, [prompts_by_source(built.stats()), settings])
         if built.prompts:

@@ -70,7 +70,7 @@ from posttrain.sampling.measure import (
     measure_speed,
     why_not_measured,
 )
-from posttrain.sampling.open import opened_sampler
+from posttrain.sampling.open import opened_sampler, refuse_prompts_beyond_context
 from posttrain.sampling.progress import ProgressBar
 from posttrain.sampling.rollout import OpenEnvironment
 from posttrain.sampling.sampler import Sampler
@@ -108,7 +108,17 @@ class EvaluationPlan:
 
 def show_plan(console: Console, recipe: EvalConfig, plan: EvaluationPlan) -> None:
     """Print counts, what the run would take, and each unit's first prompt as each checkpoint is
-    given it. Raises as `measure_speeds`."""
+    given it.
+
+    Raises:
+        ConfigError: as `measure_speeds`, or a server allows no completion of the recipe's length.
+    """
+    for name, renderer in plan.renderers.items():
+        for unit in plan.units:
+            most = recipe.sampling_of(unit.setting).max_tokens
+            refuse_prompts_beyond_context(
+                recipe.backend_of(name), unit.prompts, renderer, max_tokens=most
+            )
     for name, source in plan.stats["sources"].items():
         console.print(f"{name}: {source['rows_in']:,} rows, {source['kept']:,} kept")
         for reason, n in source["dropped"].items():

@@ -4,7 +4,8 @@ their kind is opened.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -19,8 +20,11 @@ from posttrain.config.backend import (
     TransformersBackend,
     VllmBackend,
 )
+from posttrain.config.grpo import LoraServer
 from posttrain.errors import ConfigError
-from posttrain.models.chat_template import chat_template_of
+from posttrain.models.chat_template import PromptRenderer, chat_template_of
+from posttrain.models.room import prompt_lengths
+from posttrain.rollouts import Prompt
 from posttrain.runs import MANIFEST, Parent, parent_of, read_artifact
 from posttrain.sampling.engines.http import Client
 from posttrain.sampling.render import RenderedSampler, StepReader, TurnFormat
@@ -168,31 +172,52 @@ def rendering_of(
     return template, encoder_of(tokenizer), largest_id(tokenizer) + 1
 
 
-async def refuse_beyond_context(
-    backend: BackendConfig, *, max_tokens: int, longest_prompt: int = 0
+def refuse_prompts_beyond_context(
+    backend: BackendConfig,
+    prompts: Sequence[Prompt],
+    renderer: PromptRenderer | None,
+    *,
+    max_tokens: int,
 ) -> None:
+    """As `refuse_beyond_context`, where the backend is a server. `renderer` is of what it serves;
+    None where that is not known, and prompts have no length here."""
+    if not isinstance(backend, Server):
+        return
+    longest = 0
+    if renderer is not None and prompts:
+        encoder = encoder_of(renderer.tokenizer)
+        longest = max(prompt_lengths(prompts, renderer.template, encoder))
+    refuse_beyond_context(backend, longest_prompt=longest, max_tokens=max_tokens)
+
+
+def refuse_beyond_context(server: Server, *, longest_prompt: int, max_tokens: int) -> None:
     """Ask a server how long its sequences may be; one that does not say or answer is not asked
     further.
 
     Raises:
         ConfigError: a completion of `max_tokens` does not fit behind the longest prompt.
     """
-    if not isinstance(backend, Server):
-        return
-    client = Client(backend)
-    try:
-        models = await client.models()
-    finally:
-        await client.close()
-    lengths = [model.get("max_model_len") for model in models if model.get("id") == backend.model]
-    context = next((length for length in lengths if isinstance(length, int)), None)
+    context = asyncio.run(_context_of(server))
     if context is not None and longest_prompt + max_tokens > context:
         prompt = f" behind a prompt of {longest_prompt:,} tokens" if longest_prompt else ""
         raise ConfigError(
             f"sampling.max_tokens {max_tokens:,}{prompt} does not fit the {context:,} tokens that "
-            f"{backend.url} allows {backend.model}: set sampling.max_tokens to at most "
+            f"{server.url} allows {server.model}: set sampling.max_tokens to at most "
             f"{max(context - longest_prompt, 0):,}, or serve with a larger --max-model-len"
         )
+
+
+async def _context_of(server: Server) -> int | None:
+    client = Client(server)
+    try:
+        models = await client.models()
+    finally:
+        await client.close()
+    # adapters are loaded later, and are as long as what they are loaded onto
+    every = isinstance(server, LoraServer)
+    stated = [model for model in models if every or model.get("id") == server.model]
+    lengths = [model.get("max_model_len") for model in stated]
+    return next((length for length in lengths if isinstance(length, int)), None)
 
 
 def checkpoint_parents(paths: Iterable[str | None], *, out: Path) -> list[Parent]:

@@ -21,6 +21,7 @@ from tests.evaluation.small_eval import (
 )
 from tests.sampling.scripted import Mortal
 from tests.training.forks import forked
+from tests.training.rl.servers import stating
 
 SIZES = {"no_tools": 12 * 2 * 2, "with_tools": 12}
 
@@ -37,6 +38,14 @@ def cell(run: Path, **wanted: str) -> dict:
     metrics = json.loads((run / "out/metrics.json").read_text())
     (found,) = [c for c in metrics["cells"] if wanted.items() <= c.items()]
     return found
+
+
+def test_a_dry_run_refuses_tokens_beyond_the_servers_context(tmp_path: Path):
+    with stating(500) as url:
+        reached = {"kind": "completions", "url": url, "model": "m"}
+        recipe = write_recipe(tmp_path, backend=reached | {"chat_template": "nemotron_3_nano"})
+        with pytest.raises(ConfigError, match=r"behind a prompt of .* allows m"):
+            evaluate(recipe, "--dry-run", "sampling.max_tokens=499")
 
 
 def test_the_artifact(run: Path):

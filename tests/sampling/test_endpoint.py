@@ -10,7 +10,7 @@ import pytest
 
 from posttrain.config.backend import ChatBackend
 from posttrain.errors import ConfigError
-from posttrain.sampling.engines.http import Client, ServerDown
+from posttrain.sampling.engines.http import Client, RequestFailed, ServerDown
 from posttrain.sampling.engines.vllm import CompletionsEngine
 from posttrain.sampling.sampler import Budget, EngineRequest, Parameters
 from tests.sampling.stub_server import CLOSE, END, Stub
@@ -133,6 +133,33 @@ def test_a_server_that_stays_away_ends_all_requests_together():
     with pytest.raises(ServerDown, match=r"refused connections for 0\.02 s \(backend\.wait\)"):
         asyncio.run(run())
     assert len(lines) == 1
+
+
+def test_an_order_to_a_server_is_given_again_and_a_server_that_starts_is_waited_for():
+    """As loading an adapter is, behind a proxy and before a server is there."""
+    port, lines = free_port(), []
+    stub = Stub(lambda _body, again: (429, 500, None)[again])
+    client = Client(
+        backend(url=f"http://127.0.0.1:{port}/v1", retries=2, wait=30),
+        first_wait=0.001,
+        tell=lines.append,
+    )
+
+    async def run():
+        with pytest.raises(RequestFailed, match="Connect"):
+            await client.send("/chat/completions", {}, wait=False)
+        assert not lines
+        order = {"messages": [{"content": "load"}], "seed": 0}
+        sent = asyncio.ensure_future(client.send("/chat/completions", order))
+        while not lines:
+            await asyncio.sleep(0)
+        stub.port = port
+        async with stub:
+            await sent
+            await client.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    assert list(stub.asked.values()) == [3]
 
 
 def test_what_no_request_can_cure_stops_the_run():

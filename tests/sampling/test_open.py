@@ -25,6 +25,7 @@ from posttrain.config.backend import (
     TransformersBackend,
     VllmBackend,
 )
+from posttrain.config.grpo import LoraServer
 from posttrain.errors import ConfigError, DataError
 from posttrain.models.chat_template import renderer_of
 from posttrain.models.inference import weights_digest
@@ -36,7 +37,7 @@ from posttrain.sampling.open import opened_sampler, refuse_beyond_context
 from posttrain.sampling.render import RenderedSampler
 from posttrain.sampling.sampler import Parameters, Request, Sampler
 from tests.sampling.small_models import byte_tokenizer, full_logps, small_model
-from tests.sampling.stub_server import Stub
+from tests.training.rl.servers import stating
 
 ON_CPU = TransformersBackend(kind="transformers", device="cpu", batch_size=4)
 END = "<|im_end|>"
@@ -191,25 +192,26 @@ def test_a_cancelled_call_ends_and_the_engine_can_be_asked_again(checkpoint):
 
 @pytest.mark.parametrize(("longest", "refused"), [(0, False), (20, True)])
 def test_tokens_beyond_the_servers_context_are_refused(longest: int, refused: bool):
-    async def run():
-        async with Stub(context=100) as stub:
-            backend = ChatBackend(kind="chat", url=stub.url, model="m")
-            await refuse_beyond_context(backend, max_tokens=90, longest_prompt=longest)
+    with stating(100) as url:
+        reached = ChatBackend(kind="chat", url=url, model="m")
+        if not refused:
+            refuse_beyond_context(reached, longest_prompt=longest, max_tokens=90)
+            return
+        with pytest.raises(ConfigError, match=r"max_tokens to at most 80, or serve with a larger"):
+            refuse_beyond_context(reached, longest_prompt=longest, max_tokens=90)
 
-    if not refused:
-        asyncio.run(run())
-        return
-    with pytest.raises(ConfigError, match=r"max_tokens to at most 80, or serve with a larger"):
-        asyncio.run(run())
+
+def test_an_adapter_is_as_long_as_the_model_that_it_will_be_loaded_onto():
+    with stating(100) as url:
+        reached = LoraServer(engine="lora_server", url=url)
+        with pytest.raises(ConfigError, match="does not fit the 100 tokens"):
+            refuse_beyond_context(reached, longest_prompt=20, max_tokens=90)
 
 
 def test_a_server_that_does_not_state_its_context_is_left_alone():
-    async def run():
-        async with Stub() as stub:
-            backend = ChatBackend(kind="chat", url=stub.url, model="m")
-            await refuse_beyond_context(backend, max_tokens=1 << 20)
-
-    asyncio.run(run())
+    with stating(None) as url:
+        reached = ChatBackend(kind="chat", url=url, model="m")
+        refuse_beyond_context(reached, longest_prompt=0, max_tokens=1 << 20)
 
 
 def test_vllms_dtype_is_the_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -16,6 +16,7 @@ from posttrain.tokens.tokenizer import load_any_tokenizer
 from tests.sampling.scripted import Mortal, Scripted
 from tests.sampling.small_stage import answer, sample, write_recipe
 from tests.training.forks import forked
+from tests.training.rl.servers import stating
 
 FILES = ("prompts.jsonl", "samples.jsonl", "manifest.json")
 
@@ -74,6 +75,14 @@ def test_killed_and_resumed_gives_the_same_bytes(done: Path, tmp_path: Path):
         assert sum(r.continues is None for batch in last.calls for r in batch) < 60
         for name in FILES:
             assert (out / name).read_bytes() == (done / "out" / name).read_bytes(), name
+
+
+def test_a_dry_run_refuses_tokens_beyond_the_servers_context(tmp_path: Path):
+    with stating(500) as url:
+        reached = {"kind": "completions", "url": url, "model": "m"}
+        recipe = write_recipe(tmp_path, backend=reached | {"chat_template": "nemotron_3_nano"})
+        with pytest.raises(ConfigError, match=r"behind a prompt of .* allows m"):
+            sample(recipe, "--dry-run", "sampling.max_tokens=499")
 
 
 def test_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

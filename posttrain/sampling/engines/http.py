@@ -6,6 +6,7 @@ stops the run. A server that refuses connections is waited for: one probe asks, 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -13,13 +14,14 @@ import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import aiohttp
 
 from posttrain.config.backend import Server
 from posttrain.errors import ConfigError, PosttrainError
 
+_Read = TypeVar("_Read")
 _LONGEST_WAIT = 60.0  # seconds
 _LONGEST_PAUSE = 5.0  # between two probes
 _PROBE_TIMEOUT = 10.0
@@ -154,34 +156,48 @@ class Client:
             ConfigError: nothing that is sent to this server can succeed.
             ServerDown: it refuses connections for longer than `wait`.
         """
+        return await self._retried(path, body, _read_object, key=key, wait=True)
+
+    async def send(self, path: str, body: Mapping[str, Any], *, wait: bool = True) -> None:
+        """Post where the status alone is the answer. Raises as `post`.
+
+        Args:
+            wait: False: a server that refuses connections is not waited for.
+        """
+        await self._retried(path, body, _read_nothing, key=0, wait=wait)
+
+    async def _retried(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        read: Callable[[aiohttp.ClientResponse], Awaitable[_Read]],
+        *,
+        key: int,
+        wait: bool,
+    ) -> _Read:
+        """What `read` makes of the answer to an attempt that did not fail. Raises as `post`."""
         attempts = self._server.retries + 1
         attempt = 0
-        async with self._gate:
+        async with self._gate if wait else contextlib.nullcontext():
             while True:
-                if self._outage is not None and not self._outage.done():
+                if wait and self._outage is not None and not self._outage.done():
                     await self._wait_for_server()
                 try:
                     async with self._answer(path, body) as answer:
-                        return _object(await answer.read(), _TryAgain)
-                except _Refused:
+                        return await read(answer)
+                except _Refused as error:
+                    if not wait:
+                        raise RequestFailed(str(error)) from error
                     # no attempt: nothing has received it
                     await self._wait_for_server()
                 except _TryAgain as failure:
                     if attempt == attempts - 1:
                         raise RequestFailed(f"{failure}, {attempts} attempts") from failure
                     jitter = random.Random(key + attempt).random()
-                    wait = min(_LONGEST_WAIT, self._first_wait * 2**attempt)
+                    pause = min(_LONGEST_WAIT, self._first_wait * 2**attempt)
                     # a server that says when to come back knows best
                     attempt += 1
-                    await asyncio.sleep(max(failure.after, wait * (0.5 + jitter / 2)))
-
-    async def send(self, path: str, body: Mapping[str, Any]) -> None:
-        """Post where the status alone is the answer; not tried again. Raises as `post`."""
-        try:
-            async with self._answer(path, body):
-                pass
-        except _Refused as error:
-            raise RequestFailed(str(error)) from error
+                    await asyncio.sleep(max(failure.after, pause * (0.5 + jitter / 2)))
 
     async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any]]:
         """The JSON objects of the server's event stream as they come; of a plain answer, the one.
@@ -220,6 +236,14 @@ class Client:
             raise _Refused(f"{type(error).__name__}: {error}") from error
         except aiohttp.ClientError as error:
             raise _TryAgain(f"{type(error).__name__}: {error}") from error
+
+
+async def _read_object(answer: aiohttp.ClientResponse) -> dict[str, Any]:
+    return _object(await answer.read(), _TryAgain)
+
+
+async def _read_nothing(_answer: aiohttp.ClientResponse) -> None:
+    pass
 
 
 def _object(text: bytes, failed: type[RequestFailed]) -> dict[str, Any]:

@@ -182,12 +182,12 @@ class LoraServed(LiveEngine):
 
     async def _load(self, name: str, folder: Path, instead_of: str | None) -> None:
         """Have the server load an adapter, and drop the one before."""
-        # a server drops connections that idle while the policy trains, and `send` tries once
+        # a server drops connections that idle while the policy trains
         await self._client.close()
         # the name may be there from a run that was killed, perhaps with other weights
         await self._unload(name)
         try:
-            await self._client.send(LOAD, {"lora_name": name, "lora_path": str(folder.resolve())})
+            await self._client.send(LOAD, _adapter(name, folder))
         except (RequestFailed, ConfigError) as error:
             raise ConfigError(
                 f"{self._server.url}{LOAD}: {error}. vLLM takes adapters when started with "
@@ -200,12 +200,9 @@ class LoraServed(LiveEngine):
     async def _load_again(self) -> None:
         """Give a server that was started again the adapter of this step, which it has lost."""
         if self._loaded is not None:
-            name, folder = self._loaded
-            # refused where another process was sooner
+            # not waited for: all wait for this
             with contextlib.suppress(RequestFailed):
-                await self._client.send(
-                    LOAD, {"lora_name": name, "lora_path": str(folder.resolve())}
-                )
+                await self._client.send(LOAD, _adapter(*self._loaded), wait=False)
 
     async def close(self) -> None:
         """As the parent; the server keeps no adapter of a run that has ended."""
@@ -215,7 +212,13 @@ class LoraServed(LiveEngine):
 
     async def _unload(self, name: str) -> None:
         with contextlib.suppress(RequestFailed, ConfigError):
-            await self._client.send(UNLOAD, {"lora_name": name})
+            # a server that is gone has no adapters either
+            await self._client.send(UNLOAD, {"lora_name": name}, wait=False)
+
+
+def _adapter(name: str, folder: Path) -> dict[str, Any]:
+    # in place: a second try, or another process that was sooner, is no mistake
+    return {"lora_name": name, "lora_path": str(folder.resolve()), "load_inplace": True}
 
 
 # ---- vLLM, which is sent all weights ----

@@ -19,7 +19,7 @@ from datasets import Dataset
 from trl.trainer.grpo_config import GRPOConfig
 
 from posttrain.chat import ChatTemplate
-from posttrain.config.backend import Rendering
+from posttrain.config.backend import Rendering, Server
 from posttrain.config.grpo import (
     ENGINE_REACHING,
     ColocatedVllm,
@@ -35,7 +35,7 @@ from posttrain.models.room import check_room, positions, prompt_lengths, prompt_
 from posttrain.rollouts import Prompt
 from posttrain.runs import Manifest, Parent, Run
 from posttrain.sampling.generate import prompt_lines
-from posttrain.sampling.open import rendering_of
+from posttrain.sampling.open import refuse_beyond_context, rendering_of
 from posttrain.sampling.render import RenderedSampler
 from posttrain.sampling.rollout import OpenEnvironment
 from posttrain.sampling.sampler import Engine, Sampler
@@ -258,6 +258,10 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         new, room = recipe.sampling.max_tokens, positions(trainer.model.config)
         template = self._rendering[0]
         fits = check_room(self.prompts, self._lengths, template=template, new=new, room=room)
+        if isinstance(recipe.rollouts, Server):
+            refuse_beyond_context(
+                recipe.rollouts, longest_prompt=max(self._lengths), max_tokens=new
+            )
         lines = [("prompts", fits)]
         if self._routers:
             frozen = "frozen" if recipe.moe.freeze_router else "trained"

@@ -55,6 +55,15 @@ def serving(answer: Callable[[str, str, Any], tuple[int, Any]]) -> Iterator[str]
         server.shutdown()
 
 
+@contextlib.contextmanager
+def stating(context: int | None, model: str = "m") -> Iterator[str]:
+    """A server that says of its model, if anything, how many tokens it allows; yields its
+    address."""
+    stated = {} if context is None else {"max_model_len": context}
+    with serving(lambda *_: (200, {"data": [{"id": model, **stated}]})) as url:
+        yield url
+
+
 # ---- a judge ----
 
 
@@ -128,9 +137,12 @@ class PolicyServer:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def answer(self, _method: str, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        if path == "/v1/models":
+            return 200, {"data": [{"id": str(self.base)}]}
         with self.lock:
             if path == "/v1/load_lora_adapter":
-                return self.load(body["lora_name"], body["lora_path"])
+                in_place = body.get("load_inplace", False)
+                return self.load(body["lora_name"], body["lora_path"], in_place=in_place)
             if path == "/v1/unload_lora_adapter":
                 name = body["lora_name"]
                 if self.loaded.pop(name, None) is None:
@@ -142,8 +154,8 @@ class PolicyServer:
                 return 404, f"no model {body['model']}"
             return 200, completions(self.loaded[body["model"]], body)
 
-    def load(self, name: str, path: str) -> tuple[int, Any]:
-        if name in self.loaded:
+    def load(self, name: str, path: str, *, in_place: bool = False) -> tuple[int, Any]:
+        if name in self.loaded and not in_place:
             return 400, f"{name} has been loaded already"
         if not (Path(path) / "adapter_config.json").is_file():
             return 404, f"no adapter at {path}"

@@ -41,7 +41,7 @@ from tests.training.rl.policy import (
     start,
     words_of,
 )
-from tests.training.rl.servers import policy_server, serving
+from tests.training.rl.servers import policy_server, serving, stating
 from tests.training.rl.vllm_stand_in import Llm, VllmServer, install_vllm, vllm_server
 from tests.training.tiny import log_rows, rollout_groups
 
@@ -131,6 +131,35 @@ def test_a_lora_server_is_given_the_adapter_of_each_step(
     # the last adapter leaves the server when the run ends
     assert server.log == ["+policy-00000", *changes, "-policy-00002"]
     check(tmp_path / "out", alone(policy, **ADAPTER))
+
+
+def test_tokens_beyond_the_context_of_a_lora_server_are_refused(policy: Path, tmp_path: Path):
+    with stating(10, str(policy)) as url:
+        recipe = make_recipe(policy, tmp_path / "out", **served(url))
+        with pytest.raises(ConfigError, match="does not fit the 10 tokens"):
+            start(recipe, PROMPTS, Scripted())
+
+
+def test_a_server_that_was_started_again_between_two_steps_is_given_the_adapter(
+    policy: Path, tmp_path: Path
+):
+    refused: list[str] = []
+    with policy_server(policy) as server:
+        load = server.load
+
+        def restarted(name: str, path: str, *, in_place: bool = False) -> tuple[int, Any]:
+            if name == "policy-00001" and not refused:
+                refused.append(name)
+                server.loaded.clear()
+                return 503, "a proxy in front of a server that starts"
+            return load(name, path, in_place=in_place)
+
+        server.load = restarted  # type: ignore[method-assign]  # as above
+        keys = served(server.url)
+        keys["rollouts"]["retries"] = 2
+        finish(make_recipe(policy, tmp_path / "out", STEPS, **keys), PROMPTS, Scripted(words_of))
+    assert refused
+    assert server.loaded == {}
 
 
 def test_a_server_that_takes_no_adapters_is_refused(policy: Path, tmp_path: Path):

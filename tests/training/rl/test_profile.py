@@ -16,6 +16,7 @@ from posttrain.runs import read_artifact
 from tests.training.forks import forked
 from tests.training.methods import die, script
 from tests.training.rl.conftest import N, Words
+from tests.training.rl.servers import stating
 
 
 def test_pass_rates_are_those_of_the_samples(root: Path):
@@ -40,6 +41,14 @@ def test_pass_rates_are_those_of_the_samples(root: Path):
     assert all(sum(own["buckets"]) == own["prompts"] == 40 for own in stats.values())
     assert any(own["unscored"].get("timeout") for own in stats.values())
     assert "Pass rates" in (root / "profile" / "report.html").read_text()
+
+
+def test_a_dry_run_refuses_tokens_beyond_the_servers_context(root: Path):
+    argv = ["--config", str(root / "profile.yaml"), "out=out", "--dry-run"]
+    with stating(20) as url:
+        reached = json.dumps({"kind": "completions", "url": url, "model": "m"})
+        with pytest.raises(ConfigError, match=r"behind a prompt of .* allows m"):
+            script("profile_prompts").main([*argv, f"backend={reached}", "sampling.max_tokens=19"])
 
 
 def test_prompts_of_evaluation_files_are_not_sampled(root: Path, tmp_path: Path):
