@@ -161,6 +161,16 @@ def test_reasoning_that_the_server_counts_as_none_is_counted_here():
         sampler(count=None)._step(body, request())
 
 
+def test_an_answer_that_a_limit_cut_has_the_tokens_that_the_server_counted():
+    """Its text may be written in fewer: a limit cuts between tokens that belong together."""
+    cut = answer({"content": "has $1"}, finish_reason="length")
+    cut["usage"] = USAGE | {"completion_tokens": 4}
+    whole = cut | {"choices": [cut["choices"][0] | {"finish_reason": "stop"}]}
+    reading = sampler(reader=reader_of("nemotron_3_nano"))
+    assert reading._step(cut, request()).answer_tokens == 4
+    assert reading._step(whole, request()).answer_tokens == len("has $1")
+
+
 def test_an_answer_that_the_servers_parser_took_out_is_a_failure():
     # vLLM's parsers drop a call where no tool was declared
     gone = answer({"content": None}) | {"usage": USAGE | {"completion_tokens": 16}}

@@ -142,7 +142,10 @@ class ChatSampler:
             reasoning = None if trace and self._parts else 0
         if count is not None:
             reasoning = count(trace) if reasoning is None else reasoning
-            if self._reader is not None and (total is None or not message.get("tool_calls")):
+            if finish == "length" and not trace and total is not None:
+                # the server's total is exact: there are no tags in it, and no stop token
+                pass
+            elif self._reader is not None and (total is None or not message.get("tool_calls")):
                 # the server's total has the tags and the stop token, too
                 total = reasoning + count(text.rpartition(CLOSE)[2])
             elif self._reader is not None and total is not None:
