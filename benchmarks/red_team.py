@@ -5,7 +5,8 @@
 Every attack form is in one of two halves (a checksum of its name): the verifiers were hardened with
 the first in view, the second was kept back. What it showed was repaired; "later" forms were written
 after that and kept back in their turn, and "last" ones of multiple choice after those. "right" are
-right answers alone, in more forms, in two halves by the same checksum. Tasks come from the seed.
+right answers alone, in more forms, in two halves by the same checksum. "tricks" came later again,
+wrong and right, in two halves: what reinforcement would find. Tasks come from the seed.
 Mutants of programs that pass the task's own tests when simply run are left out.
 """
 
@@ -25,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.attacks import ATTACKS
 from benchmarks.attacks.base import Attack, common
+from benchmarks.attacks.instruction_tricks import instruction_tricks
 from benchmarks.attacks.instructions import instruction_forms
 from benchmarks.attacks.right import RIGHT
 from benchmarks.attacks.right_texts import right_texts
@@ -38,8 +40,10 @@ from reward.environments.base import RLVREnvironment, admit, replay, says
 HALVES = {
     "first": (0,), "second": (1,), "later": (2,), "last": (3,), "all": (0, 1, 2, 3),
     "right-first": (4,), "right-second": (5,), "right": (4, 5),
+    "tricks-first": (6,), "tricks-second": (7,), "tricks": (6, 7),
 }  # fmt: skip
 RIGHT_FORM = "right: "
+TRICK = "trick: "
 AT_ONCE = 64
 
 
@@ -62,7 +66,7 @@ def attacks_on(
                 row = {"question": "x", "metadata": {"constraints": [constraint]}}
                 yield environment.prompt(row), Attack(RIGHT_FORM + form, True, says(text))
     if environment.name == "instruction_following":
-        for constraint, attack in instruction_forms():
+        for constraint, attack in (*instruction_forms(), *instruction_tricks()):
             row = {"question": "x", "metadata": {"constraints": [constraint]}}
             yield environment.prompt(row), attack
 
@@ -114,9 +118,11 @@ async def measure(name: str, *, tasks: int, half: str, seed: int) -> None:
 
 def half_of(form: str) -> int:
     """0 or 1 by a checksum; 2 and 3 for the forms that were written after a hardening; 4 or 5 by a
-    checksum for the right answers."""
+    checksum for the right answers, 6 or 7 for tricks."""
     if form.startswith(RIGHT_FORM):
         return 4 + zlib.crc32(form.removeprefix(RIGHT_FORM).encode()) % 2
+    if form.startswith(TRICK):
+        return 6 + zlib.crc32(form.encode()) % 2
     if form.startswith(("later:", "last:")):
         return 2 if form.startswith("later:") else 3
     return zlib.crc32(form.encode()) % 2

@@ -24,7 +24,7 @@ _FORMS: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = {
     "numbered_items": ({"exactly": 2}, ("1. a b\n2. c d", "Steps:\n1) a b\n2) c"),
                        ("1.5 is a b\n2.5 is c", "first a second b", "1. a\n2. b\n3. c")),
     "highlights": ({"at_least": 2}, ("a *b c* and *d*", "*one* two *three*"),
-                   ("a *b* c d", "**a** b **c** d", "2 * 3 * 4 is 24", "* a\n* b\n* c")),
+                   ("a *b* c d", "**a** b ** c d", "2 * 3 * 4 is 24", "* a\n* b\n* c")),
     "placeholders": ({"at_least": 2}, ("To [name] at [town].", "[a b] and [c]"), ("To [name] at town.", "[] and [] x y z")),
     "keyword_count": ({"word": "cat", "exactly": 2}, ("Cat and cat, here.", "a CAT, no: cat!"),
                       ("cat category concat here", "cat cat cat", "one cat here")),

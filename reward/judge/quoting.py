@@ -87,7 +87,7 @@ def quoted(text: str, frame: re.Pattern[str] = FRAMES) -> str:
     if text.isascii():
         return frame.sub(r"\g<0>\\", text)
     ends = {match.end() for match in frame.finditer(text)}
-    looks = text.translate(_look_alike_characters())
+    looks = text.translate(look_alike_characters())
     if not _CHANGES_LENGTH.search(looks) and unicodedata.is_normalized("NFKC", looks):
         ends |= {match.end() for match in frame.finditer(looks)}
     else:
@@ -100,7 +100,7 @@ def quoted(text: str, frame: re.Pattern[str] = FRAMES) -> str:
 
 
 @functools.cache
-def _look_alike_characters() -> dict[int, str]:
+def look_alike_characters() -> dict[int, str]:
     """Characters that look like one of ASCII → that one: a table for `str.translate`."""
     table: dict[int, str] = {ord("♯"): "#"}  # which Unicode's table does not have
     for character, others in confusables_data.items():
