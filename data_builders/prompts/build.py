@@ -34,6 +34,7 @@ from posttrain.records import json_text
 from posttrain.rollouts import Prompt
 from posttrain.runs import Counts, Manifest, Parent
 from reward.environments import ENVIRONMENTS
+from reward.environments.gym_rows import check_server
 from reward.environments.judged import JudgedEnvironment
 from reward.graders import PACKAGE_OF
 from reward.graders.base import Grader
@@ -178,6 +179,8 @@ def toolkits_for(
         if source.format == "environment" and name not in ENVIRONMENTS:
             known = nearest(str(name), (*ENVIRONMENTS,))
             raise ConfigError(f"source {source.name!r}: there is no environment {name!r}{known}")
+        if source.format == "environment" and source.server is not None:
+            check_server(source.server, name, where=f"source {source.name!r}")
     named = {s.tools: f"setting {s.name!r}" for s in settings}
     named |= {s.environment: f"source {s.name!r}" for s in sources if s.environment is not None}
     toolkits: dict[str, AnyToolkit] = {}

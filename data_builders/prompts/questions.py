@@ -224,7 +224,9 @@ def read_tiny_world(row: Row, source: TinyWorldPrompts) -> RowQuestion:
 def read_environment(row: Row, source: EnvironmentPrompts) -> RowQuestion:
     """Of a row of ours or of NeMo Gym's; raises RowProblem where it is of no such environment."""
     try:
-        own = gym_row(row) if "responses_create_params" in row else row
+        own = row
+        if "responses_create_params" in row:
+            own = gym_row(row, server=source.server, environment=source.environment)
     except DataError as error:
         reason, _, why = str(error).partition(": ")
         raise RowProblem(reason, "agent_ref", why) from None

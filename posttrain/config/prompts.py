@@ -146,12 +146,14 @@ class EnvironmentPrompts(PromptSource):
     """Rows of one RLVR environment, which grades them too; a row's own tools are always declared.
 
     environment: its name (docs/guides/environments.md has them, and their rows).
+    server: NeMo Gym's resources server of rows that name none; null: any of this environment.
     generated: a seed, in place of a path: the environment itself makes `count` rows from it.
     """
 
     format: Literal["environment"]
     environment: str  # pyright: ignore[reportIncompatibleVariableOverride, reportGeneralTypeIssues]  # required here
     grader: Literal["environment"] = "environment"
+    server: str | None = None
     generated: int | None = Field(default=None, ge=0)
 
     def rows(self) -> SourceConfig:

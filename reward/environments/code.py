@@ -5,8 +5,10 @@
     {…, "metadata": {"function": "square", "tests": [{"input": [3], "output": 9}]}}
     {…, "metadata": {"function": "square", "check": "def check(candidate): assert …"}}
 
-The program is the last fenced block of Python, or the last that defines the function. `setup` is
-code that stands before it, `seconds` the wall time of each test. What tests expect stays outside of
+The program is the last fenced block of Python, or the last that defines the function, which may be
+a method of `Solution` (a new one for each call). `setup` is code that stands before it, `seconds`
+the wall time of each test, `tolerance` what a function's results with decimals may be off, relative
+or absolute (null: 1e-9). What tests expect stays outside of
 the sandbox; code that checks runs in a process of its own, which the program can neither read nor
 speak for.
 """
@@ -14,11 +16,13 @@ speak for.
 from __future__ import annotations
 
 import ast
+import functools
 import json
+import math
 import re
 import secrets
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -49,6 +53,8 @@ class CodeEnvironment(RLVREnvironment):
         for field in ("check", "setup", "function"):
             if not isinstance(task.get(field), str | None):
                 return f"{field} is no text"
+        if not isinstance(task.get("tolerance"), int | float | None):
+            return "tolerance is no number"
         if check is not None:
             ast.parse(f"{task.get('setup') or ''}\n{check}")
             return None if task.get("function") else "check without function"
@@ -91,7 +97,9 @@ class CodeEnvironment(RLVREnvironment):
             tail = (result.stderr[-200:] or started[:50]).decode("utf-8", "replace")
             return Score(None, None, f"the sandbox did not start: {tail}", "sandbox")
         if check is None:
-            return _compare(lines, tests, function is not None)
+            tolerance = float(task.get("tolerance") or 0)
+            same = functools.partial(same_result, tolerance=tolerance) if function else same_output
+            return _compare(lines, tests, same)
         if lines[:1] == [f"{secret} passed".encode()]:
             return Score(1.0, None, "every check holds")
         return Score(0.0, None, f"fails: {b''.join(lines[:1]).decode('utf-8', 'replace')[:200]}")
@@ -131,9 +139,10 @@ def find_program(answer: str, function: str | None) -> str | None:
     return chosen[-1] if chosen else None
 
 
-def _compare(lines: Sequence[bytes], tests: Sequence[Mapping[str, Any]], values: bool) -> Score:
+def _compare(
+    lines: Sequence[bytes], tests: Sequence[Mapping[str, Any]], same: Callable[[Any, Any], bool]
+) -> Score:
     """The outputs, one JSON text a line, with what is expected."""
-    same = same_value if values else same_output
     for number, test in enumerate(tests, 1):
         place = f"test {number} of {len(tests)}"
         try:
@@ -145,6 +154,23 @@ def _compare(lines: Sequence[bytes], tests: Sequence[Mapping[str, Any]], values:
         if not same(test["output"], given["output"]):
             return Score(0.0, str(given["output"])[:200], f"{place}: another result")
     return Score(1.0, None, f"{len(tests)} tests pass")
+
+
+def same_result(expected: Any, given: Any, *, tolerance: float) -> bool:
+    """As `same_value`; numbers of which one has decimals may be off by the tolerance."""
+    if isinstance(expected, list) and isinstance(given, list):
+        items, others = cast(list[Any], expected), cast(list[Any], given)
+        same = functools.partial(same_result, tolerance=tolerance)
+        return len(items) == len(others) and all(map(same, items, others))
+    numbers = isinstance(expected, int | float) and isinstance(given, int | float)
+    decimals = isinstance(expected, float) or isinstance(given, float)
+    if numbers and decimals and not isinstance(expected, bool) and not isinstance(given, bool):
+        try:
+            if math.isclose(expected, given, rel_tol=tolerance, abs_tol=tolerance):
+                return True
+        except OverflowError:  # beyond a float's range
+            return False
+    return same_value(expected, given)
 
 
 def same_output(expected: str, given: Any) -> bool:

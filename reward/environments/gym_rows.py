@@ -13,12 +13,14 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from posttrain.errors import DataError
+from posttrain.config.load import nearest
+from posttrain.errors import ConfigError, DataError
 from posttrain.jsontext import load_json
 from reward.environments.code import MOST_TESTS
 
 Row = Mapping[str, Any]
 Fields = dict[str, Any]
+_MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 # servers whose rows are benchmarks: to train on them is contamination
 EVALUATION = frozenset({
     "aalcr", "bigcodebench", "bird_sql", "code_fim", "evalplus", "gpqa_diamond", "graphwalks",
@@ -27,37 +29,82 @@ EVALUATION = frozenset({
 })  # fmt: skip
 
 
-def gym_row(row: Row, *, server: str | None = None) -> Fields:
+def gym_row(row: Row, *, server: str | None = None, environment: str | None = None) -> Fields:
     """One row of a Gym data file, for `RLVREnvironment.prompt`.
 
     Args:
-        server: the resources server, where rows have no `agent_ref`.
+        server: the resources server of rows whose agent is none that we know.
+        environment: ours, whose servers are tried for rows without an agent.
 
     Raises:
         DataError: whose message is a drop reason.
     """
-    name = server or server_of(row)
+    name = server_of(row)
+    if server is not None and name not in SERVERS and name not in EVALUATION:
+        name = server
     if name in EVALUATION:
         raise DataError(f"evaluation_only: {name}")
-    if name not in SERVERS:
-        raise DataError(f"unknown_environment: {name}")
+    candidates = [name] if name in SERVERS else []
+    if name is None and environment is not None:
+        candidates = [own for own, (reads, _) in SERVERS.items() if reads == environment]
+    if not candidates:
+        raise DataError(f"unknown_environment: {name or 'no agent_ref'}")
+    problems: list[DataError] = []
+    for candidate in candidates:
+        try:
+            return _read(row, candidate)
+        except DataError as error:
+            problems.append(error)
+    raise problems[0]
+
+
+def check_server(server: str, environment: str | None, *, where: str) -> None:
+    """Raises ConfigError for a server whose rows this environment does not read."""
+    if server not in SERVERS:
+        raise ConfigError(
+            f"{where}: server: none is called {server!r}{nearest(server, (*SERVERS,))}"
+        )
+    if SERVERS[server][0] != environment:
+        raise ConfigError(f"{where}: rows of {server} are read by {SERVERS[server][0]}")
+
+
+def gym_messages(row: Row) -> Fields:
+    """The messages and tools of a row, whatever its server. Raises as `gym_row`."""
     try:
         parameters = cast(Fields, row["responses_create_params"])
-        messages = [m for item in parameters["input"] for m in _messages(item)]
+        given = parameters["input"]
+        items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+        instructions = parameters.get("instructions")
+        messages = [{"role": "system", "content": instructions}] if instructions else []
+        for item in items:
+            messages += _messages(item)
         tools = [_tool(tool) for tool in parameters.get("tools") or ()]
-        environment, fields = SERVERS[name](row)
     except DataError as error:
         raise DataError(f"malformed_row: {error}") from error
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except _MALFORMED as error:
         raise DataError(f"malformed_row: {type(error).__name__}: {error}") from error
-    own: Fields = {"environment": environment, "messages": _joined(messages), **fields}
-    return own | ({"tools": tools} if tools else {})
+    return {"messages": _joined(messages)} | ({"tools": tools} if tools else {})
 
 
-def server_of(row: Row) -> str:
-    """The server that a row's agent belongs to: the longest known name that its own begins with."""
+def _read(row: Row, server: str) -> Fields:
+    environment, fields_of = SERVERS[server]
+    conversation = gym_messages(row)
+    try:
+        fields = fields_of(row)
+    except DataError as error:
+        raise DataError(f"malformed_row: {error}") from error
+    except _MALFORMED as error:
+        raise DataError(f"malformed_row: {type(error).__name__}: {error}") from error
+    return {"environment": environment, **conversation, **fields}
+
+
+def server_of(row: Row) -> str | None:
+    """The server that a row's agent belongs to: the longest known name that its own begins with, or
+    the agent's own name; None without an agent."""
     agent = row.get("agent_ref")
-    name = str(cast(Fields, agent).get("name")) if isinstance(agent, dict) else "no agent_ref"
+    if not isinstance(agent, dict):
+        return None
+    name = str(cast(Fields, agent).get("name"))
     known = [s for s in (*SERVERS, *EVALUATION) if name == s or name.startswith(f"{s}_")]
     return max(known, key=len, default=name)
 
@@ -120,7 +167,7 @@ def _text(answer: Any) -> str:
     return str(answer if value is None else value[0])
 
 
-def _multiple_choice(row: Row) -> tuple[str, Fields]:
+def _multiple_choice(row: Row) -> Fields:
     options: Fields = {}
     for option in row["options"]:
         options |= option
@@ -128,20 +175,51 @@ def _multiple_choice(row: Row) -> tuple[str, Fields]:
     template: Fields = row.get("template_metadata") or {}
     if pattern := template.get("output_regex"):
         metadata["output_regex"] = pattern
-    return "multiple_choice", {"gold": row["expected_answer"], "metadata": metadata}
+    return {"gold": row["expected_answer"], "metadata": metadata}
 
 
-def _code(row: Row) -> tuple[str, Fields]:
+# what solutions of LeetCode take for granted; builtins last, so that none of them is replaced
+LEETCODE_SETUP = """\
+import bisect, collections, functools, heapq, itertools, math, operator, random, re, string, sys
+from bisect import *
+from collections import *
+from functools import *
+from heapq import *
+from itertools import *
+from math import *
+from typing import *
+from builtins import *
+sys.setrecursionlimit(50_000)
+"""
+LEETCODE_TOLERANCE = 1e-5  # LeetCode's own, of results with decimals
+
+
+def _code(row: Row) -> Fields:
+    """Programs that read and write, or, with `fn_name`, a function or a method of `Solution`: then
+    an input has an argument a line, in JSON, and an output is a value in JSON."""
     tests = row["verifier_metadata"]["unit_tests"]
     if isinstance(tests, str):
         tests = load_json(tests)
     function = tests.get("fn_name")
-    pairs = zip(tests["inputs"], tests["outputs"], strict=True)
-    metadata: Fields = {"tests": [{"input": i, "output": o} for i, o in pairs][:MOST_TESTS]}
-    return "code", {"metadata": metadata | ({"function": function} if function else {})}
+    pairs = [*zip(tests["inputs"], tests["outputs"], strict=True)][:MOST_TESTS]
+    if not function:
+        return {"metadata": {"tests": [{"input": i, "output": o} for i, o in pairs]}}
+    calls = [{"input": _arguments(given), "output": _result(result)} for given, result in pairs]
+    metadata: Fields = {"tests": calls, "function": function, "setup": LEETCODE_SETUP}
+    return {"metadata": metadata | {"tolerance": LEETCODE_TOLERANCE}}
 
 
-def _structured_output(row: Row) -> tuple[str, Fields]:
+def _arguments(given: Any) -> list[Any]:
+    if isinstance(given, list):
+        return cast(list[Any], given)
+    return [load_json(line) for line in str(given).split("\n") if line.strip()]
+
+
+def _result(given: Any) -> Any:
+    return load_json(given) if isinstance(given, str) else given
+
+
+def _structured_output(row: Row) -> Fields:
     schema = row["schema_str"]
     as_call = row.get("response_mode") == "tool_call"
     metadata: Fields = {
@@ -150,15 +228,15 @@ def _structured_output(row: Row) -> tuple[str, Fields]:
     }
     if as_call:
         metadata |= {"tool": row["tool_name"], "payload": row.get("tool_payload_key")}
-    return "structured_output", {"metadata": metadata}
+    return {"metadata": metadata}
 
 
-def _tool_call(row: Row) -> tuple[str, Fields]:
+def _tool_call(row: Row) -> Fields:
     action = row["expected_action"]
     if action["type"] == "message":
-        return "tool_call", {"gold": {"message": action["content"]}}
+        return {"gold": {"message": action["content"]}}
     batch = action["calls"] if action["type"] == "function_call_batch" else [action]
-    return "tool_call", {"gold": {"calls": [_call(call) for call in batch]}}
+    return {"gold": {"calls": [_call(call) for call in batch]}}
 
 
 def _call(call: Fields) -> Fields:
@@ -166,7 +244,7 @@ def _call(call: Fields) -> Fields:
     return {"name": call["name"], "arguments": load_json(own) if isinstance(own, str) else own}
 
 
-def _instruction_following(row: Row) -> tuple[str, Fields]:
+def _instruction_following(row: Row) -> Fields:
     task = row.get("verifier_metadata") or row
     constraints: list[Fields] = []
     for name, arguments in zip(task["instruction_id_list"], task["kwargs"], strict=True):
@@ -175,35 +253,46 @@ def _instruction_following(row: Row) -> tuple[str, Fields]:
         given: Fields = arguments or {}
         constraints += _constraints(name, {k: v for k, v in given.items() if v is not None})
     grading = {"binary": "all", "fraction": "fraction"}[task.get("grading_mode") or "binary"]
-    return "instruction_following", {"metadata": {"constraints": constraints, "grading": grading}}
+    return {"metadata": {"constraints": constraints, "grading": grading}}
 
 
-def _long_context(row: Row) -> tuple[str, Fields]:
+def _long_context(row: Row) -> Fields:
     if row.get("source") in EVALUATION:
         raise DataError(f"taken from {row['source']}, which is for evaluation only")
-    return "long_context", {"gold": row["expected_answer"]}
+    return {"gold": row["expected_answer"]}
 
 
-SERVERS: dict[str, Callable[[Row], tuple[str, Fields]]] = {
-    "math_with_judge": lambda row: ("math", {"gold": _text(row["expected_answer"])}),
-    "math_with_autograder": lambda row: ("math", {"gold": _text(row["expected_answer"])}),
-    "mcqa": _multiple_choice,
-    "code_gen": _code,
-    "structured_outputs": _structured_output,
-    "single_step_tool_use_with_argument_comparison": _tool_call,
-    "xlam_fc": lambda row: (
-        "tool_call", {"gold": {"calls": [_call(call) for call in row["expected_answers"]]}}
+def _math(row: Row) -> Fields:
+    return {"gold": _text(row["expected_answer"])}
+
+
+def _equivalence(row: Row) -> Fields:
+    return {"gold": str(row["expected_answer"])}
+
+
+# server → our environment, and the fields of its rows
+SERVERS: dict[str, tuple[str, Callable[[Row], Fields]]] = {
+    "math_with_judge": ("math", _math),
+    "math_with_autograder": ("math", _math),
+    "mcqa": ("multiple_choice", _multiple_choice),
+    "code_gen": ("code", _code),
+    "structured_outputs": ("structured_output", _structured_output),
+    "single_step_tool_use_with_argument_comparison": ("tool_call", _tool_call),
+    "xlam_fc": (
+        "tool_call",
+        lambda row: {"gold": {"calls": [_call(call) for call in row["expected_answers"]]}},
     ),
-    "instruction_following": _instruction_following,
-    "lc_niah": _long_context,
-    "equivalence_llm_judge": lambda row: ("equivalence", {"gold": str(row["expected_answer"])}),
-    "lc_judge": lambda row: ("equivalence", {"gold": str(row["expected_answer"])}),
-    "multichallenge": lambda row: ("rubric", {"metadata": {"rubric": row["rubric"]}}),
-    "calendar": lambda row: ("scheduling", {"metadata": {"events": row["exp_cal_state"]}}),
-    "reasoning_gym": lambda row: (
-        "reasoning_gym", {"gold": row["answer"], "metadata": row["metadata"]}
+    "instruction_following": ("instruction_following", _instruction_following),
+    "lc_niah": ("long_context", _long_context),
+    "equivalence_llm_judge": ("equivalence", _equivalence),
+    "lc_judge": ("equivalence", _equivalence),
+    "multichallenge": ("rubric", lambda row: {"metadata": {"rubric": row["rubric"]}}),
+    "calendar": ("scheduling", lambda row: {"metadata": {"events": row["exp_cal_state"]}}),
+    "reasoning_gym": (
+        "reasoning_gym",
+        lambda row: {"gold": row["answer"], "metadata": row["metadata"]},
     ),
-}  # fmt: skip
+}
 
 
 # -- instructions ----------------------------------------------------------------------------------

@@ -10,10 +10,11 @@ from unittest.mock import patch
 
 import pytest
 
-from data_builders.prompts.build import PromptPlan, PromptSet, prompt_inputs
+from data_builders.prompts.build import PromptPlan, PromptSet, prompt_inputs, toolkits_for
 from data_builders.registry import EnvironmentGrader, Environments, toolkit_of
 from data_builders.tiny_world.items import Place, heldout_row, make_item, training_row
 from posttrain.config.load import validate
+from posttrain.config.prompts import EnvironmentPrompts
 from posttrain.errors import ConfigError, DataError
 from posttrain.records import Message, ToolCall
 from posttrain.rollouts import Prompt, metadata_of, prompt_from_row, prompt_to_row
@@ -363,6 +364,7 @@ def test_rows_of_an_environment_bring_their_verifier(
         {"question": f"Unreadable gold. {box}", "gold": "\\frac{1}{"},
         {"agent_ref": {"name": "math_with_judge_agent"}, "expected_answer": "7",
          "responses_create_params": {"input": [{"role": "user", "content": f"6+1? {box}"}]}},
+        {"expected_answer": "8", "responses_create_params": {"input": f"6+2? {box}"}},
         {"agent_ref": {"name": "gpqa_diamond"}, "responses_create_params": {"input": []}},
     ]  # fmt: skip
     monkeypatch.setitem(GRADERS, "environment", EnvironmentGrader())
@@ -372,10 +374,16 @@ def test_rows_of_an_environment_bring_their_verifier(
         format="environment", environment="math",
     )  # fmt: skip
     assert {(p.grader, p.environment) for p in made.prompts} == {("environment", "math")}
-    assert sorted(str(p.gold) for p in made.prompts[::2]) == ["2", "3", "7"]
+    assert sorted(str(p.gold) for p in made.prompts[::2]) == ["2", "3", "7", "8"]
     counts = made.row_counts["s"]
-    assert (counts.rows_in, counts.kept) == (8, 3)
+    assert (counts.rows_in, counts.kept) == (9, 4)
     assert counts.dropped["other_environment"] == counts.dropped["evaluation_only"] == 1
     assert counts.dropped["malformed_row"] == 2
     verifier = Environments().verifier(made.prompts[0])
     assert isinstance(verifier, ENVIRONMENTS["math"])
+    for server, why in (("mcqa", "rows of mcqa are read by multiple_choice"), ("maths", "math")):
+        source = EnvironmentPrompts(
+            name="s", path="x", format="environment", environment="math", server=server
+        )
+        with pytest.raises(ConfigError, match=f"source 's': .*{why}"):
+            toolkits_for([source], [])
