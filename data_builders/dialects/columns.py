@@ -39,11 +39,12 @@ _KINDS: dict[Kind, re.Pattern[str]] = {
         r"|losses|train[a-z]*|grad[a-z]*|turns?|messages?|labels?|tokens?|steps?|roles?|prompt"
         r"|history|answers?|responses?|assistant|user))*$"
         r"|^labels$|^is_target$|^no_?grad$|^context_only$|(?:^|_)last_[a-z]+_only$"
+        # the same in the languages of much public data
+        r"|掩码|掩膜|遮罩|损失|訓練|训练|マスク|損失|마스크|학습|маск|обуча|тренир|entrena|entraîn"
     ),
     "reasoning": re.compile(
         r"(?:^|_)(?:reasoning|think(?:ing)?|thoughts?|rationale|chain_of_thought|cot|scratch_?pad"
         r"|reflection|monologue|deliberation)(?:_|$)|^analysis$"
-        # the same in the languages of much public data
         r"|思考|思维|思維|推理|推論|생각|추론|рассужд|размышл|تفكير|استدلال|begr(?:ü|ue)ndung|gedanken"
         r"|raisonnement|razonamiento|ragionamento|racioc[ií]nio|การให้เหตุผล"
     ),
@@ -71,6 +72,12 @@ _ASKED_IN_MESSAGE = frozenset(
     {"context", "contexts", "input", "question", "query", "document", "documents", "passage",
      "passages", "instruction", "quote", "reply_to"}
 )  # fmt: skip
+# and those of an assistant's message under which an agent's step is stored beside its text
+_ACTS_IN_MESSAGE = frozenset(
+    {"action", "actions", "action_input", "command", "commands", "tool", "tool_name", "tool_input",
+     "code_action", "execute"}
+)  # fmt: skip
+IGNORED_LABEL = -100  # what a loss leaves out, under whatever key
 _MIME_KEYS = ("mime_type", "media_type", "content_type", "mimeType", "mediaType", "contentType")
 # why a model stopped, where its answer is not at its end
 _STOP_KEYS = frozenset(
@@ -81,6 +88,17 @@ _CUT = frozenset(
      "truncated", "token_limit", "model_context_window_exceeded"}
 )  # fmt: skip
 _CUT_FLAGS = frozenset({"truncated", "is_truncated", "was_truncated"})
+# whether an answer is a good one (KTO); other texts are classes
+_VERDICT = re.compile(
+    r"^label$|^kto_tag$|^(?:user_|human_)?(?:feedback|votes?|thumbs?)$"
+    r"|^(?:(?:is|was|answer|response|solution|output|generation|completion|final)_)*"
+    r"(?:correct|safe|valid|verified|accepted|acceptable|approved|desirable)$"
+)
+_BAD = frozenset(
+    {"false", "0", "0.0", "rejected", "reject", "bad", "undesirable", "negative", "dispreferred",
+     "incorrect", "wrong", "unsafe", "invalid", "thumbs_down", "thumbsdown", "thumbs down", "down",
+     "downvote", "dislike", "👎"}
+)  # fmt: skip
 _SHORT_PROSE = 60  # characters of a remark under a key that is not read, ours
 _LONG_WORD = 300  # an address or a digest is one long word, ours
 
@@ -132,12 +150,15 @@ def refuse_lost_in_message(
             continue
         if kind == "reasoning":
             lost = speaks(value) and not message.reasons
-        elif kind == "calls":
+        elif kind == "calls" or (key in _ACTS_IN_MESSAGE and message.role == "assistant"):
             lost = speaks(value) and not message.tool_calls
         else:
             lost = speaks(value) if key in _ASKED_IN_MESSAGE else _is_content(value)
         if reading.trains and message.role == "assistant" and message.trained:
             refuse_cut(key, value, f"{at}.{key:.80}")
+            if value == IGNORED_LABEL or calls_bad(key, value):
+                what = f"{value!r:.60}: an answer not to train; write train: false"
+                raise RowProblem("rejected_answer", f"{at}.{key:.80}", what)
         if _attaches(value):
             raise RowProblem("unsupported_content", f"{at}.{key:.80}", "a file; text only")
         if lost and not _repeats(value, message):
@@ -211,6 +232,18 @@ def refuse_cut(key: str, value: Any, where: str) -> None:
             raise RowProblem("truncated_answer", where, f"{value!r}: the answer was cut off")
     elif key in _CUT_FLAGS and value is True:
         raise RowProblem("truncated_answer", where, "the answer was cut off")
+
+
+def calls_bad(name: str, value: Any) -> bool:
+    """Whether a column, or a key of an answer, says that the answer is a bad one."""
+    return value is not None and _is_verdict(name) and str(value).strip().lower() in _BAD
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_verdict(name: str) -> bool:
+    """Whether a column says of the row's answer whether it is a good one."""
+    snake = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+    return _VERDICT.search(snake) is not None
 
 
 def _attaches(value: Any) -> bool:

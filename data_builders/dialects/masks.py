@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from data_builders.dialects.columns import kind_of, speaks
+from data_builders.dialects.columns import IGNORED_LABEL, calls_bad, kind_of, speaks
 from data_builders.dialects.reading import Reading, Row, RowProblem
 from posttrain.jsontext import load_json
 
@@ -30,17 +30,6 @@ _WORDS = {"true": True, "false": False, "1": 1, "1.0": 1, "0": 0, "0.0": 0}
 _SWITCH_WORDS = frozenset(
     {"yes", "no", "on", "off", "all", "none", "last", "first", "full", "final", "assistant", "gpt",
      "model", "user", "human", "system", "prompt", "completion", "response", "answer", "output"}
-)  # fmt: skip
-# whether the row's answer is a good one (KTO); other texts are classes of the row
-_VERDICT = re.compile(
-    r"^label$|^kto_tag$|^(?:user_|human_)?(?:feedback|votes?|thumbs?)$"
-    r"|^(?:(?:is|was|answer|response|solution|output|generation|completion|final)_)*"
-    r"(?:correct|safe|valid|verified|accepted|acceptable|approved|desirable)$"
-)
-_BAD = frozenset(
-    {"false", "0", "0.0", "rejected", "reject", "bad", "undesirable", "negative", "dispreferred",
-     "incorrect", "wrong", "unsafe", "invalid", "thumbs_down", "thumbsdown", "thumbs down", "down",
-     "downvote", "dislike", "👎"}
 )  # fmt: skip
 _OVER_TURNS = re.compile(r"mask|turns?|messages?|trainable")
 # a mask inside the JSON text of a column
@@ -144,10 +133,20 @@ def _row_masks_of(row: Row, reading: Reading) -> Iterator[tuple[str, str, Any]]:
         if kind_of(key) == "mask":
             if not _names_something(key, value):
                 yield key, key, value
+        elif type(value) is list:
+            if _is_nameless_mask(key, value):
+                yield key, key, value
         elif (inside := _object(value)) is not None:
             for inner, nested in inside.items():
                 if _is_clear(inner, nested):
                     yield f"{key}.{inner}", inner, nested
+
+
+def _is_nameless_mask(key: str, values: list[Any]) -> bool:
+    """Whether a list is a mask by its values: ignored labels, or flags under a foreign name."""
+    if type(values[0]) not in (int, float, bool):
+        return False
+    return IGNORED_LABEL in values or (not key.isascii() and _listed(values) is not None)
 
 
 def _names_something(key: str, value: Any) -> bool:
@@ -205,7 +204,7 @@ def _message_flags(
             raise RowProblem("untrained_turn", path, f"{value!r:.80}: a row not to train")
         return None
     switch = _WORDS.get(str(value).strip().lower())
-    if key == "labels" and not (isinstance(value, list) and -100 in value):
+    if key == "labels" and not (isinstance(value, list) and IGNORED_LABEL in value):
         return None  # classes, and not one label a token
     if key in _ON_PROMPT and switch == 0:
         return None
@@ -259,15 +258,6 @@ def _refuse_bad_answer(row: Row, reading: Reading) -> None:
     if "chosen" in row:
         return
     for name, value in row.items():
-        if value is None or not _is_verdict(name) or name in reading.named:
-            continue
-        if str(value).strip().lower() in _BAD:
+        if calls_bad(name, value) and name not in reading.named:
             what = f"{value!r}: a bad answer; a recipe that names the column keeps it"
             raise RowProblem("rejected_answer", name, what)
-
-
-@functools.lru_cache(maxsize=4096)
-def _is_verdict(name: str) -> bool:
-    """Whether a column says of the row's answer whether it is a good one."""
-    snake = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
-    return _VERDICT.search(snake) is not None

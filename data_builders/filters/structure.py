@@ -105,6 +105,18 @@ _OPENING_TAG = re.compile(
 )
 _TYPE = re.compile(r"\stype=[\"']?([\w\-]{1,40})")
 _CLOSING_TAG = re.compile(r"(?:</\|?|\[/|◁/|<\|end_)\s*([\w:.\-]{1,40}?)\s*(?:\|?>|\]|▷)")
+# a heading of a trace at the start, one of the answer behind it
+_TRACE_HEADING = re.compile(
+    r"\s*(?:#{1,6} *|\*\*)(?:(?:my|inner|internal) )?"
+    r"(?:think(?:ing)?(?: process)?|thoughts?(?: process)?"
+    r"|monologue|chain of thought|scratchpad|思考过程|思考|推理过程)\W{0,4}\n",
+    re.IGNORECASE,
+)
+_ANSWER_HEADING = re.compile(
+    r"^ *(?:#{1,6} *|\*\*)(?:(?:my|the|final) )?"
+    r"(?:answer|response|reply|output|最终回答|最终答案|回答|答案)\W{0,4}$",
+    re.IGNORECASE | re.MULTILINE,
+)
 _LETTERS = re.compile(r"[^\W\d_]+")
 _TRACE_WORDS = frozenset(
     {
@@ -139,7 +151,7 @@ def foreign_think(example: Example) -> Drop | None:
         if message.role != "assistant":
             continue
         if tag := _foreign_tag(message.content):
-            detail = f"the text has a trace in {tag}; rewrite such traces with <think> tags"
+            detail = f"the text has a trace under {tag!r}; rewrite such traces with <think> tags"
             return Drop("foreign_think", f"message {index}: {detail}")
     return None
 
@@ -152,6 +164,8 @@ def _foreign_tag(text: str) -> str | None:
         typed = _TYPE.search(opening.group())
         if is_channel or _names_trace(name) or (typed and _names_trace(typed.group(1))):
             return opening.group()[: opening.end(2 if not is_channel else 3)].strip()
+    if heading := _TRACE_HEADING.match(text):
+        return heading.group().strip() if _ANSWER_HEADING.search(text, heading.end()) else None
     closing = _CLOSING_TAG.search(text)
     if closing and _names_trace(closing.group(1)) and f"<{closing.group(1)}" not in text:
         return closing.group()

@@ -287,3 +287,33 @@ def test_text_under_a_key_that_is_not_read_is_not_lost(role: str, more: dict[str
     assert found.field == f"messages[2].{list(more)[-1]}"
     # beside its content it is another field
     read({"messages": [*OPENAI, {"role": role, **more, "content": "4"}]})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("context", "The mill closed in 1921.", "malformed_message"),
+        ("action", "open the gate", "malformed_message"),
+        ("思考", "二和二合起来就是四个。", "malformed_message"),
+        ("files", [{"mimeType": "text/csv", "data": "QQ=="}], "unsupported_content"),
+    ],
+)
+def test_what_stands_beside_an_answer_is_not_lost(key: str, value: Any, reason: str) -> None:
+    found = problem({"messages": [ASK, SAY | {key: value}]})
+    assert (found.reason, found.field) == (reason, f"messages[1].{key}")
+
+
+def test_who_speaks_is_listed_where_it_is_not_read() -> None:
+    conversation = read({"messages": [ASK | {"name": "Ada"}, SAY]})[1]
+    assert conversation.unread == {"messages[].name": "Ada"}
+
+
+def test_a_picture_in_a_result_and_parts_as_text_are_refused() -> None:
+    picture = {"type": "image", "source": {"type": "base64", "data": "iVBOR"}}
+    call = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    row = {"messages": [ASK, call, {"role": "tool", "content": [picture]}, SAY], "tools": [WEATHER]}
+    assert problem(row).reason == "unsupported_content"
+    parts = json.dumps([{"type": "text", "text": "4"}])
+    assert problem({"messages": [ASK, SAY | {"content": parts}]}).reason == "malformed_message"
+    # JSON that is no list of parts is an answer
+    assert read({"messages": [ASK, SAY | {"content": '[{"type": "cat"}]'}]})[1].messages[1].content

@@ -154,6 +154,21 @@ def test_an_answer_that_the_row_calls_bad_is_not_trained(more: dict[str, Any]) -
         assert read({"messages": [ASK, SAY]} | dict.fromkeys(more, good))[1].messages
 
 
+@pytest.mark.parametrize("more", [{"label": -100}, {"target": -100}, {"feedback": "thumbs_down"}])
+def test_an_answer_in_a_list_that_is_not_to_be_trained_is_refused(more: dict[str, Any]) -> None:
+    assert problem({"messages": [ASK, SAY | more, ASK, SAY]}).reason == "rejected_answer"
+    # of a question, or where nothing is trained, it is no matter
+    assert read({"messages": [ASK | more, SAY]})[1].messages[1].trained
+    assert read({"messages": [ASK, SAY | more]}, ignored_keys=tuple(more))[1].messages
+
+
+@pytest.mark.parametrize("more", [{"训练掩码": [0, 1, 0, 1]}, {"маска": [1]}, {"目标": [-100, 4]}])
+def test_a_mask_in_any_language_is_refused(more: dict[str, Any]) -> None:
+    assert problem({"messages": [ASK, SAY]} | more).reason == "malformed_message"
+    assert read({"messages": [ASK, SAY]} | more, metadata=tuple(more))[1].messages
+    assert read({"messages": [ASK, SAY], "correctness": [True, False]})[1].messages
+
+
 @pytest.mark.parametrize(
     "row",
     [

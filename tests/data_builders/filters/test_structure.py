@@ -31,6 +31,8 @@ SOUND = [
     chat(user(), calls("weather"), tools=[UNUSABLE, WEATHER]),
     # marks and tags that a text speaks of, HTML, and JSON or code that calls no declared tool
     chat(user("what does <|im_end|> mean?"), answer("<|im_end|> ends a turn, as </s> does.")),
+    chat(user(), answer("**Reasoning**\nIt is wet.\n\n**Answer**\nrain")),
+    chat(user(), answer("## Thinking\nA title of an essay on thought.")),
     chat(user(), answer("The end token is <|im_end|>")),
     chat(user(), answer("Strike it out: <s>rain</s>")),
     chat(user(), answer('<section type="main">rain</section>')),
@@ -78,6 +80,7 @@ BROKEN: list[tuple[str, Example, str]] = [
     ("foreign_think", chat(user(), answer('<thinking lang="en">hm</thinking>4')), "trace"),
     ("foreign_think", chat(user(), answer('<details type="reasoning">hm</details>4')), "trace"),
     ("foreign_think", chat(user(), answer("<рассуждение>hm</рассуждение>4")), "trace"),
+    ("foreign_think", chat(user(), answer("## Thinking\n\nhm\n\n## Final Response\n\n4")), "trace"),
     ("template_markup", chat(user("<|user|>\nrain?"), answer()), "message 0"),
     ("template_markup", chat(user("<s>[INST] rain? [/INST]"), answer()), "message 0"),
     ("template_markup", chat(user(), answer("It rains.</s>")), "'</s>'"),
