@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from posttrain.report import section as ui
-from posttrain.report.lineage import Node, ancestry, counts, details, trace
+from posttrain.report.lineage import REPORT, Node, ancestry, counts, details, trace
 from posttrain.report.write import figures
 from posttrain.tokens.encode import IGNORED
 
@@ -34,7 +34,11 @@ def artifact_sections(path: Path) -> Iterator[ui.Section]:
     yield ui.Section(f"{nodes[0].kind} {path}", [ancestry(nodes), *missing])
     yield counts(nodes[0])
     yield from figures(nodes[0])  # rows are shown below
-    yield ui.Section("Config", [details(nodes[0], _FILES_SHOWN)])
+    report = path / REPORT
+    if report.is_file():
+        yield ui.Section("Config, versions, files, charts", [report.as_posix()])
+    else:
+        yield ui.Section("Config", [details(nodes[0], _FILES_SHOWN)])
 
 
 def pack_section(

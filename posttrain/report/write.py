@@ -35,7 +35,17 @@ from posttrain.report.pages import (
     supervision,
     training,
 )
-from posttrain.report.section import Fold, Samples, Section, Sections, Tile
+from posttrain.report.section import (
+    Chart,
+    Columns,
+    Diagram,
+    Fold,
+    Samples,
+    Section,
+    Sections,
+    Table,
+    Tile,
+)
 from posttrain.runs import Run, atomic_write_text, open_run
 
 # kind of artifact → its sections, and on its own page the figures to read first
@@ -76,11 +86,18 @@ def tiles_of(node: Node) -> list[Tile]:
     return [kept_tile(node, "rows")]
 
 
+_ON_A_PAGE = Chart | Columns | Diagram | Fold | Samples
+
+
 def figures(node: Node) -> Sections:
-    """An artifact's sections without what is folded away on a page: for the console."""
+    """Yield an artifact's sections for the console: no charts, and nothing that a page folds away.
+
+    A section of which only its introduction would be left is left out.
+    """
     for part in own_sections(node):
-        shown = [block for block in part.blocks if not isinstance(block, Fold | Samples)]
-        yield Section(part.title, shown)
+        shown = [block for block in part.blocks if not isinstance(block, _ON_A_PAGE)]
+        if len(shown) == len(part.blocks) or any(isinstance(block, Table) for block in shown):
+            yield Section(part.title, shown)
 
 
 def write_report(artifact: Path | str, *, out: Path | str | None = None) -> Path:

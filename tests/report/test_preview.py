@@ -53,6 +53,10 @@ def test_script_shows_lineage_counts_and_marked_sequences(finished, capsys):
     assert out.startswith(f"sft_data {data}")
     assert re.search(rf"in +│ +{read_artifact(data).counts.rows_in} ", out)
     assert "Mixture" in out
+    # no heading without its content, and no recipe of 150 lines before the rows
+    assert "Sample conversations" not in out
+    assert "held_out:" not in out
+    assert f"{data}/report.html" in out
     first = next(line for line in out.splitlines() if line.startswith("── pack"))
     number, record = int(first.split()[2]), first.rstrip(" ─").split(" · ")[-1]
     assert record in {r["record_id"] for r in index(data) if r["pack"] == number}
