@@ -10,7 +10,13 @@ import pytest
 import torch
 
 from posttrain.config.grpo import GrpoLossConfig, ImportanceConfig
-from posttrain.training.rl.loss import TokenLoss, TokenSums, importance, token_loss
+from posttrain.training.rl.loss import (
+    TokenLoss,
+    TokenSums,
+    importance,
+    ratio_rows,
+    token_loss,
+)
 
 CONFIG = ImportanceConfig()
 
@@ -36,6 +42,32 @@ def test_a_ratio_outside_the_limits_counts_as_nothing_or_as_the_limit(
     assert found.weight[0].tolist() == pytest.approx(weights)
     assert found.ratio[0].tolist() == pytest.approx(ratios)
     assert found.kept.tolist() == [True]
+
+
+def test_the_ratio_is_the_trainers_chance_over_the_samplers():
+    """Both sides away from zero: with a sampled log-probability of 0 a wrong sign goes unseen."""
+    previous = tensors([-1.0, -2.5, -0.3])
+    sampled = tensors([-1.5, -2.0, -0.3])
+    mask = torch.tensor([[True, True, False]])
+    found = importance(previous, sampled, mask, CONFIG)
+    assert found.ratio[0].tolist() == pytest.approx([math.exp(0.5), math.exp(-0.5), 1.0])
+    assert found.weight[0, :2].tolist() == pytest.approx([math.exp(0.5), math.exp(-0.5)])
+    assert found.strayed.tolist() == pytest.approx([math.exp(0.5)])
+
+
+def test_a_rows_ratios_are_those_of_its_own_tokens():
+    """Padding has a ratio of 1: counted, it would move mean, low and high."""
+    previous = tensors([math.log(2.0), math.log(4.0), 0.0, 0.0], [0.0, 0.0, 0.0, 0.0])
+    mask = torch.tensor([[1, 1, 0, 0], [0, 0, 0, 0]]).bool()
+    weights = importance(
+        previous, torch.zeros(2, 4), mask, ImportanceConfig(token_high=3.0, sequence_limit=9.0)
+    )
+    row, empty = ratio_rows(mask, weights)
+    assert empty is None
+    assert row is not None
+    assert (row["mean"], row["low"], row["high"]) == pytest.approx((3.0, 2.0, 4.0))
+    assert (row["masked"], row["strayed"]) == (pytest.approx(1), pytest.approx(3.0))
+    assert row["kept"] is True
 
 
 @pytest.mark.parametrize("outside", ["mask", "truncate"])
