@@ -33,6 +33,7 @@ from posttrain.jsontext import encode_json
 from posttrain.records import Message, json_text, message_to_row
 from posttrain.runs import Counts
 from reward.environments import ENVIRONMENTS
+from reward.environments.gym_http import gym_http_row
 from reward.environments.gym_rows import gym_row
 
 Row = Mapping[str, Any]
@@ -225,7 +226,9 @@ def read_environment(row: Row, source: EnvironmentPrompts) -> RowQuestion:
     """Of a row of ours or of NeMo Gym's; raises RowProblem where it is of no such environment."""
     try:
         own = row
-        if "responses_create_params" in row:
+        if source.server_url is not None:
+            own = gym_http_row(row, url=source.server_url.rstrip("/"))
+        elif "responses_create_params" in row:
             own = gym_row(row, server=source.server, environment=source.environment)
     except DataError as error:
         reason, _, why = str(error).partition(": ")

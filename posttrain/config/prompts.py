@@ -147,6 +147,7 @@ class EnvironmentPrompts(PromptSource):
 
     environment: its name (docs/guides/environments.md has them, and their rows).
     server: NeMo Gym's resources server of rows that name none; null: any of this environment.
+    server_url: of `gym_http`: where that server runs, e.g. http://127.0.0.1:8001.
     generated: a seed, in place of a path: the environment itself makes `count` rows from it.
     """
 
@@ -154,7 +155,19 @@ class EnvironmentPrompts(PromptSource):
     environment: str  # pyright: ignore[reportIncompatibleVariableOverride, reportGeneralTypeIssues]  # required here
     grader: Literal["environment"] = "environment"
     server: str | None = None
+    server_url: str | None = None
     generated: int | None = Field(default=None, ge=0)
+
+    def check(self) -> None:
+        super().check()
+        over_http = self.environment == "gym_http"
+        refuse(f"source {self.name!r}", {
+            "environment gym_http needs server_url, the address of the running server":
+                over_http and self.server_url is None,
+            "server_url is for environment gym_http": self.server_url and not over_http,
+            "server says how rows are read here, and gym_http leaves them to its server":
+                over_http and self.server,
+        })  # fmt: skip
 
     def rows(self) -> SourceConfig:
         """The same place; the one of generated rows is no file."""

@@ -10,6 +10,7 @@ from reward.environments.agentic import FAMILIES
 from reward.environments.base import RLVREnvironment
 from reward.environments.code import CodeEnvironment
 from reward.environments.conversation import ConversationEnvironment
+from reward.environments.gym_http import GymHttpEnvironment
 from reward.environments.instruction_following import InstructionFollowingEnvironment
 from reward.environments.judged import EquivalenceEnvironment, RubricEnvironment
 from reward.environments.long_context import LongContextEnvironment
@@ -36,6 +37,7 @@ ENVIRONMENTS: dict[str, type[RLVREnvironment]] = {
         EquivalenceEnvironment,
         RubricEnvironment,
         ReasoningGymEnvironment,
+        GymHttpEnvironment,
         *FAMILIES,
     )
 }

@@ -219,7 +219,7 @@ async def admit(
     `convert` makes rows of another form ours; the message of its DataError is a reason as it is.
 
     Reasons: `unknown_environment`, `malformed_row`, `gold_fails`, `gold_unscored`,
-    `wrong_passes`, `duplicate_id`, each with what it is about behind a colon.
+    `wrong_passes`, `wrong_unscored`, `duplicate_id`, each with what it is about behind a colon.
     """
     prompts: dict[str, Prompt] = {}
     dropped: list[tuple[int, str]] = []
@@ -270,8 +270,9 @@ async def _replayed(environment: RLVREnvironment, prompt: Prompt) -> str | None:
     gold = environment.gold(prompt)
     for script in (*([] if gold is None else [gold]), *environment.wrong(prompt)):
         score = await environment.verify(prompt, await replay(environment, prompt, script))
-        if script is gold and score.value is None:
-            return f"gold_unscored: {score.failure}: {score.explanation}"
+        if score.value is None:
+            kind = "gold" if script is gold else "wrong"
+            return f"{kind}_unscored: {score.failure}: {score.explanation}"
         if environment.passes(score) != (script is gold):
             return f"{'gold_fails' if script is gold else 'wrong_passes'}: {score.explanation}"
     return None

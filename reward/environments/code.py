@@ -162,15 +162,18 @@ def same_result(expected: Any, given: Any, *, tolerance: float) -> bool:
         items, others = cast(list[Any], expected), cast(list[Any], given)
         same = functools.partial(same_result, tolerance=tolerance)
         return len(items) == len(others) and all(map(same, items, others))
-    numbers = isinstance(expected, int | float) and isinstance(given, int | float)
-    decimals = isinstance(expected, float) or isinstance(given, float)
-    if numbers and decimals and not isinstance(expected, bool) and not isinstance(given, bool):
-        try:
-            if math.isclose(expected, given, rel_tol=tolerance, abs_tol=tolerance):
-                return True
-        except OverflowError:  # beyond a float's range
-            return False
-    return same_value(expected, given)
+    if same_value(expected, given):
+        return True
+    if isinstance(expected, bool) or isinstance(given, bool):
+        return False
+    if not isinstance(expected, int | float) or not isinstance(given, int | float):
+        return False
+    if isinstance(expected, int) and isinstance(given, int):
+        return False
+    try:
+        return math.isclose(expected, given, rel_tol=tolerance, abs_tol=tolerance)
+    except OverflowError:  # beyond a float's range
+        return False
 
 
 def same_output(expected: str, given: Any) -> bool:

@@ -1,0 +1,203 @@
+"""The environment "gym_http": a running resources server of NeMo Gym runs the tools and verifies.
+
+    {"environment": "gym_http", "messages": […], "tools": […],
+     "metadata": {"url": "http://127.0.0.1:8001", "row": {"responses_create_params": {…}, …}}}
+
+A rollout is a session of the server, told by cookies: `/seed_session`, a route for each tool, and
+`/verify` with the row and the model's output items, whose `reward` is the score. A server that does
+not answer, that says that its judge or it itself failed, or whose reward lies outside 0 to 1 leaves
+the completion unscored. A row for which "." earns a pass is dropped.
+
+The contract is that of NVIDIA-NeMo/Gym (nemo_gym/base_resources_server.py, nemo_gym/judge.py,
+responses_api_agents/simple_agent/app.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlsplit
+
+from posttrain.environments.base import RESULT_CHARACTERS, Environment, clip
+from posttrain.errors import DataError
+from posttrain.jsontext import load_json, writable
+from posttrain.records import Message, Score, json_text
+from posttrain.rollouts import Completion, Prompt, Step, metadata_of
+from reward.environments.base import RLVREnvironment, Script, says
+from reward.environments.gym_rows import EVALUATION, Fields, Row, gym_messages, server_of
+
+if TYPE_CHECKING:
+    from http.cookies import Morsel
+
+    from aiohttp import ClientSession
+
+REQUEST_SECONDS = 300.0  # of one request; a server's judge may take its time
+# what a server says beside a reward that is no measurement (`mask_sample`, `failure_kind`: newer)
+_FAILURES = ("_ng_failure_class", "failure_kind", "mask_sample")
+
+
+def gym_http_row(row: Row, *, url: str) -> Fields:
+    """A row of a Gym data file as one of this environment. Raises as `gym_row`."""
+    if (server := server_of(row)) in EVALUATION:
+        raise DataError(f"evaluation_only: {server}")
+    metadata = {"url": url, "row": dict(row)}
+    return {"environment": GymHttpEnvironment.name, **gym_messages(row), "metadata": metadata}
+
+
+class GymHttpEnvironment(RLVREnvironment):
+    name = "gym_http"
+
+    def malformed(self, prompt: Prompt) -> str | None:
+        task = metadata_of(prompt)
+        parts = urlsplit(str(task["url"]))
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            return f"url: {task['url']!r:.80} is no http address"
+        return None if isinstance(task["row"], dict) else "row is no object"
+
+    def gold(self, prompt: Prompt) -> Script | None:
+        return None  # rows have no completion that must pass
+
+    def wrong(self, prompt: Prompt) -> list[Script]:
+        return [says(".")]
+
+    def open(self, prompt: Prompt) -> Environment | None:
+        return _Tools(prompt)
+
+    async def score(self, prompt: Prompt, completion: Completion) -> Score:
+        import aiohttp
+
+        task = metadata_of(prompt)
+        state: Fields = json.loads(completion.state or "{}")
+        if failure := state.get("failure"):
+            return Score(None, None, failure, "service")
+        body = task["row"] | {"response": response_of(prompt, completion)}
+        try:
+            async with _session(state.get("cookies")) as session:
+                if not state.get("cookies"):
+                    await _post(session, f"{task['url']}/seed_session", task["row"])
+                status, text = await _post(session, f"{task['url']}/verify", body)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            why = f"{task['url']}: {type(error).__name__}: {error}"
+            return Score(None, None, why, "service")
+        if status != 200:
+            return Score(None, None, f"{task['url']}/verify: status {status}: {text}", "service")
+        return _score(text)
+
+
+def _score(text: str) -> Score:
+    """What an answer of `/verify` says."""
+    try:
+        answer: Any = load_json(text)
+    except ValueError:
+        answer = None
+    fields = cast(Fields, answer if isinstance(answer, dict) else {})
+    if failures := [f"{name} {fields[name]}" for name in _FAILURES if fields.get(name)]:
+        return Score(None, None, f"the server failed: {', '.join(failures)}", "service")
+    if "reward" not in fields:
+        return Score(None, None, f"no reward in {clip(text, 100)!r}", "verifier_error")
+    reward = fields["reward"]
+    return Score(reward, None, f"reward {reward} of the server")
+
+
+class _Tools:
+    """One rollout's session of the server: its tools are routes."""
+
+    def __init__(self, prompt: Prompt) -> None:
+        self._task = metadata_of(prompt)
+        self._client: ClientSession | None = None
+        self._failure: str | None = None
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        import aiohttp
+
+        url = self._task["url"]
+        try:
+            if self._client is None:
+                self._client = _session(None)
+                await _post(self._client, f"{url}/seed_session", self._task["row"])
+            # what the server says of a wrong call is for the model to read, whatever its status
+            _, text = await _post(self._client, f"{url}/{name}", arguments)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            self._failure = f"{url}/{name}: {type(error).__name__}: {error}"
+            return "error: the tool is out of reach"
+        return writable(clip(text, RESULT_CHARACTERS))
+
+    def snapshot(self) -> str:
+        cookies: dict[str, str] = {}
+        jar: Iterable[Morsel[str]] = () if self._client is None else self._client.cookie_jar
+        for cookie in jar:
+            cookies[cookie.key] = cookie.value
+        return json_text({"cookies": cookies, "failure": self._failure})
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+
+
+def _session(cookies: Mapping[str, str] | None) -> ClientSession:
+    import aiohttp
+
+    return aiohttp.ClientSession(
+        # cookies of an address without a name are kept, too
+        cookie_jar=aiohttp.CookieJar(unsafe=True),
+        cookies=cookies,
+        timeout=aiohttp.ClientTimeout(total=REQUEST_SECONDS),
+    )
+
+
+async def _post(session: ClientSession, url: str, body: Mapping[str, Any]) -> tuple[int, str]:
+    async with session.post(url, json=body) as answer:
+        return answer.status, await answer.text(errors="replace")
+
+
+# -- the Responses API -----------------------------------------------------------------------------
+
+
+def response_of(prompt: Prompt, completion: Completion) -> Fields:
+    """A completion as a response of OpenAI's Responses API, its tool results among the items."""
+    parameters: Fields = metadata_of(prompt)["row"]["responses_create_params"]
+    items = [
+        item
+        for number, step in enumerate(completion.steps)
+        for item in _items(step, f"{completion.index}_{number}")
+    ]
+    return {
+        "id": f"resp_{completion.index}",
+        "object": "response",
+        "created_at": 0,
+        "model": "policy",
+        "status": "completed",
+        "output": items,
+        "tools": parameters.get("tools") or [],
+        "tool_choice": parameters.get("tool_choice") or "auto",
+        "parallel_tool_calls": parameters.get("parallel_tool_calls") is not False,
+    }
+
+
+def _items(step: Step, key: str) -> list[Fields]:
+    parsed = step.parsed
+    items: list[Fields] = []
+    if parsed.reasoning:
+        summary: Fields = {"type": "summary_text", "text": parsed.reasoning}
+        items.append({"type": "reasoning", "id": f"rs_{key}", "summary": [summary]})
+    if parsed.answer or not parsed.tool_calls:
+        text: Fields = {"type": "output_text", "text": parsed.answer, "annotations": []}
+        items.append({
+            "type": "message", "id": f"msg_{key}", "role": "assistant", "status": "completed",
+            "content": [text],
+        })  # fmt: skip
+    for place, call in enumerate(parsed.tool_calls):
+        items.append({
+            "type": "function_call", "id": f"fc_{key}_{place}", "status": "completed",
+            "call_id": call.id or f"call_{key}_{place}", "name": call.name,
+            "arguments": call.arguments,
+        })  # fmt: skip
+    return items + [_result(message) for message in step.results]
+
+
+def _result(message: Message) -> Fields:
+    if message.role == "user":
+        return {"type": "message", "role": "user", "content": message.content}
+    output = {"call_id": message.tool_call_id or "", "output": message.content}
+    return {"type": "function_call_output", **output}
