@@ -30,6 +30,7 @@ from benchmarks.attacks.instruction_tricks import instruction_tricks
 from benchmarks.attacks.instructions import instruction_forms
 from benchmarks.attacks.right import RIGHT
 from benchmarks.attacks.right_texts import right_texts
+from benchmarks.attacks.state_tricks import STATE_TRICKS
 from benchmarks.attacks.states import STATE_ATTACKS
 from benchmarks.environment_tasks import rows
 from posttrain.evaluation.intervals import wilson
@@ -55,9 +56,10 @@ def attacks_on(
         other = prompts[(place + 1) % len(prompts)]
         for attack in common(environment, prompt, other):
             yield prompt, attack
-        if (own := (ATTACKS | STATE_ATTACKS).get(environment.name)) is not None:
-            for attack in own(prompt, random.Random(f"{seed}/{prompt.id}")):
-                yield prompt, attack
+        for attacks in (ATTACKS, STATE_ATTACKS, STATE_TRICKS):
+            if (own := attacks.get(environment.name)) is not None:
+                for attack in own(prompt, random.Random(f"{seed}/{prompt.id}")):
+                    yield prompt, attack
         if (right := RIGHT.get(environment.name)) is not None:
             for form, script in right(prompt, random.Random(f"{seed}/{prompt.id}")):
                 yield prompt, Attack(RIGHT_FORM + form, True, script)

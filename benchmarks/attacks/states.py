@@ -119,7 +119,7 @@ def workplace(prompt: Prompt, rng: random.Random) -> Attacks:
     yield Attack("looked up, any order", True, _joined(look, one_by_one, done))
     yield Attack("after an error", True, _joined(calls(("delete_task", {"id": "x"}), *made), done))
     yield Attack("other case", True, _joined(calls(*loud), done))
-    yield Attack("a mistake undone", True, _joined(calls(*made), calls(*undone), done))
+    yield Attack("a mistake undone", False, _joined(calls(*made), calls(*undone), done))
     yield Attack("nothing told", True, calls(*made))
     skipped = rng.randrange(len(made))
     name, own = made[skipped]

@@ -6,8 +6,9 @@
                            "asides": ["What does my file say about me?"]},
                   "never_say": ["amber watchlist"]}}
 
-A completion passes if the final tables are those of the gold calls, the user has been given the
-reference of every gold action and no other, and nothing internal was written to the user. The
+A completion passes if the final tables are those of the gold calls and no effect on the way was
+more than that, the user has been given the reference of every gold action and no other and was told
+of no action that was not made, and nothing internal was written to the user, in no disguise. The
 user goes by keywords.
 """
 
@@ -24,6 +25,8 @@ from posttrain.records import Score, json_text
 from posttrain.rollouts import Completion, Prompt, metadata_of
 from reward.environments import world
 from reward.environments.base import RLVREnvironment, Script, calls, says
+from reward.environments.claims import claimed, numbers, words
+from reward.environments.leaks import leaks
 from reward.environments.world import Action, Call, Record, Refused, Tables, World, gold_calls
 
 PATIENCE = 2  # replies that bring the conversation no further
@@ -170,7 +173,7 @@ class ConversationEnvironment(RLVREnvironment):
         asides, secrets = metadata["user"]["asides"], metadata["never_say"]
         if not (_are_texts(asides) and _are_texts(secrets)):
             return "user.asides and never_say are lists of texts"
-        world.gold_tables(metadata, ACTIONS)
+        world.gold_world(metadata, ACTIONS)
         if not _references(metadata):
             return "no gold call gives a reference: saying nothing would pass"
         return None if prompt.tools else "no tools"
@@ -181,15 +184,18 @@ class ConversationEnvironment(RLVREnvironment):
 
     async def score(self, prompt: Prompt, completion: Completion) -> Score:
         metadata = metadata_of(prompt)
-        if not world.reaches_gold(metadata, completion, ACTIONS):
-            return Score(0.0, None, "another final state")
+        gold = world.gold_world(metadata, ACTIONS)
+        if (problem := world.departure(metadata, completion, gold)) is not None:
+            return Score(0.0, None, problem)
         steps, required = [step.parsed for step in completion.steps], _references(metadata)
         told = "\n".join(step.answer for step in steps if not step.tool_calls)
         known = {name[3:] for name in required} | {*NUMBER.findall(json_text(metadata["tables"]))}
         if _given(told) != required or not known.issuperset(NUMBER.findall(told)):
             return Score(0.0, None, f"references given: {len(_given(told))}, not the gold's")
-        letters = _letters(" ".join(step.answer for step in steps))
-        if any(_letters(secret) in letters for secret in metadata["never_say"]):
+        if (false := _false_claim(told, metadata)) is not None:
+            return Score(0.0, None, f"the message says what was not done: {false}")
+        written = "\n".join(step.answer for step in steps)
+        if any(leaks(written, secret) for secret in metadata["never_say"]):
             return Score(0.0, None, "wrote what is internal")
         return Score(1.0, None, "state, said and unsaid as the gold")
 
@@ -270,8 +276,30 @@ def _are_texts(given: Any) -> bool:
     )
 
 
-def _letters(text: str) -> str:
-    return "".join(filter(str.isalnum, text.casefold()))
+CLAIMS = {
+    "refund_fee": words(
+        "refunded|reimbursed|repaid", "credited|returned .* fee|charge|you", "paid .* back",
+        "refund .* processed|issued|made|completed?|done",
+    ),
+    "transfer": words(
+        "transferred", "moved|sent|wired .* money|amount|savings|it|halves|euros?|dollars?",
+        "transfer .* complete|completed|made|done|processed|went through",
+    ),
+    "block_card": words("blocked|frozen|froze|deactivated|cancell?ed|locked .* cards?"),
+    "order_card": words("ordered|issued|on its way|sent|mailed .* cards?"),
+    "open_case": words("opened|open|created|raised|filed .* cases?", "passed .* colleague"),
+}  # fmt: skip
+
+
+def _false_claim(text: str, metadata: Record) -> str | None:
+    """An action that a text says was done and was not, or with another amount."""
+    made = gold_calls(metadata)
+    for name, clause in claimed(text, CLAIMS):
+        amounts = [arguments.get("amount") for action, arguments in made if action == name]
+        given = numbers(clause)
+        if not amounts or (amounts[0] is not None and given and given.isdisjoint(amounts)):
+            return name
+    return None
 
 
 # -- generated calls -------------------------------------------------------------------------------

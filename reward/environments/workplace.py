@@ -4,8 +4,10 @@
      "metadata": {"tables": {"tasks": {"tasks-3": {"title": "…", …}}, …},
                   "calls": [["update_task", {"id": "tasks-3", "assignee": "ida.moss@…"}]]}}
 
-A completion passes if its final tables are those that the gold calls leave. A row whose gold
-changes nothing is refused: doing nothing would pass. Which calls led there does not matter.
+A completion passes if its final tables are those that the gold calls leave, no effect on the way
+was more than that (`allowed` in the metadata names actions that may be undone), and the last
+message claims nothing that was not done. A row whose gold changes nothing is refused: doing nothing
+would pass. Which calls led there does not matter.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import functools
 import json
 import random
+import re
 from typing import Any
 
 from posttrain.environments.base import Environment
@@ -20,6 +23,7 @@ from posttrain.records import Score
 from posttrain.rollouts import Completion, Prompt, metadata_of
 from reward.environments import world
 from reward.environments.base import RLVREnvironment, Script, calls, says
+from reward.environments.claims import claimed, words
 from reward.environments.world import Action, Call, Record, Refused, Tables, World
 
 SHOWN = 20  # rows of a search
@@ -98,6 +102,32 @@ def _actions() -> list[Action]:
 
 
 ACTIONS = _actions()
+# what a message calls a kind of change, and the rows of a table
+_VERBS = {
+    "create": "created|added|scheduled|booked|set up|sent|sent out|e-?mailed|mailed|wrote",
+    "update": "updated|changed|moved|rescheduled|reassigned|assigned|marked",
+    "delete": "deleted|removed|cancell?ed|cleared|erased",
+}
+_NOUNS = {
+    "email": "e-?mails?|mails?|e-?mailed|mailed",
+    "event": "events?|meetings?|appointments?|calendar",
+    "task": "tasks?|to-?dos?",
+    "customer": "customers?|clients?",
+}
+_CLAIMS = {
+    f"{verb}_{noun}": words(f"{verbs} .* {nouns}")
+    for verb, verbs in _VERBS.items()
+    for noun, nouns in _NOUNS.items()
+}
+
+
+def _false_claim(text: str, done: set[str]) -> str | None:
+    """What a message says was done and was not. A clause that names several tables is about one."""
+    claims: dict[tuple[str, str], list[str]] = {}
+    for name, clause in claimed(re.sub(r'"[^"\n]*"|“[^”\n]*”', "", text), _CLAIMS):
+        claims.setdefault((name.partition("_")[0], clause), []).append(name)
+    false = [names[0] for names in claims.values() if not done & set(names)]
+    return f"the message says what was not done: {false[0]}" if false else None
 
 
 class WorkplaceEnvironment(RLVREnvironment):
@@ -111,15 +141,21 @@ class WorkplaceEnvironment(RLVREnvironment):
             rows = metadata["tables"][table].values()
             if not rows or any(sorted(row) != sorted(names) for row in rows):
                 return f"{table}: rows with the columns {', '.join(names)}"
-        world.gold_tables(metadata, ACTIONS)
+        world.gold_world(metadata, ACTIONS)
         return None
 
     def open(self, prompt: Prompt) -> Environment:
         return World(metadata_of(prompt)["tables"], ACTIONS)
 
     async def score(self, prompt: Prompt, completion: Completion) -> Score:
-        right = world.reaches_gold(metadata_of(prompt), completion, ACTIONS)
-        return Score(float(right), None, "the gold's state" if right else "another final state")
+        metadata = metadata_of(prompt)
+        gold = world.gold_world(metadata, ACTIONS)
+        problem = world.departure(metadata, completion, gold)
+        if problem is None:
+            last = completion.steps[-1].parsed
+            done = {name for name, _ in gold.effects}
+            problem = _false_claim("" if last.tool_calls else last.answer, done)
+        return Score(float(problem is None), None, problem or "the gold's state and effects")
 
     def gold(self, prompt: Prompt) -> Script:
         return (*calls(*world.gold_calls(metadata_of(prompt))), *says("Done."))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.attacks import ATTACKS
+from benchmarks.attacks.state_tricks import STATE_TRICKS
 from benchmarks.environment_tasks import rows
 from benchmarks.red_team import attacks_on
 from posttrain.errors import DataError
@@ -20,10 +21,10 @@ from reward.environments.instruction_following import CONSTRAINTS
 from tests.reward.environments.scoring import verify
 
 
-@pytest.mark.parametrize("name", sorted(set(ATTACKS) - {"code"}))
+@pytest.mark.parametrize("name", sorted({*ATTACKS, *STATE_TRICKS} - {"code"}))
 def test_wrong_answers_fail_and_right_ones_pass(name: str):
     environment = ENVIRONMENTS[name]()
-    prompts = [environment.prompt(row) for row in rows(name, seed=5, count=2)]
+    prompts = [environment.prompt(row) for row in rows(name, seed=5, count=3)]
     attacks = list(attacks_on(environment, prompts, 0))
     wrong = [
         (prompt.gold, attack.form, score)
