@@ -127,8 +127,8 @@ def gold_calls(metadata: Record) -> list[Call]:
 
 
 def gold_world(metadata: Record, actions: Sequence[Action]) -> World:
-    """The world of a prompt's metadata after its `calls`. Raises ValueError: one is refused, or they
-    change nothing at all."""
+    """The world of a prompt's metadata after its `calls`. Raises ValueError: one is refused, or
+    they change nothing at all."""
     world = World(metadata["tables"], actions)
     for name, arguments in gold_calls(metadata):
         if (result := world.run(name, arguments)).startswith("error:"):
