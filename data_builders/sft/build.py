@@ -111,6 +111,8 @@ def set_up(
     except RenderError as error:
         raise ConfigError(f"{error}{variants_hint(template)}") from None
     console.print(f"tokenizer: {renderer.encoder.describe()}")
+    if renderer.commit is not None:
+        console.print(f"tokenizer: {recipe.tokenizer.path} at commit {renderer.commit}")
     if renderer.chosen_pad is not None:
         console.print(f"pad: {renderer.chosen_pad}", markup=False)
     warnings = check_markup(template, list(renderer.tokenizer.get_vocab()))
@@ -296,6 +298,8 @@ def _setup_stats(setup: Setup) -> dict[str, Any]:
             "stop_ids": list(special.stop_ids),
         },
     }
+    if setup.renderer.commit is not None:
+        stats["tokenizer"]["commit"] = setup.renderer.commit
     if setup.decontaminator is not None:
         stats["decontamination"] = setup.decontaminator.counts
     return stats

@@ -72,7 +72,7 @@ def parse_recipe(
         parser.epilog = f"keys of the recipe:\n\n{describe(schema)}"
     options, unknown = parser.parse_known_intermixed_args(given)
     if unknown:
-        raise _no_option(schema, unknown[0], given)
+        raise no_option(schema, unknown[0], given)
     if options.config is None:
         stage = parser.prog.split()[-1].removesuffix(".py")
         own = [name for name in recipe_names() if name.endswith(f"/{stage}")]
@@ -85,7 +85,7 @@ def parse_recipe(
     return recipe, options
 
 
-def _no_option(schema: type[BaseModel], option: str, given: Sequence[str]) -> ConfigError:
+def no_option(schema: type[BaseModel], option: str, given: Sequence[str]) -> ConfigError:
     """The error of `--learning_rate 1e-4`, with how the key is written."""
     name, equals, value = option.lstrip("-").partition("=")
     if not equals:

@@ -26,6 +26,7 @@ _RENAMED = {
     "cycle_rounds": "min_rounds",
     "cycle_words": "min_words",
     "edits": "threshold",
+    "epochs": "num_train_epochs",
     "given": "offline",
     "isolation": "document_masking",
     "limits": "sampling",

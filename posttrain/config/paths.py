@@ -12,12 +12,12 @@ from posttrain.errors import ConfigError
 _TRUE = ("1", "ON", "YES", "TRUE")  # as huggingface_hub reads them
 _PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY")
 _PATIENCE = 1.5  # seconds that the hub has to take a connection
-_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
 def is_hub_id(path: str) -> bool:
     """Whether a path may be the name of a repository on the hub."""
-    return _HUB_ID.fullmatch(path) is not None
+    return HUB_ID.fullmatch(path) is not None
 
 
 def refuse_missing_checkpoint(path: str | None, *, key: str) -> None:

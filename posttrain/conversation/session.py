@@ -199,7 +199,7 @@ def open_checkpoint(
             terminal.splitter.begin(opened=tail.endswith(OPEN))
         terminal.splitter.feed(text)
 
-    weights = weights_digest(path, model)
+    weights = weights_digest(path)
     engine = StreamingEngine(model, weights=weights, decode=encoder.decode, show=show)
     stops = generation_stops(path, model)
     sampler = RenderedSampler(engine, template=template, encoder=encoder, stop_ids=stops)

@@ -29,6 +29,7 @@ from posttrain.errors import ConfigError
 from posttrain.models.pad import describe_choice, training_tokens
 from posttrain.models.room import prompt_text
 from posttrain.records import json_text
+from posttrain.revisions import loaded_commit
 from posttrain.rollouts import Prompt, prompt_to_row
 from posttrain.tokens.supervision import Marks
 from posttrain.tokens.tokenizer import (
@@ -170,11 +171,12 @@ def _renderer(
 @dataclass(frozen=True)
 class DataRenderer(PromptRenderer):
     """What makes tokens in the data stage; `chosen_pad` says why the pad is another than the
-    tokenizer's own."""
+    tokenizer's own, `commit` which one of the hub its files are of."""
 
     encoder: Encoder
     marks: Marks
     chosen_pad: str | None = None
+    commit: str | None = None
 
     def encode(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
         """Token ids of each text, nothing added."""
@@ -224,6 +226,7 @@ def load_data_renderer(config: SftTokenizer, probes: Sequence[str] = ()) -> Data
     if config.pad_token is None:
         loaded = _with_pad(loaded, config)
     encoder = encoder_of(loaded.tokenizer, backend=config.backend, probes=probes)
+    local = Path(config.path).is_dir()
     marks = marks_of(
         encoder.encode,
         special=special_ids(loaded.tokenizer),
@@ -238,6 +241,7 @@ def load_data_renderer(config: SftTokenizer, probes: Sequence[str] = ()) -> Data
         encoder,
         marks,
         chosen_pad=describe_choice(pad_before, loaded.special),
+        commit=None if local else loaded_commit(config.path, revision=config.revision),
     )
 
 

@@ -15,6 +15,7 @@ from posttrain.config.paths import refuse_adapter
 from posttrain.errors import ConfigError
 from posttrain.hashing import sha256_file
 from posttrain.models.load import choose_attention, embedding_rows
+from posttrain.revisions import loaded_commit
 from posttrain.runs import MANIFEST, read_artifact
 from posttrain.tokens.tokenizer import saved_stops
 
@@ -82,7 +83,7 @@ def transpose_large_weights(model: PreTrainedModel) -> None:
             module.weight.data = module.weight.data.t().contiguous().t()
 
 
-def weights_digest(path: str, model: PreTrainedModel | None = None) -> str:
+def weights_digest(path: str) -> str:
     """What identifies a checkpoint's weights.
 
     An artifact's digest (its files are not read again), else the sha256 of every safetensors file
@@ -93,7 +94,7 @@ def weights_digest(path: str, model: PreTrainedModel | None = None) -> str:
     """
     folder = Path(path)
     if not folder.is_dir():
-        commit = None if model is None else getattr(model.config, "_commit_hash", None)
+        commit = loaded_commit(path, file="config.json")
         return f"{path}@{commit or 'unknown'}"
     if (folder / MANIFEST).is_file():
         return read_artifact(folder, verify=False).digest

@@ -116,7 +116,7 @@ def _rendered_sampler(
             attention=backend.attention,
             vocabulary=vocabulary,
         )
-        weights = weights_digest(path, model)
+        weights = weights_digest(path)
         engine = TransformersEngine(model, weights=weights, batch_size=backend.batch_size)
     elif isinstance(backend, VllmBackend):
         from posttrain.sampling.engines.vllm import open_vllm

@@ -27,6 +27,7 @@ from posttrain.models.load import choose_attention, load_checkpoint, load_model
 from posttrain.models.pad import describe_choice, training_tokens
 from posttrain.report.live import write_unfinished
 from posttrain.report.write import ensure_report
+from posttrain.revisions import loaded_commit
 from posttrain.runs import (
     Counts,
     Manifest,
@@ -287,6 +288,14 @@ class TrainingStage(ABC, Generic[Recipe, T]):
             probe = self.probe(trainer)
         chosen_pad = describe_choice(pad_before, special)
         lines = [] if chosen_pad is None else [("pad", chosen_pad)]
+        stats = dict[str, Any]()
+        base = recipe.model
+        commit = None
+        if base.path is not None and not Path(base.path).is_dir():
+            commit = loaded_commit(base.path, revision=base.revision, file="config.json")
+        if commit is not None:
+            lines.append(("base", f"{base.path} at commit {commit}"))
+            stats["base_commit"] = commit
         lines += [*preflight.lines, *probe.lines, ("stops", check_stops(trainer.model, special))]
         lines += [
             (f"adapter {one.target}", f"{one.tensors} tensors, {one.share:.1%} of the parameters")
@@ -294,7 +303,7 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         ]
         batch, rollouts = self.largest_batch(trainer), self.rollouts(trainer)
         memory = plan_memory(trainer, launched, batch, adapter=adapter, rollouts=rollouts)
-        preflight = Preflight(lines, preflight.stats | probe.stats)
+        preflight = Preflight(lines, stats | preflight.stats | probe.stats)
         return PreparedRun(trainer, special, launched, preflight, memory)
 
     def _when_placed(self, trainer: T, launched: Launched) -> None:
@@ -364,6 +373,8 @@ class TrainingStage(ABC, Generic[Recipe, T]):
             base = f"checkpoint {self.policy.digest[:12]}"
         elif base is not None and Path(base).is_dir():
             base = f"the folder {Path(base).name}"  # the card goes to other machines
+        elif commit := prepared.preflight.stats.get("base_commit"):
+            base = f"{base} at commit {commit[:12]}"
         outcome = self.outcome(prepared, base)
         write_card(self.out, self.method, self.recipe, outcome, parents=parents)
         missed = outcome.rows - outcome.reached

@@ -18,11 +18,11 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 import torch
-from transformers import PreTrainedModel
 
 from posttrain.config.sft import ModelConfig
 from posttrain.errors import ConfigError, DataError
 from posttrain.hashing import digest_of, sha256_file
+from posttrain.revisions import loaded_commit
 from posttrain.runs import Manifest, atomic_write_json
 
 SHARD_PAIRS = 512
@@ -161,7 +161,7 @@ def _checksum(values: dict[str, Array]) -> str:
     return digest.hexdigest()
 
 
-def initial_weights(spec: ModelConfig, model: PreTrainedModel, parent: Manifest | None) -> str:
+def initial_weights(spec: ModelConfig, parent: Manifest | None) -> str:
     """What identifies the weights that were loaded: their files, or the hub's commit.
 
     Raises:
@@ -173,9 +173,12 @@ def initial_weights(spec: ModelConfig, model: PreTrainedModel, parent: Manifest 
     if path.is_dir():
         files = sorted(p for p in path.iterdir() if _is_weights(p.name))
         return digest_of([[p.name, sha256_file(p)] for p in files])
-    commit = getattr(model.config, "_commit_hash", None)
+    commit = loaded_commit(str(spec.path), revision=spec.revision, file="config.json")
     if commit is None:
-        raise ConfigError(f"model.path {spec.path}: the hub gave no commit; set model.revision")
+        raise ConfigError(
+            f"model.path {spec.path}: the hub's cache names no commit: fetch the model into a "
+            "directory and name that"
+        )
     return f"{spec.path}@{commit}"
 
 

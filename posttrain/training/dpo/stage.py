@@ -216,7 +216,7 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
         dtype = str(model.dtype).removeprefix("torch.")
         half = "bfloat16" if args.bf16 else "float16" if args.fp16 else dtype
         key = ReferenceKey(
-            weights=initial_weights(recipe.model, model, self.policy),
+            weights=initial_weights(recipe.model, self.policy),
             template=self.data.template_digest,
             data=self.data.digest,
             dtype=dtype if half == dtype else f"{dtype}, {half} autocast",

@@ -1,0 +1,56 @@
+"""Commits of the hub: which one an id names now, and which one was loaded."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from posttrain.errors import ConfigError
+
+_SNAPSHOT = re.compile(r"/snapshots/([0-9a-f]{40})/")
+
+
+def loaded_commit(
+    hub_id: str, *, revision: str | None = None, file: str = "tokenizer_config.json"
+) -> str | None:
+    """The commit that loading a model's id took its files from: the hub's cache knows, without a
+    network. None for a directory, or where the cache does not say.
+
+    Args:
+        file: one that was loaded.
+    """
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        path = try_to_load_from_cache(hub_id, file, revision=revision)
+    except HFValidationError:  # a path
+        return None
+    match = _SNAPSHOT.search(path) if isinstance(path, str) else None
+    return match[1] if match else None
+
+
+def newest_commit(hub_id: str, *, kind: Literal["model", "dataset"], key: str) -> str:
+    """The commit that the hub's main branch is at, or, for a model while the hub cannot be asked,
+    the one in its cache.
+
+    Args:
+        key: what named the id, for messages.
+
+    Raises:
+        ConfigError: the hub does not have it, or cannot be asked.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    try:
+        return str(HfApi().repo_info(hub_id, repo_type=kind).sha)
+    except (HfHubHTTPError, OfflineModeIsEnabled, OSError) as error:
+        cached = loaded_commit(hub_id) if kind == "model" else None
+        if cached is not None:
+            return cached
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(
+            f"{key}: there is no file or directory {hub_id!r}, and the hub does not give it: "
+            f"{reason}"
+        ) from error
