@@ -78,13 +78,13 @@ class OneLine:
     # -- recipes
 
     def _build_keys(self) -> dict[str, Any]:
+        source = {"name": "data", **rows_of(self.data)}
         tokenizer: dict[str, Any] = {"path": self.model}
         refuse_missing_checkpoint(self.model, key="--model")
         if not Path(self.model).is_dir():
             tokenizer["revision"] = newest_commit(self.model, kind="model", key="--model")
         if not self._has_template(tokenizer):
             tokenizer["chat_template"] = "hermes"
-        source = {"name": "data", **rows_of(self.data)}
         return {"out": f"{self.out / 'sft_data'}", "tokenizer": tokenizer, "sources": [source]}
 
     def _has_template(self, tokenizer: dict[str, Any]) -> bool:
