@@ -23,7 +23,7 @@ from posttrain.records import Score
 from posttrain.rollouts import Completion, Prompt
 from posttrain.runs import atomic_write_json
 from posttrain.sampling.rollout import gather_or_cancel
-from reward.environments import ENVIRONMENTS
+from reward.environments import ENVIRONMENTS, find_environment
 from reward.environments.base import RLVREnvironment, unusable
 from reward.environments.judged import JudgedEnvironment, LabelJudge
 from reward.graders import GRADERS
@@ -44,7 +44,7 @@ def toolkit_of(name: str) -> AnyToolkit:
     Raises ConfigError: there is none of that name, or this machine cannot run it."""
     if name == TINY_WORLD:
         return TinyWorldToolkit()
-    return ENVIRONMENTS[name]() if name in ENVIRONMENTS else open_toolkit(name)
+    return find_environment(name) or open_toolkit(name)
 
 
 async def open_label_judge(
@@ -84,8 +84,7 @@ class Environments:
             name = grader
             if grader in self._graders:
                 return GraderVerifier(str(grader), self._graders[grader])
-        elif name in ENVIRONMENTS:
-            environment = _environment(name, self._judge)
+        elif (environment := find_environment(str(name), self._judge)) is not None:
             if isinstance(environment, JudgedEnvironment) and self._judge is None:
                 raise ConfigError(f"environment {name!r} needs a judge model: set judge:")
             return environment
@@ -96,8 +95,10 @@ class Environments:
 
 
 def _environment(name: str, judge: LabelJudge | None) -> RLVREnvironment:
-    kind = ENVIRONMENTS[name]
-    return kind(judge) if issubclass(kind, JudgedEnvironment) else kind()
+    environment = find_environment(name, judge)
+    if environment is None:
+        raise ConfigError(f"there is no environment {name!r}{nearest(name, (*ENVIRONMENTS,))}")
+    return environment
 
 
 class EnvironmentGrader:
@@ -130,7 +131,7 @@ class EnvironmentGrader:
 
     async def _grade(self, attempts: Sequence[Attempt]) -> list[Score]:
         names = dict.fromkeys(str(attempt.prompt.environment) for attempt in attempts)
-        judged = any(issubclass(ENVIRONMENTS[name], JudgedEnvironment) for name in names)
+        judged = any(isinstance(_environment(name, None), JudgedEnvironment) for name in names)
         async with contextlib.AsyncExitStack() as stack:  # the judge's connections: of this loop
             judge = await self._journaled(self._labels, stack) if judged and self._labels else None
             made = {name: _environment(name, judge) for name in names}

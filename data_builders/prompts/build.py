@@ -33,7 +33,7 @@ from posttrain.hashing import sha256_file
 from posttrain.records import json_text
 from posttrain.rollouts import Prompt
 from posttrain.runs import Counts, Manifest, Parent
-from reward.environments import ENVIRONMENTS
+from reward.environments import ENVIRONMENTS, find_environment
 from reward.environments.gym_rows import check_server
 from reward.environments.judged import JudgedEnvironment
 from reward.graders import PACKAGE_OF
@@ -176,7 +176,7 @@ def toolkits_for(
     """Every toolkit that is named. Raises ConfigError: there is none, or it cannot run here."""
     for source in sources:
         name = source.environment
-        if source.format == "environment" and name not in ENVIRONMENTS:
+        if source.format == "environment" and find_environment(str(name)) is None:
             known = nearest(str(name), (*ENVIRONMENTS,))
             raise ConfigError(f"source {source.name!r}: there is no environment {name!r}{known}")
         if source.format == "environment" and source.server is not None:

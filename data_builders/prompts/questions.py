@@ -32,7 +32,8 @@ from posttrain.errors import ConfigError, DataError
 from posttrain.jsontext import encode_json
 from posttrain.records import Message, json_text, message_to_row
 from posttrain.runs import Counts
-from reward.environments import ENVIRONMENTS
+from reward.environments import find_environment
+from reward.environments.base import RLVREnvironment
 from reward.environments.gym_http import gym_http_row
 from reward.environments.gym_rows import gym_row
 
@@ -222,6 +223,12 @@ def read_tiny_world(row: Row, source: TinyWorldPrompts) -> RowQuestion:
     )
 
 
+def _environment(source: EnvironmentPrompts) -> RLVREnvironment:
+    environment = find_environment(source.environment)
+    assert environment is not None, "the plan has looked it up"
+    return environment
+
+
 def read_environment(row: Row, source: EnvironmentPrompts) -> RowQuestion:
     """Of a row of ours or of NeMo Gym's; raises RowProblem where it is of no such environment."""
     try:
@@ -233,11 +240,12 @@ def read_environment(row: Row, source: EnvironmentPrompts) -> RowQuestion:
     except DataError as error:
         reason, _, why = str(error).partition(": ")
         raise RowProblem(reason, "agent_ref", why) from None
-    named = own.get("environment", source.environment)
-    if named != source.environment:
+    environment = _environment(source)
+    names = {source.environment, getattr(environment, "own_name", source.environment)}
+    if (named := own.get("environment", source.environment)) not in names:
         raise RowProblem("other_environment", "environment", f"the row is of {named!r:.80}")
     try:
-        prompt = ENVIRONMENTS[source.environment]().prompt(own, source=source.name)
+        prompt = environment.prompt(own, source=source.name)
     except DataError as error:
         raise RowProblem("malformed_row", source.environment, str(error)) from None
     return RowQuestion(
@@ -276,7 +284,7 @@ def distinct_questions(
     """
     read, config = READERS[source.format], source.rows()
     if isinstance(source, EnvironmentPrompts) and source.generated is not None:
-        environment, place = ENVIRONMENTS[source.environment](), source.environment
+        environment, place = _environment(source), source.environment
         made = environment.rows(seed=source.generated, count=source.count or 0)
         if not made:
             raise ConfigError(f"source {source.name!r}: {place} generates no rows; give a path")

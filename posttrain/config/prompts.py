@@ -145,7 +145,8 @@ class ChatPrompts(PromptSource):
 class EnvironmentPrompts(PromptSource):
     """Rows of one RLVR environment, which grades them too; a row's own tools are always declared.
 
-    environment: its name (docs/guides/environments.md has them, and their rows).
+    environment: its name (docs/guides/environments.md has them, and their rows), the name of an
+        entry point, or `module:Class`.
     server: NeMo Gym's resources server of rows that name none; null: any of this environment.
     server_url: of `gym_http`: where that server runs, e.g. http://127.0.0.1:8001.
     generated: a seed, in place of a path: the environment itself makes `count` rows from it.

@@ -49,7 +49,7 @@ class RLVREnvironment:
         passes_at: the least reward that is a pass.
     """
 
-    name: ClassVar[str]
+    name: str
     passes_at: ClassVar[float] = 1.0
 
     def malformed(self, prompt: Prompt) -> str | None:
@@ -88,12 +88,8 @@ class RLVREnvironment:
     async def score(self, prompt: Prompt, completion: Completion) -> Score:
         """The verdict on a completion that is neither empty nor truncated."""
         kind = f"{type(self).__module__}:{type(self).__qualname__}"
-        steps = tuple(  # token ids and raw text would only be carried
-            replace(s, text="", ids=None, logps=None, forced=None, results_ids=())
-            for s in completion.steps
-        )
-        row = completion_to_row(replace(completion, steps=steps, prompt_ids=None))
-        result = await SHARED_WORKERS.run_one(("verify", [kind, prompt_to_row(prompt), row]))
+        job = [kind, prompt_to_row(prompt), completion_row(completion)]
+        result = await SHARED_WORKERS.run_one(("verify", job))
         if result.problem is not None:
             return Score(None, None, one_line(result.problem), result.failure)
         return Score(*result.value)
@@ -304,6 +300,15 @@ async def replay(environment: RLVREnvironment, prompt: Prompt, script: Script) -
         if state is not None:
             await state.close()
     return Completion(prompt.id, 0, tuple(steps), "stop", state=snapshot)
+
+
+def completion_row(completion: Completion) -> dict[str, Any]:
+    """A completion for a worker, without token ids and raw text, which would only be carried."""
+    steps = tuple(
+        replace(step, text="", ids=None, logps=None, forced=None, results_ids=())
+        for step in completion.steps
+    )
+    return completion_to_row(replace(completion, steps=steps, prompt_ids=None))
 
 
 def says(text: str) -> Script:

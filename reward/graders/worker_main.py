@@ -9,7 +9,9 @@ death of the parent leaves anything behind.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import functools
 import importlib
 import json
 import os
@@ -46,6 +48,22 @@ def verify(environment: str, prompt: dict[str, Any], completion: dict[str, Any])
     return [score.value, score.answer, score.explanation, score.failure]
 
 
+@functools.cache
+def _outside(reference: str) -> Any:
+    from reward.environments.outside import load_class
+
+    return load_class(reference)()
+
+
+def verify_outside(reference: str, prompt: dict[str, Any], completion: dict[str, Any]) -> list[Any]:
+    """As `verify`, of an environment from outside the project, which may also have a `score`."""
+    from reward.environments.outside import verdict
+
+    own = prompt_from_row(prompt), completion_from_row(completion)
+    score = asyncio.run(verdict(_outside(reference), *own))
+    return [score.value, score.answer, score.explanation, score.failure]
+
+
 def run_inline(jobs: Sequence[Job]) -> list[JobResult]:
     """As `Workers.run`, inside one: the job at hand is the one to be killed."""
     results: list[JobResult] = []
@@ -60,6 +78,7 @@ def run_inline(jobs: Sequence[Job]) -> list[JobResult]:
 JOBS: dict[str, Callable[..., Any]] = {
     "equal": equal,
     "verify": verify,
+    "verify_outside": verify_outside,
     "last_match": last_match,
     "constraints": check_constraints,
 }
