@@ -153,7 +153,8 @@ def refuse_lost_in_message(
         elif kind == "calls" or (key in _ACTS_IN_MESSAGE and message.role == "assistant"):
             lost = speaks(value) and not message.tool_calls
         else:
-            lost = speaks(value) if key in _ASKED_IN_MESSAGE else _is_content(value)
+            asked = key in _ASKED_IN_MESSAGE or kind == "system"
+            lost = speaks(value) if asked else _is_content(value)
         if reading.trains and message.role == "assistant" and message.trained:
             refuse_cut(key, value, f"{at}.{key:.80}")
             if value == IGNORED_LABEL or calls_bad(key, value):
@@ -216,31 +217,33 @@ def refuse_lost(
             raise RowProblem("unread_column", key, f"{what} under metadata to leave it out")
 
 
-def refuse_cut(key: str, value: Any, where: str) -> None:
+def refuse_cut(key: str, value: Any, where: str, *, depth: int = 2) -> None:
     """Refuse an answer that its own row says was cut off: a model would learn to stop there.
 
     Looks into objects, such as a response's metadata, and into lists of choices.
     """
-    if isinstance(value, Mapping):
-        for inner, nested in value.items():
-            refuse_cut(inner, nested, f"{where}.{inner:.80}")
-    elif isinstance(value, list) and key == "choices":
-        for index, choice in enumerate(value):
-            refuse_cut("", choice, f"{where}[{index}]")
-    elif isinstance(value, str):
+    if isinstance(value, str):
         if key in _STOP_KEYS and value.lower() in _CUT:
             raise RowProblem("truncated_answer", where, f"{value!r}: the answer was cut off")
-    elif key in _CUT_FLAGS and value is True:
-        raise RowProblem("truncated_answer", where, "the answer was cut off")
+    elif value is True:
+        if key in _CUT_FLAGS:
+            raise RowProblem("truncated_answer", where, "the answer was cut off")
+    elif type(value) is dict and depth:
+        for inner, nested in value.items():
+            if inner in _STOP_KEYS or inner in _CUT_FLAGS or type(nested) is dict:
+                refuse_cut(inner, nested, f"{where}.{inner:.80}", depth=depth - 1)
+    elif key == "choices" and isinstance(value, list):
+        for index, choice in enumerate(value):
+            refuse_cut("", choice, f"{where}[{index}]", depth=depth)
 
 
 def calls_bad(name: str, value: Any) -> bool:
     """Whether a column, or a key of an answer, says that the answer is a bad one."""
-    return value is not None and _is_verdict(name) and str(value).strip().lower() in _BAD
+    return value is not None and is_verdict(name) and str(value).strip().lower() in _BAD
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_verdict(name: str) -> bool:
+def is_verdict(name: str) -> bool:
     """Whether a column says of the row's answer whether it is a good one."""
     snake = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
     return _VERDICT.search(snake) is not None

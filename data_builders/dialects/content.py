@@ -15,6 +15,7 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 _TRACE_PARTS = ("thinking", "reasoning")
 _CALL_PARTS = ("tool_call", "tool_calls", "tool_use")
 _MEDIA = ("image", "audio", "video", "file", "document")
+_JSON_STARTS = ("[", "{", " ", "\n")
 _PARTS_AS_TEXT = re.compile(r"\s{0,20}\[?\s{0,20}\{\s{0,20}\"(?:type|text|thinking)\"")
 
 
@@ -45,7 +46,7 @@ def read_content(value: Any, role: Role | str, where: str) -> Content:
         _refuse_media_parts(value, where)
         return Content(encoded(value, "malformed_message", where))
     text = read_text(value, where)
-    if role != "tool" and _PARTS_AS_TEXT.match(text):
+    if text[:1] in _JSON_STARTS and role != "tool" and _PARTS_AS_TEXT.match(text):
         _refuse_parts_as_text(text, where)
     return Content(text)
 

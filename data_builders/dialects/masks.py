@@ -5,9 +5,17 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from data_builders.dialects.columns import IGNORED_LABEL, calls_bad, kind_of, speaks
+from data_builders.dialects.columns import (
+    IGNORED_LABEL,
+    SYSTEM_KEYS,
+    TOOL_KEYS,
+    calls_bad,
+    is_verdict,
+    kind_of,
+    speaks,
+)
 from data_builders.dialects.reading import Reading, Row, RowProblem
 from posttrain.jsontext import load_json
 
@@ -34,6 +42,11 @@ _SWITCH_WORDS = frozenset(
 _OVER_TURNS = re.compile(r"mask|turns?|messages?|trainable")
 # a mask inside the JSON text of a column
 _MASK_IN_TEXT = re.compile(r'"\w{0,40}(?:loss|mask|train|weight)\w{0,40}"\s*:')
+# columns that hold the conversation itself
+_CONVERSATION = frozenset(
+    {"messages", "conversations", "conversation", "instruction", "input", "output", "response",
+     "context", "prompt", "completion", "chosen", "rejected", "history", *SYSTEM_KEYS, *TOOL_KEYS}
+)  # fmt: skip
 # keys of a message whose values have a reading of their own, with masks of their own
 _READ_ELSEWHERE = frozenset({"content", "value", "tool_calls", "function_call"})
 
@@ -127,19 +140,47 @@ def row_masks(row: Row, reading: Reading, *, roles: Sequence[str | None] = ()) -
 
 def _row_masks_of(row: Row, reading: Reading) -> Iterator[tuple[str, str, Any]]:
     """(path, key, value) of each mask of a row that the recipe does not name."""
-    for key, value in row.items():
+    columns = _columns(tuple(row))
+    for key in columns.masks:
+        value = row[key]
         if value is None or value in ("", [], {}) or key in reading.named:
             continue
-        if kind_of(key) == "mask":
-            if not _names_something(key, value):
+        if not _names_something(key, value):
+            yield key, key, value
+    for key in columns.others:
+        value = row[key]
+        if type(value) is list:
+            if value and key not in reading.named and _is_nameless_mask(key, value):
                 yield key, key, value
-        elif type(value) is list:
-            if _is_nameless_mask(key, value):
-                yield key, key, value
-        elif (inside := _object(value)) is not None:
-            for inner, nested in inside.items():
-                if _is_clear(inner, nested):
-                    yield f"{key}.{inner}", inner, nested
+        elif value and type(value) in (dict, str) and key not in reading.named:
+            yield from _masks_inside(value, key)
+
+
+class _Columns(NamedTuple):
+    """The columns of a row by what their names make of them."""
+
+    masks: tuple[str, ...]
+    verdicts: tuple[str, ...]
+    others: tuple[str, ...]
+
+
+@functools.lru_cache(maxsize=1024)  # a source's rows have the same columns
+def _columns(names: tuple[str, ...]) -> _Columns:
+    masks = tuple(name for name in names if kind_of(name) == "mask")
+    verdicts = tuple(name for name in names if is_verdict(name))
+    others = tuple(name for name in names if name not in masks and name not in _CONVERSATION)
+    return _Columns(masks, verdicts, others)
+
+
+def _masks_inside(value: Any, path: str, *, depth: int = 3) -> Iterator[tuple[str, str, Any]]:
+    """(path, key, value) of the clear masks in a column's object, or in its JSON text."""
+    if (inside := _object(value)) is None or not depth:
+        return
+    for key, nested in inside.items():
+        if _is_clear(key, nested):
+            yield f"{path}.{key}", key, nested
+        elif type(nested) is dict:
+            yield from _masks_inside(nested, f"{path}.{key}", depth=depth - 1)
 
 
 def _is_nameless_mask(key: str, values: list[Any]) -> bool:
@@ -257,7 +298,8 @@ def _refuse_bad_answer(row: Row, reading: Reading) -> None:
     """Refuse a row whose label says that its one answer is a bad one."""
     if "chosen" in row:
         return
-    for name, value in row.items():
+    for name in _columns(tuple(row)).verdicts:
+        value = row[name]
         if calls_bad(name, value) and name not in reading.named:
             what = f"{value!r}: a bad answer; a recipe that names the column keeps it"
             raise RowProblem("rejected_answer", name, what)

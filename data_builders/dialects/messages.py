@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,6 +38,13 @@ ROLE_NAMES: dict[str, Role] = {
     "function_response": "tool", "function-response": "tool", "ipython": "tool",
     "environment": "tool",
 }  # fmt: skip
+# what stands under a trace's key where it switches reasoning, or says that there is none
+_SWITCHES = frozenset(
+    {"on", "off", "true", "false", "yes", "no", "none", "low", "medium", "high", "auto", "minimal",
+     "enabled", "disabled", "null", "nil", "nan", "n/a", "na", "-"}
+)  # fmt: skip
+_LONGEST_SWITCH = 20  # with white space around it, ours
+_NO_SYSTEM = frozenset({"none", "null", "nan", "n/a"})
 _ELSEWHERE = ("parts", "text", "output", "output_text", "result", "structuredContent", "refusal")
 
 
@@ -109,6 +116,8 @@ def declared_tools(row: Row, listed: Sequence[Mapping[str, Any]], where: str) ->
             if arguments.get(key) and (column == TEMPLATE_ARGUMENTS or has_schema(arguments[key])):
                 places.append((f"{column}.{key}", arguments[key], True))
     for index, item in enumerate(listed):
+        if "tools" not in item and "functions" not in item:  # as almost every message
+            continue
         for key in ("tools", "functions"):
             if item.get(key):
                 places.append((f"{where}[{index}].{key}", item[key], index == 0))
@@ -126,11 +135,13 @@ def with_system(row: Row, messages: tuple[Message, ...]) -> tuple[Message, ...]:
     """The messages after the row's own system text, unless they start with the same."""
     arguments = row.get(TEMPLATE_ARGUMENTS)
     custom = arguments.get(CUSTOM_INSTRUCTIONS) if isinstance(arguments, Mapping) else None
+    if custom is None and row.keys().isdisjoint(SYSTEM_KEYS):
+        return messages
     for key, value in (*((key, row.get(key)) for key in SYSTEM_KEYS), (TEMPLATE_ARGUMENTS, custom)):
         if not value:
             continue
         text = read_content(value, "system", key).text
-        if not text.strip():
+        if not text.strip() or text.strip().lower() in _NO_SYSTEM:
             continue
         if not messages or messages[0].role != "system":
             messages = (Message("system", text), *messages)
@@ -377,23 +388,24 @@ def reasoning_of(
     trace: str | None,
     keys: Iterable[str],
     where: str,
-    *,
-    switches: Container[str] = (),
 ) -> str | None:
     """The one trace of a message or row, wherever it stands; two that differ are a problem.
 
     Args:
-        keys: that a trace stands under.
-        switches: texts that are no trace.
+        keys: that a trace stands under; a switch of the model's reasoning there is no trace.
     """
     found = [trace] if trace and trace.strip() else []
+    if raw.keys().isdisjoint(keys):  # as most messages: one look instead of six
+        return found[0] if found else None
     for key in keys:
         value = raw.get(key)
-        if value is None or (switches and isinstance(value, bool)):
+        if value is None or isinstance(value, bool):
             continue
         if not isinstance(value, str):
             raise RowProblem("malformed_message", f"{where}.{key}", f"found {value!r:.80}")
-        if value.strip() and not (switches and value.strip().lower() in switches):
+        if value.strip() and (
+            len(value) > _LONGEST_SWITCH or value.strip().lower() not in _SWITCHES
+        ):
             found.append(value)
     if len(found) > 1 and len({text.strip() for text in found}) > 1:
         raise RowProblem("conflicting_reasoning", where, "two reasoning fields that differ")

@@ -36,10 +36,7 @@ OUTPUT_KEYS = ("output", "response")
 COMPLETION_KEYS = ("completion", "response")
 REQUEST_KEYS = ("instruction", "input", "context")
 Side = Literal["chosen", "rejected"]
-# what a column beside an answer says when it switches a model's reasoning
-_SWITCHES = frozenset(
-    {"on", "off", "true", "false", "yes", "no", "none", "low", "medium", "high", "auto"}
-)
+_NO_INPUT = frozenset({"<noinput>", "n/a", "nan"})  # the first is self-instruct's
 _TRANSCRIPT = re.compile(r"\n\n(Human|Assistant):[ ]?")
 # columns that say a part of the prompt in rows of other dialects
 _PARTS_OF_PROMPT = (*REQUEST_KEYS, "query", "question")
@@ -128,7 +125,8 @@ def _join(prompt: tuple[Message, ...], answer: tuple[Message, ...]) -> tuple[Mes
 
 def request(row: Row) -> str:
     """The user's turn of an Alpaca row."""
-    instruction, given, context = (read_text(row.get(key), key) for key in REQUEST_KEYS)
+    instruction, *texts = (read_text(row.get(key), key) for key in REQUEST_KEYS)
+    given, context = ("" if text.strip().lower() in _NO_INPUT else text for text in texts)
     if given.strip() and context.strip():
         raise RowProblem("malformed_message", "context", "beside an input: one of them is lost")
     parts = (instruction, given if given.strip() else context)
@@ -137,7 +135,7 @@ def request(row: Row) -> str:
 
 def _row_reasoning(row: Row, reading: Reading) -> str | None:
     """A trace in a column of its own: the recipe's, or one of the usual names."""
-    return reasoning_of(row, None, reading.columns_of_reasoning, "the row", switches=_SWITCHES)
+    return reasoning_of(row, None, reading.columns_of_reasoning, "the row")
 
 
 def _history(row: Row, reading: Reading) -> list[Message]:

@@ -164,7 +164,7 @@ def _foreign_tag(text: str) -> str | None:
         typed = _TYPE.search(opening.group())
         if is_channel or _names_trace(name) or (typed and _names_trace(typed.group(1))):
             return opening.group()[: opening.end(2 if not is_channel else 3)].strip()
-    if heading := _TRACE_HEADING.match(text):
+    if text[:1] in "#*\n " and (heading := _TRACE_HEADING.match(text)):
         return heading.group().strip() if _ANSWER_HEADING.search(text, heading.end()) else None
     closing = _CLOSING_TAG.search(text)
     if closing and _names_trace(closing.group(1)) and f"<{closing.group(1)}" not in text:
@@ -179,36 +179,85 @@ def _names_trace(name: str) -> bool:
 
 # marks of chat templates, in the notations that most of them have
 _MARK = (
-    r"(?:<\|[A-Za-z][\w ]{1,40}\|>|<｜[^<>]{1,40}｜>|<(?:bos|eos|unk|pad)>|<</?SYS>>|\[/?INST\]"
+    r"(?:<\|[A-Za-z][\w ]{1,40}\|>|<｜[^<>]{1,40}｜>|<(?i:bos|eos|unk|pad)>|<</?SYS>>|\[/?INST\]"
     r"|<(?:start|end)_of_turn>|<extra_id_\d>)"
 )
 # beside a blank or in quotes such a mark is spoken of
-_STARTS_WITH_MARK = re.compile(rf"\s*(?:{_MARK}(?! )|\[INST\]|<s>\s*\[INST\])")
-_ENDS_WITH_MARK = re.compile(rf"(?:(?<![ `'\"]){_MARK}|</s>)\s*\Z")
+_STARTS_WITH_MARK = re.compile(
+    rf"\s*(?:{_MARK}(?! )|\[INST\]|<s>\s*\[INST\]|<image>|<(video|audio)>(?!.*</\1>))", re.DOTALL
+)
+_ENDS_WITH_MARK = re.compile(
+    rf"(?:(?<![ `'\"]){_MARK}|</s>|<(?i:eos)>|<(?:image|video|audio)>)\s*\Z"
+)
+_INNER_MARK = re.compile(rf"(?<![ `'\"(\[{{}}+]){_MARK}(?![ `'\".,;:)\]}}+])")
+# what stands before a turn in transcripts; and a user's turn with the answer to it
+_ROLE_PREFIXES = (
+    "Assistant:", "ASSISTANT:", "### Assistant:", "###Assistant:", "### ASSISTANT:",
+    "### Response:",
+)  # fmt: skip
+_TURNS = (
+    ("\n\nHuman:", "\n\nAssistant:"),
+    ("### Human:", "### Assistant:"),
+    ("###Human:", "###Assistant:"),
+    ("\nUSER:", "\nASSISTANT:"),
+)
 
 
 def template_markup(example: Example) -> Drop | None:
-    """A text that starts or ends with a mark of a chat template: it was rendered once before.
+    """A text with marks of a chat template at an edge, or an answer that goes on with more turns.
 
-    Kept, an answer would end on another model's end token, spelt out before the real one.
+    It was rendered once before. Kept, an answer would end on another model's end token, spelt out
+    before the real one, or the questions of a user would be trained.
     """
     for index, message in enumerate(example.messages):
         if message.role == "tool":
             continue
-        text = message.content
-        mark = _STARTS_WITH_MARK.match(text) if text[:40].lstrip()[:1] in ("<", "[") else None
-        if mark is None and text[-20:].rstrip()[-1:] in (">", "]"):
-            mark = _ENDS_WITH_MARK.search(text, max(0, len(text) - 100))
-            if mark is not None and mark.group().strip() == "</s>" and "<s>" in text.lstrip()[3:]:
-                mark = None  # HTML
+        mark = _edge_mark(message.content)
+        if mark is None and message.role == "assistant":
+            mark = _inner_mark(message.content)
         if mark is not None:
-            detail = f"starts or ends with {mark.group().strip()!r}, a mark of a chat template"
+            detail = f"has {mark.strip():.60}, which chat templates and transcripts write"
             return Drop("template_markup", f"message {index} {detail}")
     return None
 
 
+def _edge_mark(text: str) -> str | None:
+    """A mark of a template that a text starts or ends with."""
+    if "<" not in text and "INST]" not in text:  # as most texts
+        return None
+    starts = text[:40].lstrip()[:1] in ("<", "[")
+    if starts and (mark := _STARTS_WITH_MARK.match(text)):
+        return mark.group()
+    if text[-20:].rstrip()[-1:] not in (">", "]"):
+        return None
+    mark = _ENDS_WITH_MARK.search(text, max(0, len(text) - 100))
+    if mark is None or (mark.group().strip() == "</s>" and "<s>" in text.lstrip()[3:]):
+        return None  # the latter is HTML
+    return mark.group()
+
+
+def _inner_mark(text: str) -> str | None:
+    """What shows inside an answer that more than one turn stands in it."""
+    if text.lstrip().startswith(_ROLE_PREFIXES):
+        return text.partition(":")[0]
+    if ("<|" in text or "<｜" in text) and (mark := _INNER_MARK.search(text)):
+        return mark.group()
+    if "Human:" not in text and "USER:" not in text:
+        return None
+    for question, answer in _TURNS:
+        start = text.find(question)
+        if start >= 0 and text.find(answer, start) >= 0:
+            return question
+    return None
+
+
 MARKUP = "<tool_call>"
-_CALL_AS_TEXT = re.compile(r"<tool_call>\s*(?:\{|<function=)")
+_CALL_AS_TEXT = re.compile(
+    r"<tool_call>\s*(?:\{|<function=)|<function=[\w.\-]+>|<functioncall>\s*\{|<invoke name="
+    r"|\[TOOL_CALLS\]\s*[\[{]"
+)
+_CALL_SIGNS = ("<tool_call>", "<function", "<invoke ", "[TOOL_CALLS]")
+_FENCE = re.compile(r"\s*```\w*\n(.*)\n```\s*\Z", re.DOTALL)
 _CALL_TAG = re.compile(r"\s*(?:<\|?|\[)\s*/?([\w\-]{4,40})\s*(?:\|?>|\])")
 _CALL_IN_PYTHON = re.compile(r"\s*\[?\s*([A-Za-z_][\w.\-]{0,80})\(.*\)\s*\]?\s*\Z", re.DOTALL)
 _DECLARATION = "# Tools"
@@ -256,18 +305,24 @@ def tool_markup(example: Example) -> Drop | None:
 
 
 def _written_call(text: str, example: Example) -> str | None:
-    """The call that an assistant's text spells out: behind a tag, as JSON or as Python."""
-    if example.tools is not None and _CALL_AS_TEXT.search(text):
-        return f"a {MARKUP}"
-    tag = _CALL_TAG.match(text) if text[:40].lstrip()[:1] in ("<", "[") else None
+    """The call that an assistant's text spells out: in tags, as JSON or as Python."""
+    call = None
+    if "<" in text or "[" in text:
+        signed = any(sign in text for sign in _CALL_SIGNS)
+        call = _CALL_AS_TEXT.search(text) if signed else None
+    if call and (example.tools is not None or not call.group().startswith(MARKUP)):
+        return f"a {call.group().split()[0].rstrip('{[')}"
+    first = text.lstrip()[:1]
+    tag = _CALL_TAG.match(text) if first in ("<", "[") else None
     if tag and kind_of(tag.group(1)) == "calls" and tag.group().strip() != MARKUP:
         return f"a {tag.group().strip()}"
     if example.tools is None:
         return None
     names = declared(example.tools)
-    if text[:40].lstrip()[:1] in ("[", "{") and any(f'"{name}"' in text for name in names):
+    fenced = _FENCE.match(text) if first == "`" else None
+    if (first in ("[", "{") or fenced) and any(f'"{name}"' in text for name in names):
         try:
-            value = load_json(text)
+            value = load_json(fenced.group(1) if fenced else text)
         except ValueError:
             value = None
         calls = value if isinstance(value, list) else [value]

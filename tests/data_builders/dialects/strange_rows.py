@@ -6,6 +6,7 @@ Each line of `strange_rows*.jsonl` is a case: `id`, `row`, and words of the row:
     r   words of a trace: trained as reasoning
     c   words that the model is shown, and that are not trained
     n   words that may not be trained
+    y   words that may not even be shown
     l   columns, or keys of messages, that are read or listed as unread
     x   true: the row may not be kept
     k   `pair`: a preference, `prompt`: a prompt with a gold answer `g`; else a row to train on
@@ -109,6 +110,7 @@ def trained(case: Case, preparer: Preparer, *, fields: Mapping[str, str]) -> Out
     lost = _lost(case, item.example, trained_text, shown_text)
     barred = () if case.get("k") == "prompt" else case.get("n", ())  # a solved prompt may train
     misread = [f"{word!r} is trained" for word in barred if word in trained_text]
+    misread += [f"{word!r} is shown" for word in case.get("y", ()) if word in shown_text]
     return _verdict(case, lost, misread, counts.unread)
 
 

@@ -317,3 +317,18 @@ def test_a_picture_in_a_result_and_parts_as_text_are_refused() -> None:
     assert problem({"messages": [ASK, SAY | {"content": parts}]}).reason == "malformed_message"
     # JSON that is no list of parts is an answer
     assert read({"messages": [ASK, SAY | {"content": '[{"type": "cat"}]'}]})[1].messages[1].content
+
+
+@pytest.mark.parametrize("switch", ["high", "off", False, True, "N/A", "null", "None"])
+def test_a_switch_under_the_key_of_a_trace_is_no_trace(switch: Any) -> None:
+    assert read({"messages": [ASK, SAY | {"thinking": switch}]})[1].messages == PLAIN
+    assert read({"prompt": "2+2?", "completion": "4", "reasoning": switch})[1].messages == PLAIN
+    assert read({"messages": [ASK, SAY | {"thinking": "high up"}]})[1].messages[1].reasons
+
+
+def test_what_stands_for_no_text_is_none() -> None:
+    assert read({"instruction": "2+2?", "input": "<noinput>", "output": "4"})[1].messages == PLAIN
+    assert read({"system": "None", "messages": [ASK, SAY]})[1].messages == PLAIN
+    # a value of a language may be what is asked about
+    asked = read({"instruction": "Is it true?", "input": "None", "output": "no"})[1].messages[0]
+    assert asked.content == "Is it true?\n\nNone"

@@ -115,7 +115,7 @@ def test_a_mask_over_the_row_is_refused_unless_it_says_what_is_done(row: dict[st
 
 @pytest.mark.parametrize(
     "more", [{"metadata": {"train_on_last_turn_only": True}}, {"extra": '{"trainOnlyLastTurn": true}'},
-             {"info": '{"loss_mask": [0, 0, 0, 1]}'}]
+             {"info": '{"loss_mask": [0, 0, 0, 1]}'}, {"a": {"b": {"weights": [0, 0, 0, 1]}}}]
 )  # fmt: skip
 def test_a_mask_inside_a_column_is_honoured(more: dict[str, Any]) -> None:
     trained = [m.trained for m in read({"messages": [ASK, SAY, ASK, SAY]} | more)[1].messages]
