@@ -1,0 +1,178 @@
+"""RLVR and RLHF whose rollouts a real vLLM makes, with the adapter of each step."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posttrain.training.rl.trainer import ENGINE_DIFFERENCE
+from tests.real.commands import begin, output, questions, run
+from tests.real.server import MODEL, VllmProcess, proxy
+from tests.training.tiny import log_rows, rollout_groups
+
+STEPS = 20
+PROMPTS = 2
+N = 4
+
+
+def training(out: Path, checkpoint: Path, url: str, *, steps: int, **keys: Any) -> dict[str, Any]:
+    """What RLVR and RLHF share: a rank-8 adapter, 8 short rollouts a step."""
+    return {
+        "out": str(out),
+        "model": {"path": str(checkpoint)},
+        "adapter": {"rank": 8, "preset": "attention"},
+        "rollouts": {"engine": "lora_server", "url": url},
+        "prompts_per_step": PROMPTS,
+        "num_generations": N,
+        "sampling": {"max_tokens": 16},
+        # most completions of so few tokens are cut
+        "loss": {"overlong": "train"},
+        "guard": {name: {} for name in ("truncated", "zero_variance", "entropy", "length")},
+        "trainer": {
+            "learning_rate": 1e-3,
+            "lr_scheduler_type": "constant",
+            "warmup_steps": 0,
+            "max_steps": steps,
+            "per_device_train_batch_size": 4,
+            "gradient_checkpointing": False,
+            "bf16": False,
+        },
+        **keys,
+    }
+
+
+def source(folder: Path, count: int) -> dict[str, Any]:
+    """Questions that any digit answers, if the answer ends in time."""
+    return {
+        "name": "sums",
+        "format": "question",
+        "path": str(questions(folder, count)),
+        "template": "{question}",
+        "gold": None,
+        "grader": "contains_any",
+        "metadata": ["outputs"],
+    }
+
+
+def first_logps(server: VllmProcess, model: str) -> dict[str, float]:
+    """What it says first to a question of the training, with log-probabilities."""
+    question = [{"role": "user", "content": "What is 3 + 3? Answer with a number."}]
+    fields = {
+        "logprobs": True,
+        "top_logprobs": 5,
+        "chat_template_kwargs": {"enable_thinking": False},
+    }
+    body = {"model": model, "messages": question, "max_tokens": 1, "temperature": 0, **fields}
+    [first] = server.post("/chat/completions", body)["choices"][0]["logprobs"]["content"]
+    return {row["token"]: row["logprob"] for row in first["top_logprobs"]}
+
+
+def check_run(out: Path, server: VllmProcess, *, steps: int) -> None:
+    """Every step was sampled from the weights that it trains; the server keeps no adapter."""
+    rows = log_rows(out, of="loss")
+    assert len(rows) == steps
+    assert all(row["failed"] == 0 for row in rows)
+    # the weights have moved further than this by the last step
+    assert max(row["logp_difference"] for row in rows) < ENGINE_DIFFERENCE
+    assert server.models() == [MODEL]
+    base = first_logps(server, MODEL)
+    adapter = {"lora_name": "trained", "lora_path": str(out / "adapter")}
+    server.post("/load_lora_adapter", adapter)
+    try:
+        trained = first_logps(server, "trained")
+    finally:
+        server.post("/unload_lora_adapter", adapter)
+    shared = base.keys() & trained.keys()
+    assert not shared or max(abs(base[token] - trained[token]) for token in shared) > 0.01
+
+
+@pytest.fixture(scope="module")
+def profile(
+    checkpoint: Path, server: VllmProcess, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Pass rates of 24 questions, by the server."""
+    folder = tmp_path_factory.mktemp("profile")
+    recipe = {
+        "out": str(folder / "profile"),
+        "checkpoint": str(checkpoint),
+        "backend": {"kind": "completions", "url": server.url, "model": MODEL},
+        "prompts": [source(folder, 24)],
+        "settings": [{"name": "plain", "thinking": 0}],
+        "n": N,
+        "sampling": {"max_tokens": 16},
+    }
+    run(folder, "profile_prompts", recipe)
+    return folder / "profile"
+
+
+def rlvr(out: Path, checkpoint: Path, url: str, profile: Path, *, steps: int) -> dict[str, Any]:
+    curriculum = {"pass_rates": str(profile), "domains": {"sums": {"ratio": 1}}, "max_epochs": 8}
+    return training(out, checkpoint, url, steps=steps, **curriculum)
+
+
+def test_rlvr(checkpoint: Path, server: VllmProcess, profile: Path, tmp_path: Path):
+    out = tmp_path / "out"
+    text = run(tmp_path, "rlvr", rlvr(out, checkpoint, server.url, profile, steps=STEPS))
+    assert "engine       lora_server: log-probabilities differ" in text
+    assert f"above {ENGINE_DIFFERENCE:g} a token" not in text
+    check_run(out, server, steps=STEPS)
+
+
+VERDICT = r'\{"score_1": [1-5], "score_2": [1-5], "ranking": [1-6]\}'
+
+
+def test_rlhf_behind_a_proxy_that_refuses_every_eleventh_request(
+    checkpoint: Path, server: VllmProcess, tmp_path: Path
+):
+    """The model judges its own answers, held to the JSON of a verdict by the server."""
+
+    def trouble(number: int) -> int | None:
+        return {0: 429, 5: 500}.get(number % 11)
+
+    out = tmp_path / "out"
+    fields = {"structured_outputs": {"regex": VERDICT}}
+    with proxy(server, trouble=trouble, chat_fields=fields) as (url, refusals):
+        judge = {"kind": "chat", "url": url, "model": MODEL, "thinking": "enable_thinking"}
+        recipe = training(
+            out,
+            checkpoint,
+            url,
+            steps=STEPS,
+            prompts=[source(tmp_path, 24)],
+            settings=[{"name": "plain", "thinking": 0}],
+            max_epochs=8,
+            judge={
+                "models": [{"backend": judge, "layout": "message", "thinking": False}],
+                "sampling": {"max_tokens": 48},
+                "max_failure_rate": 0.0,
+            },
+        )
+        run(tmp_path, "rlhf", recipe)
+    assert {429, 500} == set(refusals)
+    check_run(out, server, steps=STEPS)
+    judgements = [row for group in rollout_groups(out) for row in group["judgements"]]
+    assert len(judgements) == STEPS * PROMPTS * N
+    assert not any(row["failed"] for row in judgements)
+
+
+def test_a_server_that_is_killed_in_the_middle_of_a_step_is_waited_for(
+    checkpoint: Path, server: VllmProcess, profile: Path, tmp_path: Path
+):
+    out = tmp_path / "out"
+    recipe = rlvr(out, checkpoint, server.url, profile, steps=3)
+    process = begin(tmp_path, "rlvr", recipe)
+    try:
+        while f"policy-{1:05d}" not in server.models():
+            assert process.poll() is None, output(tmp_path, "rlvr")[-3000:]
+            time.sleep(0.02)
+        server.kill()
+        server.start()
+        assert process.wait(1500) == 0, output(tmp_path, "rlvr")[-3000:]
+    finally:
+        process.kill()
+        process.wait()
+    assert "refuses connections: waiting up to 600 s" in output(tmp_path, "rlvr")
+    check_run(out, server, steps=3)
