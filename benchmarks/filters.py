@@ -171,6 +171,7 @@ def _speeds(shared: Path, repeats: int) -> Iterator[str]:
         "`reasoning_gym_graded` (grids, loops)": ("reasoning_gym_graded",),
     }
     texts = {k: [t.text for name in v for t in spoken(shared, name)] for k, v in sets.items()}
+    texts["long step-by-step traces"] = _long_steps(texts["`reasoning_ma_content`"])
     texts["files of the standard library"] = _library()[::4]
     for name, each in texts.items():
         size = sum(len(text.encode("utf-8", "surrogatepass")) for text in each) / 1e6
@@ -179,6 +180,15 @@ def _speeds(shared: Path, repeats: int) -> Iterator[str]:
             seconds = _best(lambda m=method, e=each: [m(text) for text in e], repeats)
             cells.append(f"{size / seconds:.1f}")
         yield f"| {name} | {size:.1f} | {' | '.join(cells)} |"
+
+
+def _long_steps(traces: list[str]) -> list[str]:
+    """Step-by-step texts, a real trace behind every second one: all need a close look."""
+    rng = random.Random(0)
+    steps = [text for half, kinds in STEPS.items() for k in kinds for text in step_by_step(half, k)]
+    rng.shuffle(steps)
+    parts = [f"{text}\n\n{rng.choice(traces)}" if n % 2 else text for n, text in enumerate(steps)]
+    return ["\n\n".join(parts[n : n + 20]) for n in range(0, len(parts), 20)]
 
 
 def _best(run: Callable[[], object], repeats: int) -> float:

@@ -1,120 +1,217 @@
 """Pathological repetition: traces and answers that go round in circles (paper 3.1.3).
 
-A compression ratio picks the few texts worth a look. In them, two rules: an exact *cycle*, most of
-whose words equal the word one round before, and a window most of whose *n-grams* stood before.
+Compression picks the stretches worth a look. In them, two rules: an exact *cycle*, most of whose
+words equal the word one round before, and a window most of whose words followed the same *n-gram*
+the last time as well, when that had stood twice already.
 
 What tells a loop from honest steps ("Turn 7: Ada passes the coin to Bo.") is where rounds differ.
 Steps fill in a template: they differ at the same place in every round, be it a number or a name. A
-loop is the same to the letter, or its changes fall anywhere.
+loop is the same to the letter, or its changes fall anywhere, or all it fills in is its own number
+or one of the same few words.
 """
 
 from __future__ import annotations
 
-import re
-import zlib
+import math
+import string
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain, islice
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from data_builders.dedup.words import runs
+from data_builders.keyed import shuffled_keys
 from data_builders.rows.raw import Match
 from posttrain.config.filters import RepetitionFilter
 
-# an item's number; an ideograph, a kana, a picture; up to 16 letters, digits or signs; a line end;
-# 16 blanks
-_WORD = re.compile(
-    r"(?<=\n)\d{1,4}[.)](?=\s)|[\u3040-\u30ff\u3400-\u9fff]|[^\W\d\u3040-\u30ff\u3400-\u9fff]{1,16}"
-    r"|[\U0001f000-\U0001faff]|\d{1,16}|\n|[^\S\n]{16}|[^\w\s\U0001f000-\U0001faff]{1,16}"
-)
-_ITEM = re.compile(r"\d+[.)]")
-_LANGUAGE = re.compile(r"[^\W\d]{2,15}|[\u3040-\u30ff\u3400-\u9fff]")
-_CHUNK, _BEFORE = 1000, 1 << 15  # bytes, compressed after so many before them
-_OPEN = 0.55  # of the ratio, reached by LZ4, leaves open whether zlib reaches it
-_GRAMS = (4, 16, 64)  # words; the distances between equal ones are candidate periods
-_CANDIDATES = 8  # periods tried of each
+_BLANK, _LETTER, _DIGIT, _SIGN, _LINE_END, _ALONE, _INSIDE = range(7)  # kinds of bytes
+_LONGEST = 16  # bytes of a word; a longer run is several
+_CHUNK = 1000  # bytes, compressed after what stands before them
+_EARLY, _LESS = 2, 0.8  # chunks with little before them, of which this share of the ratio is asked
+_GAP = 4  # chunks between two that compress well; fewer join them
+_HINT = 0.3  # share of a window's words that follow as before, below which no rule can hold
+_CANDIDATES = 8  # periods tried
 _SLOT = 0.4  # share of the rounds in which a place must differ to be a template's slot
 _TEMPLATE_SHARE = 0.9  # of the words equal: slots are counted as far as this reaches
 _SLOTS = 0.02  # of a round's words may be slots: in long rounds a counter is no content
+_FILLED_ROUNDS = 12  # of one slot, from which on what fills it is looked at
+_ELSEWHERE = 0.01  # share of the words that may differ then outside the slot
+_COUNTED = 0.9  # share of the slot's numbers that are one more than the last: the round's own
+_DISTINCT = 0.85  # share of distinct words in the slot: if fewer, the same return again and again
+_SENTENCE = 12  # words of a round of which that, or numbers in no order, make a loop
 _BARE = 0.25  # share of words of language below which a stretch is a grid, a ruler, digits
 _BARE_SHARE, _ROW_ROUNDS = 0.99, 16  # of whose words must be equal, for so many rounds,
 _BARE_VOCABULARY, _MANY_ROUNDS = 6, 64  # or for these if a round has so few distinct words
 _ALIKE = 0.5  # share of its words that a round's steps have in common: a state that goes to and fro
-_REACH = 2  # windows; farther back the names and numbers of any template return by chance
+_REACH = 1200  # words; farther back the names and numbers of any template return by chance
 _RUNNING_TEXT = 0.5  # share of words of language of a window, and
-_VOCABULARY = 20  # distinct ones in it; fewer make a list of moves
+_VOCABULARY = 34  # distinct ones in it; fewer make the sentences of one template
 
 Flags = npt.NDArray[np.bool_]
 Keys = npt.NDArray[np.uint64]
+Places = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """The words of a text; all arrays are (words,)."""
+    """The words of a stretch of text; all arrays are (words,)."""
 
+    data: bytes
+    starts: Places  # of their first bytes
+    ends: Places  # behind their last, and behind the blanks that follow
     keys: Keys  # equal where words are; the numbers of list items are all equal
     language: Flags  # of 2 to 15 letters, or an ideograph
     items: Flags  # numbers of list items
-    cut_off: bool  # the text stops within a sentence, in a line that no other line equals
+    cut_off: bool  # the stretch stops within a sentence, in a line that no other line equals
 
-
-def find_repetition(text: str, limits: RepetitionFilter) -> Match | None:
-    """The first loop of a text; the detail names the rule, "cycle" or "ngrams"."""
-    if not _compresses(text, limits):
-        return None
-    words = _split(text)
-    for detail, first, last in chain(_cycles(words, limits), _windows(words, limits)):
-        spans = [match.span() for match in islice(_WORD.finditer(text), first, last)]
-        return Match(detail, spans[0][0], spans[-1][1])
-    return None
-
-
-def _compresses(text: str, limits: RepetitionFilter) -> bool:
-    """Whether any chunk compresses well enough, given what stands before it.
-
-    LZ4 looks at all, at a quarter of zlib's cost; zlib, which packs better, at what it leaves open.
-    """
-    data, least = text.encode("utf-8", "surrogatepass"), limits.compression_ratio
-    if len(data) < 2 * limits.min_words:  # a word and a blank
-        return False
-    sink = pa.MockOutputStream()
-    packer, size = pa.CompressedOutputStream(sink, "lz4"), 0
-    for at in range(0, len(data), _CHUNK):
-        chunk = data[at : at + _CHUNK]
-        packer.write(chunk)
-        packer.flush()
-        before, size = size, sink.size()
-        ratio = len(chunk) / (size - before)
-        if ratio >= least:
-            return True
-        if ratio >= _OPEN * least:
-            again = zlib.compressobj(1, wbits=-15, zdict=data[max(at - _BEFORE, 0) : at])
-            if len(chunk) >= least * len(again.compress(chunk) + again.flush(zlib.Z_SYNC_FLUSH)):
-                return True
-    return False
-
-
-def _split(text: str) -> _Words:
-    words = _WORD.findall(text)
-    ids = {word: number for number, word in enumerate(dict.fromkeys(words))}
-    items = np.array([_ITEM.fullmatch(word) is not None for word in ids], np.bool_)
-    language = np.array([_LANGUAGE.fullmatch(word) is not None for word in ids], np.bool_)
-    keys = np.fromiter(map(ids.__getitem__, words), np.int64, len(words))
-    end = text.rpartition("\n")[2]
-    cut_off = end[-1:].isalnum() and f"\n{end}\n" not in text
-    shared = np.where(items[keys], -1, keys).view(np.uint64)
-    return _Words(shared, language[keys], items[keys], cut_off)
+    def texts(self, places: Places) -> list[bytes]:
+        starts, ends = self.starts[places].tolist(), self.ends[places].tolist()
+        return [self.data[start:end].rstrip() for start, end in zip(starts, ends, strict=True)]
 
 
 _Found = tuple[str, int, int]  # detail, first word, behind the last
 
 
-def _cycles(words: _Words, limits: RepetitionFilter) -> Iterator[_Found]:
+def find_repetition(text: str, limits: RepetitionFilter) -> Match | None:
+    """The first loop of a text; the detail names the rule, "cycle" or "ngrams"."""
+    data = text.encode("utf-8", "surrogatepass")
+    for begin, end in _suspects(data, limits):
+        words = _split(data[begin:end])
+        for detail, first, last in _loops(words, limits):
+            start = len(_decode(data[: begin + words.starts[first]]))
+            loop = _decode(data[begin + words.starts[first] : begin + words.ends[last - 1]])
+            return Match(detail, start, start + len(loop.rstrip(" ") or loop))
+    return None
+
+
+def _decode(data: bytes) -> str:
+    return data.decode("utf-8", "surrogatepass")
+
+
+def _suspects(data: bytes, limits: RepetitionFilter) -> Iterator[tuple[int, int]]:
+    """Stretches that compress well, given what stands before, and as many bytes before them."""
+    if len(data) < 3 * limits.min_words:  # an ideograph, or letters and a blank
+        return
+    sink = pa.MockOutputStream()
+    packer = pa.CompressedOutputStream(sink, "lz4")
+    sizes = [0]
+    for start in range(0, len(data), _CHUNK):
+        packer.write(data[start : start + _CHUNK])
+        packer.flush()
+        sizes.append(sink.size())
+    packed = np.diff(sizes)
+    lengths = np.full(len(packed), _CHUNK)
+    lengths[-1] = len(data) - _CHUNK * (len(packed) - 1)
+    least = np.full(len(packed), limits.compression_ratio)
+    least[:_EARLY] *= _LESS
+    good = np.flatnonzero(packed * least <= lengths)
+    if not len(good):
+        return
+    breaks = np.flatnonzero(np.diff(good) > _GAP)
+    firsts = good[np.append(0, breaks + 1)].tolist()
+    lasts = good[np.append(breaks, -1)].tolist()
+    for first, last in zip(firsts, lasts, strict=True):
+        begin = max(2 * first - last - 2, 0) * _CHUNK
+        while begin and data[begin] & 0xC0 == 0x80:  # within a character
+            begin -= 1
+        end = min((last + 2) * _CHUNK, len(data))
+        while end < len(data) and data[end] & 0xC0 == 0x80:
+            end += 1
+        yield begin, end
+
+
+@cache
+def _kinds() -> bytes:
+    """The kind of each byte of UTF-8."""
+    kinds = np.full(256, _SIGN, np.uint8)
+    kinds[list(b" \t\r\v\f")] = _BLANK
+    kinds[list(string.ascii_letters.encode())] = _LETTER
+    kinds[list(string.digits.encode())] = _DIGIT
+    kinds[ord("\n")] = _LINE_END
+    kinds[0x80:0xE0] = _LETTER  # two bytes: accents, Greek, Cyrillic, Hebrew, Arabic
+    kinds[0xE0:] = _ALONE  # three or four: scripts that separate no words, signs, pictures
+    return kinds.tobytes()
+
+
+def _split(data: bytes) -> _Words:
+    """A word is a run of letters, digits or signs, a line end, or a character of 3 or 4 bytes.
+
+    The blanks that follow belong to it.
+    """
+    codes = np.frombuffer(data, np.uint8)
+    kinds = np.frombuffer(data.translate(_kinds()), np.uint8)
+    if not data.isascii():
+        kinds = kinds.copy()
+        wide = np.flatnonzero(kinds == _ALONE)
+        kinds[wide + 1] = kinds[wide + 2] = _INSIDE
+        kinds[wide[codes[wide] >= 0xF0] + 3] = _INSIDE
+    begins = kinds >= _LINE_END
+    begins[1:] |= kinds[1:] != kinds[:-1]
+    begins &= (kinds != _BLANK) & (kinds != _INSIDE)
+    begins[0] = True
+    starts = np.flatnonzero(begins)
+    lengths = np.diff(starts, append=len(data))
+    if lengths.max() > _LONGEST:
+        pieces = (lengths + _LONGEST - 1) // _LONGEST
+        skipped = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+        skipped *= _LONGEST
+        lengths = np.minimum(np.repeat(lengths, pieces) - skipped, _LONGEST)
+        starts = np.repeat(starts, pieces) + skipped
+    padded = data + bytes(_LONGEST)
+    eights = np.ndarray(len(data) + 8, "<u8", padded, strides=(1,))  # the 8 bytes from each on
+    masks = np.array([(1 << 8 * min(n, 8)) - 1 for n in range(_LONGEST + 1)], np.uint64)
+    keys = shuffled_keys(eights[starts] & masks[lengths], salt=1)
+    long = np.flatnonzero(lengths > 8)
+    keys[long] += eights[starts[long] + 8] & masks[lengths[long] - 8]
+    kinds, leads = kinds[starts], codes[starts]
+    language = (kinds == _LETTER) & (lengths > 2) & (lengths < _LONGEST)
+    language |= (leads >= 0xE3) & (leads <= 0xEC)
+    items = np.zeros(len(keys), np.bool_)
+    items[1:-1] = (kinds[:-2] == _LINE_END) & (kinds[1:-1] == _DIGIT) & (lengths[1:-1] <= 4)
+    items[1:-1] &= (leads[2:] == ord(".")) | (leads[2:] == ord(")"))
+    keys[items] = 0
+    last_line = data.rpartition(b"\n")[2]
+    cut_off = last_line[-1:].isalnum() and b"\n" + last_line + b"\n" not in data
+    return _Words(data, starts, starts + lengths, keys, language, items, cut_off)
+
+
+def _loops(words: _Words, limits: RepetitionFilter) -> Iterator[_Found]:
+    last, second = _lags(words.keys, limits.ngram)
+    if not _dense(last > 0, limits.min_words, _HINT):
+        return
+    yield from _cycles(words, last, limits)
+    yield from _windows(words, second, limits)
+
+
+def _lags(keys: Keys, n: int) -> tuple[Places, Places]:
+    """How far back each word was foretold: the same n words stood before it, and it followed.
+
+    From the last time that they stood, and from the time before; 0 where they stood not so often,
+    or another word followed the last time.
+    """
+    last, second = np.zeros((2, len(keys)), np.int64)
+    hashes = runs(keys[:-1], n)
+    if not len(hashes):
+        return last, second
+    # sorted with their places as the lowest bits: several times as fast as a stable `argsort`
+    bits = np.uint64(len(hashes).bit_length())
+    ranked = np.sort(hashes >> bits << bits | np.arange(len(hashes), dtype=np.uint64))
+    places = (ranked & np.uint64((1 << int(bits)) - 1)).astype(np.int64) + n
+    ranked >>= bits
+    same = np.flatnonzero(ranked[1:] == ranked[:-1]) + 1
+    same = same[keys[places[same]] == keys[places[same - 1]]]
+    last[places[same]] = places[same] - places[same - 1]
+    same = same[(same > 1) & (ranked[same] == ranked[same - 2])]
+    second[places[same]] = places[same] - places[same - 2]
+    return last, second
+
+
+def _cycles(words: _Words, lags: Places, limits: RepetitionFilter) -> Iterator[_Found]:
     """Stretches whose words equal the word one round before."""
-    for period in _periods(words.keys):
+    for period in _periods(lags, limits):
         equal = words.keys[period:] == words.keys[:-period]
         width = max(limits.min_words, limits.min_rounds * period) - period
         for low, high in _dense(equal, width, _TEMPLATE_SHARE):
@@ -122,8 +219,9 @@ def _cycles(words: _Words, limits: RepetitionFilter) -> Iterator[_Found]:
             for first, last in _dense(around, width, limits.cycle_share):
                 part, begin, end = around[first:last], low + first, low + last + period
                 one_round = slice((begin + end - period) // 2, (begin + end + period) // 2)
-                seen = around if len(around) >= 2 * limits.min_rounds * period else part
-                if _steps(seen, words.items[one_round]):
+                wide = len(around) >= 2 * limits.min_rounds * period
+                seen = slice(low, high) if wide else slice(begin, end - period)
+                if _steps(words, equal, seen, one_round):
                     continue
                 if words.language[begin:end].mean() < _BARE:
                     few = len(np.unique(words.keys[one_round])) <= _BARE_VOCABULARY
@@ -139,24 +237,42 @@ def _cycles(words: _Words, limits: RepetitionFilter) -> Iterator[_Found]:
                 yield f"cycle: {share} equal the word {period:,} before", begin, end
 
 
-def _periods(keys: Keys) -> list[int]:
-    """The most frequent distances between equal n-grams."""
-    periods = dict[int, None]()
-    for n in _GRAMS:
-        counts = np.bincount(_distances(keys, n), minlength=1)
-        counts[0] = 0
-        order = np.argsort(-counts, kind="stable")[:_CANDIDATES]
-        periods |= dict.fromkeys(order[counts[order] > 0].tolist())
-    return list(periods)
+def _periods(lags: Places, limits: RepetitionFilter) -> Iterator[int]:
+    """The most frequent lags that somewhere stand close together."""
+    counts = np.bincount(lags)
+    least = int(_HINT * limits.min_words)
+    frequent = np.flatnonzero(counts > least)
+    order = np.argsort(-counts[frequent], kind="stable")[: _CANDIDATES + 1]
+    for period in frequent[order].tolist():
+        places = np.flatnonzero(lags == period)
+        if period and (places[least:] - places[:-least]).min() < limits.min_words:
+            yield period
 
 
-def _steps(equal: Flags, items: Flags) -> bool:
+def _steps(words: _Words, equal: Flags, seen: slice, one_round: slice) -> bool:
     """Whether the rounds fill in a template, or are several items of a numbered list."""
-    period = len(items)
-    changes = np.bincount(np.flatnonzero(~equal) % period, minlength=period)
-    slots = int(np.count_nonzero(changes > _SLOT * len(equal) / period))
-    numbers = int(np.count_nonzero(items))
-    return slots + (numbers if numbers > 1 else 0) > _SLOTS * period
+    period, length = one_round.stop - one_round.start, seen.stop - seen.start
+    changes = np.bincount(np.flatnonzero(~equal[seen]) % period, minlength=period)
+    slots = np.flatnonzero(changes > _SLOT * length / period)
+    numbers = int(np.count_nonzero(words.items[one_round]))
+    if len(slots) == 1 and not numbers and length >= _FILLED_ROUNDS * period:
+        elsewhere = changes.sum() - changes[slots[0]]
+        if elsewhere <= _ELSEWHERE * length:
+            places = np.arange(seen.start + slots[0], seen.stop, period)
+            return not _idle(words.texts(places), words.texts(places[:1] + 1)[0], period)
+    return len(slots) + (numbers if numbers > 1 else 0) > _SLOTS * period
+
+
+def _idle(fillings: list[bytes], follows: bytes, period: int) -> bool:
+    """Whether what fills a template's only slot tells nothing."""
+    numbers = [int(filling) if filling.isdigit() else -1 for filling in fillings]
+    steps = np.diff(numbers)
+    if (steps == 1).mean() >= _COUNTED:
+        return not follows.isalnum()  # "Step 7:", and not "7 apples"
+    in_no_order = 0 < (steps > 0).mean() < 1
+    if min(numbers) >= 0 and in_no_order:
+        return period >= _SENTENCE
+    return period >= _SENTENCE and len(set(fillings)) <= _DISTINCT * len(fillings)
 
 
 def _alternates(one_round: Keys, limits: RepetitionFilter) -> bool:
@@ -166,36 +282,22 @@ def _alternates(one_round: Keys, limits: RepetitionFilter) -> bool:
     return any(_ALIKE <= (one_round == step).mean() < limits.cycle_share for step in steps)
 
 
-def _windows(words: _Words, limits: RepetitionFilter) -> Iterator[_Found]:
-    """Windows of running text most of whose n-grams stood twice before."""
-    distances = _distances(words.keys, limits.ngram, nth=2)
-    again = (distances > 0) & (distances <= _REACH * limits.window)
-    for first, last in _dense(again, limits.window, limits.duplicate_share):
+def _windows(words: _Words, lags: Places, limits: RepetitionFilter) -> Iterator[_Found]:
+    """Windows of running text most of whose words followed the last two times as well."""
+    copied = (lags > 0) & (lags <= _REACH)
+    for first, last in _dense(copied, limits.window, limits.duplicate_share):
         language = words.language[first:last]
         vocabulary = np.unique(words.keys[first:last][language])
         if language.mean() >= _RUNNING_TEXT and len(vocabulary) >= _VOCABULARY:
-            share, end = again[first:last].mean(), last + limits.ngram - 1
-            count = f"{last - first:,} {limits.ngram}-grams"
-            yield f"ngrams: {share:.0%} of {count} stood twice before", first, end
-
-
-def _distances(keys: Keys, n: int, nth: int = 1) -> npt.NDArray[np.int64]:
-    """How many words before each n-gram its nth equal stood, 0 where there is none."""
-    hashes = runs(keys, n)
-    # sorted with their places as the lowest bits: several times as fast as a stable `argsort`
-    bits = np.uint64(len(hashes).bit_length())
-    ranked = np.sort(hashes >> bits << bits | np.arange(len(hashes), dtype=np.uint64))
-    order = (ranked & np.uint64((1 << int(bits)) - 1)).astype(np.int64)
-    same = ranked[nth:] >> bits == ranked[:-nth] >> bits
-    distances = np.zeros(len(hashes), np.int64)
-    distances[order[nth:][same]] = (order[nth:] - order[:-nth])[same]
-    return distances
+            share = f"{copied[first:last].mean():.0%} of {last - first:,} words"
+            yield f"ngrams: {share} follow the same {limits.ngram} as before", first, last
 
 
 def _dense(flags: Flags, width: int, share: float) -> list[tuple[int, int]]:
     """Windows of `width` of whose flags this share is set, overlapping ones joined."""
-    sums = np.append(0, np.cumsum(flags))
-    at = np.flatnonzero(sums[width:] - sums[:-width] >= share * width)
+    sums = np.zeros(len(flags) + 1, np.int32)
+    np.cumsum(flags, out=sums[1:])
+    at = np.flatnonzero(sums[width:] - sums[:-width] >= math.ceil(share * width))
     if not len(at):
         return []
     breaks = np.flatnonzero(np.diff(at) > width)

@@ -64,7 +64,15 @@ COUNTERS = {
     "seen": ["Attempt {k}: {s} ", "{k}. {s}\n", "Wait, check {k}. {s} "],
     "unseen": ["Try number {k}: {s} ", "({k}) {s}\n", "{s} That was round {k}.\n"],
 }
-LOOPS = ("exact", "chinese", "a word changes", "a word changes in a third of the rounds",
+OPENINGS = {
+    "seen": ["Wait, let me reconsider.", "Hmm, that is not right.", "But wait.", "Let me re-read it.",
+             "Hold on, maybe I misread.", "Okay, so once more.", "Alternatively, think again."],
+    "unseen": ["Not so fast.", "On second thought:", "I should double-check this.", "One moment.",
+               "Going back to the start,", "Perhaps I got that wrong.", "That cannot be it."],
+}  # fmt: skip
+LOOPS = ("exact", "three to five long rounds", "chinese", "a word changes",
+         "a word changes in a third of the rounds", "one of a few words fills a place",
+         "rounds of sentences in changing order", "doubts in changing words",
          "sentences in changing order", "long rounds with a counter",
          "short rounds with a counter")  # fmt: skip
 
@@ -78,6 +86,20 @@ def loop(kind: str, half: str, base: str, rng: Rng, period: int = 0) -> str:
     elif kind.startswith("a word changes"):
         words = " ".join(sentences(30, rng)).split()[: rng.choice([12, 25, 50, 100])]
         text = _drifting(words, rng, 3 if "third" in kind else 1, max(10, 400 // len(words)))
+    elif kind.startswith("three"):
+        text = _unit(rng.randint(800, 2500), rng) * rng.randint(3, 5)
+    elif kind.startswith("one of"):
+        words = " ".join(sentences(4, rng)).split()[: rng.randint(14, 24)]
+        few, place = " ".join(sentences(2, rng)).split()[:10], rng.randrange(len(words))
+        rounds = ([*words[:place], rng.choice(few), *words[place:]] for _ in range(30))
+        text = "\n".join(" ".join(each) for each in rounds)
+    elif kind.startswith("rounds of"):
+        few = sentences(rng.randint(4, 7), rng)
+        text = " ".join(" ".join(rng.sample(few, len(few))) for _ in range(12))
+    elif kind.startswith("doubts"):
+        core = sentences(rng.randint(3, 6), rng)
+        doubts = ([s for s in core if rng.random() < 0.8] for _ in range(30))
+        text = "\n\n".join(" ".join([rng.choice(OPENINGS[half]), *each]) for each in doubts)
     elif kind == "sentences in changing order":
         few = sentences(rng.randint(4, 7), rng)
         text = " ".join(rng.choice(few) for _ in range(120))

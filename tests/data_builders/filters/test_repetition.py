@@ -25,7 +25,9 @@ def found(text: str) -> Match | None:
 
 @pytest.mark.parametrize("kind", [(half, kind) for half in STEPS for kind in STEPS[half]])
 def test_honest_step_by_step_texts_stay(kind: tuple[str, str]):
-    assert [loop for text in step_by_step(*kind) if (loop := found(text))] == []
+    lost = [loop for text in step_by_step(*kind) if (loop := found(text))]
+    # a plan for two months may say the same on all days: "Day 7: 50 mg in the morning."
+    assert len(lost) <= (5 if kind[1] == "medication_plan" else 0), lost
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -34,15 +36,21 @@ def test_honest_kinds_stay(seed: int):
     assert {kind: loop for kind, text in kinds.items() if (loop := found(text))} == {}
 
 
-# told from honest steps by sense alone, all of them or most
-MISSED = ("a word changes", "sentences in changing order", "short rounds with a counter")
+# kinds of which some are too near to honest steps, and how many of ten must be found
+AT_LEAST = {
+    "a word changes": 8,
+    "one of a few words fills a place": 5,
+    "rounds of sentences in changing order": 4,
+    "sentences in changing order": 8,
+    "short rounds with a counter": 4,
+}
 
 
 @pytest.mark.parametrize("half", ["seen", "unseen"])
 def test_loops_are_found_wherever_they_begin(half: str):
     for kind, texts in loops(half, [PROSE, *step_by_step("seen", "accumulation", 3)], 10).items():
-        if kind not in MISSED:
-            assert all(map(found, texts)), kind
+        count = sum(found(text) is not None for text in texts)
+        assert count >= AT_LEAST.get(kind, len(texts)), kind
 
 
 def test_sentences_in_changing_order_are_found_once_all_have_returned():
@@ -76,13 +84,36 @@ def test_the_span_covers_the_loop(loop: str):
     assert abs(repetition.end - len(PROSE) - len(loop)) <= 0.1 * len(loop) + 20
 
 
-def test_a_counter_is_content_unless_rounds_are_long():
-    turns = "".join(f"Turn {k}: Ada passes the coin to Bo.\n" for k in range(1, 200))
+def test_a_counter_is_content_where_a_name_changes_as_well():
+    turns = "".join(f"Turn {k}: {'Ada' if k % 3 else 'Kim'} passes it.\n" for k in range(1, 200))
     players = "".join(f"{k}. {'Ada' if k % 2 else 'Bo'} has the coin.\n" for k in range(1, 200))
-    rounds = "".join(f"Attempt {k}: {SENTENCE * 5}\n" for k in range(1, 30))
+    apples = "".join(f"We add one, and {k} apples lie on the table.\n" for k in range(1, 200))
     assert found(turns) is None
     assert found(players) is None
-    assert found(rounds) is not None
+    assert found(apples) is None
+
+
+def test_a_round_that_only_counts_itself_is_a_loop():
+    assert found("".join(f"Attempt {k}: {SENTENCE}\n" for k in range(1, 30))) is not None
+    objects = (f'{{"id": {k}, "text": "{SENTENCE}"}}' for k in range(1, 30))
+    assert found(",\n".join(objects)) is not None
+
+
+def test_a_place_that_a_few_words_fill_again_and_again_is_a_loop():
+    template = "Maybe the answer is {}, but that does not fit the description in the question.\n"
+    names = " ".join(sentences(60, random.Random(0))).split()
+    distinct = list(dict.fromkeys(names))[:30]
+    rng = random.Random(1)
+    assert found("".join(template.format(rng.choice(names[:8])) for _ in range(30))) is not None
+    assert found("".join(map(template.format, distinct))) is None
+    assert found("".join(template.format(rng.randrange(1000)) for _ in range(30))) is not None
+    assert found("".join(template.format(k * k) for k in range(30))) is None
+
+
+def test_three_long_rounds_are_a_loop_and_two_are_none():
+    passage = " ".join(sentences(40, random.Random(2)))
+    assert found(f"{PROSE}\n{passage}\n{passage}\n{passage}") is not None
+    assert found(f"{PROSE}\n{passage}\n{passage}\n{PROSE[:500]}") is None
 
 
 def test_a_state_goes_to_and_fro_for_a_while():
