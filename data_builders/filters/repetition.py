@@ -33,7 +33,7 @@ _CHUNK = 1000  # bytes, compressed after what stands before them
 _EARLY, _LESS = 2, 0.8  # chunks with little before them, of which this share of the ratio is asked
 _GAP = 4  # chunks between two that compress well; fewer join them
 _HINT = 0.3  # share of a window's words that follow as before, below which no rule can hold
-_CANDIDATES = 8  # periods tried
+_CANDIDATES = 4  # periods tried, and as many of rounds in two parts
 _SLOT = 0.4  # share of the rounds in which a place must differ to be a template's slot
 _TEMPLATE_SHARE = 0.9  # of the words equal: slots are counted as far as this reaches
 _SLOTS = 0.02  # of a round's words may be slots: in long rounds a counter is no content
@@ -62,14 +62,26 @@ class _Words:
     data: bytes
     starts: Places  # of their first bytes
     ends: Places  # behind their last, and behind the blanks that follow
+    kinds: npt.NDArray[np.uint8]  # of their first bytes
     keys: Keys  # equal where words are; the numbers of list items are all equal
-    language: Flags  # of 2 to 15 letters, or an ideograph
     items: Flags  # numbers of list items
-    cut_off: bool  # the stretch stops within a sentence, in a line that no other line equals
 
     def texts(self, places: Places) -> list[bytes]:
         starts, ends = self.starts[places].tolist(), self.ends[places].tolist()
         return [self.data[start:end].rstrip() for start, end in zip(starts, ends, strict=True)]
+
+    def language(self, first: int, last: int) -> Flags:
+        """Which words are letters, more than one with the blank behind them, or an ideograph."""
+        kinds, starts = self.kinds[first:last], self.starts[first:last]
+        lengths = self.ends[first:last] - starts
+        leads = np.frombuffer(self.data, np.uint8)[starts]
+        letters = (kinds == _LETTER) & (lengths > 2) & (lengths < _LONGEST)
+        return letters | ((leads >= 0xE3) & (leads <= 0xEC))
+
+    def cut_off(self) -> bool:
+        """Whether the stretch stops within a sentence, in a line that no other line equals."""
+        line = self.data.rpartition(b"\n")[2]
+        return line[-1:].isalnum() and b"\n" + line + b"\n" not in self.data
 
 
 _Found = tuple[str, int, int]  # detail, first word, behind the last
@@ -167,22 +179,19 @@ def _split(data: bytes) -> _Words:
     long = np.flatnonzero(lengths > 8)
     keys[long] += eights[starts[long] + 8] & masks[lengths[long] - 8]
     kinds, leads = kinds[starts], codes[starts]
-    language = (kinds == _LETTER) & (lengths > 2) & (lengths < _LONGEST)
-    language |= (leads >= 0xE3) & (leads <= 0xEC)
     items = np.zeros(len(keys), np.bool_)
     items[1:-1] = (kinds[:-2] == _LINE_END) & (kinds[1:-1] == _DIGIT) & (lengths[1:-1] <= 4)
     items[1:-1] &= (leads[2:] == ord(".")) | (leads[2:] == ord(")"))
     keys[items] = 0
-    last_line = data.rpartition(b"\n")[2]
-    cut_off = last_line[-1:].isalnum() and b"\n" + last_line + b"\n" not in data
-    return _Words(data, starts, starts + lengths, keys, language, items, cut_off)
+    return _Words(data, starts, starts + lengths, kinds, keys, items)
 
 
 def _loops(words: _Words, limits: RepetitionFilter) -> Iterator[_Found]:
     last, second = _lags(words.keys, limits.ngram)
     if not _dense(last > 0, limits.min_words, _HINT):
         return
-    yield from _cycles(words, last, limits)
+    periods = dict.fromkeys([*_periods(last, limits), *_periods(second, limits)])
+    yield from _cycles(words, list(periods), limits)
     yield from _windows(words, second, limits)
 
 
@@ -209,9 +218,9 @@ def _lags(keys: Keys, n: int) -> tuple[Places, Places]:
     return last, second
 
 
-def _cycles(words: _Words, lags: Places, limits: RepetitionFilter) -> Iterator[_Found]:
+def _cycles(words: _Words, periods: list[int], limits: RepetitionFilter) -> Iterator[_Found]:
     """Stretches whose words equal the word one round before."""
-    for period in _periods(lags, limits):
+    for period in periods:
         equal = words.keys[period:] == words.keys[:-period]
         width = max(limits.min_words, limits.min_rounds * period) - period
         for low, high in _dense(equal, width, _TEMPLATE_SHARE):
@@ -223,12 +232,12 @@ def _cycles(words: _Words, lags: Places, limits: RepetitionFilter) -> Iterator[_
                 seen = slice(low, high) if wide else slice(begin, end - period)
                 if _steps(words, equal, seen, one_round):
                     continue
-                if words.language[begin:end].mean() < _BARE:
+                if words.language(begin, end).mean() < _BARE:
                     few = len(np.unique(words.keys[one_round])) <= _BARE_VOCABULARY
                     shortest = period * (_MANY_ROUNDS if few else _ROW_ROUNDS)
                     if not _dense(part, max(width, shortest), _BARE_SHARE):
                         continue
-                stuck = words.cut_off and end == len(words.keys)
+                stuck = end == len(words.keys) and words.cut_off()
                 if not stuck and len(part) < _MANY_ROUNDS * period and _alternates(
                     words.keys[one_round], limits
                 ):  # fmt: skip
@@ -286,7 +295,7 @@ def _windows(words: _Words, lags: Places, limits: RepetitionFilter) -> Iterator[
     """Windows of running text most of whose words followed the last two times as well."""
     copied = (lags > 0) & (lags <= _REACH)
     for first, last in _dense(copied, limits.window, limits.duplicate_share):
-        language = words.language[first:last]
+        language = words.language(first, last)
         vocabulary = np.unique(words.keys[first:last][language])
         if language.mean() >= _RUNNING_TEXT and len(vocabulary) >= _VOCABULARY:
             share = f"{copied[first:last].mean():.0%} of {last - first:,} words"
