@@ -25,6 +25,11 @@ ReasoningMode = Literal["on", "off"]
 FailureKind = Literal["timeout", "verifier_error", "service", "sandbox", "malformed_row"]
 
 
+# what the explanation begins with where a grader finds nothing to grade
+NO_ANSWER = "no answer"
+NOT_IN_FORMAT = "not in the format"
+
+
 @dataclass(frozen=True, slots=True)
 class Score:
     """A grader's verdict on one completion.
@@ -40,6 +45,12 @@ class Score:
     explanation: str
     failure: FailureKind | None = None
     figures: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether there is no answer, or none in the form that the prompt asks for."""
+        words = self.explanation.removeprefix("wrong: ").removeprefix("unscored: ")
+        return words.startswith((NO_ANSWER, NOT_IN_FORMAT))
 
     @property
     def scored(self) -> bool:

@@ -27,6 +27,7 @@ def main(argv: list[str] | None = None) -> None:
     if recipe.previous is not None:
         config["previous"] = read_artifact(recipe.previous, kind="pass_rates", verify=False).digest
 
+    from data_builders.pairs.grading import unformatted_by_setting
     from data_builders.prompts import profile
     from data_builders.sft.inputs import as_stats
     from posttrain.models.chat_template import renderer_of
@@ -60,6 +61,7 @@ def main(argv: list[str] | None = None) -> None:
         making = profile.sample_and_verify(recipe, given.prompts, given.before, console)
         samples, rates = asyncio.run(making)
         atomic_write_text(out / profile.FILE, profile.rate_lines(rates))
+        alerts = samples.alerts(unformatted_by_setting(out))
         finish(
             run,
             recipe,
@@ -70,6 +72,7 @@ def main(argv: list[str] | None = None) -> None:
             renderer=renderer,
             prompt_stats=given.stats
             | {"inputs": as_stats(given.inputs), "n": n, "rates": profile.rate_stats(rates, n=n)},
+            alerts=alerts,
             files={profile.FILE: len(rates)},
         )
 

@@ -27,11 +27,13 @@ def main(argv: list[str] | None = None) -> None:
     out, config = Path(recipe.out), recipe.owner_config()
     plan = PromptPlan(recipe.prompts, recipe.settings, seed=recipe.seed, out=out)
 
+    from data_builders.pairs.grading import unformatted_by_setting
     from data_builders.sft.inputs import as_stats
     from posttrain.models.chat_template import message_text, renderer_of
     from posttrain.report.console import open_console, print_sections
     from posttrain.report.pages.samples import planned, prompts_by_source
     from posttrain.report.write import run_stage
+    from posttrain.sampling.alerts import alert_text
     from posttrain.sampling.generate import finish, make_samples, time_line
     from posttrain.sampling.open import checkpoint_parents, refuse_prompts_beyond_context
 
@@ -59,6 +61,7 @@ def main(argv: list[str] | None = None) -> None:
     def make(run: Run) -> None:
         built = plan.build()
         samples = asyncio.run(make_samples(recipe, built.prompts, plan.open_environment, console))
+        alerts = samples.alerts(unformatted_by_setting(out))
         finish(
             run,
             recipe,
@@ -68,8 +71,9 @@ def main(argv: list[str] | None = None) -> None:
             parents=parents,
             renderer=renderer,
             prompt_stats={**built.stats(), "inputs": as_stats(plan.inputs)},
+            alerts=alerts,
         )
-        for line in samples.lines():
+        for line in [*map(alert_text, alerts), *samples.lines()]:
             console.print(line)
 
     def check() -> None:

@@ -8,8 +8,6 @@ import asyncio
 from functools import partial
 from pathlib import Path
 
-from rich.progress import Progress
-
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.eval import WinRateConfig
 from posttrain.runs import Run, parent_of, read_artifact
@@ -27,6 +25,7 @@ def main(argv: list[str] | None = None) -> None:
     from posttrain.evaluation.win_rate import pair_up, write_duels
     from posttrain.report.console import open_console
     from posttrain.report.write import run_stage
+    from posttrain.sampling.progress import ProgressBar
     from reward.judge.judge import judge_all, judge_parents
     from reward.judge.prompt import shown_answer
     from reward.judge.votes import Comparison
@@ -57,11 +56,16 @@ def main(argv: list[str] | None = None) -> None:
         return
 
     def make(run: Run) -> None:
-        with Progress() as bar:
-            task = bar.add_task("judging", total=len(matches) * len(recipe.judge.models))
-            work, done = out / WORK / "judgements", partial(bar.advance, task)
+        total = len(matches) * len(recipe.judge.models)
+        work = out / WORK / "judgements"
+        bar = ProgressBar(total=total, most_tokens=None, console=console, unit="judgements")
+        with bar as progress:
             judging = judge_all(
-                recipe.judge, matches, folder=work, seed=recipe.seed, on_progress=done
+                recipe.judge,
+                matches,
+                folder=work,
+                seed=recipe.seed,
+                on_progress=lambda votes: progress.add(done=votes),
             )
             judgements, identity, ledger = asyncio.run(judging)
         # seconds differ from run to run: they are printed, not kept

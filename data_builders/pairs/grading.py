@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,7 @@ from posttrain.rollouts import (
     prompt_from_row,
 )
 from posttrain.runs import atomic_write_text
-from reward.graders.base import Attempt, Grader
+from reward.graders.base import Attempt, Grader, lacks_format
 
 BATCH = 64  # prompts graded in one call
 Grades = Sequence[tuple[Completion, Score, CallDetection]]  # of one prompt's completions
@@ -79,6 +80,16 @@ def read_groups(samples: Path) -> Iterator[tuple[Prompt, tuple[Completion, ...]]
             yield prompt, tuple(group)
         if next(groups, None) is not None:
             raise DataError(f"{samples / 'samples.jsonl'} holds completions of no prompt")
+
+
+def unformatted_by_setting(samples: Path) -> Counter[str]:
+    """Completions of each setting that end, and show no sign of the format in which their prompt
+    asks for its answer; nothing is graded."""
+    counts: Counter[str] = Counter()
+    for prompt, completions in read_groups(samples):
+        ended = [c for c in completions if c.finish == "stop"]
+        counts[prompt.setting] += sum(lacks_format(prompt, c.answer) for c in ended)
+    return counts
 
 
 def _grade(

@@ -19,6 +19,7 @@ import yaml
 from posttrain.evaluation.intervals import Z95
 from posttrain.evaluation.metrics import ALL
 from posttrain.runs import Manifest, atomic_write_text
+from posttrain.sampling.alerts import alert_text
 
 EXPORT = "export"
 Row = Mapping[str, Any]
@@ -41,7 +42,8 @@ def write_exports(folder: Path, metrics: Row, manifest: Manifest) -> None:
                 estimate = [found.get(key) for key in _ESTIMATE]
                 writer.writerow((*place, name, *estimate, unscored_of(row)))
     atomic_write_text(folder / "scores.csv", lines.getvalue())
-    atomic_write_text(folder / "table.md", markdown_tables(cells, sensitive))
+    first = "".join(f"{alert_text(row)}\n\n" for row in metrics.get("alerts", []))
+    atomic_write_text(folder / "table.md", first + markdown_tables(cells, sensitive))
     for checkpoint in dict.fromkeys(cell["checkpoint"] for cell in cells):
         own = [cell for cell in cells if cell["checkpoint"] == checkpoint]
         text = yaml.safe_dump(results_of(own, manifest), sort_keys=False)

@@ -27,6 +27,7 @@ from posttrain.runs import (
     atomic_write_json,
     atomic_write_text,
 )
+from posttrain.sampling.alerts import alert
 from posttrain.sampling.generate import (
     bind,
     generate,
@@ -124,6 +125,23 @@ def judge_cells(judged: Sequence[Judged], *, seed: int) -> list[Row]:
     return rows
 
 
+def alert_rows(judged: Sequence[Judged]) -> list[Row]:
+    """What is to be known first: judges of whose judgements more than a third are truncated or hold
+    no verdict in the format that they are asked for."""
+    rows: list[Row] = []
+    for checkpoint in dict.fromkeys(one.checkpoint for one in judged):
+        own = [one.figures for one in judged if one.checkpoint == checkpoint]
+        ended = [figures for figures in own if not figures["truncated"]]
+        found = alert(
+            checkpoint,
+            completions=len(own),
+            truncated=len(own) - len(ended),
+            unformatted=sum(not figures["format"] for figures in ended),
+        )
+        rows += [] if found is None else [found]
+    return rows
+
+
 def judge_differences(judged: Sequence[Judged]) -> list[Row]:
     """Each other checkpoint against the first, on questions where a figure applies to both."""
     names = list(dict.fromkeys(one.checkpoint for one in judged))
@@ -188,7 +206,9 @@ def run_evaluation(
         own = ((by_id[completion.prompt_id], completion) for completion in completions)
         judgements[name] = [(p, c, read(name, p, c)) for p, c in own]
     judged = [one for rows in judgements.values() for *_, one in rows if one is not None]
+    alerts = alert_rows(judged)
     metrics = {
+        **({"alerts": alerts} if alerts else {}),
         "cells": judge_cells(judged, seed=recipe.seed),
         "differences": judge_differences(judged),
         "failed": {name: sum(one is None for *_, one in own) for name, own in judgements.items()},

@@ -20,8 +20,9 @@ from posttrain.evaluation.intervals import (
     rate,
     rate_of_means,
 )
-from posttrain.evaluation.run import Record
+from posttrain.evaluation.run import Record, unit_name
 from posttrain.rollouts import Step
+from posttrain.sampling.alerts import alert
 
 ALL = "all"
 Row = dict[str, Any]
@@ -133,6 +134,26 @@ def cell_rows(records: Sequence[Record], *, seed: int) -> list[Row]:
             # detected calls by the notation they are written in
             "call_forms": _counted([call.form for call in r.verdict.calls] for r in answered),
         })  # fmt: skip
+    return rows
+
+
+def alert_rows(records: Sequence[Record]) -> list[Row]:
+    """What is to be known first: of each checkpoint, task and setting, the completions that are
+    truncated or lack the format that their prompts ask for, where these are more than a third."""
+    rows: list[Row] = []
+    units: defaultdict[tuple[str, str], list[Record]] = defaultdict(list)
+    for record in records:
+        if not record.failed:
+            units[record.checkpoint, unit_name(record.prompt)].append(record)
+    for (checkpoint, unit), own in units.items():
+        ended = [record for record in own if not record.completion.truncated]
+        found = alert(
+            f"{checkpoint}, {unit}",
+            completions=len(own),
+            truncated=len(own) - len(ended),
+            unformatted=sum(record.score.unanswered for record in ended),
+        )
+        rows += [] if found is None else [found]
     return rows
 
 

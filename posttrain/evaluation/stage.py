@@ -28,7 +28,7 @@ from posttrain.evaluation.cost import (
 )
 from posttrain.evaluation.export import EXPORT, write_exports
 from posttrain.evaluation.journal import TimedSampler, sort_lines
-from posttrain.evaluation.metrics import cell_rows, examples
+from posttrain.evaluation.metrics import alert_rows, cell_rows, examples
 from posttrain.evaluation.run import (
     EXAMPLES,
     INSPECT,
@@ -357,7 +357,9 @@ def metrics_of(records: Records, *, seed: int) -> dict[str, Any]:
     first, *others = records.values()
     agentic = agentic_rows(records)
     sensitive = [row for own in records.values() for row in sensitivity_rows(own)]
+    alerts = [row for own in records.values() for row in alert_rows(own)]
     return {
+        **({"alerts": alerts} if alerts else {}),
         **({} if agentic is None else {"agentic": agentic}),
         **({"sensitivity": sensitive} if sensitive else {}),
         "cells": [row for own in records.values() for row in cell_rows(own, seed=seed)],

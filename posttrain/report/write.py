@@ -80,7 +80,8 @@ def tiles_of(node: Node) -> list[Tile]:
         return []
     if node.kind in PAGES:
         try:
-            return PAGES[node.kind][1](node)[: effects.MOST_TILES]
+            tiles = [*effects.alert_tiles(node), *PAGES[node.kind][1](node)]
+            return tiles[: effects.MOST_TILES]
         except KeyError:  # made by an older version: its sections say what is missing
             pass
     return [kept_tile(node, "rows")]

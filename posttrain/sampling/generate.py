@@ -298,11 +298,13 @@ def finish(
     parents: Sequence[Parent],
     renderer: PromptRenderer | None,
     prompt_stats: Mapping[str, Any],
+    alerts: Sequence[Mapping[str, Any]] = (),
     files: Mapping[str, int] | None = None,
 ) -> Manifest:
     """Write examples and tokenizer beside the samples, then the manifest.
 
     Args:
+        alerts: what is to be known first.
         prompt_stats: how the prompts were made, for the manifest.
         files: more of the artifact, with their rows.
     """
@@ -315,6 +317,7 @@ def finish(
         "examples.jsonl": len(samples.examples),
     }
     stats: dict[str, Any] = {
+        **({"alerts": list(alerts)} if alerts else {}),
         "settings": settings,
         "failed": dict(samples.errors),
         "sampler": json.loads((out / "work" / MADE_BY).read_text("utf-8"))["sampler"],

@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from posttrain.rollouts import FINISHES, TRUNCATED, Prompt, prompt_to_row
+from posttrain.sampling.alerts import alert
 
 LINE_SECONDS = 15.0
 REFRESH_SECONDS = 0.2
@@ -23,19 +24,22 @@ class ProgressBar:
     """Tokens and completions of one run: one line that changes on a terminal, lines elsewhere.
 
     Args:
-        most_tokens: what one of the completions can have at most, in the mean.
+        most_tokens: what one of the completions can have at most, in the mean; None where tokens
+            are not counted.
+        unit: what ends, in the plural.
     """
 
     def __init__(
         self,
         *,
         total: int,
-        most_tokens: float,
+        most_tokens: float | None,
         console: Console,
+        unit: str = "completions",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._total, self._console, self._clock = total, console, clock
-        self._most_tokens = most_tokens
+        self._most_tokens, self._unit = most_tokens, unit
         self._start = self._last_shown = clock()
         self._restored = self._done = self._tokens = self._ended_tokens = self._failed = 0
         self._interval = REFRESH_SECONDS if console.is_terminal else LINE_SECONDS
@@ -68,9 +72,13 @@ class ProgressBar:
     def line(self) -> str:
         """The state in one line."""
         ended, seconds = self._restored + self._done, self._clock() - self._start
-        text = f"{ended:,} of {self._total:,} completions"
+        text = f"{ended:,} of {self._total:,} {self._unit}"
         text += f" ({self._restored:,} from before)" if self._restored else ""
         text += f" · {self._failed:,} failed" if self._failed else ""
+        if self._most_tokens is None:
+            left = (self._total - ended) * seconds / max(1, self._done)
+            going = self._done and ended < self._total
+            return text + (f" · {timedelta(seconds=round(left))} to go" if going else "")
         text += f" · {self._tokens:,} tokens"
         if self._tokens and seconds > 0:
             text += f" · {self._tokens / seconds:,.0f} tokens/s"
@@ -86,6 +94,7 @@ class ProgressBar:
         As many as are written for each that ends: so far the short ones alone have ended, and those
         under way count with what they have. Never more than their limit leaves.
         """
+        assert self._most_tokens is not None, "tokens are not counted"
         under_way = max(0, self._tokens - self._ended_tokens)
         most = max(0.0, going * self._most_tokens - under_way)
         return most if not self._done else min(most, going * self._tokens / self._done)
@@ -157,6 +166,20 @@ class SampleStats:
                 f"{f' ({reasons})' if reasons else ''}, {finish['failed']:,} failed"
             )
         return lines
+
+    def alerts(self, unformatted: Mapping[str, int]) -> list[dict[str, Any]]:
+        """What is to be known first, a row a setting; `unformatted` counts by setting those that no
+        limit ended, and that lack the format of their prompts."""
+        rows: list[dict[str, Any]] = []
+        for name, setting in self.settings.items():
+            found = alert(
+                name,
+                completions=sum(setting.finish.values()) - setting.finish["failed"],
+                truncated=sum(setting.finish[reason] for reason in TRUNCATED),
+                unformatted=unformatted.get(name, 0),
+            )
+            rows += [] if found is None else [found]
+        return rows
 
     def by_setting(self) -> dict[str, Any]:
         """JSON-able, the settings in the order of their first row."""

@@ -23,7 +23,7 @@ from posttrain.chat.parse import ParsedCompletion
 from posttrain.environments.base import Environment, ScriptedUser
 from posttrain.errors import ConfigError, DataError
 from posttrain.jsontext import encode_json
-from posttrain.records import ROLES, Message, Score, ToolCall, content_id, json_text
+from posttrain.records import NO_ANSWER, ROLES, Message, Score, ToolCall, content_id, json_text
 from posttrain.rollouts import Completion, Prompt, Step, completion_to_row, prompt_to_row
 from reward.graders.base import Attempt, before_reading, one_line
 from reward.graders.workers import SHARED_WORKERS
@@ -102,7 +102,7 @@ class RLVREnvironment:
         if (early := before_reading(Attempt(prompt, completion))) is not None:
             return early
         if not completion.answer.strip() and not completion.tool_calls:
-            return Score(0.0, None, "empty")
+            return Score(0.0, None, f"{NO_ANSWER}: empty")
         # workers, sandboxes and servers, which it waits for, have limits of their own
         score = await guarded(self.name, lambda: self.score(prompt, completion), seconds=None)
         if score.value is None:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from posttrain.environments.sandbox import Limits, SandboxResult, check_sandbox, run_sandboxed
-from posttrain.records import Score
+from posttrain.records import NOT_IN_FORMAT, Score
 from posttrain.rollouts import Completion, Prompt, metadata_of
 from reward.environments.base import RLVREnvironment, Script, same_value, says
 
@@ -79,7 +79,7 @@ class CodeEnvironment(RLVREnvironment):
         function, check = task.get("function"), task.get("check")
         program = find_program(completion.answer, function)
         if program is None:
-            return Score(0.0, None, "no program in a fenced block")
+            return Score(0.0, None, f"{NOT_IN_FORMAT}: no program in a fenced block")
         secret, setup = secrets.token_hex(16), task.get("setup") or ""
         tests: list[dict[str, Any]] = task.get("tests") or []
         seconds = float(task.get("seconds") or SECONDS)

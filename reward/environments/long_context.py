@@ -17,7 +17,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from posttrain.records import Message, Score
+from posttrain.records import NOT_IN_FORMAT, Message, Score
 from posttrain.rollouts import Completion, Prompt
 from reward.environments.base import RLVREnvironment, Script, says
 from reward.graders.base import verdict
@@ -41,7 +41,9 @@ class LongContextEnvironment(RLVREnvironment):
     async def score(self, prompt: Prompt, completion: Completion) -> Score:
         answers = {_plain(answer) for answer in _answers(completion.answer)}
         if len(answers) != 1:
-            return Score(0.0, None, f"{len(answers)} different lines Answer:, not one")
+            return Score(
+                0.0, None, f"{NOT_IN_FORMAT}: {len(answers)} different lines Answer:, not one"
+            )
         answer, gold = answers.pop(), prompt.gold or ""
         score = verdict(_same(answer, gold), answer, gold)
         steps = (step.parsed for step in completion.steps)

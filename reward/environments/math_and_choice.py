@@ -19,7 +19,7 @@ from collections import deque
 from dataclasses import replace
 from typing import Any
 
-from posttrain.records import Score
+from posttrain.records import NOT_IN_FORMAT, Score
 from posttrain.rollouts import Completion, Prompt
 from reward.environments.base import RLVREnvironment, Script, says
 from reward.graders.base import Attempt, verdict
@@ -54,7 +54,7 @@ class MathEnvironment(RLVREnvironment):
         answer = completion.answer
         box = joined_boxes(answer) if len(answer) <= LONGEST else None
         if not box:
-            return Score(0.0, None, "no closed \\boxed{} in the answer")
+            return Score(0.0, None, f"{NOT_IN_FORMAT}: no closed \\boxed{{}} in the answer")
         step = completion.steps[-1]
         boxed = replace(step, parsed=replace(step.parsed, answer=f"\\boxed{{{box}}}"))
         [score] = Math(run=run_inline).grade([Attempt(prompt, replace(completion, steps=(boxed,)))])
@@ -107,7 +107,7 @@ class MultipleChoiceEnvironment(RLVREnvironment):
             hedged = first and _contradicted(first[1], first.string[first.end() :], options)
             letter = SEVERAL if hedged else chosen(answer, options)
         if letter is None:
-            return Score(0.0, None, "no option in the requested format")
+            return Score(0.0, None, f"{NOT_IN_FORMAT}: no option in it")
         if letter == SEVERAL:
             return Score(0.0, None, "several options are chosen")
         return verdict(letter == gold, letter, gold)

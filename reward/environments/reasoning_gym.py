@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from posttrain.errors import ConfigError
-from posttrain.records import Score
+from posttrain.records import NOT_IN_FORMAT, Score
 from posttrain.rollouts import Completion, Prompt, metadata_of
 from reward.environments.base import RLVREnvironment, Script, says
 from reward.graders.base import verdict
@@ -42,7 +42,7 @@ class ReasoningGymEnvironment(RLVREnvironment):
         scorer = _scorer(metadata["source_dataset"])
         answer = _answer(completion.answer)
         if answer is None:
-            return Score(0.0, None, "several different answers, or an open tag")
+            return Score(0.0, None, f"{NOT_IN_FORMAT}: several different answers, or an open tag")
         entry = {"question": "", "answer": prompt.gold, "metadata": metadata}
         _scoring.append(True)
         try:

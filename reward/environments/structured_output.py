@@ -22,7 +22,7 @@ from jsonschema.validators import validator_for
 from referencing import Registry
 
 from posttrain.jsontext import encode_json, first_error, load_json, schema_error
-from posttrain.records import Score, json_text
+from posttrain.records import NOT_IN_FORMAT, Score, json_text
 from posttrain.rollouts import Completion, Prompt, metadata_of
 from reward.environments.base import RLVREnvironment, Script, calls, says, unfenced
 from reward.environments.tool_call import declared, same_argument
@@ -60,7 +60,7 @@ class StructuredOutputEnvironment(RLVREnvironment):
         try:
             value = _read(task, completion)
         except (ValueError, yaml.YAMLError, RecursionError) as problem:
-            return Score(0.0, None, f"not in the format: {' '.join(str(problem).split())[:200]}")
+            return Score(0.0, None, f"{NOT_IN_FORMAT}: {' '.join(str(problem).split())[:200]}")
         shown = json_text(value)[:200]
         schema = task["schema"]
         # an empty registry: no reference is fetched from the network

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from posttrain.jsontext import load_json
-from posttrain.records import Score, json_text
+from posttrain.records import NOT_IN_FORMAT, Score, json_text
 from posttrain.rollouts import Completion, Prompt
 from reward.environments.base import RLVREnvironment, Script, calls, same_value, says
 
@@ -67,7 +67,11 @@ class ToolCallEnvironment(RLVREnvironment):
     async def score(self, prompt: Prompt, completion: Completion) -> Score:
         step, gold = completion.steps[-1], _gold(prompt)
         if broken := _BROKEN & set(step.parsed.problems):
-            return Score(0.0, None, f"calls that cannot be read: {', '.join(sorted(broken))}")
+            return Score(
+                0.0,
+                None,
+                f"{NOT_IN_FORMAT}: calls that cannot be read: {', '.join(sorted(broken))}",
+            )
         given: list[tuple[str, Any]] = []
         for call in completion.tool_calls[: MOST_CALLS + 1]:
             try:

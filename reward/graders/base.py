@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from posttrain.records import FailureKind, Score
+from posttrain.records import NO_ANSWER, FailureKind, Score
 from posttrain.rollouts import Completion, Prompt, metadata_of
 
 
@@ -82,6 +82,16 @@ _REQUESTS = {
 }
 
 
+# name → what an answer in it holds at least
+_SIGNS = {
+    "\\boxed{…}": r"\\(?:boxed|fbox)\s*\{",
+    "<answer>…</answer>": r"(?i)<answer>",
+    "#### …": r"\#{4}",
+    "Answer: …": r"(?i)answer",
+    "JSON": r"[{\[]",
+}
+
+
 def requested_formats(prompt: Prompt) -> list[str]:
     """Names of the formats in which a prompt wants its answer; [] where it wants none. They are
     read from what the model is given: templates, system messages and the question count alike.
@@ -94,16 +104,22 @@ def requested_formats(prompt: Prompt) -> list[str]:
     return names
 
 
+def lacks_format(prompt: Prompt, answer: str) -> bool:
+    """Whether a prompt asks for formats, and its answer shows no sign of any of them."""
+    signs = [_SIGNS[name] for name in requested_formats(prompt) if name in _SIGNS]
+    return bool(signs) and not any(re.search(sign, answer) for sign in signs)
+
+
 def no_answer(attempt: Attempt) -> Score:
     """The score of a completion in which no answer is found: wrong if it is empty, or lacks the
     format that its prompt asks for; without a format unscored, which an evaluation counts as wrong.
     """
     if not attempt.completion.answer.strip():
-        return Score(0.0, None, "no answer: empty")
+        return Score(0.0, None, f"{NO_ANSWER}: empty")
     formats = requested_formats(attempt.prompt)
     if not formats:
-        return unscored(None, "no answer found; the prompt asks for no format")
-    return Score(0.0, None, f"no answer found; the prompt asks for {' or '.join(formats)}")
+        return unscored(None, f"{NO_ANSWER} found; the prompt asks for no format")
+    return Score(0.0, None, f"{NO_ANSWER} found; the prompt asks for {' or '.join(formats)}")
 
 
 def verdict(correct: bool, answer: str, gold: str) -> Score:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from posttrain.records import Score
+from posttrain.records import NO_ANSWER, Score
 from posttrain.rollouts import Prompt, metadata_of
 from reward.graders.base import Attempt, before_reading, unscored
 from reward.graders.workers import JobResult, RunJobs, run_shared
@@ -67,7 +67,7 @@ def _unchecked(attempt: Attempt) -> Score | None:
     if len(answer) > LONGEST:
         return Score(0.0, None, f"longer than {LONGEST} characters", figures=nothing_kept)
     if not answer.strip():
-        return Score(0.0, None, "no answer: empty", figures=nothing_kept)
+        return Score(0.0, None, f"{NO_ANSWER}: empty", figures=nothing_kept)
     if _checks(attempt.prompt) is None:
         return unscored(None, "no constraints", "malformed_row")
     return None

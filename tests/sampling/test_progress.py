@@ -52,3 +52,15 @@ def test_the_time_left_is_by_tokens_before_any_completion_has_ended():
     progress.add(tokens=2000)
     # of the 3,000 under way 40 can get 1,000 more
     assert progress.line().endswith("· 0:00:05 to go")
+
+
+def test_judgements_count_without_tokens():
+    now = [0.0]
+    console = Console(file=io.StringIO(), width=120)
+    progress = ProgressBar(
+        total=40, most_tokens=None, console=console, unit="judgements", clock=lambda: now[0]
+    )
+    assert progress.line() == "0 of 40 judgements"
+    now[0] = 10.0
+    progress.add(done=10)
+    assert progress.line() == "10 of 40 judgements · 0:00:30 to go"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from posttrain.report import section as ui
 from posttrain.report.lineage import Node, read_json, trace
+from posttrain.sampling.alerts import alert_text, worst
 
 if TYPE_CHECKING:
     from posttrain.evaluation.compare import Difference
@@ -176,6 +177,35 @@ def chain_effects(nodes: Iterable[Node]) -> list[Effect]:
         elif node.kind == WIN_RATE:
             effects += win_rate_effects(node)
     return effects
+
+
+# -- what is to be known first ---------------------------------------------------------------------
+
+
+def alerts_of(node: Node) -> list[ui.Row]:
+    """Parts of a run whose completions are no answers in more than a third."""
+    if node.kind in (EVALUATION, JUDGES):
+        return read_json(node, METRICS).get("alerts", [])
+    return node.stats.get("alerts", [])
+
+
+def alert_tiles(node: Node) -> list[ui.Tile]:
+    """The worst part of a run, before any figure that it spoils."""
+    rows = alerts_of(node)
+    if not rows:
+        return []
+    row = worst(rows)
+    unusable = row["truncated"] + row["unformatted"]
+    share = ui.ratio(unusable, row["completions"])
+    parts = {"truncated": row["truncated"], "without the format": row["unformatted"]}
+    others = f"; {len(rows) - 1:,} more below" if len(rows) > 1 else ""
+    about = f"{row['where']}: {ui.counted(parts)} of {row['completions']:,}{others}"
+    return [(share or "–", "of the completions are no answers", about)]
+
+
+@ui.section("To know first")
+def alerts(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
+    yield from map(alert_text, rows)
 
 
 # -- an evaluation ---------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ _HEADLINE = {"accuracy": "correct", "hallucination": "undeclared calls", "trunca
 
 def sections(node: Node) -> ui.Sections:
     metrics = read_metrics(node)
+    yield effects.alerts(effects.alerts_of(node))
     arms = effects.arms_of(node)
     newest = next(iter(arms.after), arms.before)
     yield from figures(metrics, effects.figures_of(arms.methods[newest])[0])

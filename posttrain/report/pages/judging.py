@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from posttrain.report import section as ui
 from posttrain.report.lineage import Node, samples_to_read
+from posttrain.report.pages import effects
 from posttrain.report.pages.evaluation import read_metrics
 
 # data
@@ -77,6 +78,7 @@ _COMPARED = {"pairwise_accuracy": 100, "position_consistency": 100, "format": 10
 
 
 def evaluation_sections(node: Node) -> ui.Sections:
+    yield effects.alerts(effects.alerts_of(node))
     yield from evaluation_figures(read_metrics(node))
     yield samples_to_read(node, "Judgements to read", _judgement, few="examples.jsonl", texts=2)
 

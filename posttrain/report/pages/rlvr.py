@@ -15,6 +15,7 @@ from posttrain.report.pages.samples import completions, prompts_by_source, setti
 
 def profile_sections(node: Node) -> ui.Sections:
     """All sections of one `pass_rates` artifact."""
+    yield effects.alerts(effects.alerts_of(node))
     stats = node.stats
     yield pass_rates(stats["rates"], stats["n"])
     yield drift(stats["rates"])

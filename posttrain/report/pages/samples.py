@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from posttrain.config.build_dpo import BuildDpoConfig
 from posttrain.report import section as ui
 from posttrain.report.lineage import Node, listed_rows, samples_to_read
+from posttrain.report.pages import effects
 from posttrain.rollouts import TRUNCATED, Prompt
 from posttrain.runs import Counts, Manifest
 
 
 def sections(node: Node) -> ui.Sections:
+    yield effects.alerts(effects.alerts_of(node))
     yield settings(node.stats["settings"])
     yield prompts_by_source(node.stats)
     yield completions(node, "Samples to read")
