@@ -138,6 +138,11 @@ def row_masks(row: Row, reading: Reading, *, roles: Sequence[str | None] = ()) -
     return kept
 
 
+def is_row_mask(key: str, value: Any) -> bool:
+    """Whether a column is a loss mask of the row: honoured or refused, and never passed over."""
+    return kind_of(key) == "mask" and not _names_something(key, value)
+
+
 def _row_masks_of(row: Row, reading: Reading) -> Iterator[tuple[str, str, Any]]:
     """(path, key, value) of each mask of a row that the recipe does not name."""
     columns = _columns(tuple(row))
@@ -145,7 +150,7 @@ def _row_masks_of(row: Row, reading: Reading) -> Iterator[tuple[str, str, Any]]:
         value = row[key]
         if value is None or value in ("", [], {}) or key in reading.named:
             continue
-        if not _names_something(key, value):
+        if is_row_mask(key, value):
             yield key, key, value
     for key in columns.others:
         value = row[key]

@@ -21,7 +21,13 @@ from data_builders.dialects.columns import (
 )
 from data_builders.dialects.content import read_calls, read_content, read_id, read_tools
 from data_builders.dialects.forms import in_openai_form
-from data_builders.dialects.masks import has_row_masks, mask_key, row_masks, trained_by_masks
+from data_builders.dialects.masks import (
+    has_row_masks,
+    is_row_mask,
+    mask_key,
+    row_masks,
+    trained_by_masks,
+)
 from data_builders.dialects.reading import Conversation, Reading, Row, RowProblem, is_blank
 from posttrain.chat.reasoning import CLOSE, OPEN, has_tags, split_think
 from posttrain.jsontext import load_json
@@ -76,6 +82,8 @@ def conversation(
     unread = unread_columns(row, read, reading)
     parts = () if reading.maps else parts_of_prompt  # whoever maps columns knows the others
     refuse_lost(unread, messages, tools, reading, parts)
+    if reading.trains:
+        unread = {key: value for key, value in unread.items() if not is_row_mask(key, value)}
     return Conversation(messages, tools, {**unread, **(unread_keys or {})})
 
 

@@ -25,6 +25,7 @@ from posttrain.records import Example, Message, make_example
 
 T = TypeVar("T")
 _COLUMNS = 100
+_FURTHER = "(columns and keys beyond these)"
 _TRIED = 5_000  # rows of a source of which one at least must be a conversation
 
 
@@ -70,9 +71,10 @@ class RowCounts:
     def add_unread(self, columns: Iterable[tuple[str, int, str]]) -> None:
         """Count columns that are not read: (name, rows, an example)."""
         for name, rows, example in columns:
-            if name in self.unread or len(self.unread) < _COLUMNS:
-                count, first = self.unread.get(name, (0, example))
-                self.unread[name] = (count + rows, first)
+            if name not in self.unread and len(self.unread) >= _COLUMNS:
+                name = _FURTHER  # rows may name their keys by chance: never without an end
+            count, first = self.unread.get(name, (0, example))
+            self.unread[name] = (count + rows, first)
 
 
 def read_rows(config: SourceConfig, base_dir: Path) -> RawRows:

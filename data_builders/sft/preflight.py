@@ -335,9 +335,9 @@ def show_expected(console: Console, recipe: BuildSftConfig, probes: Sequence[Pro
         for reason, count in sorted(p.stats["dropped"].items(), key=lambda item: -item[1])
     ]
     unread = [
-        [p.name, name, f"{count / max(p.rows, 1):.0%}", example]
+        [p.name, name, _share(count, p.rows), example]
         for p in probes
-        for name, count, example in p.stats["unread"]
+        for name, count, example in sorted(p.stats["unread"], key=lambda column: -column[1])
     ]
     tokens = sum(total.tokens for total in expected if total is not None)
     seconds = sum(p.seconds * (p.of_rows or p.rows) / max(p.rows, 1) for p in probes)
@@ -359,11 +359,17 @@ def show_expected(console: Console, recipe: BuildSftConfig, probes: Sequence[Pro
     ]
     if unread:
         columns = Table(["source", "column or key", "rows that fill it", "for example"], unread)
-        sections.append(Section("Not read: no part of a record comes from these", [columns]))
+        sections.append(Section("Not read, or only in part", [columns]))
     print_sections(console, sections)
     if not any(probe.kept.rows for probe in probes):
         problems.append("nothing is left to train on")
     return problems
+
+
+def _share(count: int, rows: int) -> str:
+    """A share in per cent; what is there at all is never shown as none."""
+    share = min(count / max(rows, 1), 1.0)
+    return f"{share:.0%}" if share >= 0.005 else "<1%"
 
 
 def _target(source: SftSource, recipe: BuildSftConfig) -> str:

@@ -154,6 +154,11 @@ def test_an_answer_that_the_row_calls_bad_is_not_trained(more: dict[str, Any]) -
         assert read({"messages": [ASK, SAY]} | dict.fromkeys(more, good))[1].messages
 
 
+def test_a_mask_that_is_honoured_is_not_listed_as_unread() -> None:
+    row = {"messages": [ASK, SAY, ASK, SAY], "weights": [0, 0, 0, 1], "level": 3}
+    assert read(row)[1].unread == {"level": 3}
+
+
 @pytest.mark.parametrize("more", [{"label": -100}, {"target": -100}, {"feedback": "thumbs_down"}])
 def test_an_answer_in_a_list_that_is_not_to_be_trained_is_refused(more: dict[str, Any]) -> None:
     assert problem({"messages": [ASK, SAY | more, ASK, SAY]}).reason == "rejected_answer"

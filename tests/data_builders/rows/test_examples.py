@@ -201,3 +201,12 @@ def test_what_meets_a_condition_and_what_does_not(where: dict[str, Any], why: st
 def test_refuses_what_no_row_can_meet(where: Any, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         validate({"name": "s", "path": "s", "where": where}, SourceConfig, where="recipe")
+
+
+def test_names_without_end_that_are_not_read_are_counted_together() -> None:
+    counts = RowCounts()
+    for number in range(150):
+        counts.note_unread({"level": 3, f"key {number}": "a"})
+    assert counts.unread["level"] == (150, "3")
+    assert counts.unread["(columns and keys beyond these)"][0] == 51
+    assert len(counts.unread) == 101

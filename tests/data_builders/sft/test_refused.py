@@ -122,6 +122,17 @@ def test_a_plan_is_printed_with_drops_and_sources_that_keep_hardly_any_row(tmp_p
     assert stats["sources"]["late"]["kept"] == 90
 
 
+def test_a_dry_run_shows_what_of_the_rows_is_not_read(tmp_path, capsys):
+    rows = [row | {"topic": "sums"} for row in plain_rows(300)]
+    rows[200]["persona"] = "I am a shy gardener."
+    build(write_recipe(tmp_path, sources=[source_of(tmp_path, rows)]), "--dry-run")
+    out = capsys.readouterr().out
+    table = out[out.index("Not read, or only in part") :]
+    assert table.index("topic") < table.index("persona")  # the commonest first
+    for shown in ("100%", "'sums'", "<1%", "'I am a shy gardener.'"):
+        assert shown in table
+
+
 def test_the_problems_of_all_sources_are_listed_at_once(tmp_path):
     long = [{**row, "instruction": "q" * 500} for row in plain_rows(9)]
     sources = [
