@@ -19,11 +19,11 @@ from collections.abc import Callable, Collection, Generator, Iterator, Mapping, 
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml
 
+from posttrain.config.command import terminate
 from posttrain.config.load import nearest
 from posttrain.config.recipe_files import RECIPES, read_mapping, recipe_file
 from posttrain.config.stages import CHAIN, StagesConfig, StageStep
@@ -366,10 +366,7 @@ def _failure(stage: ChainStage, code: int, logs: Path | None, show: Callable[[st
 def _ending_signals() -> Generator[None]:
     """Within, a signal that ends this process first ends the stages, as Ctrl-C does."""
 
-    def end(number: int, _: FrameType | None) -> NoReturn:
-        sys.exit(128 + number)
-
-    before = {number: signal.signal(number, end) for number in _ENDING_SIGNALS}
+    before = {number: signal.signal(number, terminate) for number in _ENDING_SIGNALS}
     try:
         yield
     finally:

@@ -186,10 +186,12 @@ RUN = """
 import os, sys
 from pathlib import Path
 from posttrain.chain import resolve_chain, run_chain
+from posttrain.config.command import run_command
 from posttrain.config.stages import StagesConfig
 step = {"stage": "win_rate", "recipe": "tiny/win_rate", "overrides": ("out=a", "before=b", "after=c")}
 config = StagesConfig(stages=(step,))
-run_chain(resolve_chain(config, Path(sys.argv[1])), config, scripts=Path(sys.argv[2]), at=Path(), show=print)
+chain = resolve_chain(config, Path(sys.argv[1]))
+run_command(lambda: run_chain(chain, config, scripts=Path(sys.argv[2]), at=Path(), show=print))
 """
 
 
@@ -214,9 +216,12 @@ def test_a_signal_ends_the_stages(tmp_path: Path, number: signal.Signals):
     command = [sys.executable, "-c", RUN, str(SCRIPTS), str(folder)]
     # CI may have interrupts ignored; only the chain gets the signal, as from `kill`
     own = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
-    with subprocess.Popen(command, cwd=tmp_path, **own) as running:
+    with subprocess.Popen(
+        command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, **own
+    ) as running:
         assert event() == b"begun\n"
         running.send_signal(number)
         assert event() == b"ended\n"
-        assert running.wait() != 0
+        assert "the same command takes it up again" in running.communicate()[1]
+        assert running.returncode == 128 + number
     os.close(reader)

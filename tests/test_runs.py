@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -171,9 +172,31 @@ def test_mistakes_and_interrupts_end_a_command_in_one_line(tmp_path, capsys):
     assert stopped.value.code == 130
     assert "the same command takes it up again" in capsys.readouterr().err
 
+    def terminated() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit) as stopped:
+        run_command(terminated)
+    assert stopped.value.code == 143
+    said = "ended by SIGTERM; the same command takes it up again\n"
+    assert capsys.readouterr().err == said
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
     def full_disk() -> None:
         with open_run(tmp_path / "out", kind="test", config={}):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with pytest.raises(SystemExit, match=f"DataError: {tmp_path / 'out'}: the disk is full"):
         run_command(full_disk)
+
+
+def test_behind_accelerates_launcher_the_reason_says_that_it_is_the_line_to_read(monkeypatch):
+    def mistaken() -> None:
+        raise ConfigError("no such file")
+
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
+    with pytest.raises(SystemExit, match=r"no such file \(this line is the reason; .*launch`"):
+        run_command(mistaken)
+    monkeypatch.setenv("POSTTRAIN_LAUNCH", "1")
+    with pytest.raises(SystemExit, match=r"no such file$"):
+        run_command(mistaken)

@@ -1,6 +1,7 @@
 """The command line that every stage has: `--config RECIPE [--dry-run] [key.path=value …]`."""
 
 import argparse
+import contextlib
 import errno
 import importlib.metadata
 import json
@@ -10,11 +11,13 @@ import re
 import select
 import signal
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from types import FrameType
+from typing import Any, NoReturn, TypeVar
 
 import yaml
 from pydantic import BaseModel
@@ -31,7 +34,27 @@ _REFUSED = (
     errno.ENOTDIR, errno.EEXIST, errno.ENOSPC,
 )  # fmt: skip
 _STDOUT = 1
-_INTERRUPTED = 130  # the shell's code for a process that Ctrl-C ended
+OWN_LAUNCHER = "POSTTRAIN_LAUNCH"  # set by `posttrain launch`, which ends without a traceback
+# of the variables that accelerate's launcher sets for every process
+_ACCELERATE = "ACCELERATE_MIXED_PRECISION"
+_REPORT_FOLLOWS = (
+    "(this line is the reason; what follows is accelerate's report of a process that failed, which "
+    "`posttrain launch` in place of `accelerate launch` leaves out)"
+)
+
+
+class Terminated(KeyboardInterrupt):
+    """The process was sent a signal that ends it: handled wherever Ctrl-C is."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def terminate(number: int, _: FrameType | None) -> NoReturn:
+    """A handler of such signals; a second one ends the process at once."""
+    signal.signal(number, signal.SIG_DFL)
+    raise Terminated(number)
 
 
 def recipe_parser(description: str) -> argparse.ArgumentParser:
@@ -114,24 +137,45 @@ def run_command(main: Callable[[], None]) -> None:
     warnings.filterwarnings("ignore", category=FutureWarning)
     logging.getLogger("DeepSpeed").addFilter(_no_accelerator_line)
     try:
-        main()
+        with _terminable():
+            main()
     except BrokenPipeError:
         if not _nobody_reads():  # another pipe
             raise
         sys.exit(128 + signal.SIGPIPE)
-    except KeyboardInterrupt:
-        message = "interrupted; the same command takes it up again"
+    except KeyboardInterrupt as stop:
+        number = stop.number if isinstance(stop, Terminated) else signal.SIGINT
+        how = (
+            f"ended by {signal.Signals(number).name}" if number != signal.SIGINT else "interrupted"
+        )
+        message = f"{how}; the same command takes it up again"
         if not _printed_by_another(message):
             print(message, file=sys.stderr)
-        sys.exit(_INTERRUPTED)
+        sys.exit(128 + number)  # the shell's code for a process that a signal ended
     except Exception as error:
         message = _mistake(error)
         if message is None:
             raise
+        if _ACCELERATE in os.environ and OWN_LAUNCHER not in os.environ:
+            message = f"{message} {_REPORT_FOLLOWS}"
         sys.exit(1 if _printed_by_another(message) else message)
     finally:
         if _nobody_reads():  # at its end Python writes what is left, and would complain
             os.dup2(os.open(os.devnull, os.O_WRONLY), _STDOUT)
+
+
+@contextlib.contextmanager
+def _terminable() -> Generator[None]:
+    """Within, SIGTERM ends the work as Ctrl-C does: pages are written, processes ended."""
+    main_thread = threading.current_thread() is threading.main_thread()
+    if not main_thread or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _no_accelerator_line(record: logging.LogRecord) -> bool:

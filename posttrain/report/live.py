@@ -74,6 +74,14 @@ def write_unfinished(artifact: Path, *, running: bool, out: Path | None = None) 
     return _write(artifact, out or artifact / REPORT, RunState(text))
 
 
+def write_interrupted(artifact: Path, *, step: int) -> Path:
+    """Write the page of a run that a signal ends now."""
+    text = (
+        f"Interrupted at step {step:,}, {_moment(time.time())}. The same command goes on with it."
+    )
+    return _write(artifact, artifact / REPORT, RunState(text))
+
+
 def _write(artifact: Path, target: Path, state: RunState) -> Path:
     owner = read_owner(artifact)
     own = Section("Recipe", [Fold("as it was resolved", [recipe(owner["config"])])])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from torch.distributed import DistError, run
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+from posttrain.config.command import OWN_LAUNCHER
 from posttrain.config.recipe_files import recipe_file
 from posttrain.errors import ConfigError
 from posttrain.training.launch import TWO_CPU_PROCESSES
@@ -44,6 +46,7 @@ def run_launcher(command: Sequence[str]) -> None:
     refuse_what_cannot_start(options)
     # of one process, the launcher ends without it when it is terminated; torchrun sees to its own
     signal.signal(signal.SIGTERM, _pass_on)
+    os.environ[OWN_LAUNCHER] = "1"
     for name in logging.root.manager.loggerDict:  # torchrun's report of each process
         if name.startswith(run.__name__.replace(".run", ".elastic")):
             logging.getLogger(name).disabled = True
@@ -94,7 +97,9 @@ def refuse_what_cannot_start(options: Namespace) -> None:
 
 
 def _pass_on(number: int, _: FrameType | None) -> NoReturn:
-    """Send a signal to the processes that were started, and end with it."""
-    for process in psutil.Process().children():
+    """Send a signal to the processes that were started, and end with it behind them."""
+    processes = psutil.Process().children()
+    for process in processes:
         process.send_signal(number)
+    psutil.wait_procs(processes, timeout=PATIENCE)
     sys.exit(128 + number)

@@ -25,7 +25,7 @@ from posttrain.models.adapters import adapter_reach, lora_config, quantization_c
 from posttrain.models.chat_template import chat_template_of
 from posttrain.models.load import choose_attention, load_checkpoint, load_model
 from posttrain.models.pad import describe_choice, training_tokens
-from posttrain.report.live import write_unfinished
+from posttrain.report.live import write_interrupted, write_unfinished
 from posttrain.report.write import ensure_report
 from posttrain.revisions import loaded_commit
 from posttrain.runs import (
@@ -356,6 +356,11 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         trainer = prepared.trainer
         try:
             train_to_the_end(trainer, self.out, base=self.recipe.model, special=prepared.special)
+        except KeyboardInterrupt:
+            if trainer.is_world_process_zero():
+                step = trainer.state.global_step
+                write_page(lambda: write_interrupted(self.out, step=step))
+            raise
         except BaseException:
             if trainer.is_world_process_zero():
                 write_page(lambda: write_unfinished(self.out, running=False))

@@ -346,3 +346,19 @@ def test_an_interpreter_that_does_not_start_is_refused(monkeypatch: pytest.Monke
     monkeypatch.setattr(bubblewrap, "find_interpreter", lambda: broken)
     with pytest.raises(ConfigError, match="Python does not start in the sandbox"):
         check_sandbox()
+
+
+STOPS_ITS_PARENT = """
+import os, signal, time
+if os.fork() == 0:
+    os.kill(os.getppid(), signal.SIGSTOP)
+    os._exit(0)
+time.sleep(3600)
+"""
+
+
+def test_what_nobody_can_let_go_on_is_ended_at_once():
+    """Without it the program takes all of its time, here a day."""
+    argv = [check_sandbox(), "-I", "-c", STOPS_ITS_PARENT]
+    result = asyncio.run(run_sandboxed(argv, limits=Limits(seconds=86_400)))
+    assert result.limit == "time"

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import runpy
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from torch.distributed import run as torchrun
 from transformers import AutoModelForCausalLM
 
+from posttrain.config.command import run_command
 from posttrain.config.sft import LaunchConfig
 from posttrain.errors import ConfigError
 from posttrain.report import html
@@ -21,6 +23,7 @@ from posttrain.report.html import UNFINISHED
 from posttrain.runs import read_artifact
 from posttrain.training import stage as training_stage
 from posttrain.training.launch import Launched, check_launch
+from posttrain.training.output import LogRows
 from posttrain.training.sft.stage import SftStage
 from scripts.__main__ import launch
 from tests.training.conftest import sft_recipe
@@ -304,3 +307,27 @@ def test_every_launch_config_is_one_that_accelerate_reads(path: Path):
     expected = {"cpu": 1, "cpu-2": 2}.get(path.stem, 8 * nodes)
     read = load_config_from_file(str(path))
     assert (read.num_machines, read.num_processes) == (nodes, expected)
+
+
+def test_a_terminated_run_says_so_on_its_page_and_goes_on(
+    methods: dict[str, Method], undisturbed: Callable[[str], Path], tmp_path: Path
+):
+    out = tmp_path / "out"
+
+    def terminated() -> None:
+        whole = LogRows.on_log
+
+        def on_log(self: LogRows, args: Any, state: Any, control: Any, **rest: Any) -> None:
+            whole(self, args, state, control, **rest)
+            if state.global_step == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        LogRows.on_log = on_log
+        run_command(lambda: methods["sft"].run(out))
+
+    ended = forked(terminated, check=False)
+    assert ended.codes == [143]
+    assert "ended by SIGTERM; the same command takes it up again" in ended.text.splitlines()
+    assert "Interrupted at step 3," in page_of(out)
+    forked(lambda: methods["sft"].run(out))
+    assert read_artifact(out).digest == read_artifact(undisturbed("sft")).digest

@@ -227,10 +227,22 @@ def _cpu_seconds(pid: int) -> float:
     return 0.0
 
 
+def _state(pid: int) -> str:
+    """A process's state, one letter; that of one that has ended is Z."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[0]
+    return "Z"
+
+
 def excess(root: int, limits: Limits) -> Limit | None:
     """The watched bound that the tree under `root` is beyond, if any. A process beyond its
-    processor time has ignored the kernel's signal, which ends any other."""
+    processor time has ignored the kernel's signal, which ends any other. Where all but the root,
+    which is ours and only waits, are stopped, nobody is left who could let them go on: the time is
+    as good as over."""
     processes = _processes(root)
+    states = {_state(pid) for pid in processes[1:]} - {"Z"}
+    if states == {"T"}:
+        return "time"
     resident = sum(map(_memory_kb, processes))
     if resident + socket_bytes(root) // 1024 > limits.memory_mb * 1024:
         return "memory"
