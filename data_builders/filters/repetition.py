@@ -33,7 +33,7 @@ _CHUNK = 1000  # bytes, compressed after what stands before them
 _EARLY, _LESS = 2, 0.8  # chunks with little before them, of which this share of the ratio is asked
 _GAP = 4  # chunks between two that compress well; fewer join them
 _HINT = 0.3  # share of a window's words that follow as before, below which no rule can hold
-_CANDIDATES = 4  # periods tried, and as many of rounds in two parts
+_CANDIDATES = 4  # periods tried, of rounds in one part and in two
 _SLOT = 0.4  # share of the rounds in which a place must differ to be a template's slot
 _TEMPLATE_SHARE = 0.9  # of the words equal: slots are counted as far as this reaches
 _SLOTS = 0.02  # of a round's words may be slots: in long rounds a counter is no content
@@ -104,16 +104,10 @@ def _decode(data: bytes) -> str:
 
 
 def _suspects(data: bytes, limits: RepetitionFilter) -> Iterator[tuple[int, int]]:
-    """Stretches that compress well, given what stands before, and as many bytes before them."""
+    """Stretches that compress well, given what stands before, and half as much before them."""
     if len(data) < 3 * limits.min_words:  # an ideograph, or letters and a blank
         return
-    sink = pa.MockOutputStream()
-    packer = pa.CompressedOutputStream(sink, "lz4")
-    sizes = [0]
-    for start in range(0, len(data), _CHUNK):
-        packer.write(data[start : start + _CHUNK])
-        packer.flush()
-        sizes.append(sink.size())
+    sizes = _sizes(data)
     packed = np.diff(sizes)
     lengths = np.full(len(packed), _CHUNK)
     lengths[-1] = len(data) - _CHUNK * (len(packed) - 1)
@@ -126,13 +120,27 @@ def _suspects(data: bytes, limits: RepetitionFilter) -> Iterator[tuple[int, int]
     firsts = good[np.append(0, breaks + 1)].tolist()
     lasts = good[np.append(breaks, -1)].tolist()
     for first, last in zip(firsts, lasts, strict=True):
-        begin = max(2 * first - last - 2, 0) * _CHUNK
+        begin = max(first - (last - first) // 2 - 2, 0) * _CHUNK
         while begin and data[begin] & 0xC0 == 0x80:  # within a character
             begin -= 1
         end = min((last + 2) * _CHUNK, len(data))
         while end < len(data) and data[end] & 0xC0 == 0x80:
             end += 1
         yield begin, end
+
+
+def _sizes(data: bytes) -> list[int]:
+    """The bytes that LZ4 needs up to the end of each chunk, from 0 on."""
+    if len(data) <= _CHUNK:  # most texts; a stream costs many times as much
+        return [0, len(pa.compress(data, "lz4", asbytes=True))]
+    sink = pa.MockOutputStream()
+    packer = pa.CompressedOutputStream(sink, "lz4")
+    sizes = [0]
+    for start in range(0, len(data), _CHUNK):
+        packer.write(data[start : start + _CHUNK])
+        packer.flush()
+        sizes.append(sink.size())
+    return sizes
 
 
 @cache
@@ -187,11 +195,15 @@ def _split(data: bytes) -> _Words:
 
 
 def _loops(words: _Words, limits: RepetitionFilter) -> Iterator[_Found]:
+    """Cycles, whose rounds may have two parts or be a grid's rows; then windows."""
     last, second = _lags(words.keys, limits.ngram)
     if not _dense(last > 0, limits.min_words, _HINT):
         return
-    periods = dict.fromkeys([*_periods(last, limits), *_periods(second, limits)])
-    yield from _cycles(words, list(periods), limits)
+    periods = list(_periods(last, limits))
+    lines = np.diff(np.flatnonzero(words.kinds == _LINE_END))
+    rows = [int(np.bincount(lines).argmax())] if len(lines) > limits.min_rounds else []
+    twice = [period for period in _periods(second, limits) if period / 2 not in periods]
+    yield from _cycles(words, list(dict.fromkeys([*periods, *twice, *rows])), limits)
     yield from _windows(words, second, limits)
 
 

@@ -74,6 +74,8 @@ def test_sentences_in_changing_order_are_found_once_all_have_returned():
         "\n" * 300,
         chinese(20, random.Random(1)) * 12,
         "".join(f"{k}. Identify the risks of the project.\n" for k in range(1, 60)),
+        f"[{'0,' * 49}0],\n" * 80,
+        f"{SENTENCE}\n\n{SENTENCE}" * 20,
     ],
 )
 def test_the_span_covers_the_loop(loop: str):
