@@ -32,6 +32,7 @@ from benchmarks.attacks.right import RIGHT
 from benchmarks.attacks.right_texts import right_texts
 from benchmarks.attacks.state_tricks import STATE_TRICKS
 from benchmarks.attacks.states import STATE_ATTACKS
+from benchmarks.attacks.structure_tricks import documents
 from benchmarks.environment_tasks import rows
 from posttrain.evaluation.intervals import wilson
 from posttrain.rollouts import Prompt
@@ -67,6 +68,9 @@ def attacks_on(
             for constraint, form, text in right_texts(random.Random(f"{seed}/{prompt.id}")):
                 row = {"question": "x", "metadata": {"constraints": [constraint]}}
                 yield environment.prompt(row), Attack(RIGHT_FORM + form, True, says(text))
+    if environment.name == "structured_output":
+        for row, attack in documents():
+            yield environment.prompt(row), attack
     if environment.name == "instruction_following":
         for constraint, attack in (*instruction_forms(), *instruction_tricks()):
             row = {"question": "x", "metadata": {"constraints": [constraint]}}

@@ -169,7 +169,8 @@ class RoutedReward:
         scored = [one if one is not None and one.score.scored else None for one in verified]
         return GroupRewards(
             rewards=tuple(None if one is None else one.score.value for one in scored),
-            parts={"pass": tuple(None if one is None else float(one.passed) for one in scored)},
+            parts={"pass": tuple(None if one is None else float(one.passed) for one in scored)}
+            | _unchecked([one and one.score for one in scored]),
             judgements=tuple(
                 {"of": k, "answer": one.score.answer, "explanation": one.score.explanation}
                 | ({} if one.kind is None else {"failure": one.kind})
@@ -199,6 +200,12 @@ class RoutedReward:
                 f"failed ({listed}; the first: {failed[0].text}), domains.{domain}."
                 f"max_failure_rate allows {most:.2%}; the same command takes the step up again"
             )
+
+
+def _unchecked(scores: Sequence[Score | None]) -> dict[str, tuple[float | None, ...]]:
+    """The share of each rollout's values that its verifier could not check, where it says so."""
+    shares = tuple(None if one is None else one.figures.get("unchecked") for one in scores)
+    return {"unchecked": shares} if any(share is not None for share in shares) else {}
 
 
 def _present(completion: Completion) -> bool:

@@ -237,6 +237,8 @@ def read_environment(row: Row, source: EnvironmentPrompts) -> RowQuestion:
             own = gym_http_row(row, url=source.server_url.rstrip("/"))
         elif "responses_create_params" in row:
             own = gym_row(row, server=source.server, environment=source.environment)
+        if source.match is not None:
+            own = {**own, "metadata": {**own.get("metadata", {}), "match": source.match}}
     except DataError as error:
         reason, _, why = str(error).partition(": ")
         raise RowProblem(reason, "agent_ref", why) from None

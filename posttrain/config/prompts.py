@@ -149,6 +149,8 @@ class EnvironmentPrompts(PromptSource):
         entry point, or `module:Class`.
     server: NeMo Gym's resources server of rows that name none; null: any of this environment.
     server_url: of `gym_http`: where that server runs, e.g. http://127.0.0.1:8001.
+    match: of `structured_output` rows without right values: `content`, they come from the document;
+        `schema_only`, any that fit the schema, as in NVIDIA's; null: as the row says.
     generated: a seed, in place of a path: the environment itself makes `count` rows from it.
     """
 
@@ -157,6 +159,7 @@ class EnvironmentPrompts(PromptSource):
     grader: Literal["environment"] = "environment"
     server: str | None = None
     server_url: str | None = None
+    match: Literal["content", "schema_only"] | None = None
     generated: int | None = Field(default=None, ge=0)
 
     def check(self) -> None:
@@ -165,6 +168,8 @@ class EnvironmentPrompts(PromptSource):
         refuse(f"source {self.name!r}", {
             "environment gym_http needs server_url, the address of the running server":
                 over_http and self.server_url is None,
+            "match is for environment structured_output":
+                self.match is not None and self.environment != "structured_output",
             "server_url is for environment gym_http": self.server_url and not over_http,
             "server says how rows are read here, and gym_http leaves them to its server":
                 over_http and self.server,

@@ -5,16 +5,17 @@
      "metadata": {"schema": {…}, "format": "json", "fields": {"/name": "Ada", "/born": 1815}}}
 
 The schema is the one that the prompt shows. With `fields` (JSON pointer → value, or the list of all
-values that are right) each has to be there; without them a share of the values has to be in the
-prompt's words, so that filler does not win. `metadata.tool` names the tool to be called in format
-"tool_call", `payload` the argument that holds the object, where it is not all of the arguments.
+values that are right) each has to be there; without them the values have to come from the document
+(see `grounding`), and the share that cannot be checked is a figure of the score. `metadata.match:
+schema_only` is NVIDIA's rule: any values that fit. `metadata.tool` names the tool to be called in
+format "tool_call", `payload` the argument that holds the object, where it is not all of them.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 import yaml
@@ -25,11 +26,11 @@ from posttrain.jsontext import encode_json, first_error, load_json, schema_error
 from posttrain.records import NOT_IN_FORMAT, Score, json_text
 from posttrain.rollouts import Completion, Prompt, metadata_of
 from reward.environments.base import RLVREnvironment, Script, calls, says, unfenced
+from reward.environments.grounding import Document
 from reward.environments.tool_call import declared, same_argument
 
 FORMATS = ("json", "yaml", "tool_call")
 LONGEST = 500_000  # characters of an answer
-GROUNDED = 0.25  # share of values in the prompt's words, where no fields are given
 
 
 class StructuredOutputEnvironment(RLVREnvironment):
@@ -45,6 +46,8 @@ class StructuredOutputEnvironment(RLVREnvironment):
             return "no schema"
         if (error := schema_error(validator_for(cast(Any, schema)), schema)) is not None:
             return f"schema: {error.message}"
+        if task.get("match", "content") not in ("content", "schema_only"):
+            return f"match {task['match']!r} is neither content nor schema_only"
         if kind == "tool_call" and task.get("tool") not in declared(prompt):
             return f"tool {task.get('tool')!r} is not declared"
         return None
@@ -53,7 +56,10 @@ class StructuredOutputEnvironment(RLVREnvironment):
         return None if prompt.gold is None else _written(prompt, json.loads(prompt.gold))
 
     def wrong(self, prompt: Prompt) -> list[Script]:
-        return [_written(prompt, filler(metadata_of(prompt)["schema"]))]
+        task = metadata_of(prompt)
+        if task.get("match") == "schema_only":
+            return []  # NVIDIA's rule accepts it
+        return [_written(prompt, filler(task["schema"]))]
 
     def check(self, prompt: Prompt, completion: Completion) -> Score:
         task = metadata_of(prompt)
@@ -69,10 +75,15 @@ class StructuredOutputEnvironment(RLVREnvironment):
             return Score(0.0, shown, f"schema: {error.json_path}: {error.message[:150]}")
         if fields := task.get("fields"):
             return _compare(value, fields, shown)
-        share = grounded_share(value, prompt)
-        start = "only" if share < GROUNDED else "valid;"
-        text = f"{start} {share:.0%} of the values are in the prompt's words"
-        return Score(float(share >= GROUNDED), shown, text)
+        if task.get("match") == "schema_only":
+            return Score(1.0, shown, "valid, its values unchecked", figures={"unchecked": 1.0})
+        document = Document("\n".join(message.content for message in prompt.messages), schema)
+        grounding = document.judge(value, schema)
+        text = f"valid; {grounding.copied} of {grounding.values} values come from the document"
+        if grounding.contradicted:
+            text += f"; it does not have {', '.join(grounding.contradicted[:3])}"
+        figures = {"unchecked": grounding.unchecked}
+        return Score(float(grounding.holds), shown, text, figures=figures)
 
 
 def _read(task: Mapping[str, Any], completion: Completion) -> Any:
@@ -156,27 +167,6 @@ def at_pointer(value: Any, pointer: str) -> Any:
         key = part.replace("~1", "/").replace("~0", "~")
         inner = cast(Any, inner[int(key)] if isinstance(inner, list) else inner[key])
     return inner
-
-
-def leaves(value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
-        for inner in cast(dict[str, Any], value).values():
-            yield from leaves(inner)
-    elif isinstance(value, list):
-        for inner in cast(list[Any], value):
-            yield from leaves(inner)
-    elif isinstance(value, str | int | float) and not isinstance(value, bool):
-        yield str(value)
-
-
-def grounded_share(value: Any, prompt: Prompt) -> float:
-    """Share of texts and numbers half of whose words the prompt has outside its schema."""
-    schema = set(re.findall(r"\w+", json_text(metadata_of(prompt)["schema"]).casefold()))
-    document = "\n".join(message.content for message in prompt.messages).casefold()
-    known = set(re.findall(r"\w+", document)) - schema - {"0", "1"}
-    texts = [re.findall(r"\w+", text.casefold()) for text in leaves(value)]
-    hits = [words and 2 * sum(word in known for word in words) >= len(words) for words in texts]
-    return sum(map(bool, hits)) / len(hits) if hits else 0.0
 
 
 def filler(schema: Any) -> Any:

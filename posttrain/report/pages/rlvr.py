@@ -72,7 +72,12 @@ def drift(rates: Mapping[str, ui.Row]) -> Iterator[ui.Block]:
         yield ui.Table([*head, "now always", "no longer"], rows)
 
 
-RUN_MEANS = {"reward": "reward", "part/pass": "rollouts that pass, share", **MEANS}
+RUN_MEANS = {
+    "reward": "reward",
+    "part/pass": "rollouts that pass, share",
+    "part/unchecked": "values of structured outputs that no rule could check, share",
+    **MEANS,
+}
 CURVES = (
     Curve(
         "Mean over the scored rollouts of a batch; the curriculum makes prompts harder.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import shutil
 from typing import Any
@@ -11,13 +12,18 @@ import pytest
 
 from benchmarks.attacks import ATTACKS
 from benchmarks.attacks.state_tricks import STATE_TRICKS
+from benchmarks.attacks.structure_tricks import KNOWN_TO_PASS
 from benchmarks.environment_tasks import rows
 from benchmarks.red_team import attacks_on
+from data_builders.prompts.questions import read_environment
+from posttrain.config.prompts import EnvironmentPrompts
 from posttrain.errors import DataError
+from posttrain.group_rewards import Group
 from reward.environments import ENVIRONMENTS
-from reward.environments.base import same_value, unusable
+from reward.environments.base import replay, same_value, says, unusable
 from reward.environments.code import find_program, same_output
 from reward.environments.instruction_following import CONSTRAINTS
+from reward.rlvr import Domain, RoutedReward
 from tests.reward.environments.scoring import verify
 
 
@@ -32,7 +38,7 @@ def test_wrong_answers_fail_and_right_ones_pass(name: str):
         for score in verify(environment, prompt, attack.script)
         if score.value is None or environment.passes(score) != attack.right
     ]
-    assert wrong == []
+    assert {form for _, form, _ in wrong} <= KNOWN_TO_PASS, wrong
     assert {attack.right for _, attack in attacks} == {True, False}
 
 
@@ -57,6 +63,8 @@ STRING = {"type": "object", "properties": {"town": {"type": "string"}}, "require
         (structured({**STRING, "required": []}), "{}", 0.0),  # valid, and nothing of the prompt
         (structured(STRING), '{"town": "Bergen"}', 1.0),
         (structured(STRING), '{"town": "string"}', 0.0),
+        (structured(STRING), '{"town": "Oslo"}', 0.0),
+        (structured(STRING, match="schema_only"), '{"town": "Oslo"}', 1.0),
         (structured(STRING), "```\n" + " " * 200_000, 0.0),
         (structured(STRING), '```json\n{"town": "Bergen"}\n````', 1.0),
         (structured(STRING, fields={"/town": ["Bergen", "Bergen, Norway"]}),
@@ -71,6 +79,27 @@ def test_valid_and_in_the_prompts_words(row: dict[str, Any], answer: str, value:
     environment = ENVIRONMENTS["structured_output"]()
     [score] = verify(environment, environment.prompt(row), answer)
     assert score.value == value
+
+
+def test_the_share_that_cannot_be_checked_goes_to_the_log_and_a_source_may_ask_for_nvidia_s_rule():
+    schema = {
+        "type": "object",
+        "properties": {"town": {"type": "string"}, "size": {"enum": ["small", "large"]}},
+    }
+    row = structured(schema)
+    environment = ENVIRONMENTS["structured_output"]()
+    prompt = environment.prompt(row, source="s")
+    answer = says('{"town": "Bergen", "size": "large"}')
+    completion = asyncio.run(replay(environment, prompt, answer))
+    reward = RoutedReward(lambda _: environment, domains={"s": Domain(("s",), 0.0)})
+    [rewards] = asyncio.run(reward.reward([Group(prompt, (completion,))], seed=0))
+    assert (rewards.rewards, rewards.parts["unchecked"]) == ((1.0,), (0.5,))
+    source = {"name": "s", "path": "s.jsonl", "format": "environment"}
+    config = {**source, "environment": "structured_output", "match": "schema_only"}
+    read = read_environment(row, EnvironmentPrompts.model_validate(config))
+    assert json.loads(read.metadata)["match"] == "schema_only"
+    with pytest.raises(ValueError, match="match is for environment structured_output"):
+        EnvironmentPrompts.model_validate({**config, "environment": "math"}).check()
 
 
 def test_a_reference_to_the_network_is_not_followed():
