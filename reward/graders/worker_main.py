@@ -45,7 +45,8 @@ def verify(environment: str, prompt: dict[str, Any], completion: dict[str, Any])
     module, _, name = environment.partition(":")
     judge = getattr(importlib.import_module(module), name)()
     score: Score = judge.check(prompt_from_row(prompt), completion_from_row(completion))
-    return [score.value, score.answer, score.explanation, score.failure]
+    figures = dict(score.figures)
+    return [score.value, score.answer, score.explanation, score.failure, figures]
 
 
 @functools.cache
