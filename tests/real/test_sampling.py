@@ -52,15 +52,6 @@ def calling(folder: Path, count: int) -> Path:
     return file
 
 
-def repeating(folder: Path, count: int) -> Path:
-    """Questions that have a small model write reasoning in tags."""
-    text = "Repeat this text exactly, without anything else:\n\n<think>\n{}\n</think>\n\n{}."
-    rows = [{"question": text.format(f"Number {n} it is.", n)} for n in range(count)]
-    file = folder / "repeating.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return file
-
-
 def recipe(folder: Path, checkpoint: Path, backend: dict[str, Any], out: str) -> dict[str, Any]:
     plain = {"format": "question", "template": "{question}", "grader": None, "gold": None}
     return {
@@ -69,12 +60,10 @@ def recipe(folder: Path, checkpoint: Path, backend: dict[str, Any], out: str) ->
         "backend": backend,
         "prompts": [
             {"name": "sums", "path": str(questions(folder, COUNT)), **plain},
-            {"name": "repeating", "path": str(repeating(folder, COUNT)), **plain},
             {"name": "calling", "format": "chat", "path": str(calling(folder, COUNT))},
         ],
         "settings": [
-            {"name": "plain", "thinking": 0, "sources": ["sums"]},
-            {"name": "reasoning", "thinking": 1, "sources": ["repeating"]},
+            {"name": "plain", "thinking": "both", "sources": ["sums"]},
             {"name": "tools", "thinking": 1, "tools": "given", "sources": ["calling"]},
         ],
         "n": 1,
@@ -100,7 +89,6 @@ def completions(folder: Path, checkpoint: Path, backend: dict[str, Any], out: st
 def in_process(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     backend = {"kind": "transformers", "dtype": "float32", "batch_size": COUNT}
     found = completions(tmp_path_factory.mktemp("process"), checkpoint, backend, "out")
-    assert sum(bool(reasoning) for reasoning, *_ in found.values()) >= COUNT // 2
     assert sum(bool(calls) for _, _, calls, _ in found.values()) >= COUNT // 2
     return found
 

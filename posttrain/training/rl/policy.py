@@ -1,7 +1,7 @@
 """The policy in training as an engine that rollouts are sampled from, by `rollouts.engine`:
 `in_process` decodes here, `lora_server` is a vLLM server that loads each step's adapter from a
 shared disk, `vllm_server` and `vllm_colocate` hold all weights, which TRL's `VLLMGeneration` sends.
-All three are tested against stand-ins of vLLM."""
+`lora_server` is run on a real vLLM by `make test-real`, the other two against stand-ins of it."""
 
 from __future__ import annotations
 

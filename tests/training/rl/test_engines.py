@@ -325,11 +325,21 @@ def test_a_vllm_that_takes_no_weights_is_named():
         engine._send_weights("colocate")
 
 
-def test_a_difference_of_another_engine_is_printed_and_a_large_one_warned_of():
-    assert compared_engines({"logp_difference": 0.5}, "in_process") == []
-    [line] = compared_engines({"logp_difference": 0.0009}, "lora_server")
-    assert "differ from the trainer's by 0.0009" in line
-    assert "--dtype float32" in compared_engines({"logp_difference": 0.05}, "lora_server")[1]
+@pytest.mark.parametrize(
+    ("difference", "precision", "warned"),
+    # as measured: float32 in both, a server in bfloat16, bfloat16 in both; then other weights
+    [(7e-6, "float32", False), (0.038, "float32", True), (0.049, "bfloat16", False),
+     (0.2, "bfloat16", True)],
+)  # fmt: skip
+def test_a_difference_of_another_engine_is_printed_and_a_large_one_warned_of(
+    difference: float, precision: str, warned: bool
+):
+    logs = {"logp_difference": difference}
+    assert compared_engines(logs, "in_process", precision=precision) == []
+    first, *warning = compared_engines(logs, "lora_server", precision=precision)
+    assert f"differ from the trainer's by {difference:.2g}" in first
+    assert bool(warning) == warned
+    assert all(f"--dtype {precision}" in line for line in warning)
 
 
 def test_vllm_that_is_not_installed_is_named(policy: Path, tmp_path: Path):
