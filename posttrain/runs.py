@@ -293,6 +293,9 @@ def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str =
 # ---- finished artifacts ----
 
 
+EDITABLE = "README.md"  # the owner's to edit, even where an older manifest lists it
+
+
 def parent_of(path: Path | str, *, relative_to: Path, manifest: Manifest) -> Parent:
     """The lineage entry for an input artifact."""
     relative = os.path.relpath(Path(path).resolve(), relative_to.resolve())
@@ -322,6 +325,8 @@ def read_artifact(path: Path | str, *, kind: str | None = None, verify: bool = T
         if Path(entry.path).is_absolute() or ".." in Path(entry.path).parts:
             raise DataError(f"{file} lists {entry.path}, which lies outside of {path}")
     for entry in manifest.files if verify else ():
+        if entry.path == EDITABLE:
+            continue
         listed = path / entry.path
         if not listed.is_file():
             raise DataError(f"{listed} is missing, {file} lists it")

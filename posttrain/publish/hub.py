@@ -9,9 +9,10 @@ and tries transfers again. Files are added and replaced, never deleted.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 from typing import Any, cast
@@ -56,6 +57,7 @@ class UploadPlan:
     Attributes:
         files: path in the repository → file here, or bytes.
         left_out: file or folder → why.
+        hashes: sha256 of each of these files, as it was checked.
         card: the text of README.md.
         warnings: what a reader of the card will miss.
     """
@@ -63,6 +65,7 @@ class UploadPlan:
     repository: str
     files: Mapping[str, Path | bytes]
     left_out: Mapping[str, str]
+    hashes: Mapping[str, str]
     card: str
     digest: str
     warnings: Sequence[str]
@@ -124,7 +127,12 @@ def upload_plan(
     for name, source in files.items():
         _refuse_private(name, source, folder)
     left_out = dict(sorted(left_out.items()))
-    return UploadPlan(repository, files, left_out, card, manifest.digest, warnings)
+    hashes = {entry.path: entry.sha256 for entry in manifest.files}
+    for name, source in files.items():
+        if isinstance(source, bytes):
+            hashes[name] = hashlib.sha256(source).hexdigest()
+    hashes = {name: hashes[name] for name in files}
+    return UploadPlan(repository, files, left_out, hashes, card, manifest.digest, warnings)
 
 
 def _why_not(name: str) -> str | None:
@@ -250,23 +258,58 @@ def _without_paths(value: Any) -> Any:
 
 def _refuse_private(name: str, source: Path | bytes, folder: Path) -> None:
     """Raise where a text has a secret, or names a home or the checkpoint's own directory."""
-    if name in _TOKENIZER or ".safetensors" in name:
-        return
-    data = source if isinstance(source, bytes) else source.read_bytes()
     here = {str(folder.resolve()), str(Path.home().resolve())} - {"/", "/root"}
-    for number, line in enumerate(data.decode("utf-8", "replace").split("\n"), 1):
-        if secret := _SECRET.search(line):
+    try:
+        texts = [*_texts_of(name, source)]
+    except ValueError as error:
+        raise ConfigError(f"{folder / name} cannot be read: {error}") from error
+    for place, text in texts:
+        if secret := _SECRET.search(text):
             raise ConfigError(
-                f"{folder / name}, line {number}: holds what looks like a secret "
+                f"{folder / name}{place}: holds what looks like a secret "
                 f"({secret[0][:8]}…); take it out, and have it revoked if it was ever published"
             )
-        match = _HOME.search(line)
-        hit = match[0] if match else next((path for path in here if path in line), None)
+        # a vocabulary may hold what looks like a home, but not this machine's folders
+        match = None if name in _TOKENIZER else _HOME.search(text)
+        hit = match[0] if match else next((path for path in here if path in text), None)
         if hit:
             raise ConfigError(
-                f"{folder / name}, line {number}: names a folder of this machine ({hit}); take it "
+                f"{folder / name}{place}: names a folder of this machine ({hit}); take it "
                 "out, or train again with a path relative to the working directory"
             )
+
+
+def _texts_of(name: str, source: Path | bytes) -> Iterator[tuple[str, str]]:
+    """Every text of a file that is published, and where it stands: of weights those of the header,
+    of a tokenizer each entry alone, of any other file its lines."""
+    if name.endswith(".safetensors"):
+        assert isinstance(source, Path), "weights are sent as they lie here"
+        with source.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length))
+        yield from ((", header", text) for text in _strings(header))
+        return
+    data = source if isinstance(source, bytes) else source.read_bytes()
+    if name in _TOKENIZER and name.endswith(".json"):
+        yield from (("", text) for text in _strings(json.loads(data)))
+    elif name.endswith(".model"):  # pieces and the trainer's settings between other bytes
+        yield from (("", text.decode("ascii")) for text in re.findall(rb"[ -~]{4,}", data))
+    else:
+        for number, line in enumerate(data.decode("utf-8", "replace").split("\n"), 1):
+            yield f", line {number}", line
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """All texts of a JSON value, its keys too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for item in cast(list[Any], value):
+            yield from _strings(item)
+    elif isinstance(value, dict):
+        for key, item in cast(dict[str, Any], value).items():
+            yield key
+            yield from _strings(item)
 
 
 def push(plan: UploadPlan, *, private: bool) -> None:
@@ -292,6 +335,9 @@ def push(plan: UploadPlan, *, private: bool) -> None:
     name = plan.repository
     api = HfApi(library_name="posttrain")
     operations = [CommitOperationAdd(path, source) for path, source in plan.files.items()]
+    for one in operations:
+        if one.upload_info.sha256.hex() != plan.hashes[one.path_in_repo]:
+            raise ConfigError(f"{one.path_in_repo} has changed since it was checked: push again")
     try:
         try:
             there_private = api.repo_info(name).private
@@ -302,6 +348,7 @@ def push(plan: UploadPlan, *, private: bool) -> None:
             stay = sorted({*api.list_repo_files(name)} - {*plan.files, ".gitattributes"})
             if stay:
                 print(f"{name} exists; these files stay as they are: {', '.join(stay)}")
+            ModelCard(plan.card).validate()
         except RepositoryNotFoundError:
             # all that can be refused comes first, or an empty repository would stay
             ModelCard(plan.card).validate()

@@ -11,16 +11,18 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from huggingface_hub import ModelCard, constants
 from huggingface_hub.utils._runtime import is_xet_available
+from safetensors.numpy import save_file
 
 from posttrain.errors import ConfigError, DataError
 from posttrain.publish.card import CARD
-from posttrain.publish.hub import upload_plan
+from posttrain.publish.hub import push, upload_plan
 from scripts.push import main
 from tests.publish.stand_in import TOKEN, StandIn
-from tests.publish.writers import write_checkpoint, write_evaluation
+from tests.publish.writers import write_checkpoint, write_evaluation, write_manifest_again
 
 REPO = "acme/tiny"
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -188,6 +190,52 @@ def test_no_secret_is_published(tmp_path):
     recipe = write_checkpoint(tmp_path / "recipe", config={"note": f"by {SECRETS[0]}"})
     with pytest.raises(ConfigError, match=r"posttrain\.json, line \d+: .*secret"):
         upload_plan(recipe, REPO)
+
+
+HIDING = {
+    "tokenizer.json": lambda text: json.dumps({"added_tokens": [{"id": 3, "content": text}]}),
+    "tokenizer_config.json": lambda text: json.dumps({"name_or_path": text}),
+    "vocab.json": lambda text: json.dumps({"a": 0, text: 1}),
+    "merges.txt": lambda text: f"#version\n{text}\n",
+    "tokenizer.model": lambda text: f"\0\1{text}\2",
+    "model.safetensors.index.json": lambda text: json.dumps({"metadata": {"from": text}}),
+    "log.jsonl": lambda text: json.dumps({"note": text}) + "\n",
+}
+
+
+@pytest.mark.parametrize("name", [*HIDING, "model.safetensors"])
+def test_every_file_that_is_sent_is_looked_through(tmp_path: Path, name: str):
+    for number, text in enumerate((SECRETS[0], str(tmp_path / "own1"))):
+        folder = write_checkpoint(tmp_path / f"own{number}", extra={name: ""})
+        if name == "model.safetensors":
+            save_file({"w": np.zeros(2, np.float32)}, folder / name, metadata={"from": text})
+        else:
+            (folder / name).write_text(HIDING[name](text))
+        write_manifest_again(folder)
+        with pytest.raises(ConfigError, match=re.escape(str(folder / name))):
+            upload_plan(folder, REPO)
+    harmless = write_checkpoint(tmp_path / "harmless", extra={"vocab.json": ""})
+    (harmless / "vocab.json").write_text('{"://": 3, "x@": 4, "/home' + '/x": 5, "sk-": 6}')
+    write_manifest_again(harmless)
+    assert "vocab.json" in upload_plan(harmless, REPO).files
+
+
+def test_a_file_that_changes_behind_the_check_is_not_sent(hub: StandIn, tmp_path: Path):
+    folder = write_checkpoint(tmp_path / "own")
+    plan = upload_plan(folder, REPO)
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"config\.json has changed since it was checked"):
+        push(plan, private=True)
+    assert REPO not in hub.files
+
+
+def test_an_edited_card_is_no_changed_file_even_where_a_manifest_lists_it(tmp_path: Path):
+    folder = write_checkpoint(tmp_path / "own", extra={CARD: ""})
+    (folder / CARD).write_text("---\nlicense: mit\n---\n# Ours\n")
+    assert "# Ours" in upload_plan(folder, REPO).card
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(DataError, match=r"config\.json has changed"):
+        upload_plan(folder, REPO)
 
 
 def card_of(folder: Path, *evaluations: Path) -> ModelCard:

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from posttrain.chat import nemotron_3_nano_template
 from posttrain.publish.card import CARD, Origins, checkpoint_card
-from posttrain.runs import Counts, Run
+from posttrain.runs import MANIFEST, Counts, Run
 
 END = {"id": 2, "content": "<|im_end|>"}
 
@@ -23,8 +23,9 @@ def write_checkpoint(
     config: Mapping[str, Any] | None = None,
     weights: str = "model.safetensors",
     origins: Origins | None = None,
+    extra: Mapping[str, str] | None = None,
 ) -> Path:
-    """With everything that a stage may leave beside the weights."""
+    """With everything that a stage may leave beside the weights, and `extra` texts."""
     stage = Run.open(folder, kind="checkpoint", config=config or {"seed": 0})
     save_file({"w": np.arange(400, dtype=np.float32)}, folder / weights)
     texts = {
@@ -43,12 +44,25 @@ def write_checkpoint(
         (folder / name).write_text("{}\n")
         listed.append(name)
     made_of = origins or Origins(None, (), {})
+    for name, text in (extra or {}).items():
+        if name not in listed:
+            (folder / name).write_text(text)
+            listed.append(name)
     card = checkpoint_card("sft", made_of, folder=folder, summary=["…"], parents=[], details=[])
     (folder / CARD).write_text(card)
     stage.finish(counts=Counts(0, 0), files=dict.fromkeys(listed))
     (folder / "report.html").write_text("<p>")
     (folder / "resume" / "checkpoint-3").mkdir(parents=True)
     return folder
+
+
+def write_manifest_again(folder: Path) -> None:
+    """The same manifest for files that have changed."""
+    file = folder / MANIFEST
+    names = {entry["path"]: None for entry in json.loads(file.read_text())["files"]}
+    file.unlink()
+    stage = Run.open(folder, kind="checkpoint", config={"seed": 0})
+    stage.finish(counts=Counts(0, 0), files=names)
 
 
 def write_evaluation(folder: Path, *, weights: Mapping[str, str]) -> Path:
