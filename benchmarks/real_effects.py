@@ -4,7 +4,7 @@
     python benchmarks/real_effects.py table runs/real
 
 Each effect is a change over held-out questions with its 95 % interval. Beside it stands the share
-of truncated answers, below accuracy that over the questions that both models answered to the end: a
+of truncated answers, below it the same over the questions that both models answered to the end: a
 model that only answers earlier changes the first and not the last.
 """
 
@@ -30,11 +30,7 @@ from posttrain.runs import atomic_write_text
 
 COMPARED = (("eval", "base", "sft"), ("eval", "sft", "dpo"), ("eval_rlvr", "sft", "rlvr"))
 # figure of an evaluation → its name in the table
-FIGURES = {
-    "hallucination": "undeclared calls",
-    "called_tool": "declared calls",
-    "accuracy": "right",
-}
+FIGURES = {"hallucination": "undeclared calls", "accuracy": "right"}
 COLUMNS = (
     "from → to", "rows", "figure", "before → after, %", "change (95 % interval)", "truncated, %",
     "questions",
@@ -107,15 +103,17 @@ def table(runs: Path) -> Iterator[str]:
 
 
 def changes(before: Records, after: Records, title: str) -> Iterator[str]:
-    """A line a task and figure."""
+    """A line a task and figure: of graded tasks accuracy, of others the undeclared calls."""
     for task in dict.fromkeys(record.prompt.source for record in before):
         sides = [[r for r in side if r.prompt.source == task] for side in (before, after)]
-        for figure, name in FIGURES.items():
-            yield from change(sides, figure, f"| {title} | {task} | {name}")
+        graded = any(record.score.value is not None for record in sides[0])
+        main = "accuracy" if graded else "hallucination"
+        head = f"| {title} | {task}"
+        yield from change(sides, "called_tool", f"{head} | declared calls")
+        yield from change(sides, main, f"{head} | {FIGURES[main]}")
         finished = both_finished(*sides)
         if len(finished[0]) < len(sides[0]):
-            name = f"{FIGURES['accuracy']}, of those that both finished"
-            yield from change(finished, "accuracy", f"| {title} | {task} | {name}")
+            yield from change(finished, main, f"{head} | {FIGURES[main]}, where both finished")
 
 
 def both_finished(before: Records, after: Records) -> list[list[Record]]:

@@ -154,10 +154,13 @@ def test_a_line_has_the_change_and_what_was_cut_off_beside_it():
 
     before = [graded(n, 0.0, finish="length" if n < 5 else "stop") for n in range(20)]
     after = [graded(n, float(n < 10), finish="stop") for n in range(20)]
-    calls, right, finished = real_effects.changes(before, after, "sft → rlvr")
-    assert calls.startswith("| sft → rlvr | maths | undeclared calls | 0.0 → 0.0 |")
+    right, finished = real_effects.changes(before, after, "sft → rlvr")
     assert right.startswith("| sft → rlvr | maths | right | 0.0 → 50.0 | +50.0 (")
     assert right.endswith("| 25.0 → 0.0 | 20 |")
     # of the fifteen that both finished, five became right
-    assert "| right, of those that both finished | 0.0 → 33.3 |" in finished
+    assert "| right, where both finished | 0.0 → 33.3 |" in finished
     assert finished.endswith("| 0.0 → 0.0 | 15 |")
+    calling = [record(n, None, called=True) for n in range(20)]
+    silent = [record(n, None) for n in range(20)]
+    (calls,) = real_effects.changes(calling, silent, "sft → dpo")
+    assert calls.startswith("| sft → dpo | maths | undeclared calls | 100.0 → 0.0 | −100.0 (")
