@@ -17,7 +17,7 @@ from posttrain.evaluation.metrics import values_of
 from posttrain.evaluation.run import read_run
 from posttrain.report.diagram import MOST, rows_of, shortest
 from posttrain.report.lineage import trace
-from posttrain.report.pages.chain import is_chain
+from posttrain.report.pages.chain import first_effects, is_chain
 from posttrain.report.pages.effects import arms_of, chain_effects
 from posttrain.runs import SECONDS, Counts, Run, open_run, parent_of, read_artifact
 from tests.data_builders.small_build import script
@@ -132,6 +132,18 @@ def test_effects_are_those_of_the_records(tmp_path: Path):
     assert found["dpo: tokens (no_tools)"].after == tokens.b
     # trained on nothing that is known: accuracy is what a stage is for
     assert effects[0].figure.startswith("accuracy")
+
+
+def test_a_chain_opens_with_each_stage_that_an_evaluation_compares(tmp_path: Path):
+    names = ("sft", "dpo", "rlvr")
+    checkpoints = {name: str(tmp_path / "checkpoint") for name in names}
+    samplers = [ScriptedSampler(answer), ScriptedSampler(tamed), ScriptedSampler(tamed)]
+    recipe = write_recipe(tmp_path, checkpoints=checkpoints)
+    evaluate(recipe, "--limit", "4", samplers=samplers)
+    effects = chain_effects([trace(tmp_path / "out")[0]])
+    firsts = first_effects(effects)
+    assert [effect.stage for effect in firsts] == ["dpo", "rlvr"]
+    assert firsts[0] is effects[0]
 
 
 def test_a_folder_of_artifacts_has_a_page_with_links(chain, capsys):

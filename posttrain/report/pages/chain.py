@@ -15,7 +15,7 @@ from posttrain.errors import DataError
 from posttrain.report import section as ui
 from posttrain.report.html import page_html
 from posttrain.report.lineage import REPORT, Node, link_to, trace
-from posttrain.report.pages.effects import MOST_TILES, Effect, chain_effects
+from posttrain.report.pages.effects import EVALUATION, MOST_TILES, Effect, chain_effects
 from posttrain.report.write import tiles_of
 from posttrain.runs import MANIFEST, SECONDS, STAGE, atomic_write_text
 
@@ -68,9 +68,7 @@ def write_chain(folders: Sequence[Path], *, out: Path) -> Path:
     """Write the page of a chain. Raises DataError: as `chain_nodes`."""
     nodes = chain_nodes(folders)
     effects = chain_effects(nodes)
-    # what each stage is for: the first figure of each evaluation
-    firsts = {effect.evaluation.digest: effect for effect in reversed(effects)}
-    tiles = [effect.tile() for effect in effects if effect is firsts[effect.evaluation.digest]]
+    tiles = [effect.tile() for effect in first_effects(effects)]
     sections = [
         _effects(effects, out),
         _diagram(nodes, out),
@@ -82,6 +80,19 @@ def write_chain(folders: Sequence[Path], *, out: Path) -> Path:
     page = page_html(sections, title=title, kicker=kicker, tiles=tiles[:MOST_TILES])
     atomic_write_text(out, page)
     return out
+
+
+def first_effects(effects: Sequence[Effect]) -> list[Effect]:
+    """What each stage is for: the first figure that an evaluation has of it.
+
+    Of judges and win rates only the first stage's, since control arms come behind it.
+    """
+    firsts: dict[tuple[str, str], Effect] = {}
+    for effect in effects:
+        node = effect.evaluation
+        stage = effect.stage if node.kind == EVALUATION else ""
+        firsts.setdefault((node.digest, stage), effect)
+    return list(firsts.values())
 
 
 def show_chain(console: Console, folders: Sequence[Path], *, out: Path | None = None) -> Path:
