@@ -239,6 +239,8 @@ def _tool(item: Any, where: str) -> dict[str, Any]:
 def _arguments(value: Any, where: str) -> str:
     if isinstance(value, str) and value.strip():
         value = decoded(value, "malformed_arguments", where)
+        if isinstance(value, str) and value.lstrip()[:1] == "{":  # some rows encode them twice
+            value = decoded(value, "malformed_arguments", where)
     elif value is None or isinstance(value, str):
         return "{}"
     if not isinstance(value, Mapping):

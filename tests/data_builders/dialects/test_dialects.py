@@ -103,6 +103,7 @@ def test_tags_that_do_not_fit_stay_in_the_text(text: str) -> None:
         [CALL],
         json.dumps([CALL]),
         [json.dumps(CALL)],
+        [{"id": "c1", "name": "weather", "arguments": json.dumps('{"city": "Oslo"}')}],
         [{"id": "c1", "name": "weather", "arguments": {"city": "Oslo"}}],
         [{"id": "c1", "function": {"name": "weather", "parameters": {"city": "Oslo"}}}],
     ],
