@@ -29,6 +29,7 @@ from data_builders.dialects.texts import (
     COMPLETION_KEYS,
     OUTPUT_KEYS,
     alpaca,
+    answer_beside,
     prompt_completion,
     read_side,
 )
@@ -48,8 +49,15 @@ def read_list(row: Row, reading: Reading, *, dialect: str, key: str) -> Conversa
         raise not_a(dialect, row, f"not every message of {where} has {key!r}")
     unread_keys: dict[str, object] = {}
     turns = read_messages(listed, reading, where, row=row, unread_keys=unread_keys)
+    answer, columns = answer_beside(row, turns, reading)
     return conversation(
-        row, turns, reading, read=(where,), listed=listed, where=where, unread_keys=unread_keys
+        row,
+        turns + answer,
+        reading,
+        read=(where, *columns),
+        listed=listed,
+        where=where,
+        unread_keys=unread_keys,
     )
 
 

@@ -104,6 +104,24 @@ def read_side(row: Row, side: Side, reading: Reading) -> Conversation:
     )
 
 
+def answer_beside(
+    row: Row, turns: tuple[Message, ...], reading: Reading
+) -> tuple[tuple[Message, ...], tuple[str, ...]]:
+    """The answer to a list of messages that ends on a question, and the columns it stands in.
+
+    Nothing where the list ends on an answer, or no column of answers is filled.
+    """
+    if not reading.trains or not turns or turns[-1].role not in ("user", "tool"):
+        return (), ()
+    filled = [key for key in ("completion", "response", "output") if row.get(key)]
+    if len(filled) != 1:
+        return (), ()
+    reasoning = _row_reasoning(row, reading)
+    answer = read_answer(row[filled[0]], reading, filled[0], reasoning=reasoning)
+    _refuse_row_masks(row, turns + answer, reading)
+    return answer, (filled[0], *reading.columns_of_reasoning)
+
+
 def _refuse_row_masks(row: Row, turns: Sequence[Message], reading: Reading) -> None:
     """Refuse a row whose own masks take a turn out of the loss: its turns come from columns."""
     if not reading.trains or not has_row_masks(row, reading):

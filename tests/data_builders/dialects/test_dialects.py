@@ -333,3 +333,23 @@ def test_what_stands_for_no_text_is_none() -> None:
     # a value of a language may be what is asked about
     asked = read({"instruction": "Is it true?", "input": "None", "output": "no"})[1].messages[0]
     assert asked.content == "Is it true?\n\nNone"
+
+
+@pytest.mark.parametrize("key", ["completion", "response", "output"])
+@pytest.mark.parametrize("value", ["4", [SAY]])
+def test_an_answer_beside_a_list_that_ends_on_a_question_is_read(key: str, value: Any) -> None:
+    assert read({"messages": [ASK], key: value})[1].messages == PLAIN
+    # of a list that ends on its own answer it is another, and shown
+    assert read({"messages": [ASK, SAY], key: value})[1].unread == {key: value}
+    mapped = read({"input": {"messages": [ASK]}, "preferred": value},
+                  fields={"messages": "input.messages", "completion": "preferred"})  # fmt: skip
+    assert mapped[1].messages == PLAIN
+
+
+def test_an_answer_beside_a_list_keeps_its_trace() -> None:
+    row = {"messages": [ASK], "response": "4", "reasoning": "2 and 2"}
+    assert read(row)[1].messages == REASONED
+    masked = {"messages": [ASK, SAY, ASK], "response": "5", "train_on_last_turn_only": True}
+    assert problem(masked).reason == "malformed_message"
+    # two columns of answers: nobody knows which
+    assert read(row | {"output": "5", "reasoning": None})[1].messages == (U,)
