@@ -78,7 +78,7 @@ def completions(folder: Path, checkpoint: Path, backend: dict[str, Any], out: st
     for row in jsonl(folder / out / "samples.jsonl"):
         [step] = row["steps"]
         parsed = step["parsed"]
-        calls = [[call["name"], call["arguments"]] for call in parsed["tool_calls"]]
+        calls = [[name, arguments] for name, arguments, _ in parsed["tool_calls"]]
         counts = [step[key] for key in KEYS]
         found[row["prompt_id"]] = (parsed["reasoning"], parsed["answer"], calls, counts)
     assert len(found) == 3 * COUNT
@@ -129,16 +129,16 @@ def test_an_evaluation_by_the_server_grades_every_answer(
         "backend": backend,
         "prompts": [{"name": "sums", "path": str(questions(tmp_path, COUNT)), **graded}],
         "settings": [{"name": "plain", "thinking": 0}],
-        "n": 2,
-        "sampling": {"max_tokens": 24},
+        "n": 1,
+        "sampling": {"max_tokens": 24, "temperature": 0},
     }
     run(tmp_path, "eval", evaluation)
     records = jsonl(tmp_path / "out/records/base/sums.plain.jsonl")
-    assert len(records) == 2 * COUNT
+    assert len(records) == COUNT
     [cell] = json.loads((tmp_path / "out/metrics.json").read_text())["cells"]
-    assert (cell["questions"], cell["samples"]) == (COUNT, 2 * COUNT)
-    # a model of 135 M adds such numbers now and then
-    assert 0 < cell["accuracy"]["mean"] < 1
+    assert (cell["samples"], cell["failed"], cell["unscored"]) == (COUNT, 0, 0)
+    # a model of 135 M adds most of such numbers
+    assert 0 < cell["rates"]["accuracy"]["value"] <= 1
 
 
 @pytest.mark.parametrize("stage", ["sample", "eval", "profile_prompts"])
@@ -152,6 +152,7 @@ def test_a_dry_run_refuses_tokens_beyond_the_servers_context(
         "backend": backend,
         "prompts": [source | {"grader": "numeric"}],
         "settings": [{"name": "plain", "thinking": 0}],
+        "n": 1,
         "sampling": {"max_tokens": CONTEXT - 1},
     }
     one = {"checkpoint": str(checkpoint)}
