@@ -32,7 +32,7 @@ from benchmarks.attacks.right import RIGHT
 from benchmarks.attacks.right_texts import right_texts
 from benchmarks.attacks.state_tricks import STATE_TRICKS
 from benchmarks.attacks.states import STATE_ATTACKS
-from benchmarks.attacks.structure_tricks import documents
+from benchmarks.attacks.structure_tricks import CALL_TRICKS, documents
 from benchmarks.environment_tasks import rows
 from posttrain.evaluation.intervals import wilson
 from posttrain.rollouts import Prompt
@@ -57,7 +57,7 @@ def attacks_on(
         other = prompts[(place + 1) % len(prompts)]
         for attack in common(environment, prompt, other):
             yield prompt, attack
-        for attacks in (ATTACKS, STATE_ATTACKS, STATE_TRICKS):
+        for attacks in (ATTACKS, STATE_ATTACKS, STATE_TRICKS, CALL_TRICKS):
             if (own := attacks.get(environment.name)) is not None:
                 for attack in own(prompt, random.Random(f"{seed}/{prompt.id}")):
                     yield prompt, attack

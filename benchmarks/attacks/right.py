@@ -99,7 +99,6 @@ def tool_call(prompt: Prompt, rng: random.Random) -> Forms:
     )
     yield "calls in any order", calls(*rng.sample(made, len(made)), text="On it.")
     yield "behind reasoning", _reasoned(calls(*made), "I have all that I need.")
-    yield "all in capitals", with_values(lambda v: v.upper() if isinstance(v, str) else v)
     yield "final stop", with_values(lambda v: f"{v}." if isinstance(v, str) else v)
     yield "wide", with_values(lambda v: v.replace(" ", "  ") if isinstance(v, str) else v)
     yield "line break at the end", with_values(lambda v: f"{v}\n" if isinstance(v, str) else v)

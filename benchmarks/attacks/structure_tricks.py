@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import copy
 import json
+import random
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.attacks.base import Attack
+from benchmarks.attacks.base import Attack, Attacks
 from posttrain.records import json_text
-from reward.environments.base import says
+from posttrain.rollouts import Prompt
+from reward.environments.base import calls, says
 
 Value = dict[str, Any]
 TEXT = {"type": "string"}
@@ -174,3 +176,61 @@ def documents(match: str | None = None) -> Iterator[tuple[dict[str, Any], Attack
                         inner = inner[int(part)] if isinstance(inner, list) else inner[part]
                     inner[last] = value
                     yield attack(f"{pointer} {value}", right, changed)
+
+
+# -- tool calls ------------------------------------------------------------------------------------
+
+_ASKS = (
+    "Which {word} do you want?", "What {word} should I take?", "Could you tell me the {word}, please?",
+    "Please specify the {word}. Which one is it?", "I need the {word}. What is it?", "What's the {word}?",
+    "Can you share the {word} with me?", "The {word} is missing. Could you provide it?", "May I have the {word}?",
+    "For which {word}?", "Would you let me know the {word}?", "Sure! Just one thing: which {word}?",
+    "Before I start: what is the {word} here?", "How should I fill in the {word}?", "Do you have a {word} in mind?",
+    "I can help with that. Which {word} is it for?", "Happy to! Please tell me the {word}, okay?",
+    "To go on I need to know the {word}. Can you give it to me?",
+)  # fmt: skip
+_ASKS_NOTHING = (
+    "{word}?", "{word} ?", "? {word}", "{word} {word}?", "Hm, {word}?", "{word} missing ?", "{word}. ?", "({word}) ???",
+    "Done for your {word}, okay?", "I booked it with the {word}. Anything else?", "Do you like the {word}?",
+    "I used a default {word}, fine?", "Is this {word} not lovely?", "Why is there a {word}?", "Nice {word}, right?",
+    "The {word} is set. What else can I do?", "I have sent it with that {word}. Is there more?",
+    "Who invented the {word}?", "It is done; the {word} was Bonn. Any questions?", "How nice is the {word}?",
+)  # fmt: skip
+
+
+def tool_call_tricks(prompt: Prompt, rng: random.Random) -> Attacks:
+    """Questions and what only has their words; values in another case."""
+    gold = json.loads(prompt.gold or "{}")
+    if "message" in gold:
+        [[word], _] = gold["mentions"]
+        for right, texts in ((True, _ASKS), (False, _ASKS_NOTHING)):
+            for number, text in enumerate(texts):
+                form = f"trick: question, {'right' if right else 'wrong'}, {number}"
+                yield Attack(form, right, says(text.format(word=word)))
+        return
+    made = [(call["name"], dict(call["arguments"])) for call in gold["calls"]]
+    name, own = made[0]
+    for key, value in own.items():
+        if not isinstance(value, str):
+            continue
+        changed = {
+            "lower": value.lower(),
+            "upper": value.upper(),
+            "title": value.title(),
+            "swapped": value.swapcase(),
+        }
+        for form, text in changed.items():
+            if text != value:
+                call = (name, own | {key: text})
+                yield Attack(f"trick: {key} {form}, wrong", False, calls(call, *made[1:]))
+        for form, text in {
+            "behind": f"{value} ",
+            "before": f"\n{value}",
+            "stop": f"{value}.",
+        }.items():
+            yield Attack(
+                f"trick: {key} {form}, right", True, calls((name, own | {key: text}), *made[1:])
+            )
+
+
+CALL_TRICKS = {"tool_call": tool_call_tricks}

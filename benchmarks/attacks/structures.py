@@ -162,7 +162,7 @@ def tool_call(prompt: Prompt, rng: random.Random) -> Attacks:
     floats = {k: float(v) if type(v) is int else v for k, v in arguments.items()}
     yield Attack("float for integer", True, calls((name, floats), *rest))
     lower = {k: v.lower() if isinstance(v, str) else v for k, v in arguments.items()}
-    yield Attack("lower case", True, calls((name, lower), *rest))
+    yield Attack("lower case", lower == arguments, calls((name, lower), *rest))
     spaced = {k: f" {v} " if isinstance(v, str) else v for k, v in arguments.items()}
     yield Attack("spaces", True, calls((name, spaced), *rest))
     if arguments.get("unit") == "celsius":

@@ -31,7 +31,7 @@ PRECEDENCE = (
     "wrong_answer",
 )
 ALL_FAMILIES = "all"
-REPEATS = 3  # same call, same result, no change in between
+REPEATS = 3  # same call, no change in between
 _BROKEN_CALLS = frozenset({"half_call", "malformed_call"})
 Row = dict[str, Any]
 
@@ -70,11 +70,15 @@ def failures(prompt: Prompt, completion: Completion, score: Score) -> list[RunFa
             if next(changes, {"changed": []})["changed"]:
                 changed_at = number
                 seen.clear()
-            key = (call.name, json.dumps(arguments, sort_keys=True), result.content)
+            # what a call did counts, not what it printed: a clock is in many outputs
+            failed = str(result.content.startswith("error:"))
+            key = (call.name, json.dumps(arguments, sort_keys=True), failed)
             seen[key] += 1
             if seen[key] >= REPEATS:
                 found.setdefault("tool_call_redundancy", number)
-    if completion.finish != "failed" and (completion.truncated or state.get("missing")):
+    # a score has an answer where the environment read one in the last message
+    unfinished = completion.truncated or (state.get("missing") and score.answer is None)
+    if completion.finish != "failed" and unfinished:
         found["gave_up_mid_plan"] = last
     elif score.value is not None and score.value < 1:
         found["wrong_answer"] = changed_at

@@ -27,7 +27,7 @@ from posttrain.records import NOT_IN_FORMAT, Score, json_text
 from posttrain.rollouts import Completion, Prompt, metadata_of
 from reward.environments.base import RLVREnvironment, Script, calls, says, unfenced
 from reward.environments.grounding import Document
-from reward.environments.tool_call import declared, same_argument
+from reward.environments.tool_call import declared, same_content
 
 FORMATS = ("json", "yaml", "tool_call")
 LONGEST = 500_000  # characters of an answer
@@ -155,7 +155,7 @@ def _compare(value: Any, fields: Mapping[str, Any], shown: str) -> Score:
         except (LookupError, ValueError):
             return Score(0.0, shown, f"no value at {pointer}")
         wanted = [expected, *(cast(list[Any], expected) if isinstance(expected, list) else [])]
-        if not any(same_argument(one, given) for one in wanted):
+        if not any(same_content(one, given) for one in wanted):
             return Score(0.0, shown, f"{pointer} has another value")
     return Score(1.0, shown, f"valid, with {len(fields)} right values")
 

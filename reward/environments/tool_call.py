@@ -6,7 +6,8 @@
 
 Parallel calls may come in any order. A call of the gold may have `accepts` (argument → all values
 that are right) and `optional` (arguments that may be left out). An expected message is one without
-calls that mentions one text of each group and none of `avoids`. Refused are a message with nothing
+calls that mentions one text of each group and none of `avoids`; where a group is `["?"]` it has to
+ask for them: keywords and a question mark are no question. Refused are a message with nothing
 to check, and an argument of prose that no message holds word by word.
 """
 
@@ -56,7 +57,7 @@ class ToolCallEnvironment(RLVREnvironment):
         gold = _gold(prompt)
         if "message" in gold:
             mentioned = " ".join(str(group[0]) for group in gold["mentions"])
-            return says(gold["message"] or f"{mentioned}?")
+            return says(gold["message"] or f"Which {mentioned}?")
         return calls(*((call["name"], call["arguments"]) for call in gold["calls"]))
 
     def wrong(self, prompt: Prompt) -> list[Script]:
@@ -121,9 +122,39 @@ def _judge_message(gold: Fields, text: str, given: Sequence[Any]) -> Score:
         if not any(_mentions(text, str(one)) for one in group)
     ]
     problems += [str(word) for word in gold.get("avoids") or () if _mentions(text, str(word))]
+    if not problems and ["?"] in gold["mentions"] and not _asks(text, gold["mentions"]):
+        return Score(0.0, text[:200], "no question for what is missing")
     if problems:
         return Score(0.0, text[:200], f"the message mentions {problems[0]}")
     return Score(1.0, text[:200], "a message that mentions what it has to")
+
+
+_REQUEST = re.compile(
+    r"\b(?:what|which|when|where|how (?:many|much|should|would)|whose|tell|give|provide|specify"
+    r"|share|send|may i|need|(?:is|are|am|i'm) missing|let me know|have a|in mind)\b",
+    re.IGNORECASE,
+)
+_DONE = re.compile(
+    r"\b(?:done|i(?:'ve| have)? (?:just )?(?:used|set|sent|took|chose|booked|made|converted"
+    r"|assumed)|(?:is|was|are|been) (?:booked|sent|set|done|made|converted))\b",
+    re.IGNORECASE,
+)
+
+
+def _asks(text: str, mentions: Sequence[Sequence[Any]]) -> bool:
+    """Whether a message asks for what it mentions: a sentence with a word of request and the
+    mentioned one, or one beside it, ends with a question mark, and nothing was done meanwhile."""
+    text = text.replace("’", "'")
+    if _DONE.search(text):
+        return False
+    sentences = [part for part in re.split(r"(?<=[.!?])\s+|\n+", text) if re.search(r"\w", part)]
+    wanted = [group for group in mentions if list(group) != ["?"]]
+    for place, sentence in enumerate(sentences):
+        near = " ".join(sentences[max(0, place - 1) : place + 1])
+        named = all(any(_mentions(near, str(one)) for one in group) for group in wanted)
+        if sentence.rstrip("*_\"' )").endswith("?") and named and _REQUEST.search(near):
+            return True
+    return False
 
 
 def _mentions(text: str, word: str) -> bool:
@@ -171,13 +202,22 @@ def _same_call(gold: Fields, call: tuple[str, Any], defaults: Mapping[str, Any])
 
 
 def same_argument(gold: Any, given: Any) -> bool:
-    """As `same_value`; case, white space and a final stop of texts do not count."""
+    """As `same_value`; white space and a final stop of texts do not count. Their case does: it
+    tells paths, codes and ids apart."""
+    return same_value(gold, given, plain=_spaced)
+
+
+def same_content(gold: Any, given: Any) -> bool:
+    """As `same_argument`, whatever the case: of texts that are copied from a document."""
     return same_value(gold, given, plain=_plain)
 
 
+def _spaced(text: str) -> str:
+    return " ".join(unicodedata.normalize("NFKC", text).split()).rstrip(".") or text
+
+
 def _plain(text: str) -> str:
-    words = unicodedata.normalize("NFKC", text).casefold().split()
-    return " ".join(words).rstrip(".") or text
+    return _spaced(text).casefold()
 
 
 def _texts(value: Any) -> list[str]:

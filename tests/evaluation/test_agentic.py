@@ -81,8 +81,11 @@ def modes(run: Completion, score: Score) -> tuple[str, ...]:
         (completion(LOOK, finish="token_limit"), 0.0, ("gave_up_mid_plan",), 1),
         (completion(LOOK, LOOK, LOOK), 0.0, ("tool_call_redundancy", "wrong_answer"), 2),
         (completion(LOOK, LOOK), 0.0, ("wrong_answer",), 2),
-        # another result, another call in between, keys in another order, a change in between
-        (completion(LOOK, LOOK, ("read", SOUND, "two", False)), 0.0, ("wrong_answer",), 3),
+        # a clock in the result, a result after an error, another call in between, keys in another
+        # order, a change in between
+        (completion(LOOK, LOOK, ("read", SOUND, "at 10:41:07", False)), 0.0,
+         ("tool_call_redundancy", "wrong_answer"), 2),
+        (completion(("read", SOUND, "error: busy", False), LOOK, LOOK), 0.0, ("wrong_answer",), 3),
         (completion(LOOK, ("read", OTHER, "n", False), LOOK, ("read", '{ "path":"a"}', "one", False)),
          0.0, ("tool_call_redundancy", "wrong_answer"), 3),
         (completion(LOOK, LOOK, CHANGE, LOOK), 0.0, ("wrong_answer",), 2),
@@ -107,6 +110,8 @@ def test_flags_and_what_decides(
 ):
     score = Score(value, None, "")
     assert modes(run, score) == flags
+    if flags == ("gave_up_mid_plan",) and run.finish == "stop":  # a right answer, but in prose
+        assert modes(run, Score(value, "It is not defined.", "")) == ("wrong_answer",)
     if step is not None:
         assert failures(PROMPT, run, score)[0] == RunFailure(flags[0], step)
     assert list(flags) == sorted(flags, key=PRECEDENCE.index)

@@ -151,7 +151,8 @@ class Box:
             *_tmpfs("/dev/shm", self.limits.shm_mb), "--remount-ro", "/dev",  # noqa: S108
             *(["--bind", SCRATCH, SCRATCH] if kept else _tmpfs(SCRATCH, self.limits.scratch_mb)),
             *_files(files),
-            "--symlink", SCRATCH, "/tmp",  # noqa: S108
+            # a folder of its own, unless one that lasts: what is left there is no result
+            "--symlink", SCRATCH if kept else "/dev/shm", "/tmp",  # noqa: S108
             "--remount-ro", "/", "--chdir", SCRATCH,
         ]  # fmt: skip
 

@@ -9,6 +9,7 @@ import functools
 import json
 import marshal
 import random
+import re
 import sqlite3
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -83,7 +84,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Final:
-    """The end of a run; `order`: paths as calls first changed them, those of one call sorted."""
+    """The end of a run; `order`: paths as calls first changed them, within one call as written."""
 
     initial: Files
     files: Files
@@ -105,10 +106,11 @@ class Final:
         except UnicodeDecodeError:
             raise Wrong(f"{path} is no text") from None
 
-    def answer(self, path: str, /, **expected: Any) -> None:
-        """Raises Wrong where a file does not hold a JSON object of exactly these fields."""
+    def answer(self, path: str, /, *, exactly: bool = False, **expected: Any) -> None:
+        """Raises Wrong where a file does not hold a JSON object with these fields; `exactly`: the
+        task says that there are no others."""
         given = self.object(path)
-        if given.keys() != expected.keys():
+        if not expected.keys() <= given.keys() or (exactly and given.keys() != expected.keys()):
             raise Wrong(f"{path}: its fields are {', '.join(sorted(given))[:200]}")
         for name, value in expected.items():
             if not same_value(value, given[name]):
@@ -149,12 +151,14 @@ class Final:
 Check = Callable[[Final], Awaitable[None]]  # raises Wrong where the task is not solved
 
 
-def answers(path: str, expected: Mapping[str, Any], *, unchanged: Sequence[str]) -> Check:
-    """A check that a file holds an object of these fields and that others are as they were."""
+def answers(
+    path: str, expected: Mapping[str, Any], *, unchanged: Sequence[str], exactly: bool = False
+) -> Check:
+    """A check that a file holds an object with these fields and that others are as they were."""
 
     async def check(final: Final) -> None:
         final.unchanged(*unchanged)
-        final.answer(path, **expected)
+        final.answer(path, exactly=exactly, **expected)
 
     return check
 
@@ -162,12 +166,14 @@ def answers(path: str, expected: Mapping[str, Any], *, unchanged: Sequence[str])
 @dataclass(frozen=True, slots=True)
 class Fixture:
     """One task: texts by path, a run that solves it, and by name runs that end with a wrong answer
-    (`wrong`) or give up before their end (`unfinished`).
+    (`wrong`), with a right one in words alone (`told`), or give up before their end (`unfinished`).
 
     Attributes:
         deliverables: files that a run has to write; () means any change.
         tables: SQL that makes the database `DATABASE`; "" makes none.
         first_error: the error that the first sound call gets.
+        in_prose: matches a last message that has the right answer and yet no file, which is wrong,
+            and not given up; "" where words alone answer nothing.
     """
 
     task: str
@@ -176,11 +182,13 @@ class Fixture:
     oracle: ScriptedRun
     wrong: Mapping[str, ScriptedRun]
     unfinished: Mapping[str, ScriptedRun] = field(default_factory=dict[str, "ScriptedRun"])
+    told: Mapping[str, ScriptedRun] = field(default_factory=dict[str, "ScriptedRun"])
     deliverables: tuple[str, ...] = ()
     tools: tuple[str, ...] = BASIC
     tables: str = ""
     first_error: str | None = None
     variant: str = ""
+    in_prose: str = ""
 
     @property
     def digest(self) -> str:
@@ -239,9 +247,12 @@ class Family(RLVREnvironment):
         state = json.loads(completion.state or "{}")
         if state["infrastructure"] is not None:
             return Score(None, None, state["infrastructure"], "sandbox")
-        if state["missing"]:
-            return Score(0.0, None, f"not there at the end: {', '.join(state['missing'])}")
         fixture = self.fixture(prompt)
+        if state["missing"]:
+            last = completion.steps[-1].parsed.answer
+            told = fixture.in_prose and re.search(fixture.in_prose, last, re.IGNORECASE)
+            answer = last[:200] if told else None
+            return Score(0.0, answer, f"not there at the end: {', '.join(state['missing'])}")
         initial = fixture.initial()
         order = dict.fromkeys(path for call in state["calls"] for path in call["changed"])
         final = Final(initial, final_files(initial, state), tuple(order))
@@ -272,7 +283,7 @@ class Family(RLVREnvironment):
                 "invented_argument": (deep,),
             },
             "tool_call_redundancy": {"repeats": (look,) * 4},
-            "wrong_answer": fixture.wrong,
+            "wrong_answer": {**fixture.wrong, **fixture.told},
         }
         return {
             name: Policy(script(*run), fails)

@@ -5,14 +5,14 @@ resembles it); and what a value becomes, through which functions (unused modules
 from __future__ import annotations
 
 import ast
-import json
 import random
 from typing import Any
 
 from reward.environments.agentic.base import Family, Final, Fixture, Wrong, answers
 from reward.environments.agentic.workspace import Call, read, sh, write, write_json
 
-RUN = 3  # statements in a row that two functions may not share
+SHARED_STATEMENTS = 4  # in the same order, whatever stands between them: a copy of the block
+MOST = 1000  # statements of a function that are compared
 HEADS = ("orders", "returns", "invoices", "tickets", "parcels", "quotes")
 HELPERS = ("clean_codes", "tidy_codes", "normal_codes", "unify_codes")
 SHARED = ("common", "shared", "codes", "textparts")
@@ -73,13 +73,16 @@ class RefactorDuplicatedCode(Family):
             if helper not in {f.name for f in _functions(trees[shared])}:
                 raise Wrong(f"{shared}.py has no function {helper}")
             for module in modules[:2]:
-                if not _calls(trees[module], helper):
+                if not _calls(trees[module], shared, helper):
                     raise Wrong(f"{module}.py does not call {helper}")
-            runs = [(m, runs_of(tree)) for m, tree in trees.items() if m != modules[2]]
-            original = runs_of(ast.parse(files[first]))
-            for module, own in runs[1:]:
-                if own & (original | runs[0][1]):
-                    raise Wrong(f"{module}.py still has the block")
+            for module, tree in trees.items():
+                if module != modules[2] and _runs_text(tree):
+                    raise Wrong(f"{module}.py runs code from text")
+            blocks = [*_statements(ast.parse(files[first])), *_statements(trees[shared])]
+            for module in modules[:2]:
+                for statements in _statements(trees[module]):
+                    if any(_common(statements, block) >= SHARED_STATEMENTS for block in blocks):
+                        raise Wrong(f"{module}.py still has the block")
             await final.computes(expected)
 
         moved = [write(f"{shared}.py", right[f"{shared}.py"])]
@@ -131,24 +134,52 @@ def _functions(tree: ast.Module) -> list[ast.FunctionDef]:
     return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
 
 
-def _calls(tree: ast.Module, name: str) -> bool:
-    called = [
-        node.func
+def _calls(tree: ast.Module, module: str, name: str) -> bool:
+    """Whether a function calls what a module defines, under whatever name it was imported."""
+    names = {f"{module}.{name}"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == module:
+            names |= {alias.asname or alias.name for alias in node.names if alias.name == name}
+            names |= {name for alias in node.names if alias.name == "*"}
+        elif isinstance(node, ast.Import):
+            modules = [alias.asname or alias.name for alias in node.names if alias.name == module]
+            names |= {f"{own}.{name}" for own in modules}
+    called = {
+        ast.unparse(node.func)
         for function in _functions(tree)
         for node in ast.walk(function)
         if isinstance(node, ast.Call)
+    }
+    return not names.isdisjoint(called)
+
+
+def _runs_text(tree: ast.Module) -> bool:
+    """Whether code calls, or names, what runs text or copies the code of others."""
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    names |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    return not names.isdisjoint(("exec", "eval", "compile", "__import__", "getsource", "__code__"))
+
+
+def _statements(tree: ast.Module) -> list[list[str]]:
+    """The statements of every function, nested ones included, names made alike."""
+    return [
+        [_shape(node) for node in ast.walk(function) if isinstance(node, ast.stmt)][1:MOST]
+        for function in _functions(tree)
     ]
-    names = {f.id if isinstance(f, ast.Name) else getattr(f, "attr", "") for f in called}
-    return name in names
 
 
-def runs_of(tree: ast.Module) -> set[str]:
-    """Every run of `RUN` statements of every function, nested ones included, names made alike."""
-    runs: set[str] = set()
-    for function in _functions(tree):
-        statements = [_shape(node) for node in ast.walk(function) if isinstance(node, ast.stmt)][1:]
-        runs |= {json.dumps(statements[n : n + RUN]) for n in range(len(statements) - RUN + 1)}
-    return runs
+def _common(one: list[str], other: list[str]) -> int:
+    """Length of the longest sequence of statements that two lists have in the same order."""
+    lengths = [0] * (len(other) + 1)
+    for statement in one:
+        before = 0
+        for place, candidate in enumerate(other, 1):
+            above = lengths[place]
+            lengths[place] = (
+                before + 1 if statement == candidate else max(above, lengths[place - 1])
+            )
+            before = above
+    return lengths[-1]
 
 
 def _shape(node: ast.stmt) -> str:

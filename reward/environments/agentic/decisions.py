@@ -106,7 +106,10 @@ class HandleAmbiguousRequirement(Family):
                 "total_of_another_reading": [look, decided, unlike],
                 "decides_without_a_total": [look, decided],
             },
-            unfinished={"asks_in_prose": [look, f"Which {term} do you mean?"]},
+            **{"unfinished" if open_term is None else "told": {
+                "asks_in_prose": [look, f"Which {term} do you mean?"]
+            }},
+            in_prose="" if open_term is None else rf"\b{open_term}\b[^.!]*\?",
         )  # fmt: skip
 
 
@@ -138,6 +141,10 @@ def _total(rows: list[Row], readings: Readings, month: int, region: str) -> int:
     )
 
 
+_TOO_LITTLE = (
+    r"\b(?:insufficient|incomplete|too (?:little|few)|not (?:enough|defined|possible|sufficient)"
+    r"|missing|undefined|cannot be|can't be|lacks?)\b"
+)
 ANSWER = "answer.json"
 SERIES = ("revenue", "visitors", "output", "returns", "calls")
 
@@ -207,9 +214,10 @@ class KnowWhenToStop(Family):
                 ],
                 "leaves_a_day_out": [look, write_json(ANSWER, status="answered", value=some)],
             },
-            unfinished={
+            **{"unfinished" if enough else "told": {
                 "explains_in_prose": [look, "There is too little data for a moving average."]
-            },
+            }},
+            in_prose="" if enough else _TOO_LITTLE,
         )  # fmt: skip
 
 
@@ -300,7 +308,7 @@ class RecoverFromToolError(Family):
                 'one field, "total". The file is there; a tool may fail for a moment.'
             ),
             files={path: _table(rows), copy: _table(stale)},
-            check=answers(TOTAL, {"total": total}, unchanged=[folder, copies]),
+            check=answers(TOTAL, {"total": total}, unchanged=[folder, copies], exactly=True),
             deliverables=(TOTAL,),
             first_error=error,
             oracle=[read(path), read(path), summed, right],

@@ -48,8 +48,10 @@ def run(words: list[bytes], seconds: int, out: int) -> int:
 
 
 def collect(most_files: int, most_bytes: int) -> tuple[dict[str, bytes] | None, int]:
-    """Path → content, and how many entries are neither files nor directories; None: too many."""
+    """Path → content, as they were last written, and how many entries are neither files nor
+    directories; None: too many."""
     files: dict[str, bytes] = {}
+    written: dict[str, tuple[int, int]] = {}
     left, total, folders = 0, 0, [""]
     while folders:
         folder = folders.pop()
@@ -74,13 +76,15 @@ def collect(most_files: int, most_bytes: int) -> tuple[dict[str, bytes] | None, 
                         return None, left
                     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
                         files[path] = file.read(most_bytes)
+                    # files of one tick of the clock are told apart by when they were made
+                    written[path] = kind.st_mtime_ns, kind.st_ino
                 else:
                     left += 1
             except OSError:
                 left += 1
             if len(files) + len(folders) > most_files:
                 return None, left
-    return files, left
+    return {path: files[path] for path in sorted(files, key=lambda p: written.get(p, (0, 0)))}, left
 
 
 def main() -> None:
@@ -100,7 +104,7 @@ def main() -> None:
     write = sys.stdout.buffer.write
     write(b"%d %d %d %d\n" % (code, len(output), left, -1 if files is None else len(files)))
     write(output)
-    for path, data in sorted((files or {}).items()):
+    for path, data in (files or {}).items():
         write(b"%d %s\n" % (len(data), path.encode()) + data)
 
 

@@ -113,7 +113,10 @@ class Workspace(Environment):
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         before = dict(self.files)
         result = await self._toolbox.call(name, arguments)
-        self._calls.append({"changed": changed_paths(before, self.files)})
+        # a command's files are in the order in which it wrote them
+        places = {path: place for place, path in enumerate(self.files)}
+        changed = sorted(changed_paths(before, self.files), key=lambda path: places.get(path, -1))
+        self._calls.append({"changed": changed})
         return result
 
     def _inject(self) -> None:

@@ -178,15 +178,25 @@ def test_an_answer_is_read_strictly_and_huge_ones_are_refused():
     path, value = "finding.json", json.loads(right)
     account = value["account"]
     bad = [
-        json.dumps(value | {"also": 1}), json.dumps({"account": account}), f"[{right}]", "[" * 50_000,
+        json.dumps({"account": account}), f"[{right}]", "[" * 50_000,
         right.replace(str(account), f'"{account}"'), f'{right}{right}', f'{right[:-1]}, "account": 0}}',
         right.replace(str(account), "1" * 5000), right.replace(str(account), "true"), f"```\n{right}\n```",
         right + " " * 200_000, "NaN",
     ]  # fmt: skip
+    more = json.dumps(value | {"also": 1})  # the task does not say that there are no other fields
     results = verified(
-        prompt, script(write(path, f" {right}\n")), *(script(write(path, b)) for b in bad)
+        prompt,
+        *(script(write(path, text)) for text in (f" {right}\n", more)),
+        *(script(write(path, b)) for b in bad),
     )
-    assert [score.value for _, score in results] == [1.0] + [0.0] * len(bad)
+    assert [score.value for _, score in results] == [1.0, 1.0] + [0.0] * len(bad)
+    [exact] = prompts("recover_from_tool_error", [0])  # which says "with one field"
+    oracle = policy_of(exact, "oracle").script
+    total = json.loads(json.loads(oracle[-2].tool_calls[0].arguments)["content"])
+    [(_, score)] = verified(
+        exact, script(read("x"), write("total.json", json.dumps(total | {"a": 1})))
+    )
+    assert score.value == 0.0
 
 
 @contained
@@ -200,8 +210,87 @@ def test_other_right_ways_pass():
     )
     again: list[Call] = [write(a["path"], "draft") for a in arguments]
     again += [write(a["path"], a["content"]) for a in arguments]
-    ends = verified(plan, script(sh(at_once)), script(*again))
-    assert [score.value for _, score in ends] == [1.0, 1.0]
+    backwards = " && ".join(reversed(at_once.split(" && ")))
+    backwards = f"mkdir -p {arguments[0]['path'].rpartition('/')[0]} && {backwards}"
+    notes = sh("echo draft > /tmp/notes.txt")  # a folder of its own, and no further file
+    ends = verified(plan, script(notes, sh(at_once)), script(*again), script(sh(backwards)))
+    assert [score.value for _, score in ends] == [1.0, 1.0, 0.0]
+
+
+@contained
+def test_a_block_is_moved_whatever_the_call_is_named_and_no_copy_is_kept():
+    [prompt] = prompts("refactor_duplicated_code", [3])
+    calls_made = [c for m in policy_of(prompt, "oracle").script for c in m.tool_calls][1:]
+    right = {a["path"]: a["content"] for a in (json.loads(call.arguments) for call in calls_made)}
+    shared, first, second = right
+    module = shared.removesuffix(".py")
+    helper = right[first].splitlines()[0].split()[-1]
+    environment = ENVIRONMENTS["refactor_duplicated_code"]()
+    assert isinstance(environment, Family)
+    fixture = environment.fixture(prompt)
+
+    def solved(change: dict[str, str]) -> Script:
+        return script(*(write(path, text) for path, text in (right | change).items()))
+
+    def renamed(path: str, imported: str, called: str) -> str:
+        body = right[path].split("\n", 1)[1].replace(f"{helper}(", f"{called}(")
+        return f"{imported}\n{body}"
+
+    accepted = [
+        {first: renamed(first, f"from {module} import {helper} as h", "h")},
+        {first: renamed(first, f"import {module}", f"{module}.{helper}")},
+        {second: renamed(second, f"import {module} as m", f"m.{helper}")},
+        {second: renamed(second, f"from {module} import *", helper)},
+        {first: right[first].replace("def ", "def unused():\n    return 0\n\n\ndef ", 1)},
+    ]
+
+    def copied(path: str, between: str) -> str:
+        """The module as it was, with a call, and something between its lines."""
+        lines = fixture.files[path].splitlines()
+        place = next(n for n, line in enumerate(lines) if line.startswith("def ")) + 1
+        out = [f"from {module} import {helper}", *lines[:place], f"    {helper}([])"]
+        for line in lines[place:]:
+            out += [line[: len(line) - len(line.lstrip())] + between] * (between != "") + [line]
+        return "\n".join(out) + "\n"
+
+    nothing = (
+        "pass",
+        "0",
+        "len('')",
+        "unused = 1",
+        "unused = items",
+        "assert True",
+        "if items: pass",
+    )
+    refused = [
+        {first: copied(first, line), second: copied(second, line)} for line in ("", *nothing)
+    ]
+    text = fixture.files[first]
+    refused += [
+        {first: f"from {module} import {helper}\nexec({text!r})\ndef f(): {helper}([])\n"},
+        {
+            first: f"from {module} import {helper}\neval(compile({text!r}, 'x', 'exec'))\ndef f(): {helper}([])\n"
+        },
+        {shared: f"exec({right[shared]!r})\ndef unused(): pass\n"},
+    ]
+    ends = verified(prompt, *map(solved, (*accepted, *refused)))
+    values = [score.value for _, score in ends]
+    assert values == [1.0] * len(accepted) + [0.0] * len(refused)
+
+
+@contained
+def test_a_right_answer_in_prose_is_wrong_and_not_given_up():
+    rows = ENVIRONMENTS["know_when_to_stop"]().rows(seed=0, count=12)
+    found: dict[str, str] = {}
+    for row in rows:
+        prompt = ENVIRONMENTS["know_when_to_stop"]().prompt(row)
+        [(completion, score)] = verified(
+            prompt, script(sh("ls"), "Two days are missing: it is not defined.")
+        )
+        found[row["metadata"]["variant"]] = failures(prompt, completion, score)[0].mode
+    assert found == {
+        "answerable": "gave_up_mid_plan", "few_rows": "wrong_answer", "gaps": "wrong_answer",
+    }  # fmt: skip
 
 
 # -- infrastructure --------------------------------------------------------------------------------
