@@ -82,6 +82,7 @@ class HandleAmbiguousRequirement(Family):
         unlike = write_json(RESULT, total=_total(rows, flipped, month, region))
         opposite = "asks_needlessly" if open_term is None else "guesses_silently"
         decided = plain if open_term is None else assumed
+        prose = {"asks_in_prose": [look, f"Which {term} do you mean?"]}
         listed = "; ".join(f"{name}: {' or '.join(TERMS[name])}" for name in TERMS)
         return Fixture(
             task=(
@@ -106,9 +107,8 @@ class HandleAmbiguousRequirement(Family):
                 "total_of_another_reading": [look, decided, unlike],
                 "decides_without_a_total": [look, decided],
             },
-            **{"unfinished" if open_term is None else "told": {
-                "asks_in_prose": [look, f"Which {term} do you mean?"]
-            }},
+            unfinished={} if open_term is not None else prose,
+            told={} if open_term is None else prose,
             in_prose="" if open_term is None else rf"\b{open_term}\b[^.!]*\?",
         )  # fmt: skip
 
@@ -192,6 +192,7 @@ class KnowWhenToStop(Family):
         answered = write_json(ANSWER, status="answered", value=average)
         refused = write_json(ANSWER, status="insufficient", available=len(held))
         look = sh("tail -n +1 data/*")
+        prose = {"explains_in_prose": [look, "There is too little data for a moving average."]}
         opposite = "refuses_needlessly" if enough else "gives_a_false_number"
         return Fixture(
             task=(
@@ -214,9 +215,8 @@ class KnowWhenToStop(Family):
                 ],
                 "leaves_a_day_out": [look, write_json(ANSWER, status="answered", value=some)],
             },
-            **{"unfinished" if enough else "told": {
-                "explains_in_prose": [look, "There is too little data for a moving average."]
-            }},
+            unfinished=prose if enough else {},
+            told={} if enough else prose,
             in_prose="" if enough else _TOO_LITTLE,
         )  # fmt: skip
 
