@@ -1,5 +1,5 @@
-"""Environments from outside the project: `environment: my_pkg.module:Name`, or the name of an entry
-point of the group `posttrain.environments`.
+"""Environments from outside the project: `environment: my_pkg.module:Name`, the name of an entry
+point of the group `posttrain.environments`, or `verifiers:ID` (`verifiers_tasks.py`).
 
     class Reversed(RLVREnvironment):          # my_pkg/module.py
         name = "reversed"
@@ -29,6 +29,7 @@ from posttrain.records import Score, json_text
 from posttrain.rollouts import Completion, Prompt, prompt_to_row
 from reward.environments.base import RLVREnvironment, Row, Script, completion_row, says
 from reward.environments.judged import JudgedEnvironment
+from reward.environments.verifiers_tasks import PREFIX, TasksetEnvironment
 from reward.graders.base import one_line
 from reward.graders.workers import Workers
 from reward.guard import STEP_SECONDS, limited
@@ -74,17 +75,24 @@ async def verdict(environment: RLVREnvironment, prompt: Prompt, completion: Comp
     return await environment.score(prompt, completion)
 
 
+def make_inner(reference: str) -> RLVREnvironment:
+    """The environment of a reference. Raises ConfigError: it cannot be made."""
+    if reference.startswith(PREFIX):
+        return TasksetEnvironment(reference.removeprefix(PREFIX))
+    kind = load_class(reference)
+    try:
+        return kind()
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"environment {reference!r} cannot be made: {why}") from error
+
+
 class OutsideEnvironment(RLVREnvironment):
     """An environment from outside, under the name that the recipe gives it."""
 
     def __init__(self, name: str, reference: str) -> None:
         self.name, self._reference = name, reference
-        kind = load_class(reference)
-        try:
-            self._inner = kind()
-        except Exception as error:
-            why = f"{type(error).__name__}: {error}"
-            raise ConfigError(f"environment {name!r} cannot be made: {why}") from error
+        self._inner = make_inner(reference)
 
     @property
     def own_name(self) -> str:

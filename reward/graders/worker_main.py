@@ -51,9 +51,9 @@ def verify(environment: str, prompt: dict[str, Any], completion: dict[str, Any])
 
 @functools.cache
 def _outside(reference: str) -> Any:
-    from reward.environments.outside import load_class
+    from reward.environments.outside import make_inner
 
-    return load_class(reference)()
+    return make_inner(reference)
 
 
 def verify_outside(reference: str, prompt: dict[str, Any], completion: dict[str, Any]) -> list[Any]:
