@@ -2,10 +2,11 @@
 
 Memory is that of a training step on one device: weights and optimiser from the parameters, the rest
 from a step without data (`activations`, `shards`). Not counted: the CUDA context (about 1 GiB) and
-what the allocator loses to fragments."""
+what a GPU's allocator loses to fragments; on a CPU large blocks go back when they are freed."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import time
@@ -41,6 +42,13 @@ MEASURING_SECONDS = 20.0
 # tokens; enough to find the processor's caches as full as in a long pass
 FIRST_SLICE = 128
 LONG_ON_A_CPU = 3600.0
+# bytes on a CPU that saving, the page and small blocks take behind the plan
+_LATER = 96 << 20
+# of glibc's mallopt
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+# bytes; activations are larger, and what a decoder's step needs again and again is smaller
+_MAPPED = 1 << 20
+_SET_BY_USER = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "LD_PRELOAD", "GLIBC_TUNABLES")
 
 Line = tuple[str, str]
 
@@ -355,8 +363,24 @@ def plan_memory(
     )
 
 
+def return_freed_memory(env: Mapping[str, str] = os.environ) -> bool:
+    """Have large blocks mapped apart, so that freeing one gives it back whatever lies beside it.
+
+    glibc raises its own threshold to the largest block that was freed, up to 32 MiB: activations
+    then lie in its heap, which keeps what is freed between others. On a model of 42 M parameters
+    that took a sixth more memory, and no time less.
+
+    Returns:
+        False where the user chose an allocator or its settings, or this is no glibc.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None or any(name in env for name in _SET_BY_USER):
+        return False
+    return bool(mallopt(_M_MMAP_THRESHOLD, _MAPPED)) and bool(mallopt(_M_TRIM_THRESHOLD, _MAPPED))
+
+
 def process_bytes(trainer: Any) -> int:
-    """Bytes that this process holds by now besides the weights of its models."""
+    """Bytes that this process holds besides the weights of its models, and will hold later."""
     models = [trainer.model, getattr(trainer, "ref_model", None)]
     held = sum(
         tensor.nbytes
@@ -364,7 +388,7 @@ def process_bytes(trainer: Any) -> int:
         if model is not None
         for tensor in (*model.parameters(), *model.buffers())
     )
-    return max(psutil.Process().memory_info().rss - held, 0)
+    return max(psutil.Process().memory_info().rss - held, 0) + _LATER
 
 
 def whole_bytes(size: ModelSize, launched: Launched) -> int:

@@ -74,6 +74,7 @@ from posttrain.training.plan import (
     memory_line,
     model_size,
     plan_memory,
+    return_freed_memory,
 )
 from posttrain.training.sharding import gather_head, restore_masters
 from posttrain.training.trainer import Resumable, dtypes_on_disk, train_to_the_end
@@ -255,6 +256,8 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         recipe, adapter = self.recipe, self.recipe.adapter
         args = self.arguments(self.out / RESUME) if args is None else args
         check_device(args, recipe.trainer, recipe.launch)
+        if args.device.type == "cpu":
+            return_freed_memory()
         tokenizer = self.load_tokenizer(args)
         pad_before = tokenizer.pad_token
         special = self.choose_tokens(tokenizer)
