@@ -85,7 +85,7 @@ RUBBISH: list[Any] = [
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "STEP_SECONDS", 0.05)
+    monkeypatch.setattr(guard, "STEP_SECONDS", 0.2)
     monkeypatch.setattr(guard, "_AGAIN", 0.05)
 
 

@@ -86,7 +86,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
         patch.syspath_prepend(str(folder))
         patch.setattr(outside, "OUTSIDE_WORKERS", workers)
-        patch.setattr(outside, "STEP_SECONDS", 0.1)
+        patch.setattr(outside, "STEP_SECONDS", 0.5)
         patch.setattr(guard, "STEP_SECONDS", 0.5)
         yield
     workers.close()
