@@ -302,11 +302,26 @@ def parent_of(path: Path | str, *, relative_to: Path, manifest: Manifest) -> Par
     return Parent(path=relative, digest=manifest.digest, kind=manifest.kind)
 
 
+# who makes what other stages read
+_MADE_BY = {
+    "sft_data": "build_sft",
+    "dpo_data": "build_dpo",
+    "genrm_data": "build_genrm",
+    "samples": "sample",
+    "pass_rates": "profile_prompts",
+    "checkpoint": "a training stage",
+    "evaluation": "eval",
+}
+
+
 def read_artifact(path: Path | str, *, kind: str | None = None, verify: bool = True) -> Manifest:
     """Read and check an artifact of some kind, `None` for any; `verify` hashes every file again.
     Raises DataError: no manifest (the stage has not finished), another kind, or changed files."""
     path = Path(path)
     file = path / MANIFEST
+    if path.is_file():
+        stage = _MADE_BY.get(kind or "", "a stage")
+        raise DataError(f"{path} is a file; here goes the directory that {stage} wrote")
     if not path.is_dir():
         raise DataError(f"no artifact at {path}: there is no such directory")
     if not file.is_file():

@@ -85,23 +85,38 @@ def test_every_stage_stands_in_one_group_of_the_help(capsys):
     assert capsys.readouterr().out.startswith("posttrain 0.")
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
-def test_bash_completes_stages_recipes_and_keys(tmp_path, capsys):
-    command.dispatch(["completion", "bash"])
-    script = tmp_path / "completion.bash"
+# how a shell is made to complete words: the script, then what the shell would do at the tab key
+COMPLETE = {
+    "bash": "COMP_WORDS=({words}); COMP_CWORD={last}; _posttrain; "
+    "printf '%s\\n' \"${{COMPREPLY[@]}}\"",
+    # outside of its editor there is no compadd; this one has the prefix do its work
+    "zsh": "compadd() {{ print -l -- ${{(M)@:#$PREFIX*}} }}; _files() {{ : }}; words=({words}); "
+    "CURRENT={last}+1; PREFIX=$words[CURRENT]; _posttrain",
+    "fish": "complete -C (string join -- ' ' {words})",
+}
+
+
+@pytest.mark.parametrize("shell", COMPLETE)
+def test_shells_complete_stages_recipes_and_keys(shell: str, tmp_path, capsys):
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell} here")
+    command.dispatch(["completion", shell])
+    script = tmp_path / f"completion.{shell}"
     script.write_text(capsys.readouterr().out)
     (tmp_path / "posttrain").write_text(f'#!/bin/sh\nexec {sys.executable} "{SCRIPTS}" "$@"\n')
     (tmp_path / "posttrain").chmod(0o755)
 
     def completed(*words: str) -> list[str]:
         listed = " ".join(f"'{word}'" for word in ("posttrain", *words))
-        code = (
-            f"source {script}; COMP_WORDS=({listed}); COMP_CWORD={len(words)}; _posttrain; "
-            "printf '%s\\n' \"${COMPREPLY[@]}\""
-        )
+        complete = COMPLETE[shell].format(words=listed, last=len(words))
         environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        environment |= {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
         done = subprocess.run(
-            ["bash", "-c", code], capture_output=True, text=True, env=environment, cwd=tmp_path
+            [shell, "-c", f"source {script}; {complete}"],
+            capture_output=True,
+            text=True,
+            env=environment,
+            cwd=tmp_path,
         )
         return done.stdout.split()
 

@@ -200,3 +200,9 @@ def test_behind_accelerates_launcher_the_reason_says_that_it_is_the_line_to_read
     monkeypatch.setenv("POSTTRAIN_LAUNCH", "1")
     with pytest.raises(SystemExit, match=r"no such file$"):
         run_command(mistaken)
+
+
+def test_a_file_in_the_place_of_an_artifact_names_who_writes_one(tmp_path):
+    (tmp_path / "rows.jsonl").touch()
+    with pytest.raises(DataError, match="is a file; here goes the directory that build_sft wrote"):
+        read_artifact(tmp_path / "rows.jsonl", kind="sft_data")

@@ -15,6 +15,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Generator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
@@ -105,6 +106,8 @@ def parse_recipe(
     if options.print_config:
         print(yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
         sys.exit()
+    if find_spec("matplotlib") is None:
+        print("no charts on the pages: pip install 'posttrain[report]'", file=sys.stderr)
     return recipe, options
 
 
@@ -116,7 +119,7 @@ def no_option(schema: type[BaseModel], option: str, given: Sequence[str]) -> Con
         value = next((word for word in behind if not word.startswith("-")), "VALUE")
     key = name.replace("-", "_")
     keys = keys_of_recipe(schema)
-    if key in keys:
+    if key in keys and not any(other.startswith(f"{key}.") for other in keys):
         return ConfigError(
             f"{option.partition('=')[0]} is no option: keys are set without dashes: {key}={value}"
         )

@@ -37,7 +37,26 @@ _posttrain() {
 }
 complete -F _posttrain posttrain
 """
-_ZSH = "autoload -U +X compinit && compinit -u\nautoload -U +X bashcompinit && bashcompinit\n"
+# zsh's imitation of bash's completion knows no `compopt`: a key would get a blank behind its `=`
+_ZSH = """\
+autoload -U +X compinit && compinit -u
+_posttrain() {
+    if (( CURRENT == 2 )); then
+        compadd -- STAGES --help --list --recipes --version
+    elif [[ $words[CURRENT-1] == --config ]]; then
+        compadd -- RECIPES
+        _files -g '*.y(a|)ml'
+    elif [[ $PREFIX == -* ]]; then
+        compadd -- OPTIONS
+    elif [[ $PREFIX == *=* ]]; then
+        compset -P '*='
+        _files
+    else
+        compadd -S '' -- ${(f)"$(posttrain completion keys $words[2] 2>/dev/null)"} || _files
+    fi
+}
+compdef _posttrain posttrain
+"""
 _FISH = """\
 complete -c posttrain -f -n __fish_use_subcommand -a 'STAGES'
 complete -c posttrain -f -n __fish_use_subcommand -l help
@@ -65,7 +84,7 @@ def completion(arguments: Sequence[str], stages: Sequence[str]) -> str:
     if len(arguments) != 1 or arguments[0] not in SHELLS:
         raise ConfigError(f"completion takes a shell: {', '.join(SHELLS)}")
     [shell] = arguments
-    text = {"bash": _BASH, "zsh": _ZSH + _BASH, "fish": _FISH}[shell]
+    text = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}[shell]
     words = {"STAGES": " ".join(stages), "RECIPES": " ".join(recipe_names()), "OPTIONS": _OPTIONS}
     for name, value in words.items():
         text = text.replace(name, value)

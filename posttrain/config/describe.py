@@ -36,10 +36,10 @@ _KEYS = re.compile(r"(\w+(?:, \w+)*): (.*)", re.DOTALL)
 
 
 def describe(schema: type[BaseModel]) -> str:
-    """All keys of a recipe, a paragraph each, and the names that a `trainer:` block may have."""
+    """All keys of a recipe, a paragraph each, and those that a `trainer:` block may have."""
     keys = list(keys_of(schema))
     if issubclass(schema, TrainingRecipe):
-        keys.append(("trainer.NAME", ", ".join(schema.free_fields())))
+        keys += [(f"{key}    {text}", "") for key, text in schema.trainer_keys().items()]
     return "\n".join(
         textwrap.fill(text, _WIDTH, initial_indent=indent, subsequent_indent=" " * 6)
         for lines in keys

@@ -38,6 +38,53 @@ _RENAMED = {
     "updates": "num_iterations",
     "window_share": "duplicate_share",
 }
+# words of other trainers' commands → keys here, of which a recipe has one or none; `NAME` is to be
+# chosen. A key of the same name at any depth comes first, but for `checkpoint`, `model` and `data`
+_ELSEWHERE: dict[str, tuple[str, ...]] = {
+    "checkpoint": ("checkpoint", "checkpoints.NAME", "model.path"),
+    "model": ("checkpoint", "checkpoints.NAME", "model.path", "tokenizer.path"),
+    "data": ("sources.N.path", "prompts.N.path", "samples"),
+    **dict.fromkeys(
+        ("model_name_or_path", "model_name", "model_id", "model_path", "base_model"),
+        ("checkpoint", "checkpoints.NAME", "model.path", "tokenizer.path"),
+    ),
+    **dict.fromkeys(
+        ("dataset", "dataset_name", "datasets", "train_file", "data_path", "dataset_path"),
+        ("data", "sources.N.path", "prompts.N.path"),
+    ),
+    **dict.fromkeys(
+        ("batch_size", "train_batch_size", "micro_batch_size", "per_device_batch_size"),
+        ("backend.batch_size", "batch", "trainer.per_device_train_batch_size"),
+    ),
+    **dict.fromkeys(
+        ("grad_accum", "gradient_accumulation", "accumulation_steps", "accumulate_grad_batches"),
+        ("trainer.gradient_accumulation_steps",),
+    ),
+    **dict.fromkeys(
+        ("max_seq_length", "max_seq_len", "seq_length", "sequence_len", "cutoff_len", "block_size"),
+        ("packing.max_length", "max_length"),
+    ),
+    **dict.fromkeys(
+        ("max_new_tokens", "max_completion_length", "max_gen_toks", "max_gen_tokens"),
+        ("sampling.max_tokens",),
+    ),
+    **dict.fromkeys(("temp",), ("sampling.temperature",)),
+    **dict.fromkeys(
+        ("num_samples", "n_samples", "num_return_sequences", "samples_per_prompt", "num_rollouts",
+         "rollouts_per_prompt", "group_size"),
+        ("n", "num_generations"),
+    ),
+    **dict.fromkeys(("lora_r", "lora_rank"), ("adapter.rank",)),
+    "lora_alpha": ("adapter.alpha",),
+    "lora_dropout": ("adapter.dropout",),
+    "lora_target": ("adapter.modules",),
+    "target_modules": ("adapter.modules",),
+    "steps": ("trainer.max_steps",),
+    "wd": ("trainer.weight_decay",),
+    "kl_coef": ("loss.kl",),
+    "template": ("tokenizer.chat_template", "backend.chat_template"),
+}  # fmt: skip
+_FIRST = ("checkpoint", "model", "data")
 # keys that went to another block, in the recipes that have it
 _MOVED = {
     "sampling.batch_size": "rollouts.batch_size",
@@ -134,10 +181,33 @@ def validate(raw: Mapping[str, Any], schema: type[Schema], *, where: str) -> Sch
         if len(unknown) > len(raw) / 2 and len(raw) > 2:
             raise ConfigError(
                 f"{where}: {', '.join(unknown)} are no keys of this stage, which has "
-                f"{', '.join(schema.model_fields)}: is it a recipe of another one?"
+                f"{', '.join(schema.model_fields)}: {_stage_of(raw)}"
             ) from None
         lines = [_explain(item, schema) for item in own]
         raise ConfigError(f"{where}: " + "\n  ".join(lines)) from None
+
+
+def _blocks_at(schema: type[BaseModel], loc: Sequence[Any]) -> list[type[BaseModel]]:
+    """The blocks that may stand at a place of a recipe."""
+    blocks = [schema]
+    for part in map(str, loc):
+        fields = [block.model_fields[part] for block in blocks if part in block.model_fields]
+        if fields:
+            members = [inner for field in fields for _, inner in parts_of(field.annotation)]
+            blocks = [inner for inner in members if is_block(inner)]
+    return blocks
+
+
+def _stage_of(raw: Mapping[str, Any]) -> str:
+    """Whose recipe it is."""
+    from posttrain.config.schemas import SCHEMAS  # which import this module
+
+    fitting = [
+        stage for stage, schema in SCHEMAS.items() if raw.keys() <= schema.model_fields.keys()
+    ]
+    return (
+        f"it is a recipe of {' or '.join(fitting)}" if fitting else "is it a recipe of another one?"
+    )
 
 
 def _explain(item: Any, schema: type[BaseModel]) -> str:
@@ -173,7 +243,16 @@ def _explain(item: Any, schema: type[BaseModel]) -> str:
     if kind == "value_error":  # a validator of ours raised: its message already says what to do
         text = str(context["error"])
         return text if not dotted or text.startswith(f"{dotted}.") else f"{dotted}: {text}"
-    return f"{dotted!r}: {item['msg']}, found {item['input']!r} ({type(item['input']).__name__})"
+    found = f"found {item['input']!r} ({type(item['input']).__name__})"
+    if kind in ("list_type", "tuple_type") and isinstance(item["input"], str):
+        return f"{dotted!r} is a list, such as '{dotted}=[{item['input']}]', {found}"
+    blocks = (
+        _blocks_at(schema, item["loc"]) if kind in ("model_type", "model_attributes_type") else []
+    )
+    if blocks:
+        inner = [*blocks[0].model_fields]
+        return f"{dotted!r} is a block of keys, such as '{dotted}.{inner[0]}', {found}"
+    return f"{dotted!r}: {item['msg']}, {found}"
 
 
 def key_hint(
@@ -198,6 +277,10 @@ def key_hint(
         return f" (of {above[-1] if above else 'another block'} with {' or '.join(kinds)})"
     last = _RENAMED.get(typed[-1], typed[-1])
     same = [key for key in keys if key.rpartition(".")[2] == last]
+    # a recipe may have several of them where one of several blocks is chosen
+    named = [key for key in _ELSEWHERE.get(last, ()) if key.removesuffix(".NAME") in keys]
+    if named and len(typed) == 1 and (not same or last in _FIRST):
+        return _did_you_mean(named[:1])
     if same:
         return _did_you_mean(same)
     if close := difflib.get_close_matches(name, siblings, n=1, cutoff=0.6):

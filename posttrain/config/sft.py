@@ -36,10 +36,16 @@ def trainer_fields(method: str) -> frozenset[str]:
     return frozenset(_annotations(method))
 
 
-@functools.cache
 def _annotations(method: str) -> dict[str, str]:
-    """The type of each field, from the source of the classes: importing them takes seconds."""
-    found: dict[str, str] = {}
+    """The type of each field."""
+    return {name: annotation for name, (annotation, _) in _declarations(method).items()}
+
+
+@functools.cache
+def _declarations(method: str) -> dict[str, tuple[str, str]]:
+    """The type and default of each field as they are written in the source of the classes, which
+    take seconds to import."""
+    found: dict[str, tuple[str, str]] = {}
     for package, file in (
         ("transformers", "training_args.py"),
         ("trl", "trainer/base_config.py"),
@@ -50,11 +56,27 @@ def _annotations(method: str) -> dict[str, str]:
             module = ast.parse((Path(folder) / file).read_text("utf-8"))
             for node in (n for c in module.body if isinstance(c, ast.ClassDef) for n in c.body):
                 if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                    found[node.target.id] = ast.unparse(node.annotation)
+                    found[node.target.id] = (ast.unparse(node.annotation), _default_of(node))
     return found
 
 
+def _default_of(node: ast.AnnAssign) -> str:
+    value = node.value
+    if isinstance(value, ast.Call):  # field(default=…, metadata=…)
+        given = {word.arg: word.value for word in value.keywords}
+        value = given.get("default") or given.get("default_factory")
+    return "" if value is None or isinstance(value, ast.Lambda) else ast.unparse(value)
+
+
 _TRACKERS = {"tensorboard": "train", "trackio": "trackio", "wandb": "wandb"}  # and their extras
+# where they differ from those of the trainer's config
+DEFAULTS: dict[str, Any] = {
+    "report_to": "none",
+    "save_total_limit": 1,
+    # fused experts and adapters all take part in every step; looking for others costs a pass
+    "ddp_find_unused_parameters": False,
+}
+_BY_THE_MACHINE = ("bf16", "use_cpu", "dataloader_pin_memory")
 # what every trainer has
 OWNED_EVERYWHERE = owned_fields({
     "set out: instead": "output_dir",
@@ -234,6 +256,18 @@ class TrainingRecipe(Strict):
     def free_fields(cls) -> list[str]:
         """Fields of the installed trl's config that a recipe may set."""
         return sorted(trainer_fields(cls.method) - cls.owned.keys())
+
+    @classmethod
+    def trainer_keys(cls) -> dict[str, str]:
+        """The fields that a recipe may set: `trainer.NAME` → type and default, as the source of the
+        installed trl's config has them where they are not ours."""
+        keys: dict[str, str] = {}
+        for name in cls.free_fields():
+            annotation, default = _declarations(cls.method)[name]
+            default = repr(DEFAULTS[name]) if name in DEFAULTS else default
+            default = "by the machine" if name in _BY_THE_MACHINE else default
+            keys[f"trainer.{name}"] = f"{annotation} = {default}" if default else annotation
+        return keys
 
     def check(self) -> None:
         if self.launch.sharding not in (None, "none") and self.launch.world_size == 1:

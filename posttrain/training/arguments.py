@@ -16,7 +16,7 @@ import trl
 from torch.distributed import DistNetworkError
 from transformers import PreTrainedConfig
 
-from posttrain.config.sft import ModelConfig, TrainingRecipe
+from posttrain.config.sft import DEFAULTS, ModelConfig, TrainingRecipe
 from posttrain.errors import ConfigError
 from posttrain.training.launch import check_precision
 
@@ -69,15 +69,12 @@ def make_arguments(
             precision than the launcher's.
     """
     check_values(recipe.trainer, kind)
-    shared = {
+    shared: dict[str, Any] = {
+        **DEFAULTS,
         "bf16": torch.cuda.is_available() and torch.cuda.is_bf16_supported(),
         "use_cpu": not torch.cuda.is_available(),
-        "report_to": "none",
         # for trackers: transformers would name a run after nothing, or after its resume folder
         "run_name": "/".join(Path(recipe.out).absolute().parts[-2:]),
-        "save_total_limit": 1,
-        # fused experts and adapters all take part in every step; looking for others costs a pass
-        "ddp_find_unused_parameters": False,
         # pinning is for GPUs; on CPU it only warns
         "dataloader_pin_memory": torch.cuda.is_available(),
     }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import importlib
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from posttrain.config.base import Strict, source
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.describe import describe, description
 from posttrain.config.sample import SampleConfig
+from posttrain.config.sft import DEFAULTS, SftConfig
 
 FOLDER = Path(__file__).parents[2] / "posttrain" / "config"
 
@@ -77,3 +80,27 @@ def test_keys_inside_lists_and_of_each_kind_of_a_block_are_listed():
     assert "\n  sources.N.filters.repetition.min_words    " in data
     assert "\n  reasoning.budgets (kind: choices).choices    " in data
     assert "\n  backend (kind: vllm).tensor_parallel    " in samples
+
+
+def test_fields_of_the_trainer_have_type_and_default():
+    """As the installed trl's config has them, once it is loaded."""
+    from trl import SFTConfig as Arguments
+
+    defaults = {field.name: field.default for field in dataclasses.fields(Arguments)}
+    lines = dict(
+        line.strip().split("    ", 1)
+        for line in describe(SftConfig).splitlines()
+        if "    " in line.strip()
+    )
+    assert lines["trainer.learning_rate"] == f"float = {defaults['learning_rate']}"
+    assert lines["trainer.max_steps"] == f"int = {defaults['max_steps']}"
+    assert lines["trainer.bf16"] == "bool | None = by the machine"
+    assert lines["trainer.save_total_limit"] == "int | None = 1"
+    stated = 0
+    for name in SftConfig.free_fields():
+        _, _, text = lines[f"trainer.{name}"].partition(" = ")
+        if name in DEFAULTS or text in ("", "by the machine") or text in ("list", "default_optim"):
+            continue
+        assert ast.literal_eval(text) == defaults[name], name
+        stated += 1
+    assert stated > 50

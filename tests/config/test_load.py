@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from posttrain.config.eval import EvalConfig
 from posttrain.config.load import load_recipe
 from posttrain.config.rlhf import RlhfConfig
 from posttrain.config.sample import ProfileConfig
+from posttrain.config.schemas import SCHEMAS
 from posttrain.config.sft import SftConfig
 from posttrain.errors import ConfigError
 
@@ -156,3 +158,34 @@ def test_overrides_win_and_a_file_that_is_missing_has_neighbours(tmp_path):
     assert recipe.sources[1] == Source(name="b", share=0.5)
     with pytest.raises(ConfigError, match=r"holds r\.yaml"):
         load_recipe(tmp_path / "tip.yaml", Recipe)
+
+
+@pytest.mark.parametrize(
+    ("stage", "override", "meant"),
+    [
+        ("sft", "epochs=3", "trainer.num_train_epochs"),
+        ("sft", "checkpoint=runs/a", "model.path"),
+        ("eval", "checkpoint=runs/a", "checkpoints.NAME"),
+        ("sft", "lora_r=16", "adapter.rank"),
+        ("sft", "batch_size=4", "trainer.per_device_train_batch_size"),
+        ("dpo", "batch_size=4", "batch"),
+        ("sample", "batch_size=4", "backend.batch_size"),
+        ("build_sft", "max_seq_length=512", "packing.max_length"),
+        ("build_sft", "model_name_or_path=a", "tokenizer.path"),
+        ("build_sft", "data=rows.jsonl", "sources.N.path"),
+        ("rlvr", "num_rollouts=8", "num_generations"),
+    ],
+)
+def test_words_of_other_trainers_name_the_key_here(stage: str, override: str, meant: str):
+    folder = "one-gpu" if stage == "rlvr" else "cpu"
+    with pytest.raises(ConfigError, match=rf"\(did you mean '{re.escape(meant)}'\?\)"):
+        load_recipe(f"{folder}/{stage}", SCHEMAS[stage], [override])
+
+
+def test_a_value_in_the_place_of_a_block_or_a_list_names_what_fits():
+    with pytest.raises(ConfigError, match=r"'model' is a block of keys, such as 'model\.path'"):
+        load_recipe("cpu/sft", SCHEMAS["sft"], ["model=runs/a"])
+    with pytest.raises(ConfigError, match=r"'samples' is a list, such as 'samples=\[runs/a\]'"):
+        load_recipe("cpu/build_dpo", SCHEMAS["build_dpo"], ["samples=runs/a"])
+    with pytest.raises(ConfigError, match="it is a recipe of build_sft"):
+        load_recipe("cpu/build_sft", SCHEMAS["sft"])

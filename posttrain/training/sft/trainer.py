@@ -17,7 +17,26 @@ from posttrain.tokens.encode import IGNORED
 from posttrain.training.document_masking import sequence_ids
 from posttrain.training.moe import ExpertBalance
 from posttrain.training.order import EpochOrder
+from posttrain.training.output import StepLines
 from posttrain.training.trainer import Resumable
+
+
+def describe_step(row: dict[str, Any]) -> str | None:
+    """The figures of a row to print: of a step, or of the held-out packs of all or one group."""
+    if "loss" in row:
+        figures = [f"loss {row['loss']:.4f}"]
+        if "mean_token_accuracy" in row:  # not of every kernel
+            figures.append(f"token accuracy {row['mean_token_accuracy']:.2f}")
+        if "grad_norm" in row:
+            figures.append(f"gradient {row['grad_norm']:.2f}")
+        figures += [f"learning rate {row['learning_rate']:.2e}", f"{row['tokens']:,} tokens"]
+        return "  ".join(figures)
+    held_out = [key for key in row if key.startswith("eval_") and key.endswith("loss")]
+    if not held_out:
+        return None
+    [key] = held_out
+    group = key.removeprefix("eval_").removesuffix("loss").removesuffix("_") or "all"
+    return f"held-out loss {row[key]:.4f} ({group})"
 
 
 class PackedSFTTrainer(Resumable, SFTTrainer):
@@ -49,6 +68,7 @@ class PackedSFTTrainer(Resumable, SFTTrainer):
                 "balance.coefficient cannot be used here: TRL forces reentrant gradient "
                 "checkpointing (PEFT with ZeRO-3), under which the routers have no graph"
             )
+        self.print_steps(StepLines(describe_step))
         self.use_cpu_heads(self.base_model)
         self.document_masking = document_masking
         self.balance_coefficient = balance_coefficient
