@@ -8,10 +8,12 @@
 Recipes are named after their stages, such as sft.yaml or eval_after.yaml, and run behind those
 whose output they read; a folder may have a chain.yaml instead, with a size `smoke`. What was in
 runs/smoke is removed first. Building data is not cut: name a small file there. Where a stage stops,
-its last lines are shown, what does not need it goes on, and the exit code is 1.
+its last lines are shown, what does not need it goes on, and the exit code is 1. At the end stands
+the page of the whole chain, as of quickstart.
 """
 
 import argparse
+import os
 import shutil
 from functools import partial
 from pathlib import Path
@@ -77,6 +79,13 @@ def main(argv: list[str] | None = None) -> None:
     again = "Rerun the same command to resume." if options.as_written else again
     run_chain(stages, config, scripts=HERE, at=at, show=show, advice=again)
     show(f"{len(stages)} stages ran: {', '.join(stage.step.title for stage in stages)}")
+    outs = [at / stage.out for stage in stages]
+    together = Path(os.path.commonpath(outs))
+    if together not in outs:  # of one stage its own page is enough
+        from posttrain.report.console import open_console
+        from posttrain.report.pages.chain import show_chain
+
+        show_chain(open_console(), outs, out=together / "report.html")
 
 
 def _with_overrides(config: StagesConfig, overrides: list[str]) -> StagesConfig:

@@ -72,7 +72,10 @@ def test_the_workflow_installs_the_wheel_and_runs_the_recipes(repository: Path):
     assert done.returncode == 0, done.stdout + done.stderr
     installed = (repository / "pip-arguments").read_text()
     assert installed == f"install posttrain[all] @ {workflow()['env']['WHEEL']}\n"
-    assert done.stdout.endswith("2 stages ran: judgements, build_genrm\n")
+    assert "\n2 stages ran: judgements, build_genrm\n" in done.stdout
+    assert done.stdout.endswith("runs/smoke/report.html\n")
+    page = (repository / "runs/smoke/report.html").read_text()
+    assert 'href="judgements/report.html"' in page or 'href="build_genrm/report.html"' in page
     (uploaded,) = (step["with"]["path"] for step in workflow()["steps"] if "if" in step)
     assert (repository / uploaded / "build_genrm/report.html").is_file()
 
