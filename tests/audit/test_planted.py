@@ -17,6 +17,7 @@ from posttrain.chat import nemotron_3_nano_template
 from posttrain.errors import ConfigError, DataError
 from posttrain.tokens.tokenizer import encoder_of, load_any_tokenizer
 from tests.data_builders.small_build import script, write_tokenizer
+from tests.report.reading import tiles_of
 from tests.training.dpo.pairs import make_pairs, write_pairs
 
 IGNORED = -100
@@ -181,6 +182,9 @@ def test_the_worst_are_shown_with_their_masks_and_the_most_repeated(tmp_path):
     page = (out / "report.html").read_text("utf-8")
     assert "Worst offenders" in page
     assert "the end token is there and not trained" in page
+    kept, audited = tiles_of(out)[:2]
+    assert kept[:2] == ("0", "limits crossed")
+    assert audited[:2] == (f"{len(rows)} → {len(rows)}", "rows audited")
 
 
 def packed(rows: list[Sound], **columns: list[list[int]]) -> dict[str, list[list[int]]]:

@@ -47,6 +47,13 @@ def page_of(artifact: Path) -> str:
     return write_report(artifact).read_text("utf-8").replace("\N{NO-BREAK SPACE}", " ")
 
 
+def tiles_of(artifact: Path) -> list[tuple[str, str, str]]:
+    """The tiles of a page, in their order."""
+    page = (artifact / "report.html").read_text("utf-8").replace("\N{NO-BREAK SPACE}", " ")
+    tile = r'<div class="tile"><b>(.*?)</b><span>(.*?)</span><small>(.*?)</small></div>'
+    return re.findall(tile, page)
+
+
 def cells(page: str, first: str) -> list[str]:
     """The cells of the first table row that begins with this one."""
     for row in re.findall(r"<tr[^>]*>(.*?)</tr>", page):

@@ -9,10 +9,10 @@ import importlib
 import io
 import json
 import math
-import re
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
@@ -24,6 +24,7 @@ from posttrain.report.pages.chain import show_chain
 from posttrain.runs import read_artifact
 from posttrain.training import plan
 from posttrain.training.activations import StepMemory
+from tests.report import reading
 from tests.training.rl.servers import judge_server
 
 RECIPES, RUNS = Path(__file__).parents[2] / "recipes" / "tiny", Path("runs/tiny")
@@ -126,11 +127,9 @@ ALERT = "of the completions are no answers"
 
 def tiles_of(name: str) -> list[tuple[str, str, str]]:
     """The tiles of a page, in their order."""
-    page = (RUNS / name / "report.html").read_text().replace("\N{NO-BREAK SPACE}", " ")
-    tile = r'<div class="tile"><b>(.*?)</b><span>(.*?)</span><small>(.*?)</small></div>'
-    tiles = re.findall(tile, page)
+    tiles = reading.tiles_of(RUNS / name)
     # a model of a few steps is cut off, which its pages say before any figure
-    alerted = "To know first" in page
+    alerted = "To know first" in (RUNS / name / "report.html").read_text()
     assert [tile[1] == ALERT for tile in tiles] == [alerted and k == 0 for k in range(len(tiles))]
     return tiles[alerted:]
 
@@ -140,6 +139,18 @@ def pages_open_with_what_the_records_say() -> None:
     for name in ("world", "judgements", "sft_data", "genrm_sft_data"):
         counts = read_artifact(RUNS / name).counts
         assert tiles_of(name)[0][:2] == (f"{counts.rows_in:,} → {counts.kept:,}", "rows")
+    asked, sampled = len(rows_of("samples/prompts.jsonl")), rows_of("samples/samples.jsonl")
+    # behind what has to be said first: too few steps were trained for answers
+    shown = {label: figure for figure, label, _ in tiles_of("samples")}
+    assert shown["prompts → samples"] == f"{asked:,} → {len(sampled):,}"
+    cut = sum(row["finish"] == "length" for row in sampled)
+    assert shown["truncated"] == f"{100 * cut / len(sampled):.1f} %"
+    paired = sum(pq.read_metadata(f).num_rows for f in (RUNS / "dpo_data/pairs").glob("*"))
+    rows_in = read_artifact(RUNS / "dpo_data").counts.rows_in
+    assert tiles_of("dpo_data")[0][0] == f"{rows_in:,} → {paired:,}"
+    prompts = rows_of("genrm_data/prompts.jsonl")
+    orders = 2  # each pair is judged in both
+    assert tiles_of("genrm_data")[0][0] == f"{len(prompts) // orders:,} → {len(prompts):,}"
     for name in ("sft", "genrm_sft"):
         losses = [row["eval_loss"] for row in rows_of(f"{name}/log.jsonl") if "eval_loss" in row]
         shown = " → ".join(f"{loss:.3f}" for loss in dict.fromkeys((losses[0], losses[-1])))

@@ -26,10 +26,10 @@ def audit_tiles(node: Node) -> list[ui.Tile]:
     sequences, tokens, trained = (sum(own[name] for own in sources.values()) for name in names)
     crossed = len(node.stats["violations"])
     return [
+        (f"{crossed}", "limits crossed", "" if crossed else "all are kept"),
         kept_tile(node, "rows audited"),
         (f"{sequences:,}", "sequences", f"of {len(sources)} sources"),
         (ui.ratio(trained, tokens) or "–", "of tokens trained", ""),
-        (f"{crossed}", "limits crossed", "" if crossed else "all are kept"),
     ]
 
 

@@ -88,7 +88,7 @@ def _pair_tiles(stats: ui.Row) -> list[ui.Tile]:
     low, high = wilson(last["accuracy"], stats["global_batch"])
     span = f"({100 * low:.1f} … {100 * high:.1f}), {stats['global_batch']:,} pairs of the last step"
     loss = f"{stats['first_preference_loss']:.3f} → {last['preference_loss']:.3f}"
-    change = f"of the rejected {last['rejected_change']:+.2f}; {stats['steps']} steps"
+    change = f"of the rejected {ui.signed(last['rejected_change'], 2)}; {stats['steps']} steps"
     return [
         (f"50.0 → {100 * last['accuracy']:.1f} %", "pairs ranked right", span),
         (loss, "preference loss", f"nats; margin {last['margin']:+.3f}"),

@@ -13,6 +13,7 @@ from data_builders.prompts.profile import read_profile
 from posttrain.errors import ConfigError, DataError
 from posttrain.records import Score
 from posttrain.runs import read_artifact
+from tests.report.reading import tiles_of
 from tests.training.forks import forked
 from tests.training.methods import die, script
 from tests.training.rl.conftest import N, Words
@@ -41,6 +42,11 @@ def test_pass_rates_are_those_of_the_samples(root: Path):
     assert all(sum(own["buckets"]) == own["prompts"] == 40 for own in stats.values())
     assert any(own["unscored"].get("timeout") for own in stats.values())
     assert "Pass rates" in (root / "profile" / "report.html").read_text()
+    shown = {label: figure for figure, label, _ in tiles_of(root / "profile")}
+    scored, passes = sum(r.scored for r in profile.rates), sum(r.passes for r in profile.rates)
+    assert shown["prompts profiled → for training"] == f"80 → {counts.kept}"
+    assert shown["of the rollouts pass"] == f"{100 * passes / scored:.1f} %"
+    assert shown["unscored"] == f"{100 * (1 - scored / (80 * N)):.2f} %"
 
 
 def test_a_dry_run_refuses_tokens_beyond_the_servers_context(root: Path):
