@@ -82,7 +82,7 @@ test-ray: $(BIN)/.installed-dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
 	$(BIN)/python -m pytest -k ray_pipeline tests/data_builders/sft/test_workers.py
 
-# what a stand-in cannot show, in about a quarter of an hour on 2 cores: make test-real
+# what a stand-in cannot show, in half an hour on 2 cores that others use too: make test-real
 # POSTTRAIN_REAL_MODEL=DIR (a small ChatML model, float32) POSTTRAIN_VLLM=ENVIRONMENT (or its executable);
 # without one of them its tests skip
 test-real: $(BIN)/.installed-dev
