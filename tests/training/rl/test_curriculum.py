@@ -126,6 +126,7 @@ def test_a_domain_with_few_places_a_step_draws_the_whole_gaussian(batch: int):
     assert all(abs(drawn[k] - share * 200 * batch) < 1.5 for k, share in enumerate(shares))
 
 
+@settings(deadline=None)
 @given(st.integers(1, 9), st.integers(1, 40), st.integers(0, 99))
 def test_what_rounding_withholds_is_carried(count: int, steps: int, seed: int):
     rng = random.Random(seed)
@@ -169,6 +170,7 @@ def test_with_short_pools_the_mean_falls_and_hopeless_prompts_wait(sizes: list[i
     assert sum(draw.bucket <= 1 for draw in early) <= 0.05 * len(early)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 60), min_size=8, max_size=8), st.floats(0.1, 0.5))
 def test_fitted_shares_keep_to_the_supply_and_their_mean_falls(sizes: list[int], sigma: float):
     supply = [*map(float, sizes)]

@@ -73,7 +73,7 @@ def test_a_refill_is_of_the_domain_near_in_pass_rate_and_as_often_as_may_be(
     assert not free("c")
 
 
-@settings(max_examples=20)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(0, N), min_size=24, max_size=24))
 def test_pools_move_with_what_training_shows_and_resume_takes_it_up(
     tmp_path_factory: pytest.TempPathFactory, passes: list[int]
