@@ -120,7 +120,7 @@ NOBODY = "<extra_id_1>Nobody\nq"
         ([ROW | {"prompt": " "}], ["empty_user_turn"]),
         ([ROW | {"rejected": turn("assistant", [{"type": "text"}])}], ["malformed_message"]),
         ([ROW | {"chosen": turn("assistant", "a", loss_weight=0)}], ["untrained_turn"]),
-        ([ROW | {"chosen": "no<|endoftext|>"}], ["special_token"]),
+        ([ROW | {"chosen": "no <|endoftext|> here"}], ["special_token"]),
         ([ROW | {"rejected": "no<|endoftext|>"}], ["special_token"]),
         # nothing is preferred
         ([ultrafeedback(7, 7, 7)], ["tie"]),

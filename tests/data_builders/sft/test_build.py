@@ -163,7 +163,7 @@ def test_rows_are_dropped_clipped_and_masked_by_name(tmp_path, capsys):
     """Too long, half a surrogate pair, a special token in a text, a loss mask, a column unread."""
     turn = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "one"}]
     masked = [turn[0], turn[1] | {"weight": 0}, turn[0], turn[1] | {"content": "two"}]
-    pad = [turn[0], turn[1] | {"content": "a<|pad|>b"}]
+    pad = [turn[0], turn[1] | {"content": "a <|pad|> b"}]
     rows = [
         *plain_rows(40),
         {"instruction": "q", "input": "", "output": " ".join(map(str, range(900)))},
