@@ -21,8 +21,9 @@ from posttrain.errors import TrainingError
 from posttrain.group_rewards import Failure, Group, GroupRewards
 from posttrain.records import Score
 from posttrain.rollouts import Completion, Prompt
+from posttrain.time_limits import WAIT_SECONDS, in_thread
 from reward.graders.base import Attempt, Grader
-from reward.guard import VERIFIER_SECONDS, checked_score, guarded, in_thread
+from reward.guard import checked_score, guarded
 
 # verifications under way in one process; workers and sandboxes have limits of their own
 AT_ONCE = 64
@@ -75,7 +76,7 @@ class Domain:
 
     sources: tuple[str, ...]
     max_failure_rate: float
-    verifier_seconds: float = VERIFIER_SECONDS
+    verifier_seconds: float = WAIT_SECONDS
 
 
 async def verify_all(
@@ -84,7 +85,7 @@ async def verify_all(
     """Every completion, some at once; in order."""
     gate = asyncio.Semaphore(AT_ONCE)
     return await asyncio.gather(
-        *(_verify(*attempt, verifier_of, gate, VERIFIER_SECONDS) for attempt in attempts)
+        *(_verify(*attempt, verifier_of, gate, WAIT_SECONDS) for attempt in attempts)
     )
 
 

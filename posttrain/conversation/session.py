@@ -128,7 +128,8 @@ class Session:
         if self.tools is not None:
             prompt = replace(prompt, tools=self.tools.schemas(prompt))
             environment = ConfirmedTools(self.tools, self.terminal)
-        rollout = Rollout(prompt, 0, self.seed, self.limits, environment, unframed)
+        limits = replace(self.limits, environment_seconds=None)  # the user may take any time
+        rollout = Rollout(prompt, 0, self.seed, limits, environment, unframed)
         gate = asyncio.Semaphore(1)
         while rollout.finish is None:
             self.terminal.begin()

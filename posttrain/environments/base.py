@@ -1,7 +1,8 @@
 """Tools, toolkits, and the environment that runs the calls of one completion.
 
 What a model writes never raises: an unknown tool, wrong arguments and a tool's own failure are
-results, as text that begins with "error:".
+results, as text that begins with "error:", and so is that a tool hangs (`TOOL_SECONDS`). What an
+environment itself does wrong fails its completion (`attempt`).
 """
 
 from __future__ import annotations
@@ -10,14 +11,17 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from posttrain.errors import ConfigError
-from posttrain.jsontext import first_error, writable
+from posttrain.jsontext import first_error, load_json, writable
 from posttrain.records import json_text
 from posttrain.rollouts import Prompt
+from posttrain.time_limits import in_thread, limited, limited_step
 
 RESULT_CHARACTERS = 8192
+TOOL_SECONDS = 300.0  # of one tool; the sandbox and servers have shorter limits
+ENVIRONMENT_SECONDS = 900.0  # of what an environment does at once, which may ask a server twice
 _MESSAGE_CHARACTERS = 200
 
 
@@ -102,13 +106,20 @@ class Tool:
         if (broken := self.violation(arguments)) is not None:
             return f"error: {broken}"
         try:
-            if inspect.iscoroutinefunction(self.run):
-                return await self.run(**arguments)
-            return cast(str, await asyncio.to_thread(self.run, **arguments))
+            text = await limited(lambda: self._running(arguments), seconds=TOOL_SECONDS)
         except ConfigError:
             raise  # this machine cannot run the tool at all: no model should have to read that
-        except Exception as error:  # noqa: BLE001 - a tool's failure is its result
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a tool's failure is its result
             return f"error: {clip(str(error), _MESSAGE_CHARACTERS) or type(error).__name__}"
+        if not isinstance(text, str):
+            return f"error: {self.name} returned {type(text).__name__}, not text"
+        return text
+
+    def _running(self, arguments: Mapping[str, Any]) -> Awaitable[Any]:
+        if inspect.iscoroutinefunction(self.run):
+            return self.run(**arguments)
+        # in a thread that the end of the process does not wait for
+        return asyncio.wrap_future(in_thread(lambda: self.run(**arguments)))
 
 
 class Toolbox(Environment):
@@ -156,6 +167,60 @@ def open_toolkit(names: str | Sequence[str]) -> Toolbox:
             raise ConfigError(f"no tool is called {name!r}{nearest(name, tuple(makers))}")
         tools.append(makers[name]())
     return Toolbox(tools)
+
+
+class EnvironmentFault(Exception):
+    """An environment that raised, hung or gave what is none: the fault of no model."""
+
+
+async def attempt(
+    what: str,
+    call: Callable[[], Any],
+    *,
+    seconds: float | None = ENVIRONMENT_SECONDS,
+    kind: Any = object,
+) -> Any:
+    """What a part of an environment returns or is awaited to.
+
+    Args:
+        seconds: None: as long as it takes, for what a person answers.
+        kind: of text, what it has to return.
+
+    Raises:
+        EnvironmentFault: it does not, with the part's name and why.
+        ConfigError: this machine cannot run it at all.
+    """
+    try:
+        if seconds is None:
+            result = await call()
+        else:
+            result = await limited(call, seconds=seconds)
+    except (ConfigError, KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:  # also SystemExit: an environment ends no run
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
+            raise
+        raise EnvironmentFault(_fault(what, error)) from error
+    if not isinstance(result, kind):
+        raise EnvironmentFault(f"{what}: returned {type(result).__name__}, not text")
+    return result
+
+
+def state_of(environment: Environment) -> str:
+    """The final state. Raises EnvironmentFault: there is none in JSON."""
+    try:
+        state = limited_step(environment.snapshot)
+        fields: Any = load_json(state)
+    except (Exception, SystemExit) as error:
+        raise EnvironmentFault(_fault("the final state", error)) from error
+    if not isinstance(fields, dict):
+        raise EnvironmentFault("the final state: no object in JSON")
+    return state
+
+
+def _fault(what: str, error: BaseException) -> str:
+    return f"{what}: {type(error).__name__}: {clip(str(error), _MESSAGE_CHARACTERS)}"
 
 
 def clip(text: str, characters: int) -> str:

@@ -2,18 +2,29 @@
 
 A call is run where a tool is declared and an environment runs it; any other ends the completion,
 and so does one that was begun and not completed: its text is the answer. An environment with a user
-(`ScriptedUser`) answers a step without calls, until the user has nothing more to write. Tokens by
-which a tool's or user's text would end its own message are broken, and recorded as they were read.
+(`ScriptedUser`) answers a step without calls, until the user has nothing more to write. One that
+raises, hangs or returns rubbish fails its completion, with the name of what it did. Tokens by which
+a tool's or user's text would end its own message are broken, and recorded as they were read.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from posttrain.environments.base import Environment, ScriptedUser
+from posttrain.environments.base import (
+    ENVIRONMENT_SECONDS,
+    Environment,
+    EnvironmentFault,
+    ScriptedUser,
+    attempt,
+    clip,
+    state_of,
+)
 from posttrain.jsontext import load_json
 from posttrain.records import Message, ToolCall
 from posttrain.rollouts import Completion, Finish, Prompt, Step
@@ -46,13 +57,15 @@ class RolloutLimits:
 
     `parameters.max_tokens` bounds a step, `max_tokens` all that the model writes in all steps,
     `max_turns` the steps. `tools_at_once` bounds the rollouts whose calls run at the same time:
-    programs that share few cores too widely run into their time limits.
+    programs that share few cores too widely run into their time limits. `environment_seconds` is
+    the time of a call, or of a user's reply; None: a person may take any.
     """
 
     parameters: Parameters
     max_turns: int = 8
     max_tokens: int | None = None
     tools_at_once: int = 4
+    environment_seconds: float | None = ENVIRONMENT_SECONDS
 
 
 async def roll_out(
@@ -108,10 +121,11 @@ async def roll_out_each(
     unframed = unframing(sampler)
     gate = asyncio.Semaphore(limits.tools_at_once)
 
-    def begin(task: Task) -> Rollout:
-        declared = task.prompt.tools is not None
-        environment = open_environment(task.prompt) if declared else None
-        return Rollout(task.prompt, task.index, task.seed, limits, environment, unframed)
+    async def begin(task: Task) -> Rollout:
+        rollout = Rollout(task.prompt, task.index, task.seed, limits, unframed=unframed)
+        if task.prompt.tools is not None:
+            await rollout.open(open_environment)
+        return rollout
 
     async def in_rounds(group: Iterable[tuple[int, Task]]) -> None:
         begun: list[tuple[int, Rollout]] = []
@@ -123,8 +137,12 @@ async def roll_out_each(
                 on_done(position, rollout.completion())
 
         try:
-            begun += ((position, begin(task)) for position, task in group)
-            live = begun
+            for position, task in group:
+                rollout = await begin(task)
+                begun.append((position, rollout))
+                if rollout.finish is not None:
+                    on_done(position, rollout.completion())
+            live = [(position, rollout) for position, rollout in begun if rollout.finish is None]
             while live:
                 requests = [rollout.request() for _, rollout in live]
                 if isinstance(sampler, IncrementalSampler):
@@ -178,7 +196,7 @@ class Rollout:
     index: int
     seed: int
     limits: RolloutLimits
-    environment: Environment | None
+    environment: Environment | None = None
     unframed: Callable[[str], str] = str  # as `unframing` of the sampler
     finish: Finish | None = None
     error: str | None = None
@@ -189,6 +207,13 @@ class Rollout:
     _written: int = 0
     _ids_match: bool = True
     _closed: bool = False
+
+    async def open(self, open_environment: OpenEnvironment) -> None:
+        """Open the prompt's environment; one that does not open fails the completion."""
+        try:
+            self.environment = await attempt("open", lambda: open_environment(self.prompt))
+        except EnvironmentFault as fault:
+            self._fail(str(fault))
 
     def request(self) -> Request:
         """The next model call."""
@@ -205,7 +230,7 @@ class Rollout:
     def receive(self, generation: Generation) -> None:
         """Take the answer to `request`; sets `finish` unless calls or a user may follow."""
         if generation.step is None:
-            self.finish, self.error = "failed", generation.error
+            self._fail(generation.error)
             return
         allowed = self._allowance()
         step = self._with_call_ids(generation.step)
@@ -228,13 +253,15 @@ class Rollout:
         if self.finish is not None:
             return
         step = self.steps[-1]
-        async with gate:
-            if (user := self._user(step)) is None:
-                results = tuple([await self._result(call) for call in step.parsed.tool_calls])
-            else:
-                text = await user.respond(step.parsed.answer)
-                self.finish = "stop" if text is None else self._limit()
-                results = () if text is None else (Message("user", self.unframed(text)),)
+        try:
+            async with gate:
+                if (user := self._user(step)) is None:
+                    results = tuple([await self._result(call) for call in step.parsed.tool_calls])
+                else:
+                    results = await self._reply(user, step.parsed.answer)
+        except EnvironmentFault as fault:
+            self._fail(str(fault))
+            return
         if self.finish is None:
             self._messages += [step.parsed.message(), *results]
             self.steps[-1] = replace(step, results=results)
@@ -242,6 +269,12 @@ class Rollout:
     def completion(self) -> Completion:
         """The finished completion."""
         assert self.finish is not None, "not at its end"
+        state = None
+        if self.environment is not None:
+            try:
+                state = state_of(self.environment)
+            except EnvironmentFault as fault:
+                self._fail(self.error or str(fault))
         steps, prompt_ids = tuple(self.steps), self._prompt_ids
         if not self._ids_match:
             steps, prompt_ids = tuple(map(_without_ids, steps)), None
@@ -251,7 +284,7 @@ class Rollout:
             steps=steps,
             finish=self.finish,
             prompt_ids=prompt_ids,
-            state=None if self.environment is None else self.environment.snapshot(),
+            state=state,
             error=self.error,
         )
 
@@ -259,7 +292,12 @@ class Rollout:
         """Release the environment, once."""
         if self.environment is not None and not self._closed:
             self._closed = True
-            await self.environment.close()
+            with contextlib.suppress(EnvironmentFault):  # the completion is whole without it
+                await attempt("close", self.environment.close)
+
+    def _fail(self, error: str | None) -> None:
+        self.finish = "failed"
+        self.error = error
 
     def _allowance(self) -> int:
         """Tokens that the next step may have."""
@@ -281,6 +319,14 @@ class Rollout:
         calls, user = step.parsed.tool_calls or _breaks_a_call(step), self.environment
         return user if isinstance(user, ScriptedUser) and not calls else None
 
+    async def _reply(self, user: ScriptedUser, answer: str) -> tuple[Message, ...]:
+        """The user's next turn; without one, or room for an answer to it, the rollout ends."""
+        seconds = self.limits.environment_seconds
+        respond = functools.partial(user.respond, answer)
+        text = await attempt("the user", respond, seconds=seconds, kind=str | None)
+        self.finish = "stop" if text is None else self._limit()
+        return () if text is None else (Message("user", self.unframed(text)),)
+
     async def _result(self, call: ToolCall) -> Message:
         assert self.environment is not None
         try:
@@ -288,7 +334,10 @@ class Rollout:
         except ValueError:
             arguments = None
         if isinstance(arguments, dict):
-            text = await self.environment.call(call.name, cast(dict[str, Any], arguments))
+            given = cast(dict[str, Any], arguments)
+            run = functools.partial(self.environment.call, call.name, given)
+            seconds = self.limits.environment_seconds
+            text = await attempt(f"tool {clip(call.name, 80)}", run, seconds=seconds, kind=str)
         else:
             text = "error: the arguments are not a JSON object"
         return Message("tool", self.unframed(text), tool_call_id=call.id, name=call.name)

@@ -20,14 +20,15 @@ from itertools import islice
 from typing import Any, ClassVar, cast
 
 from posttrain.chat.parse import ParsedCompletion
-from posttrain.environments.base import Environment, ScriptedUser
+from posttrain.environments.base import ENVIRONMENT_SECONDS, Environment, ScriptedUser
 from posttrain.errors import ConfigError, DataError
 from posttrain.jsontext import encode_json
 from posttrain.records import NO_ANSWER, ROLES, Message, Score, ToolCall, content_id, json_text
 from posttrain.rollouts import Completion, Prompt, Step, completion_to_row, prompt_to_row
+from posttrain.time_limits import limited
 from reward.graders.base import Attempt, before_reading, one_line
 from reward.graders.workers import SHARED_WORKERS
-from reward.guard import guarded, limited
+from reward.guard import guarded
 
 Row = Mapping[str, Any]
 Script = tuple[Message, ...]  # a completion's assistant messages; `replay` runs their calls
@@ -287,10 +288,12 @@ async def replay(environment: RLVREnvironment, prompt: Prompt, script: Script) -
             results: list[Message] = []
             for call in message.tool_calls:
                 if state is not None:
-                    text = await state.call(call.name, json.loads(call.arguments))
+                    run = functools.partial(state.call, call.name, json.loads(call.arguments))
+                    text = await limited(run, seconds=ENVIRONMENT_SECONDS)
                     results.append(Message("tool", text, tool_call_id=call.id, name=call.name))
             if not message.tool_calls and user is not None:
-                reply = await user.respond(message.content)
+                respond = functools.partial(user.respond, message.content)
+                reply = await limited(respond, seconds=ENVIRONMENT_SECONDS)
                 results += [] if reply is None else [Message("user", reply)]
             own = message.reasoning, message.content, message.tool_calls
             parsed = ParsedCompletion(*own, (), finished=True)

@@ -27,12 +27,12 @@ from posttrain.errors import ConfigError, DataError
 from posttrain.jsontext import load_json, writable
 from posttrain.records import Score, json_text
 from posttrain.rollouts import Completion, Prompt, prompt_to_row
+from posttrain.time_limits import STEP_SECONDS, limited
 from reward.environments.base import RLVREnvironment, Row, Script, completion_row, says
 from reward.environments.judged import JudgedEnvironment
 from reward.environments.verifiers_tasks import PREFIX, TasksetEnvironment
 from reward.graders.base import one_line
 from reward.graders.workers import Workers
-from reward.guard import STEP_SECONDS, limited
 
 GROUP = "posttrain.environments"
 CPU_SECONDS = 30.0  # of a verdict; the first one of a worker imports the package

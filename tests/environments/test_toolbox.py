@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from posttrain.environments import base
 from posttrain.environments.base import RESULT_CHARACTERS, Tool, Toolbox, open_toolkit
 from posttrain.errors import ConfigError
 from posttrain.rollouts import Prompt
@@ -87,6 +88,51 @@ def test_a_plain_function_does_not_block_the_others():
         return [await box.call("meet", {"text": "x"}), await waiting]
 
     assert asyncio.run(both()) == ["here", "True"]
+
+
+def hangs(text: str) -> str:
+    if not NEVER.wait(60):
+        raise AssertionError("nobody waits for this thread")
+    return text
+
+
+async def hangs_too(text: str) -> str:
+    return str(await asyncio.Event().wait())
+
+
+async def loops(text: str) -> Any:
+    while True:
+        sum(range(1000))
+
+
+def leaves(text: str) -> str:
+    raise SystemExit(text)
+
+
+def is_full(text: str) -> str:
+    raise MemoryError
+
+
+NEVER = threading.Event()
+
+
+@pytest.mark.parametrize(
+    ("run", "result"),
+    [
+        (hangs, "error: no result within 0.05 s"),
+        (hangs_too, "error: no result within 0.05 s"),
+        (loops, "error: hangs, stopped after 0.05 s"),
+        (leaves, "error: x"),
+        (is_full, "error: MemoryError"),
+        (lambda text: b"x", "error: broken returned bytes, not text"),
+        (lambda text: None, "error: broken returned NoneType, not text"),
+    ],
+)
+def test_whatever_a_tool_does_is_a_result(run: Any, result: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(base, "TOOL_SECONDS", 0.05)
+    box = Toolbox([Tool("broken", "", TEXT, run)])
+    assert asyncio.run(box.call("broken", {"text": "x"})) == result
+    NEVER.set()
 
 
 def test_a_tool_this_machine_cannot_run_is_no_result():

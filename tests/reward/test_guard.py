@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from posttrain import time_limits
 from posttrain.errors import ConfigError, JudgeError
 from posttrain.group_rewards import Group, GroupRewards
 from posttrain.records import Score
 from posttrain.rollouts import Completion, Prompt
-from reward import guard
 from reward.environments.base import RLVREnvironment, Script, admit, says
 from reward.graders.base import Attempt
 from reward.guard import GuardedGrader, checked_score, guarded
@@ -85,8 +85,8 @@ RUBBISH: list[Any] = [
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "STEP_SECONDS", 0.2)
-    monkeypatch.setattr(guard, "_AGAIN", 0.05)
+    monkeypatch.setattr(time_limits, "STEP_SECONDS", 0.2)
+    monkeypatch.setattr(time_limits, "_AGAIN", 0.05)
 
 
 def score_of(call: Any) -> Score:
@@ -115,7 +115,7 @@ def test_one_that_waits_for_ever_is_given_up_and_others_go_on():
 
     scores = asyncio.run(all_of_them())
     assert [score.failure for score in scores] == ["timeout", None, "timeout", None]
-    assert scores[0].explanation == "m: no verdict within 0.05 s"
+    assert scores[0].explanation == "m: no result within 0.05 s"
 
 
 @pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from posttrain import time_limits
+from posttrain.errors import ConfigError
 from posttrain.records import Message, ToolCall
 from posttrain.rollouts import Completion, Prompt
 from posttrain.sampling.rollout import RolloutLimits, Task, roll_out
-from posttrain.sampling.sampler import Parameters, Request, seed_of
+from posttrain.sampling.sampler import Generation, Parameters, Request, seed_of
 from tests.sampling.scripted import END, Adder, Script, Scripted, call, ids_of, question
 
 LIMITS = RolloutLimits(Parameters(max_tokens=400), max_turns=4)
@@ -202,21 +205,139 @@ def test_a_server_has_so_many_rollouts_at_once_and_a_batch_all_that_are_live():
     assert made == [["0+0?", "1+1?", "2+2?", "3+3?"], ["0+0?", "1+1?", "3+3?"]]
 
 
-class Broken(Adder):
-    """An environment with a fault of ours."""
+class Stops(BaseException):
+    """Neither an Exception nor an end of the process."""
 
-    async def call(self, name, arguments):
-        raise RuntimeError("a bug")
+
+def faulty(raised: BaseException) -> Callable[..., Any]:
+    def fault(*_: Any) -> Any:
+        raise raised
+
+    return fault
+
+
+async def for_ever(*_: Any) -> Any:
+    await asyncio.Event().wait()
+
+
+def loops(*_: Any) -> Any:
+    while True:
+        sum(range(1000))
+
+
+def returns(value: Any) -> Callable[..., Any]:
+    async def given(*_: Any) -> Any:
+        return value
+
+    return given
+
+
+FAULTS: dict[str, tuple[Callable[..., Any], str]] = {
+    "waits": (for_ever, "TimeoutError: no result within 0.05 s"),
+    "loops": (loops, "TimeoutError: hangs, stopped after 0.05 s"),
+    "bug": (faulty(RuntimeError("a bug")), "RuntimeError: a bug"),
+    "memory": (faulty(MemoryError()), "MemoryError: "),
+    "exit": (faulty(SystemExit(3)), "SystemExit: 3"),
+    "cancels": (faulty(asyncio.CancelledError()), "CancelledError: "),
+    "stops": (faulty(Stops("now")), "Stops: now"),
+    "bytes": (returns(b"42"), "returned bytes, not text"),
+    "object": (returns({"a": 1}), "returned dict, not text"),
+}
+SHORT = replace(LIMITS, environment_seconds=0.05)
+
+
+@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize("name", FAULTS)
+def test_an_environment_that_fails_fails_its_completion_alone(name: str, batched: bool):
+    fault, why = FAULTS[name]
+    environments: list[Adder] = []
+
+    def environment() -> Adder:
+        adder = Adder()
+        if len(environments) == 2:
+            adder.call = fault
+        return adder
+
+    done, _ = run(
+        add_then_answer, [question(n) for n in range(4)], batched=batched, opened=environments,
+        environment=environment, limits=SHORT,
+    )  # fmt: skip
+    assert [c.finish for c in done] == ["stop", "stop", "failed", "stop"]
+    assert done[2].error == f"tool add: {why}"
+    assert [e.closed for e in environments] == [1] * 4
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_user_that_fails_fails_the_completion(name: str):
+    fault, why = FAULTS[name]
+
+    class Caller(Adder):
+        async def respond(self, answer: str) -> str | None:
+            result = fault(answer)
+            return await result
+
+    (done,), _ = run(lambda *_: f"Hello.{END}", [question()], environment=Caller, limits=SHORT)
+    assert (done.finish, done.error) == ("failed", f"the user: {why}")
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "why"),
+    [
+        (lambda: "{", "JSONDecodeError"),
+        (lambda: "[1]", "no object in JSON"),
+        (lambda: None, "TypeError"),
+        (faulty(SystemExit(1)), "SystemExit: 1"),
+        (loops, "TimeoutError: hangs"),
+    ],
+)
+def test_an_environment_without_a_state_fails_the_completion(
+    snapshot: Any, why: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(time_limits, "STEP_SECONDS", 0.05)
+    environment = Adder()
+    environment.snapshot = snapshot
+    (done,), _ = run(add_then_answer, [question(2)], environment=lambda: environment)
+    assert (done.finish, done.state, len(done.steps)) == ("failed", None, 2)
+    assert (done.error or "").startswith("the final state: ")
+    assert why in (done.error or "")
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_an_environment_that_does_not_open_or_close_keeps_no_other_waiting(batched: bool):
+    class Ajar(Adder):
+        async def close(self) -> None:
+            raise OSError("no such folder")
+
+    opened = iter([Ajar, Ajar, faulty(SystemExit(2)), Adder])
+    asked = [question(n) for n in range(4)]
+    done, _ = run(add_then_answer, asked, batched=batched, environment=lambda: next(opened)())
+    assert [c.finish for c in done] == ["stop", "stop", "failed", "stop"]
+    assert done[2].error == "open: SystemExit: 2"
+
+
+def test_what_this_machine_cannot_run_ends_the_stage():
+    environment = Adder()
+    environment.call = faulty(ConfigError("no sandbox here"))
+    with pytest.raises(ConfigError, match="no sandbox here"):
+        run(add_then_answer, [question()], environment=lambda: environment)
+
+
+class Gone(Scripted):
+    """A sampler with a fault of ours, at its second call."""
+
+    async def sample(self, requests: Sequence[Request], **_: Any) -> list[Generation]:
+        if len(self.calls) == 1:
+            raise RuntimeError("a bug")
+        return await super().sample(requests)
 
 
 @pytest.mark.parametrize("batched", [True, False])
 def test_a_fault_of_ours_is_raised_and_every_environment_closed(batched: bool):
     environments: list[Adder] = []
+    sampler = Gone(add_then_answer, batched=batched)
     with pytest.raises(RuntimeError, match="a bug"):
-        run(
-            add_then_answer, [question(n) for n in range(4)], batched=batched, opened=environments,
-            environment=lambda: Broken() if len(environments) == 2 else Adder(),
-        )  # fmt: skip
+        run(sampler, [question(n) for n in range(4)], opened=environments)
+    assert environments
     assert [e.closed for e in environments] == [1] * len(environments)
 
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from data_builders.registry import EnvironmentGrader, Environments, toolkit_of
+from posttrain import time_limits
 from posttrain.environments.base import ScriptedUser
 from posttrain.errors import ConfigError
 from posttrain.rollouts import Prompt
-from reward import guard
 from reward.environments import find_environment, outside
 from reward.environments.base import admit, calls, replay, says
 from reward.graders.base import Attempt
@@ -87,7 +87,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.syspath_prepend(str(folder))
         patch.setattr(outside, "OUTSIDE_WORKERS", workers)
         patch.setattr(outside, "STEP_SECONDS", 0.5)
-        patch.setattr(guard, "STEP_SECONDS", 0.5)
+        patch.setattr(time_limits, "STEP_SECONDS", 0.5)
         yield
     workers.close()
     sys.modules.pop("someones", None)
