@@ -63,6 +63,8 @@ class DpoConfig(PolicyRecipe):
         each completion in a row of its own.
     batch: pairs an optimiser step, over all processes.
     max_epochs: how often a pair may be drawn; `trainer.max_steps` × `batch` pairs are.
+    few_pairs: where there are fewer pairs than are drawn: `refuse`, with settings that fit them;
+        `fit` takes those settings, prints and records them.
     chosen_floor: nats per token; a mean change of the chosen log-probability below it warns.
     reference_cache: a folder that several runs share; default: `reference/` in `out`.
     """
@@ -75,5 +77,6 @@ class DpoConfig(PolicyRecipe):
     loss: LossConfig = LossConfig()
     batch: int = Field(default=128, ge=1, json_schema_extra=source("paper, App. C"))
     max_epochs: int = Field(default=1, ge=1)
+    few_pairs: Literal["refuse", "fit"] = "refuse"
     chosen_floor: float = Field(default=-0.02, lt=0)
     reference_cache: str | None = None

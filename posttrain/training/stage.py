@@ -443,7 +443,9 @@ class DataStage(TrainingStage[WithData, T]):
 
     def identity(self) -> dict[str, Any]:
         """The recipe with inputs by digest, without paths that decide nothing."""
-        config = self.recipe.model_dump(mode="json", exclude={"out", "data", "reference_cache"})
+        # `few_pairs` has done its work: what it fitted stands in the recipe
+        without = {"out", "data", "reference_cache", "few_pairs"}
+        config = self.recipe.model_dump(mode="json", exclude=without)
         config["data_digest"] = self.data.digest
         if self.policy is not None:
             config["model"]["path"] = self.policy.digest

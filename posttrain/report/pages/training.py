@@ -200,6 +200,8 @@ _MARGIN_CURVES = (
 
 @ui.section("Margins and log-probabilities")
 def margins(stats: ui.Row, rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
+    if "fitted_to_pairs" in stats:
+        yield f"Fitted to the data. {stats['fitted_to_pairs']}."
     yield from curves(rows, _MARGIN_CURVES)
     if stats["chosen_fell"]:
         fall = -stats["lowest_chosen_change_per_token"]

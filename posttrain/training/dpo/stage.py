@@ -119,13 +119,16 @@ def accumulation(batch: int, micro: int, processes: int) -> int:
     return batch // (micro * processes)
 
 
-def fitting_overrides(draws: int, *, processes: int, micro: int, warmup: float) -> str:
-    """What to add to a command so that a run of at most `draws` pairs can start; "" for too few.
+def fitting_settings(
+    draws: int, *, processes: int, micro: int, warmup: float
+) -> dict[str, int] | None:
+    """Batch, steps, micro-batch and warm-up for a run of at most `draws` pairs, by the keys of the
+    recipe; None where there are fewer pairs than processes.
 
     Args:
         draws: pairs times how often each may come.
         micro: the recipe's pairs of a micro-batch.
-        warmup: the recipe's warm-up; a share of all steps below 1.
+        warmup: the recipe's warm-up; a share of all steps below 1, which fits any run.
     """
     # the largest power of two that leaves some steps
     batch = processes
@@ -133,20 +136,60 @@ def fitting_overrides(draws: int, *, processes: int, micro: int, warmup: float) 
         batch *= 2
     steps = draws // batch
     if not steps:
-        return ""
+        return None
     fitting_micro = max(
         n
         for n in range(1, batch // processes + 1)
         if batch % (n * processes) == 0 and n <= max(micro, 1)
     )
-    overrides = [
-        f"batch={batch}",
-        f"trainer.max_steps={steps}",
-        f"trainer.per_device_train_batch_size={fitting_micro}",
-    ]
+    settings = {
+        "batch": batch,
+        "trainer.max_steps": steps,
+        "trainer.per_device_train_batch_size": fitting_micro,
+    }
     if warmup >= 1:
-        overrides.append(f"trainer.warmup_steps={min(int(warmup), steps // 10)}")
-    return " ".join(overrides)
+        settings["trainer.warmup_steps"] = min(int(warmup), steps // 10)
+    return settings
+
+
+def fit_recipe(
+    recipe: DpoConfig, pairs: int, *, env: Mapping[str, str] = os.environ
+) -> tuple[DpoConfig, str | None]:
+    """The recipe with batch and steps that `pairs` pairs can fill, and a sentence on what changed;
+    the recipe itself and None where they fill its own, or where nothing fits."""
+    trainer = recipe.trainer
+    steps = trainer.get("max_steps", MAX_STEPS)
+    draws = pairs * recipe.max_epochs
+    if recipe.batch * steps <= draws:
+        return recipe, None
+    micro, processes = batch_layout(trainer, DPOConfig, env)
+    warmup = trainer.get("warmup_steps", 0)
+    settings = fitting_settings(draws, processes=processes, micro=micro, warmup=warmup)
+    if settings is None:
+        return recipe, None
+    before = {
+        "batch": recipe.batch,
+        "trainer.max_steps": steps,
+        "trainer.per_device_train_batch_size": micro,
+        "trainer.warmup_steps": warmup,
+    }
+    changes = [
+        f"{key} {before[key]:g} → {value}"
+        for key, value in settings.items()
+        if value != before[key]
+    ]
+    fitted_trainer = {
+        key.removeprefix("trainer."): value
+        for key, value in settings.items()
+        if key.startswith("trainer.")
+    }
+    fitted = recipe.model_copy(
+        update={"batch": settings["batch"], "trainer": trainer | fitted_trainer}
+    )
+    return fitted, (
+        f"{pairs:,} pairs × max_epochs {recipe.max_epochs} are fewer than the recipe draws "
+        f"({recipe.batch} × {steps}): {', '.join(changes)}"
+    )
 
 
 class DpoStage(DataStage[DpoConfig, PairTrainer]):
@@ -155,6 +198,13 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
     method = "dpo"
     data_kind = "dpo_data"
     scratch = REFERENCE
+
+    def __init__(self, recipe: DpoConfig) -> None:
+        super().__init__(recipe)
+        self.fitted: str | None = None
+        if recipe.few_pairs == "fit":
+            # before anything is derived from the recipe: batch and steps are part of what names a run
+            self.recipe, self.fitted = fit_recipe(recipe, len(self.pairs))
 
     def arguments(self, out: Path) -> DPOConfig:
         return dpo_arguments(self.recipe, out=out)
@@ -169,12 +219,13 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
                 "template"
             )
         processes = int(os.environ.get("WORLD_SIZE", "1"))
-        fitting = fitting_overrides(
+        settings = fitting_settings(
             len(self.pairs) * recipe.max_epochs,
             processes=processes,
             micro=args.per_device_train_batch_size,
             warmup=args.warmup_steps,
         )
+        fitting = " ".join(f"{key}={value}" for key, value in (settings or {}).items())
         check_enough(
             len(self.pairs),
             name="pairs",
@@ -232,7 +283,11 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
         check_batch(trainer, self.recipe.batch, name="pairs")
         model, pairs, layout = trainer.model, trainer.pairs, trainer.layout
         tokens = check_pairs(pairs, rows=embedding_rows(model), longest=positions(model.config))
-        return Preflight([("tokens", tokens)], {"layout": layout})
+        preflight = Preflight([("tokens", tokens)], {"layout": layout})
+        if self.fitted is not None:
+            preflight.lines.append(("fitted", self.fitted))
+            preflight.stats["fitted_to_pairs"] = self.fitted
+        return preflight
 
     def probe(self, trainer: PairTrainer) -> Preflight:
         """The layout measured on the model."""

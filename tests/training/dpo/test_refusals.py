@@ -12,13 +12,13 @@ from posttrain.config.dpo import DpoConfig
 from posttrain.config.load import validate
 from posttrain.errors import ConfigError, DataError
 from posttrain.records import Side, pair_to_row
-from posttrain.runs import Counts, Run
+from posttrain.runs import Counts, Run, read_artifact
 from posttrain.training.dpo.data import choose_layout, load_pairs, probe_layout
 from posttrain.training.dpo.stage import (
     DpoStage,
     accumulation,
     dpo_arguments,
-    fitting_overrides,
+    fitting_settings,
 )
 from posttrain.training.dpo.trainer import pair_order
 from posttrain.training.plan import check_batch, check_enough
@@ -106,17 +106,44 @@ def test_too_few_pairs_are_told_overrides_that_train(recipe):
 
 @pytest.mark.parametrize("draws", [*range(1, 40), 1000])
 @pytest.mark.parametrize("processes", [1, 2, 3])
-def test_fitting_overrides_divide_and_stay_within_the_pairs(draws: int, processes: int):
-    text = fitting_overrides(draws, processes=processes, micro=4, warmup=5)
-    if not text:
+def test_fitting_settings_divide_and_stay_within_the_pairs(draws: int, processes: int):
+    settings = fitting_settings(draws, processes=processes, micro=4, warmup=5)
+    if settings is None:
         assert draws < processes
         return
-    values = {
-        key.removeprefix("trainer."): int(n) for key, n in (p.split("=") for p in text.split())
-    }
-    assert values["batch"] * values["max_steps"] <= draws
-    assert values["warmup_steps"] < values["max_steps"]
-    assert accumulation(values["batch"], values["per_device_train_batch_size"], processes) >= 1
+    batch = settings["batch"]
+    assert batch * settings["trainer.max_steps"] <= draws
+    assert settings["trainer.warmup_steps"] < settings["trainer.max_steps"]
+    assert accumulation(batch, settings["trainer.per_device_train_batch_size"], processes) >= 1
+
+
+def test_few_pairs_are_taken_as_they_are_where_the_recipe_says_so(small, policy, tmp_path):
+    """8 pairs × 2 epochs, of the 400 that the recipe draws: two pairs a step for 8 steps."""
+    trainer = {"max_steps": 50, "warmup_steps": 5, "per_device_train_batch_size": 4}
+
+    def run_recipe(few_pairs: str, **keys) -> DpoConfig:
+        out = tmp_path / "fitted"
+        return make_recipe(small, policy, out, trainer, few_pairs=few_pairs, max_epochs=2, **keys)
+
+    with pytest.raises(ConfigError, match="add to the command: batch=2 trainer.max_steps=8"):
+        start(run_recipe("refuse"))
+    out = finish(run_recipe("fit"))
+    manifest = read_artifact(out)
+    assert manifest.stats["steps"] == 8
+    assert manifest.config["batch"] == 2
+    assert "batch 8 → 2, trainer.max_steps 50 → 8" in manifest.stats["fitted_to_pairs"]
+    assert "batch 8 → 2" in (out / "report.html").read_text()
+    # what was fitted names the run: the same settings, typed, are the same run
+    typed = run_recipe("refuse", batch=2)
+    typed.trainer.update(max_steps=8, warmup_steps=0, per_device_train_batch_size=2)
+    assert DpoStage(typed).identity() == DpoStage(run_recipe("fit")).identity()
+
+
+def test_a_recipe_that_the_pairs_fill_is_not_fitted(recipe):
+    filled = recipe({"max_steps": 1}, few_pairs="fit")
+    stage = DpoStage(filled)
+    assert stage.recipe == filled
+    assert "fitted_to_pairs" not in stage.prepare().preflight.stats
 
 
 def test_every_step_is_full_and_every_pair_comes_before_any_comes_again():
