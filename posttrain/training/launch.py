@@ -169,6 +169,27 @@ def check_precision(
         )
 
 
+def precision_advice(args: Any) -> str | None:
+    """A sentence where the other precision would be much faster on this CPU.
+
+    A product of 512 × 576 by 576 × 1,536 took 65 times as long in bfloat16 as in float32 on a CPU
+    with AVX2 alone; with AMX, training took about half as long.
+    """
+    # older versions of torch do not say what the CPU can do
+    if args.device.type != "cpu" or not hasattr(torch.cpu, "get_capabilities"):
+        return None
+    capabilities = torch.cpu.get_capabilities()
+    native = capabilities.get("amx_bf16") or capabilities.get("avx512_bf16")
+    if args.bf16 and not native:
+        return (
+            "this CPU has no instructions for bfloat16: it trains many times more slowly than in "
+            "float32; set trainer.bf16=false"
+        )
+    if capabilities.get("amx_bf16") and not args.bf16 and not args.fp16:
+        return "this CPU has AMX: trainer.bf16=true trains about twice as fast, less exactly"
+    return None
+
+
 def await_shared(out: Path, patience: float) -> None:
     """Wait until the output directory is there, which the main process has created by now.
 

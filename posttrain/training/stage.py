@@ -52,6 +52,7 @@ from posttrain.training.launch import (
     await_shared,
     check_device,
     check_launch,
+    precision_advice,
     read_launch,
 )
 from posttrain.training.output import (
@@ -289,8 +290,11 @@ class TrainingStage(ABC, Generic[Recipe, T]):
             trainer.on_placed = lambda: self._when_placed(trainer, launched)
         else:
             probe = self.probe(trainer)
-        chosen_pad = describe_choice(pad_before, special)
-        lines = [] if chosen_pad is None else [("pad", chosen_pad)]
+        lines = list[Line]()
+        if (advice := precision_advice(trainer.args)) is not None:
+            lines.append(("precision", advice))
+        if (chosen_pad := describe_choice(pad_before, special)) is not None:
+            lines.append(("pad", chosen_pad))
         stats = dict[str, Any]()
         base = recipe.model
         commit = None

@@ -5,10 +5,12 @@ import os
 import re
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.sft_config import SFTConfig
@@ -18,6 +20,7 @@ from posttrain.config.sft import OWNED_TRAINER_FIELDS, ModelConfig, trainer_fiel
 from posttrain.errors import ConfigError
 from posttrain.models.load import load_model
 from posttrain.tokens.tokenizer import SpecialTokens
+from posttrain.training.launch import precision_advice
 from posttrain.training.sft.stage import SftStage, sft_arguments
 from tests.training.conftest import MakeRecipe
 from tests.training.forks import forked
@@ -155,3 +158,31 @@ def test_a_model_that_is_not_there_is_one_sentence(path: str):
 def test_recipes_that_cannot_mean_anything(recipe: MakeRecipe, keys: dict, message: str):
     with pytest.raises(ConfigError, match=message):
         recipe(**keys)
+
+
+@pytest.mark.parametrize(
+    ("instructions", "bf16", "advice"),
+    [
+        ("", True, "set trainer.bf16=false"),
+        ("", False, None),
+        ("avx512_bf16", True, None),
+        ("avx512_bf16", False, None),
+        ("amx_bf16", True, None),
+        ("amx_bf16", False, "trainer.bf16=true trains about twice as fast"),
+    ],
+)
+def test_the_plan_says_which_precision_suits_the_cpu(
+    instructions: str, bf16: bool, advice: str | None, monkeypatch: pytest.MonkeyPatch
+):
+    capabilities = {"amx_bf16": False, "avx512_bf16": False, instructions: True}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    args = SimpleNamespace(device=torch.device("cpu"), bf16=bf16, fp16=False)
+    sentence = precision_advice(args)
+    assert (sentence is None) if advice is None else advice in (sentence or "")
+    assert precision_advice(SimpleNamespace(device=torch.device("cuda"))) is None
+
+
+def test_the_cpu_recipes_train_in_float32():
+    for name in ("sft", "dpo"):
+        recipe = yaml.safe_load(Path(f"recipes/cpu/{name}.yaml").read_text())
+        assert "bf16" not in recipe["trainer"]

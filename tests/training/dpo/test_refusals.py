@@ -125,7 +125,7 @@ def test_few_pairs_are_taken_as_they_are_where_the_recipe_says_so(small, policy,
         out = tmp_path / "fitted"
         return make_recipe(small, policy, out, trainer, few_pairs=few_pairs, max_epochs=2, **keys)
 
-    with pytest.raises(ConfigError, match="add to the command: batch=2 trainer.max_steps=8"):
+    with pytest.raises(ConfigError, match=r"add to the command: batch=2 trainer\.max_steps=8"):
         start(run_recipe("refuse"))
     out = finish(run_recipe("fit"))
     manifest = read_artifact(out)
