@@ -203,7 +203,7 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
         super().__init__(recipe)
         self.fitted: str | None = None
         if recipe.few_pairs == "fit":
-            # before anything is derived from the recipe: batch and steps are part of what names a run
+            # first of all: batch and steps are part of what names a run
             self.recipe, self.fitted = fit_recipe(recipe, len(self.pairs))
 
     def arguments(self, out: Path) -> DPOConfig:
