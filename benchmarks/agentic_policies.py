@@ -21,9 +21,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from posttrain.evaluation.agentic import failures
-from posttrain.rollouts import Completion, Prompt
-from posttrain.sampling.rollout import RolloutLimits, Task, roll_out
-from posttrain.sampling.sampler import Parameters
+from posttrain.rollouts import Completion, Parameters, Prompt, RolloutLimits
+from posttrain.sampling.rollout import Task, roll_out
 from reward.environments.agentic.base import Family, Final, Wrong
 from reward.environments.agentic.policies import ENVIRONMENT_OF, PolicySampler, policy_of
 from reward.environments.base import Script

@@ -33,8 +33,8 @@ from data_builders.pairs.offline import read_offline
 from data_builders.pairs.shards import read_pairs, write_pairs
 from posttrain.chat import ChatTemplate
 from posttrain.config.source import SourceConfig
-from posttrain.models.chat_template import chat_template_of
 from posttrain.records import Pair, message_to_template
+from posttrain.tokens.renderer import chat_template_of
 from posttrain.tokens.tokenizer import encoder_of, load_any_tokenizer
 from posttrain.versions import package_versions
 

@@ -39,14 +39,14 @@ from transformers import (
 
 from posttrain.chat import render
 from posttrain.config.backend import TransformersBackend
-from posttrain.models.chat_template import renderer_of
 from posttrain.models.inference import generation_stops, load_for_inference
 from posttrain.models.load import build_model
 from posttrain.records import Message
-from posttrain.rollouts import prompt_from_row
+from posttrain.rollouts import Parameters, prompt_from_row
 from posttrain.sampling.engines.decode import decode
 from posttrain.sampling.open import rendering_of
-from posttrain.sampling.sampler import EngineRequest, Parameters, seed_of
+from posttrain.sampling.sampler import EngineRequest, seed_of
+from posttrain.tokens.renderer import renderer_of
 from posttrain.tokens.tokenizer import encoder_of
 from posttrain.versions import package_versions
 from tests.models.tiny import TINY_ATTENTION, TINY_HYBRID

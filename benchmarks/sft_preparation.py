@@ -41,8 +41,8 @@ from data_builders.sft.prepare import Preparer, prepare
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.load import load_recipe
 from posttrain.config.source import SourceConfig
-from posttrain.models.chat_template import load_data_renderer
 from posttrain.records import Example, message_to_template
+from posttrain.tokens.renderer import load_data_renderer
 from posttrain.tokens.tokenizer import load_any_tokenizer
 from posttrain.versions import package_versions
 

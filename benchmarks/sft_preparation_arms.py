@@ -41,7 +41,7 @@ from data_builders.workers import Serial
 from posttrain.chat import profile_of
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.load import load_recipe
-from posttrain.models.chat_template import DataRenderer, load_data_renderer
+from posttrain.tokens.renderer import DataRenderer, load_data_renderer
 from posttrain.tokens.supervision import Marks
 from posttrain.tokens.tokenizer import encoder_of, load_any_tokenizer
 

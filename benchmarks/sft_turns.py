@@ -27,9 +27,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from data_builders.sft.part import BATCH_ROWS
 from posttrain.chat import training_samples
 from posttrain.config.build_sft import SftTokenizer
-from posttrain.models.chat_template import DataRenderer, load_data_renderer
 from posttrain.records import Example, Message, make_example
 from posttrain.tokens.encode import distinct_texts, encode_samples
+from posttrain.tokens.renderer import DataRenderer, load_data_renderer
 
 TURNS = (1, 2, 4, 8, 16, 32)
 _LONGEST = 4000  # characters of an exchange: long ones would drown what is measured

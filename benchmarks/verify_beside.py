@@ -25,11 +25,10 @@ from transformers import AutoModelForCausalLM
 from posttrain.config.backend import Rendering
 from posttrain.group_rewards import Group
 from posttrain.records import Message, Score
-from posttrain.rollouts import Completion, Prompt
+from posttrain.rollouts import Completion, Parameters, Prompt, RolloutLimits
 from posttrain.sampling.open import rendering_of
 from posttrain.sampling.render import RenderedSampler
-from posttrain.sampling.rollout import RolloutLimits, Task, roll_out
-from posttrain.sampling.sampler import Parameters
+from posttrain.sampling.rollout import Task, roll_out
 from posttrain.training.rl.policy import InProcess
 from reward.rlvr import Domain, RoutedReward
 

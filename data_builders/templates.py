@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from data_builders.keyed import key64, unit
-from posttrain.chat.parse import ParsedCompletion
 from posttrain.config.build_sft import SftAugment
 from posttrain.config.prompts import AnySource
 from posttrain.config.templates import PLACEHOLDER, PromptTemplate, fill
 from posttrain.records import Example, with_messages
-from posttrain.rollouts import Completion, Prompt, Step
+from posttrain.rollouts import Completion, ParsedCompletion, Prompt, Step
 from reward.graders.base import Attempt, Grader
 
 SHORT = 80  # characters of a reply that is a bare answer

@@ -1,4 +1,4 @@
-"""Prompts, and all that a model generated for them: steps and completions; torch-free.
+"""Prompts, how they are sampled, and all that a model generated for them; torch-free.
 
 Token ids are those that were sampled, never a rendering of what was parsed.
 """
@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from posttrain.chat.parse import ParsedCompletion
 from posttrain.records import Message, ToolCall, message_from_row, message_to_row
 
 Finish = Literal["stop", "length", "turn_limit", "token_limit", "failed"]
 FINISHES: tuple[Finish, ...] = get_args(Finish)
 TRUNCATED: tuple[Finish, ...] = ("length", "turn_limit", "token_limit")
+ENVIRONMENT_SECONDS = 900.0  # of what an environment does at once, which may ask a server twice
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,71 @@ class Prompt:
     source: str = ""
     metadata: str = "{}"
     template: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """How to sample one step.
+
+    `temperature` 0 is greedy; `top_k` 0 keeps all. `max_tokens` bounds a step's new tokens, forced
+    ids included. `logps` asks for the log-probability of each sampled token.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_tokens: int = 1024
+    logps: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutLimits:
+    """What a completion may take.
+
+    `parameters.max_tokens` bounds a step, `max_tokens` all that the model writes in all steps,
+    `max_turns` the steps. `tools_at_once` bounds the rollouts whose calls run at the same time:
+    programs that share few cores too widely run into their time limits. `environment_seconds` is
+    the time of a call, or of a user's reply; None: a person may take any.
+    """
+
+    parameters: Parameters
+    max_turns: int = 8
+    max_tokens: int | None = None
+    tools_at_once: int = 4
+    environment_seconds: float | None = ENVIRONMENT_SECONDS
+
+
+Problem = Literal[
+    "unclosed_think",  # the trace never closed: there is no answer
+    "two_closings",  # a second </think>
+    "unexpected_think",  # a think tag where reasoning is off, or a second <think>
+    "half_call",  # a call that was opened and not completed
+    "malformed_call",  # a complete <tool_call> block that is no call
+    "argument_type",  # an argument that is not of its declared type, kept as text
+    "text_after_call",  # text behind a call, which the format forbids
+    "text_after_end",  # text behind the end token, kept in `after_end`
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedCompletion:
+    """One completion, taken apart.
+
+    `reasoning` is `None` with thinking off; `finished` says whether the end token was there.
+    """
+
+    reasoning: str | None
+    answer: str
+    tool_calls: tuple[ToolCall, ...]
+    problems: tuple[Problem, ...]
+    finished: bool
+    after_end: str = ""
+
+    def message(self) -> Message:
+        """The assistant message this completion is."""
+        return Message(
+            "assistant", self.answer, reasoning=self.reasoning, tool_calls=self.tool_calls
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,10 +28,10 @@ from data_builders.sft.inputs import Input, as_stats
 from posttrain.config.build_genrm import BuildGenRmConfig, PreferenceSource
 from posttrain.config.build_sft import TokenizerConfig
 from posttrain.errors import DataError, RenderError
-from posttrain.models.chat_template import load_renderer
 from posttrain.records import Message, json_text
 from posttrain.rollouts import Prompt, prompt_to_row
 from posttrain.runs import Counts
+from posttrain.tokens.renderer import load_renderer
 from posttrain.tokens.tokenizer import encoder_of
 from reward.judge.prompt import judging_messages
 from reward.judge.quoting import quoted

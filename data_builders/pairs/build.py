@@ -39,10 +39,10 @@ from data_builders.sft.shards import write_jsonl
 from posttrain.config.build_dpo import BuildDpoConfig
 from posttrain.config.build_sft import TokenizerConfig
 from posttrain.errors import ConfigError
-from posttrain.models.chat_template import PromptRenderer, load_renderer
 from posttrain.records import Category, Pair, Side, json_text
 from posttrain.rollouts import Prompt
 from posttrain.runs import Counts, Manifest
+from posttrain.tokens.renderer import PromptRenderer, load_renderer
 from posttrain.tokens.tokenizer import encoder_of, special_ids
 from reward.graders.base import Grader
 

@@ -58,8 +58,8 @@ def evaluation_plan(
     """
     from posttrain.evaluation.run import JOURNALS, LABELS, units_of
     from posttrain.evaluation.stage import EvaluationPlan
-    from posttrain.models.chat_template import renderer_of
     from posttrain.sampling.open import checkpoint_parents
+    from posttrain.tokens.renderer import renderer_of
 
     out = Path(recipe.out)
     parents: list[Parent] = []

@@ -24,7 +24,6 @@ from data_builders.sft.inputs import Input, evaluation_files, load_decontaminato
 from posttrain.config.sample import ProfileConfig
 from posttrain.errors import DataError
 from posttrain.jsontext import jsonl_rows
-from posttrain.models.chat_template import PromptRenderer
 from posttrain.models.room import check_room, positions_of, prompt_lengths
 from posttrain.records import json_text, make_example
 from posttrain.rollouts import Completion, Prompt
@@ -38,6 +37,7 @@ from posttrain.runs import (
 )
 from posttrain.sampling.generate import make_samples, read_prompts
 from posttrain.sampling.progress import SampleStats
+from posttrain.tokens.renderer import PromptRenderer
 from posttrain.tokens.tokenizer import encoder_of
 from reward.rlvr import Verified, verify_all
 

@@ -42,7 +42,7 @@ from posttrain.tokens.encode import batches
 from posttrain.versions import package_versions
 
 if TYPE_CHECKING:  # loads transformers
-    from posttrain.models.chat_template import DataRenderer
+    from posttrain.tokens.renderer import DataRenderer
 
 BATCH_ROWS = 128
 BATCH_CHARACTERS = 4_000_000  # a batch of long rows is smaller, so that memory knows a bound

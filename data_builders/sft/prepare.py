@@ -42,7 +42,7 @@ from posttrain.records import Example, with_messages
 from posttrain.tokens.encode import TokenSequence, clip, distinct_texts, encode_samples
 
 if TYPE_CHECKING:  # loads transformers
-    from posttrain.models.chat_template import DataRenderer
+    from posttrain.tokens.renderer import DataRenderer
 
 LEFT_OUT = "left_out_"  # and the kind of what a template leaves out: the reason of a drop
 # text → the character span of each of its tokens

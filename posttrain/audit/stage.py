@@ -10,11 +10,9 @@ from rich.console import Console
 
 from posttrain.audit.figures import Audit, audit_set
 from posttrain.audit.limits import bounds, violations
-from posttrain.audit.marks import marks_of
 from posttrain.audit.reader import SetReader, data_files
 from posttrain.config.audit import AuditConfig
 from posttrain.hashing import sha256_file
-from posttrain.models.chat_template import AuditTokens, audit_tokens
 from posttrain.records import json_text
 from posttrain.report.console import open_console, print_sections
 from posttrain.report.pages.supervision import ROWS, supervision
@@ -29,6 +27,8 @@ from posttrain.runs import (
     parent_of,
     read_artifact,
 )
+from posttrain.tokens.marks import marks_of
+from posttrain.tokens.renderer import AuditTokens, audit_tokens
 
 KIND = "audit"
 

@@ -12,47 +12,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from posttrain.chat.reasoning import CLOSE, OPEN
 from posttrain.jsontext import load_json
-from posttrain.records import Message, ToolCall, json_text
-
-Problem = Literal[
-    "unclosed_think",  # the trace never closed: there is no answer
-    "two_closings",  # a second </think>
-    "unexpected_think",  # a think tag where reasoning is off, or a second <think>
-    "half_call",  # a call that was opened and not completed
-    "malformed_call",  # a complete <tool_call> block that is no call
-    "argument_type",  # an argument that is not of its declared type, kept as text
-    "text_after_call",  # text behind a call, which the format forbids
-    "text_after_end",  # text behind the end token, kept in `after_end`
-]
-
+from posttrain.records import ToolCall, json_text
+from posttrain.rollouts import ParsedCompletion, Problem
 
 CLOSING = f"\n{CLOSE}\n"  # as Nemotron's template writes it
-
-
-@dataclass(frozen=True, slots=True)
-class ParsedCompletion:
-    """One completion, taken apart.
-
-    `reasoning` is `None` with thinking off; `finished` says whether the end token was there.
-    """
-
-    reasoning: str | None
-    answer: str
-    tool_calls: tuple[ToolCall, ...]
-    problems: tuple[Problem, ...]
-    finished: bool
-    after_end: str = ""
-
-    def message(self) -> Message:
-        """The assistant message this completion is."""
-        return Message(
-            "assistant", self.answer, reasoning=self.reasoning, tool_calls=self.tool_calls
-        )
 
 
 def parse_completion(

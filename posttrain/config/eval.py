@@ -21,7 +21,7 @@ from posttrain.config.prompts import (
 from posttrain.config.sample import SamplingConfig, ToolLoopSampling, check_chat
 from posttrain.config.templates import Templates, check_templates
 from posttrain.errors import ConfigError
-from posttrain.sampling.sampler import Parameters
+from posttrain.rollouts import Parameters
 
 Share = Annotated[float, Field(ge=0, le=1)]
 _NAME = re.compile(r"[\w+-][\w.+-]*")

@@ -13,7 +13,7 @@ from posttrain.config.base import Strict
 from posttrain.config.load import validate
 from posttrain.config.paths import is_hub_id
 from posttrain.errors import ConfigError
-from posttrain.sampling.sampler import Parameters
+from posttrain.rollouts import Parameters
 
 GENERATION_CONFIG = "generation_config.json"
 

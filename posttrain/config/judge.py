@@ -9,7 +9,7 @@ from pydantic import Field
 
 from posttrain.config.backend import REACHING, BackendConfig, check_checkpoint
 from posttrain.config.base import Strict, source
-from posttrain.sampling.sampler import Parameters
+from posttrain.rollouts import Parameters
 
 _REFERENCE, _PAPER = source("NVIDIA's genrm_compare"), source("paper, 3.3.2")
 LayoutName = Literal["auto", "roles", "message", "compact"]

@@ -11,8 +11,7 @@ from posttrain.config.generation import UNSTATED, TokenChoice, choice_line, gene
 from posttrain.config.judge import LabelJudgeConfig
 from posttrain.config.overlap import DecontaminationConfig
 from posttrain.config.prompts import NO_TOOLS, AnySource, Setting, check_prompts
-from posttrain.sampling.rollout import RolloutLimits
-from posttrain.sampling.sampler import Parameters
+from posttrain.rollouts import Parameters, RolloutLimits
 
 
 class SamplingConfig(TokenChoice):

@@ -21,10 +21,10 @@ from posttrain.conversation.terminal import Terminal
 from posttrain.environments.base import Toolbox
 from posttrain.errors import ConfigError
 from posttrain.records import Message, json_text
-from posttrain.rollouts import Completion, Prompt
+from posttrain.rollouts import Completion, Prompt, RolloutLimits
 from posttrain.sampling.engines.chat import Kind, StreamingChatSampler
 from posttrain.sampling.engines.http import Client
-from posttrain.sampling.rollout import Rollout, RolloutLimits
+from posttrain.sampling.rollout import Rollout
 from posttrain.sampling.sampler import Ids, Sampler, unframing
 
 _TAIL = 16  # tokens at the end of a prompt that show whether it opens the reasoning
@@ -179,10 +179,10 @@ def open_checkpoint(
     # imported here: a server needs neither torch nor a tokenizer
     from transformers.utils.logging import disable_progress_bar
 
-    from posttrain.models.chat_template import chat_template_of
     from posttrain.models.inference import generation_stops, load_for_inference, weights_digest
     from posttrain.sampling.engines.transformers import StreamingEngine
     from posttrain.sampling.render import RenderedSampler
+    from posttrain.tokens.renderer import chat_template_of
     from posttrain.tokens.tokenizer import encoder_of, largest_id, load_any_tokenizer
 
     disable_progress_bar()

@@ -16,12 +16,11 @@ from typing import Any, Protocol, runtime_checkable
 from posttrain.errors import ConfigError
 from posttrain.jsontext import first_error, load_json, writable
 from posttrain.records import json_text
-from posttrain.rollouts import Prompt
+from posttrain.rollouts import ENVIRONMENT_SECONDS, Prompt
 from posttrain.time_limits import in_thread, limited, limited_step
 
 RESULT_CHARACTERS = 8192
 TOOL_SECONDS = 300.0  # of one tool; the sandbox and servers have shorter limits
-ENVIRONMENT_SECONDS = 900.0  # of what an environment does at once, which may ask a server twice
 _MESSAGE_CHARACTERS = 200
 
 

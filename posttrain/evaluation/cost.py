@@ -20,9 +20,9 @@ from posttrain.config.eval import EvalConfig, Price
 from posttrain.evaluation.journal import read_lines
 from posttrain.evaluation.metrics import correct
 from posttrain.evaluation.run import INSPECT, Record, Unit, by_unit
-from posttrain.models.chat_template import PromptRenderer
 from posttrain.rollouts import Completion, Step, prompt_to_row
 from posttrain.runs import atomic_write_json
+from posttrain.tokens.renderer import PromptRenderer
 
 if TYPE_CHECKING:
     from posttrain.sampling.measure import SamplingSpeed

@@ -18,7 +18,7 @@ from posttrain.errors import DataError
 from posttrain.evaluation.compare import differences, length_difference, rate_difference
 from posttrain.evaluation.intervals import Values, length, rate
 from posttrain.hashing import digest_of
-from posttrain.rollouts import Completion, Prompt
+from posttrain.rollouts import Completion, Prompt, RolloutLimits
 from posttrain.runs import (
     Counts,
     Manifest,
@@ -40,7 +40,6 @@ from posttrain.sampling.generate import (
 )
 from posttrain.sampling.open import opened_sampler
 from posttrain.sampling.progress import ProgressBar
-from posttrain.sampling.rollout import RolloutLimits
 
 KIND = "genrm_evaluation"
 WORK, RECORDS, METRICS, EXAMPLES = "work", "records", "metrics.json", "examples.jsonl"

@@ -57,7 +57,6 @@ from posttrain.evaluation.run import (
 from posttrain.evaluation.sensitivity import sensitivity_rows
 from posttrain.hashing import digest_of
 from posttrain.jsontext import printable
-from posttrain.models.chat_template import PromptRenderer, message_text
 from posttrain.report.console import print_sections
 from posttrain.report.pages.evaluation import estimated
 from posttrain.report.write import show_finished, show_up_to_date, write_report
@@ -74,6 +73,7 @@ from posttrain.sampling.open import opened_sampler, refuse_prompts_beyond_contex
 from posttrain.sampling.progress import ProgressBar
 from posttrain.sampling.rollout import OpenEnvironment
 from posttrain.sampling.sampler import Sampler
+from posttrain.tokens.renderer import PromptRenderer, message_text
 from posttrain.tokens.tokenizer import encoder_of
 from posttrain.versions import package_versions
 

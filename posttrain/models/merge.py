@@ -18,7 +18,6 @@ from posttrain.config.sft import ModelConfig
 from posttrain.errors import ConfigError
 from posttrain.hashing import sha256_file
 from posttrain.models.adapters import adapted_model
-from posttrain.models.chat_template import chat_template_of
 from posttrain.models.inference import weights_digest
 from posttrain.models.load import embedding_rows, set_special_tokens
 from posttrain.publish.card import CARD, checkpoint_card, origins_of
@@ -32,6 +31,7 @@ from posttrain.runs import (
     parent_of,
     read_artifact,
 )
+from posttrain.tokens.renderer import chat_template_of
 from posttrain.tokens.tokenizer import largest_id, load_any_tokenizer, special_tokens
 
 MergeDtype = Literal["float32", "bfloat16"]

@@ -8,9 +8,10 @@ from typing import Any
 
 import transformers
 
-from posttrain.chat import ChatTemplate, render, writes_reasoning
+from posttrain.chat import ChatTemplate, writes_reasoning
 from posttrain.errors import ConfigError, DataError, RenderError
 from posttrain.rollouts import Prompt
+from posttrain.tokens.renderer import prompt_text
 from posttrain.tokens.tokenizer import Encoder
 
 NO_LIMIT = 1 << 60
@@ -61,17 +62,6 @@ def prompt_lengths(
         except RenderError as error:
             raise DataError(f"prompt {prompt.id!r} cannot be rendered: {error}") from error
     return [len(encoded) for encoded in encoder.encode(texts)]
-
-
-def prompt_text(prompt: Prompt, template: ChatTemplate) -> str:
-    """What a model is given to continue."""
-    return render(
-        prompt.messages,
-        template,
-        tools=prompt.tools,
-        add_generation_prompt=True,
-        enable_thinking=prompt.thinking,
-    )
 
 
 def check_room(

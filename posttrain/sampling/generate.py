@@ -25,6 +25,7 @@ from posttrain.records import json_text
 from posttrain.rollouts import (
     Completion,
     Prompt,
+    RolloutLimits,
     completion_from_row,
     completion_to_row,
     prompt_from_row,
@@ -41,12 +42,12 @@ from posttrain.runs import (
 )
 from posttrain.sampling.engines.http import ServerDown
 from posttrain.sampling.progress import ERROR_LENGTH, ProgressBar, SampleStats
-from posttrain.sampling.rollout import OpenEnvironment, RolloutLimits, Task, roll_out_each
+from posttrain.sampling.rollout import OpenEnvironment, Task, roll_out_each
 from posttrain.sampling.sampler import Sampler
 from posttrain.timing import duration
 
 if TYPE_CHECKING:
-    from posttrain.models.chat_template import PromptRenderer
+    from posttrain.tokens.renderer import PromptRenderer
 
 MADE_BY = "made_by.json"
 Key = tuple[str, int]  # prompt id, index

@@ -17,13 +17,14 @@ from posttrain.config.backend import (
     VllmBackend,
 )
 from posttrain.config.paths import checkpoint_dtype
-from posttrain.models.room import positions, prompt_text
-from posttrain.rollouts import Prompt
+from posttrain.models.room import positions
+from posttrain.rollouts import Parameters, Prompt
 from posttrain.sampling.engines.decode import decode
 from posttrain.sampling.engines.transformers import TransformersEngine
 from posttrain.sampling.render import RenderedSampler
-from posttrain.sampling.sampler import EngineRequest, Ids, Parameters, Sampler
+from posttrain.sampling.sampler import EngineRequest, Ids, Sampler
 from posttrain.timing import scale_up
+from posttrain.tokens.renderer import prompt_text
 
 # a dry run takes less than a minute, loading the models included
 MEASURING_SECONDS = 15.0

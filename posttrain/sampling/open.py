@@ -22,13 +22,13 @@ from posttrain.config.backend import (
 )
 from posttrain.config.grpo import LoraServer
 from posttrain.errors import ConfigError
-from posttrain.models.chat_template import PromptRenderer, chat_template_of
 from posttrain.models.room import prompt_lengths
 from posttrain.rollouts import Prompt
 from posttrain.runs import MANIFEST, Parent, parent_of, read_artifact
 from posttrain.sampling.engines.http import Client
 from posttrain.sampling.render import RenderedSampler, StepReader, TurnFormat
 from posttrain.sampling.sampler import Sampler
+from posttrain.tokens.renderer import PromptRenderer, chat_template_of
 from posttrain.tokens.tokenizer import Encoder, encoder_of, largest_id, load_any_tokenizer
 
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from posttrain.environments.base import (
-    ENVIRONMENT_SECONDS,
     Environment,
     EnvironmentFault,
     ScriptedUser,
@@ -27,11 +26,10 @@ from posttrain.environments.base import (
 )
 from posttrain.jsontext import load_json
 from posttrain.records import Message, ToolCall
-from posttrain.rollouts import Completion, Finish, Prompt, Step
+from posttrain.rollouts import Completion, Finish, Prompt, RolloutLimits, Step
 from posttrain.sampling.sampler import (
     Generation,
     IncrementalSampler,
-    Parameters,
     Progress,
     Request,
     Sampler,
@@ -49,23 +47,6 @@ class Task:
     prompt: Prompt
     index: int
     seed: int
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutLimits:
-    """What a completion may take.
-
-    `parameters.max_tokens` bounds a step, `max_tokens` all that the model writes in all steps,
-    `max_turns` the steps. `tools_at_once` bounds the rollouts whose calls run at the same time:
-    programs that share few cores too widely run into their time limits. `environment_seconds` is
-    the time of a call, or of a user's reply; None: a person may take any.
-    """
-
-    parameters: Parameters
-    max_turns: int = 8
-    max_tokens: int | None = None
-    tools_at_once: int = 4
-    environment_seconds: float | None = ENVIRONMENT_SECONDS
 
 
 async def roll_out(

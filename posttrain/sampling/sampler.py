@@ -11,25 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from posttrain.records import Message
-from posttrain.rollouts import Step
+from posttrain.rollouts import Parameters, Step
 
 Ids = Sequence[int]
 Progress = Callable[[int], None] | None  # gets the number of new tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Parameters:
-    """How to sample one step.
-
-    `temperature` 0 is greedy; `top_k` 0 keeps all. `max_tokens` bounds a step's new tokens, forced
-    ids included. `logps` asks for the log-probability of each sampled token.
-    """
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    max_tokens: int = 1024
-    logps: bool = False
 
 
 @dataclass(frozen=True, slots=True)

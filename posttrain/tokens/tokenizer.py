@@ -47,7 +47,7 @@ _PART_AT_LINES = ("cl100k, llama_3", "qwen_2", "qwen_3_5", "tekken, nemotron", "
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
     """`end_id` closes an assistant turn, generation stops at `stop_ids`; in training `pad_id` is
-    none of them (`posttrain/models/pad.py`)."""
+    none of them (`posttrain/tokens/pad.py`)."""
 
     end_token: str
     end_id: int

@@ -22,9 +22,7 @@ from posttrain.config.grpo import ColocatedVllm
 from posttrain.config.sft import SftConfig, TrainingRecipe
 from posttrain.errors import PosttrainError
 from posttrain.models.adapters import adapter_reach, lora_config, quantization_config
-from posttrain.models.chat_template import chat_template_of
 from posttrain.models.load import choose_attention, load_checkpoint, load_model
-from posttrain.models.pad import describe_choice, training_tokens
 from posttrain.report.live import write_interrupted, write_unfinished
 from posttrain.report.write import ensure_report
 from posttrain.revisions import loaded_commit
@@ -39,6 +37,8 @@ from posttrain.runs import (
     refusing_full_disk,
     write_seconds,
 )
+from posttrain.tokens.pad import describe_choice, training_tokens
+from posttrain.tokens.renderer import chat_template_of
 from posttrain.tokens.tokenizer import (
     SpecialTokens,
     check_same_tokenizer,

@@ -19,12 +19,19 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, ClassVar, cast
 
-from posttrain.chat.parse import ParsedCompletion
-from posttrain.environments.base import ENVIRONMENT_SECONDS, Environment, ScriptedUser
+from posttrain.environments.base import Environment, ScriptedUser
 from posttrain.errors import ConfigError, DataError
 from posttrain.jsontext import encode_json
 from posttrain.records import NO_ANSWER, ROLES, Message, Score, ToolCall, content_id, json_text
-from posttrain.rollouts import Completion, Prompt, Step, completion_to_row, prompt_to_row
+from posttrain.rollouts import (
+    ENVIRONMENT_SECONDS,
+    Completion,
+    ParsedCompletion,
+    Prompt,
+    Step,
+    completion_to_row,
+    prompt_to_row,
+)
 from posttrain.time_limits import limited
 from reward.graders.base import Attempt, before_reading, one_line
 from reward.graders.workers import SHARED_WORKERS

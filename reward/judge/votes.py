@@ -16,7 +16,8 @@ from posttrain.errors import JudgeError
 from posttrain.group_rewards import Failure
 from posttrain.jsontext import load_json
 from posttrain.records import Message, json_text
-from posttrain.sampling.sampler import Generation, Parameters, Request, seed_of
+from posttrain.rollouts import Parameters
+from posttrain.sampling.sampler import Generation, Request, seed_of
 from reward.judge.verdict import Verdict, parse_verdict, preferred
 
 _SHOWN = 200  # characters of an answer in a message

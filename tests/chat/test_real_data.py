@@ -14,8 +14,8 @@ from data_builders.rows.read import read_examples
 from posttrain.chat import nemotron_3_nano_template, parse_completion, render, training_samples
 from posttrain.config.filters import Filters, StructuralFilters
 from posttrain.config.source import SourceConfig
-from posttrain.models.chat_template import chat_template_of
 from posttrain.records import Example, Message, with_messages
+from posttrain.tokens.renderer import chat_template_of
 from tests.chat.reference import naive_sequences, spans_of
 
 NANO = nemotron_3_nano_template()

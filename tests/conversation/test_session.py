@@ -18,10 +18,11 @@ import pytest
 from posttrain.config.backend import TransformersBackend
 from posttrain.errors import ConfigError
 from posttrain.records import Message
+from posttrain.rollouts import Parameters
 from posttrain.sampling.engines.chat import StreamedMessage
 from posttrain.sampling.engines.transformers import TextPieces
 from posttrain.sampling.open import opened_sampler
-from posttrain.sampling.sampler import Parameters, Request, seed_of
+from posttrain.sampling.sampler import Request, seed_of
 from scripts.chat import main
 from tests.sampling.small_models import byte_tokenizer
 from tests.sampling.test_open import write_checkpoint

@@ -16,9 +16,8 @@ from posttrain.conversation.session import REFUSED, Session
 from posttrain.conversation.terminal import TagSplitter, Terminal, printable
 from posttrain.environments.base import open_toolkit
 from posttrain.records import Message
-from posttrain.rollouts import Step
-from posttrain.sampling.rollout import RolloutLimits
-from posttrain.sampling.sampler import Generation, Parameters, Request
+from posttrain.rollouts import Parameters, RolloutLimits, Step
+from posttrain.sampling.sampler import Generation, Request
 
 CALL = '<tool_call>\n{"name": "calculate", "arguments": {"expression": "7*8"}}\n</tool_call>'
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import yaml
 
-from posttrain.chat.parse import ParsedCompletion
 from posttrain.errors import ConfigError
 from posttrain.evaluation.agentic import (
     PRECEDENCE,
@@ -27,7 +26,7 @@ from posttrain.evaluation.run import Record, read_records
 from posttrain.records import Message, Score, ToolCall
 from posttrain.report.pages.agentic import failing_step, in_words
 from posttrain.report.pages.agentic import figures as sections
-from posttrain.rollouts import Completion, Prompt, Step
+from posttrain.rollouts import Completion, ParsedCompletion, Prompt, Step
 from tests.data_builders.small_build import script
 
 TOOLS = json.dumps([{"type": "function", "function": {"name": "read", "parameters": {

@@ -9,14 +9,20 @@ from typing import Any
 
 import pytest
 
-from posttrain.chat.parse import ParsedCompletion
 from posttrain.config.eval import Price
 from posttrain.errors import DataError
 from posttrain.evaluation.cost import busy_seconds, cost_rows, money, tokens_of
 from posttrain.evaluation.journal import NOT_KEPT, JournaledSampler, TimedSampler, read_lines
 from posttrain.records import Message
-from posttrain.rollouts import Completion, Step, step_from_row, step_to_row
-from posttrain.sampling.sampler import Generation, Parameters, Request
+from posttrain.rollouts import (
+    Completion,
+    Parameters,
+    ParsedCompletion,
+    Step,
+    step_from_row,
+    step_to_row,
+)
+from posttrain.sampling.sampler import Generation, Request
 from tests.evaluation.scripted import ScriptedSampler, record, turn
 
 PARSED = ParsedCompletion("because", "56", (), (), True)

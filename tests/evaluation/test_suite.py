@@ -13,13 +13,12 @@ import yaml
 pytest.importorskip("inspect_ai")
 
 from data_builders.registry import EnvironmentGrader
-from posttrain.chat.parse import ParsedCompletion
 from posttrain.config.eval import EvalSetting, InspectTask
 from posttrain.config.judge import LabelJudgeConfig
 from posttrain.errors import ConfigError, DataError
 from posttrain.evaluation.inspect_adapter.tasks import task_prompts
 from posttrain.evaluation.run import read_run
-from posttrain.rollouts import Completion, Step
+from posttrain.rollouts import Completion, ParsedCompletion, Step
 from reward.environments.judged import EquivalenceEnvironment
 from reward.graders.base import Attempt
 from reward.judge.judge import JudgeSampler

@@ -13,10 +13,9 @@ from unittest.mock import patch
 import pytest
 import yaml
 
-from posttrain.chat.parse import ParsedCompletion
 from posttrain.errors import ConfigError
 from posttrain.evaluation.win_rate import Duel, win_rows
-from posttrain.rollouts import Completion, Step
+from posttrain.rollouts import Completion, ParsedCompletion, Step
 from posttrain.runs import read_artifact
 from posttrain.sampling.sampler import Request
 from tests.data_builders.small_build import script

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from posttrain.errors import ConfigError
-from posttrain.models.chat_template import chat_template_of
 from posttrain.models.room import check_room
 from posttrain.records import Message
 from posttrain.rollouts import Prompt
+from posttrain.tokens.renderer import chat_template_of
 from tests.sampling.small_models import byte_tokenizer
 
 PROMPT = Prompt("p", "t", "s", (Message("user", "q"),), thinking=True)

@@ -14,11 +14,11 @@ from posttrain.chat.template import ChatTemplate, trl_templates
 from posttrain.config.backend import ChatBackend
 from posttrain.errors import ConfigError
 from posttrain.records import Message, ToolCall
-from posttrain.rollouts import Step
+from posttrain.rollouts import Parameters, Step
 from posttrain.sampling.engines.chat import ChatSampler
 from posttrain.sampling.engines.http import Client, RequestFailed
 from posttrain.sampling.render import StepReader, TurnFormat
-from posttrain.sampling.sampler import EngineOutput, Parameters, Request
+from posttrain.sampling.sampler import EngineOutput, Request
 from posttrain.tokens.tokenizer import encoder_of
 from tests.sampling.small_models import byte_tokenizer
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from posttrain.rollouts import Parameters
 from posttrain.sampling.engines.choose import RowParameters, choose, uniforms
-from posttrain.sampling.sampler import Parameters
 
 CPU = torch.device("cpu")
 DRAWS = 20_000

@@ -10,9 +10,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from posttrain.errors import DataError
+from posttrain.rollouts import Parameters
 from posttrain.sampling.engines.decode import PREFILL, decode, prefill_positions
 from posttrain.sampling.engines.transformers import TransformersEngine
-from posttrain.sampling.sampler import Budget, EngineOutput, EngineRequest, Parameters
+from posttrain.sampling.sampler import Budget, EngineOutput, EngineRequest
 from tests.sampling.small_models import CONFIGS, full_logps, plain_greedy, small_model
 
 STOPS = (2, 5, 77)

@@ -10,9 +10,10 @@ import pytest
 
 from posttrain.config.backend import ChatBackend
 from posttrain.errors import ConfigError
+from posttrain.rollouts import Parameters
 from posttrain.sampling.engines.http import Client, RequestFailed, ServerDown
 from posttrain.sampling.engines.vllm import CompletionsEngine
-from posttrain.sampling.sampler import Budget, EngineRequest, Parameters
+from posttrain.sampling.sampler import Budget, EngineRequest
 from tests.sampling.stub_server import CLOSE, END, Stub
 
 

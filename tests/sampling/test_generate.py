@@ -12,12 +12,12 @@ import pytest
 from rich.console import Console
 
 from posttrain.errors import DataError
-from posttrain.rollouts import Completion, completion_from_row
+from posttrain.rollouts import Completion, Parameters, RolloutLimits, completion_from_row
 from posttrain.sampling.engines.http import ServerDown
 from posttrain.sampling.generate import Journal, generate, line_of, read_completions
 from posttrain.sampling.progress import ProgressBar, SampleStats
-from posttrain.sampling.rollout import RolloutLimits, Task
-from posttrain.sampling.sampler import Parameters, Request
+from posttrain.sampling.rollout import Task
+from posttrain.sampling.sampler import Request
 from tests.sampling.scripted import END, FAIL, Adder, Scripted, call, question
 
 LIMITS = RolloutLimits(Parameters(max_tokens=400), max_turns=4)

@@ -13,9 +13,9 @@ import pytest
 from posttrain import time_limits
 from posttrain.errors import ConfigError
 from posttrain.records import Message, ToolCall
-from posttrain.rollouts import Completion, Prompt
-from posttrain.sampling.rollout import RolloutLimits, Task, roll_out
-from posttrain.sampling.sampler import Generation, Parameters, Request, seed_of
+from posttrain.rollouts import Completion, Parameters, Prompt, RolloutLimits
+from posttrain.sampling.rollout import Task, roll_out
+from posttrain.sampling.sampler import Generation, Request, seed_of
 from tests.sampling.scripted import END, Adder, Script, Scripted, call, ids_of, question
 
 LIMITS = RolloutLimits(Parameters(max_tokens=400), max_turns=4)

@@ -15,13 +15,12 @@ from posttrain.config.backend import (
     TransformersBackend,
     VllmBackend,
 )
-from posttrain.models.chat_template import chat_template_of
 from posttrain.records import Message
-from posttrain.rollouts import Prompt
+from posttrain.rollouts import Parameters, Prompt
 from posttrain.sampling.engines.transformers import TransformersEngine
 from posttrain.sampling.measure import SamplingSpeed, measure_speed, why_not_measured
 from posttrain.sampling.render import RenderedSampler
-from posttrain.sampling.sampler import Parameters
+from posttrain.tokens.renderer import chat_template_of
 from posttrain.tokens.tokenizer import encoder_of
 from tests.sampling.scripted import Scripted
 from tests.sampling.small_models import byte_tokenizer, small_model

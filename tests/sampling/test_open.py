@@ -27,15 +27,16 @@ from posttrain.config.backend import (
 )
 from posttrain.config.grpo import LoraServer
 from posttrain.errors import ConfigError, DataError
-from posttrain.models.chat_template import renderer_of
 from posttrain.models.inference import weights_digest
 from posttrain.records import Message
+from posttrain.rollouts import Parameters
 from posttrain.runs import Counts, Run
 from posttrain.sampling.engines.transformers import TransformersEngine
 from posttrain.sampling.engines.vllm import open_vllm
 from posttrain.sampling.open import opened_sampler, refuse_beyond_context
 from posttrain.sampling.render import RenderedSampler
-from posttrain.sampling.sampler import Parameters, Request, Sampler
+from posttrain.sampling.sampler import Request, Sampler
+from posttrain.tokens.renderer import renderer_of
 from tests.sampling.small_models import byte_tokenizer, full_logps, small_model
 from tests.training.rl.servers import stating
 

@@ -15,18 +15,12 @@ from posttrain.chat import render
 from posttrain.environments.base import Tool, Toolbox
 from posttrain.errors import ConfigError
 from posttrain.evaluation.journal import TimedSampler
-from posttrain.models.chat_template import chat_template_of
 from posttrain.records import Message, ToolCall
-from posttrain.rollouts import Prompt
+from posttrain.rollouts import Parameters, Prompt, RolloutLimits
 from posttrain.sampling.render import RenderedSampler
-from posttrain.sampling.rollout import RolloutLimits, Task, roll_out
-from posttrain.sampling.sampler import (
-    EngineOutput,
-    EngineRequest,
-    Generation,
-    Parameters,
-    Request,
-)
+from posttrain.sampling.rollout import Task, roll_out
+from posttrain.sampling.sampler import EngineOutput, EngineRequest, Generation, Request
+from posttrain.tokens.renderer import chat_template_of
 from posttrain.tokens.tokenizer import Encoder, encoder_of
 from tests.sampling.scripted import TOOLS, call
 from tests.sampling.small_models import byte_tokenizer

@@ -37,8 +37,8 @@ from posttrain.config.backend import BackendConfig, Server
 from posttrain.errors import ConfigError, DataError, PosttrainError
 from posttrain.jsontext import load_json
 from posttrain.records import Message, ToolCall, json_text
-from posttrain.rollouts import Step
-from posttrain.sampling.sampler import Generation, Parameters, Request, Sampler, seed_of
+from posttrain.rollouts import Parameters, Step
+from posttrain.sampling.sampler import Generation, Request, Sampler, seed_of
 
 UNBOUNDED = 1_000_000  # all that wait are decoded in one batch
 _QUIET_TURNS = 25  # turns of the event loop in which no request came

@@ -31,7 +31,6 @@ from inspect_ai.scorer._scorer import unique_scorer_name
 from inspect_ai.util import TokenLimit
 from inspect_ai.util._display import init_display_type
 
-from posttrain.chat.parse import ParsedCompletion
 from posttrain.config.eval import EvalConfig, EvalSetting, InspectTask
 from posttrain.config.load import nearest
 from posttrain.config.templates import fill
@@ -40,7 +39,7 @@ from posttrain.evaluation.inspect_adapter.provider import from_inspect, inspect_
 from posttrain.evaluation.journal import JournaledSampler
 from posttrain.evaluation.run import INSPECT, Record, record_of
 from posttrain.records import Score
-from posttrain.rollouts import Completion, Finish, Prompt, Step
+from posttrain.rollouts import Completion, Finish, ParsedCompletion, Prompt, Step
 from posttrain.sampling.sampler import Generation, Progress, Request, Sampler
 
 _LIMITS: Mapping[str, Finish] = {"token": "token_limit"}  # all others are of turns, or like them

@@ -13,13 +13,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NoReturn, cast
 
-from posttrain.chat.parse import CLOSING, ParsedCompletion, parse_completion, without_framing
+from posttrain.chat.parse import CLOSING, parse_completion, without_framing
 from posttrain.chat.reasoning import CLOSE, OPEN
 from posttrain.config.backend import ChatBackend
 from posttrain.errors import ConfigError
 from posttrain.jsontext import encode_json, load_json, writable
 from posttrain.records import Message, ToolCall
-from posttrain.rollouts import Step
+from posttrain.rollouts import ParsedCompletion, Step
 from posttrain.sampling.engines.http import Client, RequestFailed
 from posttrain.sampling.engines.vllm import output_of
 from posttrain.sampling.render import StepReader, opens_reasoning

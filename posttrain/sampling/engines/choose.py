@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from posttrain.sampling.sampler import Parameters
+from posttrain.rollouts import Parameters
 
 Seeds = npt.NDArray[np.uint64]
 _BLOCK = 256  # ids of the vocabulary whose probabilities are added up at once

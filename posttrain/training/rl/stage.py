@@ -31,7 +31,7 @@ from posttrain.errors import ConfigError, DataError
 from posttrain.group_rewards import GroupReward
 from posttrain.hashing import digest_of
 from posttrain.models.inference import generation_stops
-from posttrain.models.room import check_room, positions, prompt_lengths, prompt_text
+from posttrain.models.room import check_room, positions, prompt_lengths
 from posttrain.rollouts import Prompt
 from posttrain.runs import Manifest, Parent, Run
 from posttrain.sampling.generate import prompt_lines
@@ -40,6 +40,7 @@ from posttrain.sampling.render import RenderedSampler
 from posttrain.sampling.rollout import OpenEnvironment
 from posttrain.sampling.sampler import Engine, Sampler
 from posttrain.tokens.encode import IGNORED
+from posttrain.tokens.renderer import prompt_text
 from posttrain.tokens.tokenizer import Encoder, SpecialTokens, load_any_tokenizer
 from posttrain.training.activations import RolloutShape
 from posttrain.training.arguments import LEARNING_RATE, batch_layout, make_arguments

@@ -17,9 +17,9 @@ from accelerate.utils import gather_object
 from posttrain.config.grpo import GroupTraining
 from posttrain.errors import ConfigError
 from posttrain.group_rewards import EarlyReward, Group, GroupReward
-from posttrain.rollouts import Completion, Prompt
-from posttrain.sampling.rollout import OpenEnvironment, RolloutLimits, Task, roll_out
-from posttrain.sampling.sampler import Engine, Parameters, Sampler, seed_of
+from posttrain.rollouts import Completion, Parameters, Prompt, RolloutLimits
+from posttrain.sampling.rollout import OpenEnvironment, Task, roll_out
+from posttrain.sampling.sampler import Engine, Sampler, seed_of
 from posttrain.training.order import rows_drawn
 from posttrain.training.rl.batch import (
     Batch,

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from posttrain.chat.parse import ParsedCompletion
 from posttrain.config.load import nearest
 from posttrain.errors import ConfigError
-from posttrain.rollouts import Prompt, Step
+from posttrain.rollouts import ParsedCompletion, Prompt, Step
 from posttrain.sampling.sampler import Generation, Request
 from reward.environments.agentic import FAMILIES
 from reward.environments.agentic.base import Policy

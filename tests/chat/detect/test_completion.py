@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from posttrain.chat.detect import detect_in_completion, searched
-from posttrain.chat.parse import ParsedCompletion, parse_completion
+from posttrain.chat.parse import parse_completion
 from posttrain.records import Message, ToolCall
-from posttrain.rollouts import Completion, Prompt, Step
+from posttrain.rollouts import Completion, ParsedCompletion, Prompt, Step
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 

@@ -32,8 +32,8 @@ from data_builders.sft.prepare import Preparer, prepare
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.prompts import ChatPrompts, QuestionPrompts
 from posttrain.config.source import SourceConfig
-from posttrain.models.chat_template import load_data_renderer
 from posttrain.records import Example, Message
+from posttrain.tokens.renderer import load_data_renderer
 from tests.data_builders.small_build import write_tokenizer
 
 Case = Mapping[str, Any]

@@ -22,8 +22,8 @@ from data_builders.sft.prepare import Preparer, prepare
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.source import SourceConfig
 from posttrain.errors import DataError
-from posttrain.models.chat_template import load_data_renderer
 from posttrain.records import Example, message_from_row, message_to_row
+from posttrain.tokens.renderer import load_data_renderer
 from tests.data_builders.rows.mutations import ROWS, mutated
 from tests.data_builders.small_build import build, manifest, write_tokenizer
 

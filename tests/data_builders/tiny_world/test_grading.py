@@ -13,9 +13,8 @@ from data_builders.tiny_world.families import FAMILIES
 from data_builders.tiny_world.grading import TINY_WORLD_GRADER, grade
 from data_builders.tiny_world.items import Place, make_item
 from data_builders.tiny_world.tools import ToolWorld
-from posttrain.chat.parse import ParsedCompletion
 from posttrain.records import Score, ToolCall, json_text
-from posttrain.rollouts import Completion, Prompt, Step
+from posttrain.rollouts import Completion, ParsedCompletion, Prompt, Step
 from reward.graders.base import Attempt
 
 

@@ -13,9 +13,9 @@ import pytest
 
 from posttrain.errors import DataError
 from posttrain.records import Message
-from posttrain.rollouts import metadata_of
-from posttrain.sampling.rollout import RolloutLimits, Task, roll_out
-from posttrain.sampling.sampler import Parameters, Request
+from posttrain.rollouts import Parameters, RolloutLimits, metadata_of
+from posttrain.sampling.rollout import Task, roll_out
+from posttrain.sampling.sampler import Request
 from reward.environments import ENVIRONMENTS
 from reward.environments.base import RLVREnvironment, calls, replay, says
 from reward.environments.long_context import copied_share

@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any
 
-from posttrain.chat.parse import ParsedCompletion
 from posttrain.records import json_text
-from posttrain.rollouts import Completion, Finish, Prompt, Step
+from posttrain.rollouts import Completion, Finish, ParsedCompletion, Prompt, Step
 from reward.graders.base import Attempt, Grader
 
 

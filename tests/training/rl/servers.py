@@ -20,8 +20,9 @@ from typing import Any
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
+from posttrain.rollouts import Parameters
 from posttrain.sampling.engines.decode import decode
-from posttrain.sampling.sampler import EngineRequest, Parameters
+from posttrain.sampling.sampler import EngineRequest
 
 
 @contextlib.contextmanager

@@ -13,16 +13,10 @@ from transformers import AutoModelForCausalLM
 
 from posttrain.group_rewards import Group
 from posttrain.records import Score
-from posttrain.rollouts import Completion, Prompt
+from posttrain.rollouts import Completion, Parameters, Prompt, RolloutLimits
 from posttrain.sampling.engines.decode import decode
-from posttrain.sampling.rollout import RolloutLimits, Task, roll_out
-from posttrain.sampling.sampler import (
-    EngineOutput,
-    EngineRequest,
-    Generation,
-    Parameters,
-    Request,
-)
+from posttrain.sampling.rollout import Task, roll_out
+from posttrain.sampling.sampler import EngineOutput, EngineRequest, Generation, Request
 from reward.rlvr import Domain, RoutedReward
 from tests.sampling.scripted import END, Adder, Scripted, question
 

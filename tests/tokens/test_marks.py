@@ -7,11 +7,11 @@ import re
 import numpy as np
 import pytest
 
-from posttrain.audit.marks import marks_of
 from posttrain.chat import ChatTemplate, left_out, profile_of, training_samples
 from posttrain.chat.template import trl_templates
 from posttrain.errors import RenderError
 from posttrain.records import Message, ToolCall, make_example
+from posttrain.tokens.marks import marks_of
 from posttrain.tokens.supervision import Flag, batch_of, supervision_flags
 
 _TOKEN = re.compile(

@@ -11,9 +11,9 @@ from posttrain.chat import ChatTemplate
 from posttrain.config.backend import TransformersBackend
 from posttrain.config.sft import ModelConfig
 from posttrain.errors import ConfigError
-from posttrain.models.chat_template import renderer_of
 from posttrain.models.load import load_model
-from posttrain.models.pad import describe_choice, free_tokens, training_tokens
+from posttrain.tokens.pad import describe_choice, free_tokens, training_tokens
+from posttrain.tokens.renderer import renderer_of
 from posttrain.tokens.tokenizer import load_tokenizer, special_ids, special_tokens
 from tests.sampling.small_models import byte_tokenizer, small_model
 

@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
-from posttrain.audit.marks import marks_of
-from posttrain.chat import ChatTemplate, nemotron_3_nano_template, profile_of
+from posttrain.chat import ChatTemplate, nemotron_3_nano_template, profile_of, render
 from posttrain.chat.template import TEMPLATE_NAMES, packaged_template_source
 from posttrain.config.audit import AuditConfig, AuditTokenizer
 from posttrain.config.backend import (
@@ -26,11 +25,11 @@ from posttrain.config.build_sft import SftTokenizer, TokenizerConfig
 from posttrain.config.load import nearest
 from posttrain.config.paths import missing_template
 from posttrain.errors import ConfigError
-from posttrain.models.pad import describe_choice, training_tokens
-from posttrain.models.room import prompt_text
 from posttrain.records import json_text
 from posttrain.revisions import loaded_commit
 from posttrain.rollouts import Prompt, prompt_to_row
+from posttrain.tokens.marks import marks_of
+from posttrain.tokens.pad import describe_choice, training_tokens
 from posttrain.tokens.supervision import Marks
 from posttrain.tokens.tokenizer import (
     TURN_END,
@@ -127,6 +126,17 @@ class PromptRenderer:
                 "stop_ids": list(self.special.stop_ids),
             },
         }
+
+
+def prompt_text(prompt: Prompt, template: ChatTemplate) -> str:
+    """What a model is given to continue."""
+    return render(
+        prompt.messages,
+        template,
+        tools=prompt.tools,
+        add_generation_prompt=True,
+        enable_thinking=prompt.thinking,
+    )
 
 
 def message_text(prompt: Prompt) -> str:

@@ -16,9 +16,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from posttrain.audit.marks import probe_samples
 from posttrain.chat import ChatTemplate
 from posttrain.errors import ConfigError
+from posttrain.tokens.marks import probe_samples
 from posttrain.tokens.tokenizer import SpecialTokens, special_ids, special_tokens
 
 # how vocabularies name a pad, and tokens that are kept for later; placeholders of images and the
