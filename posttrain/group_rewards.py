@@ -1,18 +1,33 @@
 """What stands between rollouts and a group-relative trainer: groups in, rewards in parts out.
 
-A reward that could not be had is None: such a rollout is *unscored*, takes no part in its group's
-mean and deviation, and is not trained on. Nothing invents a number in its place.
+A reward gives each rollout one of three things, and all three may stand in one group:
+
+    3.5              a value of the whole completion, which is compared with its group's
+    (0.1, −0.4, …)   a value for each token that the policy wrote, which is that token's advantage
+    None             unscored: in nobody's mean and deviation, and not trained on
+
+Nothing invents a number where there is none. A reward also describes what of it is worth a look in
+a run's report (`RewardReport`), so that no page knows a method by its name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from posttrain.rollouts import Completion, Prompt
 
 LARGEST = 1e6  # ours: the rewards of all stages are below 20
+
+# of a completion, of each token that the policy wrote, or unscored
+Credit = float | tuple[float, ...] | None
+
+
+def total_credit(credit: Credit) -> float | None:
+    """Value of the whole completion: the sum of its tokens' values where each has its own."""
+    return math.fsum(credit) if isinstance(credit, tuple) else credit
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +51,7 @@ class GroupRewards:
     """The rewards of one group.
 
     Attributes:
-        rewards: one a rollout, finite, None where unscored.
+        rewards: one `Credit` a rollout, every value finite.
         parts: what the rewards are made of, or what is watched beside them (`accuracy`, …): one
             value a rollout, None where there is none.
         judgements: JSON-able rows of a judge's verdicts, to be written beside the rollouts.
@@ -46,7 +61,7 @@ class GroupRewards:
         seconds: of each verification, in any order.
     """
 
-    rewards: tuple[float | None, ...]
+    rewards: tuple[Credit, ...]
     parts: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict[str, Any])
     judgements: tuple[Mapping[str, Any], ...] = ()
     counts: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -56,15 +71,27 @@ class GroupRewards:
     seconds: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        for index, reward in enumerate(self.rewards):
+        for index, value in self._values():
             # beyond it, squares and gradients overflow and the weights are what looks at fault
-            if reward is not None and not abs(reward) <= LARGEST:  # nan is not either
+            if not abs(value) <= LARGEST:  # nan is not either
                 raise ValueError(
-                    f"the reward {reward!r} of rollout {index} is no number from {-LARGEST:g} to "
+                    f"the reward {value!r} of rollout {index} is no number from {-LARGEST:g} to "
                     f"{LARGEST:g}: leave the rollout unscored (None)"
                 )
         for name, values in self.parts.items():
             assert len(values) == len(self.rewards), f"part {name} has another length"
+
+    def _values(self) -> Iterator[tuple[int, float]]:
+        for index, credit in enumerate(self.rewards):
+            if isinstance(credit, tuple):
+                yield from ((index, value) for value in credit)
+            elif credit is not None:
+                yield index, credit
+
+    @property
+    def totals(self) -> list[float | None]:
+        """Value of each completion, None where unscored."""
+        return [total_credit(credit) for credit in self.rewards]
 
 
 class GroupReward(Protocol):

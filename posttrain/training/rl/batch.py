@@ -16,7 +16,7 @@ import torch
 
 from posttrain.config.grpo import GrpoLossConfig, Overlong
 from posttrain.errors import TrainingError
-from posttrain.group_rewards import Group, GroupRewards
+from posttrain.group_rewards import Credit, Group, GroupRewards
 from posttrain.rollouts import Completion
 from posttrain.tokens.encode import IGNORED
 from posttrain.training.document_masking import padded
@@ -30,7 +30,7 @@ TAG_PROBLEMS = frozenset({"unclosed_think", "two_closings", "unexpected_think"})
 
 @dataclass(frozen=True, slots=True)
 class ScoredGroup:
-    """A group with its rewards and advantages (None: unscored).
+    """A group with its rewards and advantages: one a completion or one a token, None: unscored.
 
     Attributes:
         position: in its batch; `attempt` counts from 0 the groups that were rolled out for it.
@@ -40,7 +40,7 @@ class ScoredGroup:
     position: int
     group: Group
     rewards: GroupRewards
-    advantages: tuple[float | None, ...]
+    advantages: tuple[Credit, ...]
     attempt: int = 0
     dropped: bool = False
 
@@ -48,7 +48,10 @@ class ScoredGroup:
     def informative(self) -> bool:
         """Whether any of its rollouts has an advantage; decided on the whole group, whatever of it
         is in the loss."""
-        return any(self.advantages)
+        return any(
+            any(advantage) if isinstance(advantage, tuple) else advantage
+            for advantage in self.advantages
+        )
 
     def in_loss(self, overlong: Overlong) -> list[int]:
         """Indices of the rollouts that are trained on."""
@@ -69,7 +72,8 @@ class TrainedRow:
     Attributes:
         place: position of its group, index in it.
         ids: prompt and, from `start` on, completion.
-        sampled, logps: of each id from `start` on, whether the policy sampled it, and its nats.
+        sampled, logps, advantages: of each id from `start` on, whether the policy sampled it, its
+            nats, and what the loss weighs it with; 0 where the policy did not sample.
     """
 
     place: tuple[int, int]
@@ -77,7 +81,7 @@ class TrainedRow:
     start: int
     sampled: tuple[bool, ...]
     logps: tuple[float, ...]
-    advantage: float
+    advantages: tuple[float, ...]
 
     @property
     def tokens(self) -> int:
@@ -91,23 +95,62 @@ def with_advantages(
     rewards: Sequence[GroupRewards],
     loss: GrpoLossConfig,
 ) -> list[ScoredGroup]:
-    """Leave-one-out advantages; a truncated completion takes part, an unscored one does not."""
-    advantages = leave_one_out_advantages([given.rewards for given in rewards])
+    """Advantages of every rollout of some groups.
+
+    A completion's value is held against the others of its group (`leave_one_out_advantages`), in
+    which a truncated completion takes part, and one that is unscored or has values for its tokens
+    does not. A token's value is its advantage as it is: values of tokens have no common baseline.
+
+    Raises:
+        ValueError: values for more or fewer tokens than the policy wrote.
+    """
+    compared = leave_one_out_advantages(
+        [
+            [None if isinstance(credit, tuple) else credit for credit in group_rewards.rewards]
+            for group_rewards in rewards
+        ]
+    )
     if loss.advantage_clip is not None:
-        advantages = np.clip(advantages, -loss.advantage_clip, loss.advantage_clip)
+        compared = np.clip(compared, -loss.advantage_clip, loss.advantage_clip)
     scored: list[ScoredGroup] = []
-    for position, group, given, row in zip(positions, groups, rewards, advantages, strict=True):
-        own = (
-            None if reward is None else _penalised(float(advantage), completion, loss)
-            for reward, advantage, completion in zip(
-                given.rewards, row, group.completions, strict=True
+    for position, group, group_rewards, row in zip(
+        positions, groups, rewards, compared, strict=True
+    ):
+        advantages: list[Credit] = []
+        for credit, relative, completion in zip(
+            group_rewards.rewards, row, group.completions, strict=True
+        ):
+            if credit is None:
+                advantage = None
+            elif isinstance(credit, tuple):
+                advantage = _of_tokens(credit, completion, loss)
+            else:
+                advantage = float(relative)
+            advantages.append(
+                None if advantage is None else _penalised(advantage, completion, loss)
             )
-        )
-        scored.append(ScoredGroup(position, group, given, tuple(own)))
+        scored.append(ScoredGroup(position, group, group_rewards, tuple(advantages)))
     return scored
 
 
-def _penalised(advantage: float, completion: Completion, loss: GrpoLossConfig) -> float:
+def _of_tokens(
+    values: tuple[float, ...], completion: Completion, loss: GrpoLossConfig
+) -> tuple[float, ...]:
+    """Advantages of the tokens that the policy wrote, clipped as the recipe says."""
+    written = 0 if completion.finish == "failed" else sum(completion.sampled()[1])
+    if len(values) != written:
+        raise ValueError(
+            f"prompt {completion.prompt_id!r}, rollout {completion.index}: the reward has values "
+            f"for {len(values)} tokens, and the policy wrote {written}; tool results, forced "
+            "closings and the prompt have none"
+        )
+    limit = loss.advantage_clip
+    return values if limit is None else tuple(min(max(value, -limit), limit) for value in values)
+
+
+def _penalised(
+    advantage: float | tuple[float, ...], completion: Completion, loss: GrpoLossConfig
+) -> float | tuple[float, ...]:
     """The advantage, or what the recipe puts in the place of a malformed completion's."""
     if completion.truncated:
         return advantage
@@ -133,13 +176,19 @@ def row_of(scored: ScoredGroup, index: int) -> TrainedRow:
     for step in completion.steps:
         assert step.logps is not None, "asked for"
         logps += [*step.logps, *[0.0] * len(step.results_ids)]
+    advantage = scored.advantages[index] or 0.0
+    if isinstance(advantage, tuple):
+        values = iter(advantage)
+        spread = tuple(next(values) if wrote else 0.0 for wrote in sampled)
+    else:
+        spread = tuple(advantage if wrote else 0.0 for wrote in sampled)
     return TrainedRow(
         place=(scored.position, index),
         ids=(*completion.prompt_ids, *ids),
         start=len(completion.prompt_ids),
         sampled=sampled,
         logps=tuple(logps),
-        advantage=scored.advantages[index] or 0.0,
+        advantages=spread,
     )
 
 
@@ -167,21 +216,29 @@ def micro_batches(
         error = scored[0].group.completions[0].error
         raise TrainingError(f"no rollout of {len(scored)} prompts could be made: {error}")
     shortest = min(sampled, key=lambda row: (len(row.ids), row.place))
-    silent = replace(shortest, sampled=(False,) * len(shortest.sampled), advantage=0.0)
+    columns = len(shortest.sampled)
+    silent = replace(shortest, sampled=(False,) * columns, advantages=(0.0,) * columns)
     return [part or [silent] for part in parts]
 
 
 def collate(rows: Sequence[TrainedRow], *, pad_id: int) -> Batch:
-    """Tensors of a micro-batch: input_ids, attention_mask, labels int64 `[rows, columns]`; sampled
-    float32, nats of each label's token under the sampler; advantages float32 `[rows]`; places."""
+    """Tensors of a micro-batch, `[rows, columns]`: input_ids, attention_mask and labels int64;
+    sampled, nats of each label's token under the sampler, and advantages float32; and places."""
     labels = (
         [IGNORED] * row.start
         + [i if s else IGNORED for i, s in zip(row.ids[row.start :], row.sampled, strict=True)]
         for row in rows
     )
-    nats = [torch.tensor([*[0.0] * row.start, *row.logps]) for row in rows]
     return padded([row.ids for row in rows], labels, pad_id) | {
-        "sampled": torch.nn.utils.rnn.pad_sequence(nats, batch_first=True),
-        "advantages": torch.tensor([row.advantage for row in rows]),
+        "sampled": _behind_prompts(rows, [row.logps for row in rows]),
+        "advantages": _behind_prompts(rows, [row.advantages for row in rows]),
         "places": [row.place for row in rows],
     }
+
+
+def _behind_prompts(
+    rows: Sequence[TrainedRow], values: Sequence[tuple[float, ...]]
+) -> torch.Tensor:
+    """Values of the ids behind each row's prompt, float32 `[rows, columns]`; 0 elsewhere."""
+    columns = [torch.tensor([*[0.0] * row.start, *v]) for row, v in zip(rows, values, strict=True)]
+    return torch.nn.utils.rnn.pad_sequence(columns, batch_first=True)

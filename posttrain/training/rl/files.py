@@ -8,6 +8,9 @@
                                   "strayed": 1.0, "kept": true}}, …],
      "judgements": [{…}, …]}
 
+Where a reward has values for tokens, `token_rewards` has them, one for each token that the policy
+wrote; `reward` is then their sum, and `advantage` the mean of the tokens' advantages.
+
 The file appears whole or not at all; a batch that is made again gives the same bytes. Seconds
 differ from run to run, so they are in neither log nor artifact, but in a file of their own:
 
@@ -20,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import statistics
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,12 +31,15 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from posttrain.group_rewards import total_credit
 from posttrain.records import json_text
 from posttrain.rollouts import Completion, prompt_to_row
 from posttrain.sampling.generate import row_line
 from posttrain.training.output import ROLLOUTS, TIMING
 from posttrain.training.rl.batch import ScoredGroup
 
+# digits of a token's value on disk: a batch has as many values as tokens
+TOKEN_DIGITS = 4
 Place = tuple[int, int]
 Stats = Mapping[Place, Mapping[str, Any]]
 
@@ -44,7 +51,6 @@ def rollout_file(out: Path, step: int) -> Path:
 
 def group_row(scored: ScoredGroup, *, step: int, stats: Stats) -> dict[str, Any]:
     """A group as one JSON-able row; `stats` are ratios of the rollouts in the loss, by place."""
-    rewards = scored.rewards
     return {
         "step": step,
         "position": scored.position,
@@ -52,18 +58,29 @@ def group_row(scored: ScoredGroup, *, step: int, stats: Stats) -> dict[str, Any]
         "dropped": scored.dropped,
         "prompt": prompt_to_row(scored.group.prompt),
         "rollouts": [
-            {
-                **_completion_row(completion),
-                "reward": rewards.rewards[k],
-                "parts": {name: values[k] for name, values in rewards.parts.items()},
-                "advantage": scored.advantages[k],
-                "in_loss": not scored.dropped and (scored.position, k) in stats,
-                "importance": None if scored.dropped else stats.get((scored.position, k)),
-            }
-            for k, completion in enumerate(scored.group.completions)
+            _rollout_row(scored, index, stats) for index in range(len(scored.group.completions))
         ],
-        "judgements": [dict(row) for row in rewards.judgements],
+        "judgements": [dict(row) for row in scored.rewards.judgements],
     }
+
+
+def _rollout_row(scored: ScoredGroup, index: int, stats: Stats) -> dict[str, Any]:
+    """A rollout as a row; where each token has a value, the totals and then the tokens' own."""
+    rewards = scored.rewards
+    credit, advantage = rewards.rewards[index], scored.advantages[index]
+    row: dict[str, Any] = {
+        **_completion_row(scored.group.completions[index]),
+        "reward": total_credit(credit),
+        "parts": {name: values[index] for name, values in rewards.parts.items()},
+        "advantage": statistics.fmean(advantage or (0.0,))
+        if isinstance(advantage, tuple)
+        else advantage,
+        "in_loss": not scored.dropped and (scored.position, index) in stats,
+        "importance": None if scored.dropped else stats.get((scored.position, index)),
+    }
+    if isinstance(credit, tuple):
+        row["token_rewards"] = [round(value, TOKEN_DIGITS) for value in credit]
+    return row
 
 
 def _completion_row(completion: Completion) -> dict[str, Any]:

@@ -94,13 +94,12 @@ def token_loss(
     Args:
         current, previous, reference: log-probabilities `[rows, columns]`, now with graph, under the
             policy that sampled, and under the initial one (None: no KL term).
-        advantages: `[rows]`.
+        advantages: `[rows, columns]`; `[rows, 1]` gives every token of a row the same.
         weight: of `importance`.
     """
     ratio = (current - previous).exp()
     bounded = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
-    scale = advantages[:, None]
-    free, held = -scale * ratio, -scale * bounded
+    free, held = -advantages * ratio, -advantages * bounded
     loss = torch.maximum(free, held) * weight
     if reference is None:
         return TokenLoss(loss, held > free, None)

@@ -6,11 +6,13 @@ and the signs in those rows that a run goes wrong.
 
 Means are over what they are about: parts over the rollouts that have them, reasoning over those
 asked to reason, rewards over the scored ones; `zero_variance` is a share of groups, `loss_share` of
-the tokens in the whole batch's loss.
+the tokens in the whole batch's loss. Where tokens have values of their own, a rollout's reward is
+their sum, `token_reward` their mean over tokens and `token_rewarded` the share of such rollouts.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,8 +29,8 @@ Rows = Sequence[Mapping[str, Any]]
 # that the two do not overlap
 AVERAGED = 5
 SHOWN = (
-    "reward", "reward_std", "answer_tokens", "reasoning_tokens", "truncated", "zero_variance",
-    "unscored", "entropy", "kl", "masked_tokens", "masked_completions",
+    "reward", "reward_std", "token_reward", "answer_tokens", "reasoning_tokens", "truncated",
+    "zero_variance", "unscored", "entropy", "kl", "masked_tokens", "masked_completions",
 )  # fmt: skip
 _LINE = (
     ("answer", "answer_tokens", ".0f"), ("reasoning", "reasoning_tokens", ".0f"),
@@ -52,7 +54,10 @@ def group_stats(scored: ScoredGroup, *, overlong: Overlong) -> Stats:
         "attempt": scored.attempt,
         "dropped": scored.dropped,
         "thinking": scored.group.prompt.thinking,
-        "rewards": list(rewards.rewards),
+        "rewards": rewards.totals,
+        "credited_tokens": [
+            len(credit) if isinstance(credit, tuple) else 0 for credit in rewards.rewards
+        ],
         "parts": {name: list(values) for name, values in rewards.parts.items()},
         "counts": dict(rewards.counts),
         "requests": rewards.requests,
@@ -77,6 +82,7 @@ def batch_metrics(groups: Sequence[Stats]) -> dict[str, float]:
     row: dict[str, float] = {"rollouts": len(rewards), "unscored": 1 - len(scored) / len(rewards)}
     if scored:
         row |= {"reward": statistics.fmean(scored), "reward_std": statistics.pstdev(scored)}
+    row |= _token_credit(groups)
     row["zero_variance"] = 1 - sum(one["informative"] for one in groups) / len(groups)
     for name in ("truncated", "failed"):
         row[name] = statistics.fmean(_all(groups, name))
@@ -96,6 +102,18 @@ def batch_metrics(groups: Sequence[Stats]) -> dict[str, float]:
     return row
 
 
+def _token_credit(groups: Sequence[Stats]) -> dict[str, float]:
+    """Mean value of a token, and the share of rollouts whose tokens have values; {} without any."""
+    counts = _all(groups, "credited_tokens")
+    totals = [total for total, n in zip(_all(groups, "rewards"), counts, strict=True) if n]
+    if not totals:
+        return {}
+    return {
+        "token_reward": math.fsum(totals) / sum(counts),
+        "token_rewarded": len(totals) / len(counts),
+    }
+
+
 def _domain_metrics(groups: Sequence[Stats], trained: int) -> dict[str, float]:
     rewards = _all(groups, "rewards")
     scored = [reward for reward in rewards if reward is not None]
@@ -110,6 +128,7 @@ def _domain_metrics(groups: Sequence[Stats], trained: int) -> dict[str, float]:
     }
     if scored:
         figures["reward"] = statistics.fmean(scored)
+    figures |= _token_credit(groups)
     if passes := _part(groups, "pass"):
         figures["pass_rate"] = statistics.fmean(passes)
     if trained:

@@ -140,7 +140,7 @@ class GroupTrainer(Resumable, GRPOTrainer):
         weights = importance(previous, sampled, mask, config.importance)
         reference = self._score_reference(inputs)
         terms = token_loss(
-            current, previous, inputs["advantages"], weights.weight, config, reference
+            current, previous, inputs["advantages"][:, 1:], weights.weight, config, reference
         )
         # each rollout's ratios are written beside it
         for place, row in zip(inputs["places"], ratio_rows(mask, weights), strict=True):

@@ -66,7 +66,10 @@ def test_only_what_the_policy_sampled_is_trained():
     assert batch["attention_mask"].sum(-1).tolist() == [11, 3]
     expected = [0, 0, -1.0, -1.1, 0, 0, 0, -0.5, 0, 0, -0.7]
     assert batch["sampled"][0].tolist() == pytest.approx(expected)
-    assert batch["advantages"].tolist() == [1.0, -1.0]
+    assert batch["advantages"].tolist() == [
+        [0, 0, 1, 1, 0, 0, 0, 1, 0, 0, 1],
+        [0, 0, -1, 0, 0, 0, 0, 0, 0, 0, 0],
+    ]
     assert batch["places"] == [(3, 0), (3, 1)]
 
 
@@ -120,11 +123,11 @@ def test_truncated_ones_are_in_the_baseline_and_unscored_ones_in_nothing():
 @given(st.integers(0, 30), st.integers(1, 12))
 def test_micro_batches_keep_order_and_are_as_equal_as_can_be(count: int, parts: int):
     scored = mixed()
-    rows = [replace(row_of(scored, 0), advantage=float(k)) for k in range(count)]
+    rows = [replace(row_of(scored, 0), advantages=(float(k),) * 4) for k in range(count)]
     found = micro_batches(rows, [scored], count=parts)
     assert len(found) == parts
     real = [part for part in found if any(row.tokens for row in part)]
-    assert [row.advantage for part in real for row in part] == [row.advantage for row in rows]
+    assert [row.advantages for part in real for row in part] == [row.advantages for row in rows]
     sizes = [len(part) for part in found]
     assert max(sizes) - min(sizes) <= 1
     # one without rows runs the shortest, with nothing in the loss

@@ -136,7 +136,7 @@ def test_clipping_takes_the_worse_of_both(advantage: float, ratio: float):
     config = GrpoLossConfig(clip_low=0.2, clip_high=0.28)
     current = tensors([math.log(ratio)]).requires_grad_()
     found = token_loss(
-        current, torch.zeros(1, 1), torch.tensor([advantage]), tensors([0.7]), config, None
+        current, torch.zeros(1, 1), tensors([advantage]), tensors([0.7]), config, None
     )
     bounded = min(max(ratio, 0.8), 1.28)
     expected = max(-advantage * ratio, -advantage * bounded) * 0.7
@@ -156,7 +156,9 @@ def test_k3_is_never_negative_and_its_gradient_is_that_of_the_kl():
     exact = (policy.exp() * (policy - reference)).sum()
     [wanted] = torch.autograd.grad(exact, logits, retain_graph=True)
     config = GrpoLossConfig(kl=1.0)
-    found = token_loss(policy, policy.detach(), torch.zeros(1), torch.ones(1, 4), config, reference)
+    found = token_loss(
+        policy, policy.detach(), torch.zeros(1, 1), torch.ones(1, 4), config, reference
+    )
     assert found.kl is not None
     assert (found.kl >= 0).all()
     [got] = torch.autograd.grad((policy.detach().exp() * found.loss).sum(), logits)

@@ -86,7 +86,7 @@ def naive_loss(policy: Path, rows: Sequence[Any], tokens: int) -> float:
         for k, sampled in enumerate(row.sampled):
             logp = float(scores[row.start + k - 1, row.ids[row.start + k]])
             weight = torch.tensor(logp - row.logps[k]).exp()
-            total -= row.advantage * float(weight) * sampled
+            total -= row.advantages[k] * float(weight) * sampled
     return total / tokens
 
 
