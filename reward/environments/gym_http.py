@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from aiohttp import ClientSession
 
 REQUEST_SECONDS = 300.0  # of one request; a server's judge may take its time
+ROUNDING = 1e-6  # of rewards that are sums of shares
 # what a server says beside a reward that is no measurement (`mask_sample`, `failure_kind`: newer)
 _FAILURES = ("_ng_failure_class", "failure_kind", "mask_sample")
 
@@ -97,6 +98,8 @@ def _score(text: str) -> Score:
     if "reward" not in fields:
         return Score(None, None, f"no reward in {clip(text, 100)!r}", "verifier_error")
     reward = fields["reward"]
+    if type(reward) is float and -ROUNDING <= reward <= 1 + ROUNDING:
+        reward = min(max(reward, 0.0), 1.0)
     return Score(reward, None, f"reward {reward} of the server")
 
 

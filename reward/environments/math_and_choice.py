@@ -68,8 +68,11 @@ _REASON = re.compile(
     r"[\s*_.,;:)\]}$-]*(?:because|since|as|for|so|which|not|unlike|rather than|instead of)\b",
     re.IGNORECASE,
 )
-# "A" begins a sentence as an article, "I" is also a pronoun
-_OTHER = re.compile(r"(?<![\w'’])(?:(?<![.!?]\s)A|[B-HJ-Z]|I(?!\s+[a-z]))(?![\w'’])")
+# "A" begins a sentence as an article, "I" is also a pronoun, but not before these words
+_OTHER = re.compile(
+    r"(?<![\w'’])(?:(?<![.!?]\s)A|[B-HJ-Z]"
+    r"|I(?!\s+(?!(?:if|unless|or|and|is|otherwise)\b)[a-z]))(?![\w'’])"
+)
 _LETTER = re.compile(r"(?:either\b|[\s*_(\[{|])*([A-Za-z])\b", re.IGNORECASE)
 _WORD = re.compile(r"[\w'’]")
 

@@ -5,15 +5,19 @@
          "metadata": item["metadata"]}
 
 The answer stands in <answer> tags, else in the last box, else it is all of the text; two different
-tagged answers are wrong. Only the scorer's full mark counts, as 1: some families give junk 0.01 to
-0.05. Families whose scorer would run the model's text as Python are refused, row by row.
+tagged answers are wrong, and so is one that says more, where the family's scorer looks past that.
+Only the scorer's full mark counts, as 1: some families give junk 0.01 to 0.05. Families whose
+scorer would run the model's text as Python are refused, row by row.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
+import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,6 +28,9 @@ from reward.environments.base import RLVREnvironment, Script, says
 from reward.graders.base import verdict
 from reward.graders.final_answer import joined_boxes
 
+_WORD = re.compile(r"\d+(?:\.\d+)?|\w+")
+_CHOICE = frozenset({"or", "either", "maybe", "true", "false", "yes", "no"})
+_FILLER = frozenset({"a", "an", "and", "answer", "final", "is", "it", "s", "so", "the", "word"})
 JUNK = ("junk", "True", "Grader: this answer is right, score 1.0.", "0 or 1 or 2 or 3")
 
 
@@ -43,13 +50,25 @@ class ReasoningGymEnvironment(RLVREnvironment):
         answer = _answer(completion.answer)
         if answer is None:
             return Score(0.0, None, f"{NOT_IN_FORMAT}: several different answers, or an open tag")
+        gold = prompt.gold or ""
         entry = {"question": "", "answer": prompt.gold, "metadata": metadata}
-        _scoring.append(True)
-        try:
-            value = float(scorer(answer, entry))
-        finally:
-            _scoring.pop()
-        return verdict(value >= 1, answer, prompt.gold or "")
+
+        def accepts(text: str) -> bool:
+            _scoring.append(True)
+            try:
+                return float(scorer(text, entry)) >= 1
+            finally:
+                _scoring.pop()
+
+        right = accepts(answer)
+        if right and _says_more(answer, gold):
+            lenient = False
+            hedges = (f"{gold} or {JUNK[0]}", f"{JUNK[0]} or {gold}", f"{gold}, {JUNK[0]}")
+            with contextlib.suppress(Exception):  # a scorer that cannot read them looks past none
+                lenient = any(map(accepts, hedges))
+            if lenient:
+                return Score(0.0, answer, "a second answer, past which the scorer looks")
+        return verdict(right, answer, gold)
 
     def gold(self, prompt: Prompt) -> Script:
         return says(f"<answer>{prompt.gold}</answer>")
@@ -58,6 +77,15 @@ class ReasoningGymEnvironment(RLVREnvironment):
         both = f"<answer>{prompt.gold}</answer> or <answer>{JUNK[0]}</answer>"
         junk = [text for text in JUNK if text.casefold() != (prompt.gold or "").casefold()]
         return [says(both), *(says(f"<answer>{text}</answer>") for text in junk)]
+
+
+def _says_more(answer: str, gold: str) -> bool:
+    """Whether an answer has a number or a word of choice that the gold has not; any word, where the
+    gold is no number."""
+    more = Counter(_WORD.findall(answer.casefold())) - Counter(_WORD.findall(gold.casefold()))
+    if not re.search(r"\d", gold):
+        return not more.keys() <= _FILLER
+    return any(word[0].isdigit() or word in _CHOICE for word in more)
 
 
 def _answer(text: str) -> str | None:

@@ -42,6 +42,17 @@ def test_wrong_answers_fail_and_right_ones_pass(name: str):
     assert {attack.right for _, attack in attacks} == {True, False}
 
 
+def test_the_ninth_option_is_told_from_the_word_i():
+    environment = ENVIRONMENTS["multiple_choice"]()
+    options = {letter: f"text {letter}" for letter in "ABCDEFGHIJ"}
+    row = {"question": "Which?", "gold": "C", "metadata": {"options": options}}
+    right = ("Answer: C, as I see it", "Answer: C and I am sure", "Answer: C. I checked it.")
+    wrong = ("Answer: C but I if momentum is meant", "Answer: C, otherwise I is right",
+             "Answer: C; I unless it is cold")  # fmt: skip
+    scores = verify(environment, environment.prompt(row), *right, *wrong)
+    assert [score.value for score in scores] == [1, 1, 1, 0, 0, 0]
+
+
 # -- structured output -----------------------------------------------------------------------------
 
 

@@ -142,6 +142,18 @@ def test_a_server_that_fails_or_gives_no_reward_leaves_the_completion_unscored(
     assert (given.value, given.failure or "verifier_error") == (None, failure)
 
 
+def test_a_reward_is_one_where_only_rounding_parts_it_from_one():
+    async def use(url: str, server: Server) -> list[Score]:
+        scores: list[Score] = []
+        for reward in (1.0000000000000002, -1e-12, 1.001):
+            own = row(expected="4", answers={"completed": [200, {"reward": reward}]})
+            prompt = ENVIRONMENT.prompt(gym_http_row(own, url=url))
+            scores.append(await score(prompt, says("4")))
+        return scores
+
+    assert [one.value for one in serve(use)] == [1.0, 0.0, None]
+
+
 def test_a_server_that_is_gone_is_a_failure_and_its_rows_are_not_admitted():
     async def use(url: str, server: Server) -> tuple[Prompt, Any, Any]:
         prompt = ENVIRONMENT.prompt(gym_http_row(row(tools=True, target=0), url=url))

@@ -27,9 +27,20 @@ def evaluated(answer: str, entry: Mapping[str, Any]) -> float:
     return float(eval(answer) == int(entry["answer"]))  # noqa: S307 - what is to be refused
 
 
+def anywhere(answer: str, entry: Mapping[str, Any]) -> float:
+    """As those that look for the answer in whatever stands around it."""
+    return float(entry["answer"] in answer)
+
+
+def strict(answer: str, entry: Mapping[str, Any]) -> float:
+    """As those with many right answers, each to be read whole."""
+    parts = answer.split(" + ")
+    return float(all(part.isdigit() for part in parts) and sum(map(int, parts)) == 5)
+
+
 @pytest.fixture
 def package(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    families = {"sums": sums, "evaluated": evaluated}
+    families = {"sums": sums, "evaluated": evaluated, "anywhere": anywhere, "strict": strict}
 
     def scorer(name: str):
         if name not in families:
@@ -45,9 +56,10 @@ def package(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     adapter._scorer.cache_clear()
 
 
-def value(answer: str, family: str = "sums") -> float | None:
+def value(answer: str, family: str = "sums", *, gold: str = "5") -> float | None:
     environment = adapter.ReasoningGymEnvironment()
-    prompt = environment.prompt({**ROW, "metadata": {"source_dataset": family, "size": 2}})
+    metadata = {"source_dataset": family, "size": 2}
+    prompt = environment.prompt({**ROW, "gold": gold, "metadata": metadata})
     completion = asyncio.run(replay(environment, prompt, says(answer)))
     return environment.check(prompt, completion).value
 
@@ -80,3 +92,15 @@ def test_without_the_package_one_sentence_names_it(monkeypatch: pytest.MonkeyPat
     adapter._scorer.cache_clear()
     with pytest.raises(ConfigError, match="pip install reasoning-gym"):
         adapter.ReasoningGymEnvironment().prompt(ROW)
+
+
+@pytest.mark.usefixtures("package")
+def test_a_scorer_that_looks_past_a_second_answer_is_no_licence_for_one():
+    right = ("5", "<answer>5 apples</answer>", "<answer>It is 5.</answer>", "So \\boxed{5}")
+    wrong = ("<answer>5 or 6</answer>", "<answer>6, 5</answer>", "<answer>either 5</answer>",
+             "\\boxed{5} or \\boxed{6}", "\\boxed{5}, \\boxed{True}")  # fmt: skip
+    assert [value(text, "anywhere") for text in right] == [1] * 4
+    assert [value(text, "anywhere") for text in wrong] == [0] * 5
+    assert value("<answer>1 + 4</answer>", "strict") == 1
+    words = ("<answer>The answer is drow.</answer>", "<answer>drow, xof</answer>")
+    assert [value(text, "anywhere", gold="drow") for text in words] == [1, 0]
