@@ -25,6 +25,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.attacks import ATTACKS
+from benchmarks.attacks.agentic import agentic_tricks
 from benchmarks.attacks.base import Attack, common
 from benchmarks.attacks.instruction_tricks import instruction_tricks
 from benchmarks.attacks.instructions import instruction_forms
@@ -37,6 +38,7 @@ from benchmarks.environment_tasks import rows
 from posttrain.evaluation.intervals import wilson
 from posttrain.rollouts import Prompt
 from reward.environments import ENVIRONMENTS
+from reward.environments.agentic.base import Family
 from reward.environments.base import RLVREnvironment, admit, replay, says
 
 HALVES = {
@@ -57,6 +59,8 @@ def attacks_on(
         other = prompts[(place + 1) % len(prompts)]
         for attack in common(environment, prompt, other):
             yield prompt, attack
+        if isinstance(environment, Family):
+            yield from ((prompt, attack) for attack in agentic_tricks(environment, prompt))
         for attacks in (ATTACKS, STATE_ATTACKS, STATE_TRICKS, CALL_TRICKS):
             if (own := attacks.get(environment.name)) is not None:
                 for attack in own(prompt, random.Random(f"{seed}/{prompt.id}")):

@@ -84,7 +84,8 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Final:
-    """The end of a run; `order`: paths as calls first changed them, within one call as written."""
+    """The end of a run; `order`: paths as calls first wrote them since they were last empty or not
+    there, within one call as written."""
 
     initial: Files
     files: Files
@@ -254,8 +255,7 @@ class Family(RLVREnvironment):
             answer = last[:200] if told else None
             return Score(0.0, answer, f"not there at the end: {', '.join(state['missing'])}")
         initial = fixture.initial()
-        order = dict.fromkeys(path for call in state["calls"] for path in call["changed"])
-        final = Final(initial, final_files(initial, state), tuple(order))
+        final = Final(initial, final_files(initial, state), _written(state["calls"]))
         try:
             await fixture.check(final)
         except Wrong as wrong:
@@ -290,6 +290,18 @@ class Family(RLVREnvironment):
             for fails, own in runs.items()
             for name, run in own.items()
         }
+
+
+def _written(calls: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """As `Final.order`."""
+    order: dict[str, None] = {}
+    for call in calls:
+        for path in call["changed"]:
+            if path in call["emptied"]:
+                order.pop(path, None)
+            else:
+                order.setdefault(path)
+    return tuple(order)
 
 
 @functools.lru_cache(maxsize=256)

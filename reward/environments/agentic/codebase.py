@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import ast
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from reward.environments.agentic.base import Family, Final, Fixture, Wrong, answers
 from reward.environments.agentic.workspace import Call, read, sh, write, write_json
 
+Case = tuple[str, str, list[Any], Any]  # module, function, arguments, result
 SHARED_STATEMENTS = 4  # in the same order, whatever stands between them: a copy of the block
 MOST = 1000  # statements of a function that are compared
 HEADS = ("orders", "returns", "invoices", "tickets", "parcels", "quotes")
@@ -60,7 +63,7 @@ class RefactorDuplicatedCode(Family):
         block = _BLOCK.format(v="kept", w="code", **details)
         right[f"{shared}.py"] = f"def {helper}(items):\n{block}    return kept\n"
         first, second, third = (f"{module}.py" for module in modules)
-        expected: list[tuple[str, str, list[Any], Any]] = []
+        expected: list[Case] = []
         for module, name in zip(modules, names, strict=True):
             space: dict[str, Any] = {}
             exec(files[f"{module}.py"], space)  # noqa: S102 - our own text
@@ -84,6 +87,13 @@ class RefactorDuplicatedCode(Family):
                     if any(_common(statements, block) >= SHARED_STATEMENTS for block in blocks):
                         raise Wrong(f"{module}.py still has the block")
             await final.computes(expected)
+            # a helper that gives nothing back has to change what both modules return
+            stub = f"\n\ndef {helper}(items):\n    return []\n".encode()
+            files_idle = {**final.files, f"{shared}.py": final.files[f"{shared}.py"] + stub}
+            idle = replace(final, files=files_idle)
+            for module in modules[:2]:
+                if await _same_results(idle, [case for case in expected if case[0] == module]):
+                    raise Wrong(f"{module}.py makes no use of what {helper} returns")
 
         moved = [write(f"{shared}.py", right[f"{shared}.py"])]
         fixed = [write(path, right[path]) for path in (first, second)]
@@ -116,6 +126,14 @@ class RefactorDuplicatedCode(Family):
             },
             unfinished={"stops_after_the_first": [read(first), *moved, fixed[0]]},
         )  # fmt: skip
+
+
+async def _same_results(final: Final, expected: Sequence[Case]) -> bool:
+    try:
+        await final.computes(expected)
+    except Wrong:
+        return False
+    return True
 
 
 def _code(rng: random.Random) -> str:

@@ -116,7 +116,8 @@ class Workspace(Environment):
         # a command's files are in the order in which it wrote them
         places = {path: place for place, path in enumerate(self.files)}
         changed = sorted(changed_paths(before, self.files), key=lambda path: places.get(path, -1))
-        self._calls.append({"changed": changed})
+        emptied = [path for path in changed if not self.files.get(path)]
+        self._calls.append({"changed": changed, "emptied": emptied})
         return result
 
     def _inject(self) -> None:

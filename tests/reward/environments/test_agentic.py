@@ -213,8 +213,15 @@ def test_other_right_ways_pass():
     backwards = " && ".join(reversed(at_once.split(" && ")))
     backwards = f"mkdir -p {arguments[0]['path'].rpartition('/')[0]} && {backwards}"
     notes = sh("echo draft > /tmp/notes.txt")  # a folder of its own, and no further file
-    ends = verified(plan, script(notes, sh(at_once)), script(*again), script(sh(backwards)))
-    assert [score.value for _, score in ends] == [1.0, 1.0, 0.0]
+    folder = arguments[0]["path"].rpartition("/")[0]
+    empty = sh(f"mkdir -p {folder}; touch " + " ".join(a["path"] for a in arguments))
+    last_first = [write(a["path"], a["content"]) for a in reversed(arguments)]
+    deleted = [*again, sh(f"rm -r {folder}"), *last_first]
+    ends = verified(
+        plan, script(notes, sh(at_once)), script(*again), script(sh(backwards)),
+        script(empty, *again), script(empty, *last_first), script(*deleted),
+    )  # fmt: skip
+    assert [score.value for _, score in ends] == [1.0, 1.0, 0.0, 1.0, 0.0, 0.0]
 
 
 @contained
@@ -266,6 +273,13 @@ def test_a_block_is_moved_whatever_the_call_is_named_and_no_copy_is_kept():
         {first: copied(first, line), second: copied(second, line)} for line in ("", *nothing)
     ]
     text = fixture.files[first]
+    elsewhere = right[shared].replace(f"def {helper}(", "def other(")
+    refused.append({"elsewhere.py": elsewhere} | {
+        path: f"from elsewhere import other\n{right[path]}".replace(
+            f"{helper}(items)", f"(other(items), {helper}([]))[0]"
+        )
+        for path in (first, second)
+    })  # fmt: skip
     refused += [
         {first: f"from {module} import {helper}\nexec({text!r})\ndef f(): {helper}([])\n"},
         {
