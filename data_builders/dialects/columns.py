@@ -92,8 +92,10 @@ _CUT_FLAGS = frozenset({"truncated", "is_truncated", "was_truncated"})
 _VERDICT = re.compile(
     r"^label$|^kto_tag$|^(?:user_|human_)?(?:feedback|votes?|thumbs?)$"
     r"|^(?:(?:is|was|answer|response|solution|output|generation|completion|final)_)*"
-    r"(?:correct|safe|valid|verified|accepted|acceptable|approved|desirable)$"
+    r"(?:correct|safe|valid|accepted|acceptable|approved|desirable)$"
 )
+# whether anybody checked it, which an answer that nobody did is not the worse for
+_CHECKED = re.compile(r"^(?:(?:is|was|answer|response|solution|output)_)*verified$")
 _BAD = frozenset(
     {"false", "0", "0.0", "rejected", "reject", "bad", "undesirable", "negative", "dispreferred",
      "incorrect", "wrong", "unsafe", "invalid", "thumbs_down", "thumbsdown", "thumbs down", "down",
@@ -108,7 +110,7 @@ def kind_of(key: str) -> Kind | None:
     """What a key speaks of, by its name."""
     plain = key.lower()
     # `CoT` is one word, `lossMask` are two
-    names = {plain, re.sub(r"(?<=[a-z])(?=[A-Z])", "_", key).lower()}
+    names = {plain, _snake(key)}
     if any(_MEMBER.search(name) for name in names):
         return None
     for kind, pattern in _KINDS.items():
@@ -242,11 +244,23 @@ def calls_bad(name: str, value: Any) -> bool:
     return value is not None and is_verdict(name) and str(value).strip().lower() in _BAD
 
 
+def listed_names(path: str, value: Any) -> list[str]:
+    """The names under which a column or key is listed as not read: with its value too, where that
+    says that nobody checked the answer."""
+    unchecked = _CHECKED.search(_snake(path.rpartition(".")[2])) is not None
+    if unchecked and str(value).strip().lower() in _BAD:
+        return [path, f"{path}: {value}"]
+    return [path]
+
+
 @functools.lru_cache(maxsize=4096)
 def is_verdict(name: str) -> bool:
     """Whether a column says of the row's answer whether it is a good one."""
-    snake = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
-    return _VERDICT.search(snake) is not None
+    return _VERDICT.search(_snake(name)) is not None
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
 
 
 def _attaches(value: Any) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from typing import Any
@@ -195,6 +196,13 @@ _ROLE_PREFIXES = (
     "Assistant:", "ASSISTANT:", "### Assistant:", "###Assistant:", "### ASSISTANT:",
     "### Response:",
 )  # fmt: skip
+_ASKS_FOR_SCRIPT = re.compile(
+    r"dialog|conversation|\bscript|role.?play|\bscene|\bskit\b|screenplay|transcript|interview"
+    r"|Assistant:",
+    re.IGNORECASE,
+)
+_SPEAKER = re.compile(r"^\W*([^\W\d_][\w .'’-]{0,30}?)\W*:", re.MULTILINE)
+_ROLES_OF_TRANSCRIPTS = frozenset({"assistant", "human", "user"})
 _TURNS = (
     ("\n\nHuman:", "\n\nAssistant:"),
     ("### Human:", "### Assistant:"),
@@ -214,7 +222,8 @@ def template_markup(example: Example) -> Drop | None:
             continue
         mark = _edge_mark(message.content)
         if mark is None and message.role == "assistant":
-            mark = _inner_mark(message.content)
+            question = example.messages[index - 1].content if index else ""
+            mark = _inner_mark(message.content, question)
         if mark is not None:
             detail = f"has {mark.strip():.60}, which chat templates and transcripts write"
             return Drop("template_markup", f"message {index} {detail}")
@@ -236,9 +245,9 @@ def _edge_mark(text: str) -> str | None:
     return mark.group()
 
 
-def _inner_mark(text: str) -> str | None:
+def _inner_mark(text: str, question: str) -> str | None:
     """What shows inside an answer that more than one turn stands in it."""
-    if text.lstrip().startswith(_ROLE_PREFIXES):
+    if text.lstrip().startswith(_ROLE_PREFIXES) and not _is_script(text, question):
         return text.partition(":")[0]
     if ("<|" in text or "<｜" in text) and (mark := _INNER_MARK.search(text)):
         return mark.group()
@@ -249,6 +258,17 @@ def _inner_mark(text: str) -> str | None:
         if start >= 0 and text.find(answer, start) >= 0:
             return question
     return None
+
+
+def _is_script(text: str, question: str) -> bool:
+    """Whether "Assistant:" is a part in a conversation that somebody wrote: the question speaks of
+    one, or another name speaks twice."""
+    if not text.lstrip().lower().startswith("assistant:"):
+        return False
+    if _ASKS_FOR_SCRIPT.search(question):
+        return True
+    speakers = Counter(name.lower() for name in _SPEAKER.findall(text))
+    return any(times > 1 for name, times in speakers.items() if name not in _ROLES_OF_TRANSCRIPTS)
 
 
 MARKUP = "<tool_call>"

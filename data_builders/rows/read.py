@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from data_builders.dialects import RowProblem, fitting, read_row, reading_of
+from data_builders.dialects.columns import listed_names
 from data_builders.dialects.reading import encoded
 from data_builders.filters.structure import structural_drop
 from data_builders.rows.files import open_rows
@@ -63,9 +64,11 @@ class RowCounts:
 
     def note_unread(self, unread: Mapping[str, object]) -> None:
         """Count what of a row is not read; an example is made once, it may be long."""
+        listed = [
+            (name, value) for path, value in unread.items() for name in listed_names(path, value)
+        ]
         self.add_unread(
-            (name, 1, "" if name in self.unread else f"{value!r:.60}")
-            for name, value in unread.items()
+            (name, 1, "" if name in self.unread else f"{value!r:.60}") for name, value in listed
         )
 
     def add_unread(self, columns: Iterable[tuple[str, int, str]]) -> None:

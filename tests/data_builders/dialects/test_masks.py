@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from data_builders.rows.raw import RawRow
-from data_builders.rows.read import PlacedExample, examples_of
+from data_builders.rows.read import PlacedExample, RowCounts, examples_of
 from posttrain.chat import nemotron_3_nano_template, training_samples
 from posttrain.config.source import SourceConfig
 from posttrain.jsontext import encode_json, load_json
@@ -144,7 +144,7 @@ def test_what_only_sounds_like_a_mask_is_no_matter(more: dict[str, Any]) -> None
 
 @pytest.mark.parametrize(
     "more", [{"is_correct": False}, {"isCorrect": "False"}, {"is_safe": 0}, {"feedback": "👎"},
-             {"label": "wrong"}, {"response_verified": "no"} | {"verified": False}]
+             {"label": "wrong"}, {"response_accepted": "false"}]
 )  # fmt: skip
 def test_an_answer_that_the_row_calls_bad_is_not_trained(more: dict[str, Any]) -> None:
     row = {"messages": [ASK, SAY]} | more
@@ -152,6 +152,20 @@ def test_an_answer_that_the_row_calls_bad_is_not_trained(more: dict[str, Any]) -
     assert read(row, metadata=tuple(more))[1].messages
     for good in (True, "gold", None, 4):
         assert read({"messages": [ASK, SAY]} | dict.fromkeys(more, good))[1].messages
+
+
+@pytest.mark.parametrize(
+    "more", [{"verified": False}, {"is_verified": 0}, {"answerVerified": "false"}]
+)
+def test_an_answer_that_nobody_checked_is_kept_and_listed_by_name(more: dict[str, Any]) -> None:
+    [(name, value)] = more.items()
+    counts = RowCounts()
+    for row in ({"messages": [ASK, SAY]} | more, {"messages": [ASK, SAY | more]}):
+        counts.note_unread(read(row)[1].unread)
+    counts.note_unread(read({"messages": [ASK, SAY], name: True})[1].unread)
+    rows = {listed: count for listed, (count, _) in counts.unread.items()}
+    inside = f"messages[].{name}"
+    assert rows == {name: 2, f"{name}: {value}": 1, inside: 1, f"{inside}: {value}": 1}
 
 
 def test_a_mask_that_is_honoured_is_not_listed_as_unread() -> None:
