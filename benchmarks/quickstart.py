@@ -19,8 +19,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from posttrain.report.pages.chain import chain_nodes, effect_lines
-from posttrain.report.pages.effects import Effect, chain_effects
+from posttrain.pages.chain import chain_nodes, effect_lines
+from posttrain.pages.effects import Effect, chain_effects
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = Path("runs/tiny")  # in the directory of a cell, as the recipes have it

@@ -33,6 +33,8 @@ _DAMAGED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 MANIFEST = "manifest.json"
 STAGE = "stage.json"
 SECONDS = "seconds.json"
+REPORT = "report.html"  # no part of the artifact: it can be written again at any time
+LOG = "log.jsonl"  # of a training run, a row for each logged step
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,9 @@ def main(argv: list[str] | None = None) -> None:
     recipe, options = parse_recipe(parser, BuildDpoConfig, argv)
     from data_builders.pairs import build as pairs
     from data_builders.registry import all_graders
+    from posttrain.pages.samples import pair_figures, pair_rows, planned_pairs
+    from posttrain.pages.write import run_stage
     from posttrain.report.console import open_console, print_sections
-    from posttrain.report.pages.samples import pair_figures, pair_rows, planned_pairs
-    from posttrain.report.write import run_stage
     from posttrain.runs import parent_of, read_artifact
 
     console = open_console()

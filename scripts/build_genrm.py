@@ -18,9 +18,9 @@ def main(argv: list[str] | None = None) -> None:
     recipe, options = parse_recipe(parser, BuildGenRmConfig, argv)
     from data_builders.judging.build import build, token_counter
     from data_builders.prompts.build import prompt_inputs, refuse_changes
+    from posttrain.pages.judging import judging_prompts, pairs_by_source
+    from posttrain.pages.write import run_stage
     from posttrain.report.console import open_console, print_sections
-    from posttrain.report.pages.judging import judging_prompts, pairs_by_source
-    from posttrain.report.write import run_stage
     from posttrain.runs import read_artifact
 
     console = open_console()

@@ -28,8 +28,8 @@ def main(argv: list[str] | None = None) -> None:
     refuse_missing_template(tokenizer.path, tokenizer.chat_template, key=key)
 
     from data_builders.sft.build import KIND, build, build_config, set_up, show_plan
+    from posttrain.pages.write import ensure_report, write_report
     from posttrain.report.console import open_console
-    from posttrain.report.write import ensure_report, write_report
 
     console = open_console()
     out = Path(recipe.out)

@@ -16,9 +16,11 @@ def main(argv: list[str] | None = None) -> None:
     read_artifact(recipe.data, kind="dpo_data", verify=False)  # before anything heavy is loaded
     refuse_missing_checkpoint(recipe.model.path, key="model.path")
 
+    from posttrain.pages.write import TrainingPage
     from posttrain.training.dpo.stage import DpoStage
 
-    DpoStage(recipe).run(dry_run=options.dry_run)
+    stage = DpoStage(recipe)
+    stage.run(dry_run=options.dry_run, page=TrainingPage(stage.out))
 
 
 if __name__ == "__main__":

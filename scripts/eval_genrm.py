@@ -28,8 +28,8 @@ def main(argv: list[str] | None = None) -> None:
     out, data = Path(recipe.out), read_artifact(recipe.data, kind="genrm_data")
 
     from posttrain.evaluation.judges import held_out, run_evaluation
+    from posttrain.pages.write import run_stage
     from posttrain.report.console import open_console
-    from posttrain.report.write import run_stage
     from posttrain.sampling.open import checkpoint_parents
 
     console = open_console()

@@ -16,6 +16,7 @@ def main(argv: list[str] | None = None) -> None:
     recipe, options = parse_recipe(parser, GenRmConfig, argv)
     data = read_artifact(recipe.data, kind="genrm_data")
 
+    from posttrain.pages.write import TrainingPage
     from posttrain.sampling.generate import read_prompts
     from posttrain.training.rl.stage import GroupStage
     from reward.judge.verdict import VerdictReward, gold_from
@@ -31,7 +32,7 @@ def main(argv: list[str] | None = None) -> None:
         parents=[parent_of(recipe.data, relative_to=Path(recipe.out), manifest=data)],
         stats={"layout": data.stats["layout"], "principle": data.stats["principle"]},
     )
-    stage.run(dry_run=options.dry_run)
+    stage.run(dry_run=options.dry_run, page=TrainingPage(stage.out))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="default: the base's")
     options = parser.parse_args(argv)
 
-    from posttrain.models.merge import adapter_source, base_dtype, merge
+    from posttrain.publish.merge import adapter_source, base_dtype, merge
 
     source = adapter_source(options.directory, base=options.base)
     dtype = options.dtype or base_dtype(source)

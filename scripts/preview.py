@@ -32,9 +32,9 @@ def main(argv: list[str] | None = None) -> None:
 
     from rich.console import Console
 
+    from posttrain.lineage import trace
+    from posttrain.pages.preview import artifact_sections, pack_section, pair_section, row_sections
     from posttrain.report.console import print_sections
-    from posttrain.report.lineage import trace
-    from posttrain.report.preview import artifact_sections, pack_section, pair_section, row_sections
     from posttrain.runs import read_artifact
 
     manifest = read_artifact(options.directory)

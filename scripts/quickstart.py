@@ -43,8 +43,8 @@ def main(argv: list[str] | None = None) -> None:
     show(f"{len(stages)} stages, {config.jobs} at a time; each prints to {options.at / RUNS}/logs")
     run_chain(stages, config, scripts=HERE, at=options.at, show=show)
 
+    from posttrain.pages.chain import show_chain
     from posttrain.report.console import open_console
-    from posttrain.report.pages.chain import show_chain
 
     show_chain(open_console(), [options.at / RUNS])
 

@@ -22,10 +22,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="default: RUN/report.html, or overlay.html")
     options = parser.parse_args(argv)
 
+    from posttrain.pages.chain import is_chain, show_chain
+    from posttrain.pages.overlay import write_overlay
+    from posttrain.pages.write import write_report
     from posttrain.report.console import open_console
-    from posttrain.report.overlay import write_overlay
-    from posttrain.report.pages.chain import is_chain, show_chain
-    from posttrain.report.write import write_report
     from posttrain.runs import refusing_full_disk
 
     first, *others = options.runs

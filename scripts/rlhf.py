@@ -25,6 +25,7 @@ def main(argv: list[str] | None = None) -> None:
     plan = PromptPlan(recipe.prompts, recipe.settings, seed=recipe.seed, out=out)
 
     from data_builders.sft.inputs import as_stats
+    from posttrain.pages.write import TrainingPage
     from posttrain.training.output import RESUME
     from posttrain.training.rl.plan import check_reachable
     from posttrain.training.rl.stage import GroupStage, grpo_arguments
@@ -71,7 +72,8 @@ def main(argv: list[str] | None = None) -> None:
             def check() -> None:
                 refuse_changes(read_artifact(out, verify=False), plan.inputs, parents)
 
-            stage.run(dry_run=options.dry_run, on_open=keep_verdicts, check_inputs=check)
+            page = TrainingPage(out)
+            stage.run(dry_run=options.dry_run, page=page, on_open=keep_verdicts, check_inputs=check)
         finally:
             runner.run(stack.aclose())
 

@@ -19,6 +19,7 @@ def main(argv: list[str] | None = None) -> None:
 
     from data_builders.prompts.profile import read_profile
     from data_builders.registry import Environments, open_label_judge
+    from posttrain.pages.write import TrainingPage
     from posttrain.training.output import RESUME
     from posttrain.training.rl.draws import PromptDraws
     from posttrain.training.rl.stage import GroupStage, grpo_arguments
@@ -62,7 +63,7 @@ def main(argv: list[str] | None = None) -> None:
                 curriculum=curriculum,
                 method="rlvr",
                 parents=[parent_of(recipe.pass_rates, relative_to=out, manifest=profile.manifest)],
-            ).run(dry_run=options.dry_run)
+            ).run(dry_run=options.dry_run, page=TrainingPage(out))
         finally:
             runner.run(stack.aclose())
 

@@ -29,9 +29,9 @@ def main(argv: list[str] | None = None) -> None:
 
     from data_builders.pairs.grading import unformatted_by_setting
     from data_builders.sft.inputs import as_stats
+    from posttrain.pages.samples import planned, prompts_by_source
+    from posttrain.pages.write import run_stage
     from posttrain.report.console import open_console, print_sections
-    from posttrain.report.pages.samples import planned, prompts_by_source
-    from posttrain.report.write import run_stage
     from posttrain.sampling.alerts import alert_text
     from posttrain.sampling.generate import finish, make_samples, time_line
     from posttrain.sampling.open import checkpoint_parents, refuse_prompts_beyond_context

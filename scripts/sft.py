@@ -37,9 +37,11 @@ def main(argv: list[str] | None = None) -> None:
     read_artifact(recipe.data, kind="sft_data", verify=False)  # before anything heavy is loaded
     refuse_missing_checkpoint(recipe.model.path, key="model.path")
 
+    from posttrain.pages.write import TrainingPage
     from posttrain.training.sft.stage import SftStage
 
-    SftStage(recipe).run(dry_run=options.dry_run)
+    stage = SftStage(recipe)
+    stage.run(dry_run=options.dry_run, page=TrainingPage(stage.out))
 
 
 def _is_by_name(given: list[str]) -> bool:

@@ -82,8 +82,8 @@ def main(argv: list[str] | None = None) -> None:
     outs = [at / stage.out for stage in stages]
     together = Path(os.path.commonpath(outs))
     if together not in outs:  # of one stage its own page is enough
+        from posttrain.pages.chain import show_chain
         from posttrain.report.console import open_console
-        from posttrain.report.pages.chain import show_chain
 
         show_chain(open_console(), outs, out=together / "report.html")
 

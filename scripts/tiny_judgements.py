@@ -17,8 +17,8 @@ def main(argv: list[str] | None = None) -> None:
     config, options = parse_recipe(parser, TinyJudgementsConfig, argv)
 
     from data_builders.tiny_world.judgements import write_judgements
+    from posttrain.pages.write import run_stage
     from posttrain.report.console import open_console
-    from posttrain.report.write import run_stage
     from posttrain.runs import Run
 
     print(f"judgements → {config.out} (seed {config.seed}, held-out seed {config.heldout_seed})")

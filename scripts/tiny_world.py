@@ -18,8 +18,8 @@ def main(argv: list[str] | None = None) -> None:
 
     from data_builders.tiny_world.write import check_families, write_world
     from posttrain.chat.template import nemotron_3_nano_template
+    from posttrain.pages.write import run_stage
     from posttrain.report.console import open_console
-    from posttrain.report.write import run_stage
     from posttrain.runs import Run
 
     check_families(config)

@@ -23,8 +23,8 @@ def main(argv: list[str] | None = None) -> None:
     from data_builders.keyed import key64
     from posttrain.evaluation.compare import side_of
     from posttrain.evaluation.win_rate import pair_up, write_duels
+    from posttrain.pages.write import run_stage
     from posttrain.report.console import open_console
-    from posttrain.report.write import run_stage
     from posttrain.sampling.progress import ProgressBar
     from reward.judge.judge import judge_all, judge_parents
     from reward.judge.prompt import shown_answer

@@ -55,10 +55,10 @@ from posttrain.chat import profile_of, variants_hint
 from posttrain.config.build_sft import EXECUTION, OPTIONAL, BuildSftConfig
 from posttrain.errors import ConfigError, DataError, RenderError
 from posttrain.hashing import digest_of
+from posttrain.pages import sft_data as page
+from posttrain.pages.supervision import ROWS as SUPERVISION
+from posttrain.pages.supervision import supervision as supervision_section
 from posttrain.report.console import print_sections
-from posttrain.report.pages import sft_data as page
-from posttrain.report.pages.supervision import ROWS as SUPERVISION
-from posttrain.report.pages.supervision import supervision as supervision_section
 from posttrain.runs import Run, read_artifact
 from posttrain.tokens.renderer import DataRenderer, load_data_renderer
 

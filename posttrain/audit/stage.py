@@ -13,11 +13,11 @@ from posttrain.audit.limits import bounds, violations
 from posttrain.audit.reader import SetReader, data_files
 from posttrain.config.audit import AuditConfig
 from posttrain.hashing import sha256_file
+from posttrain.pages.supervision import ROWS, supervision
+from posttrain.pages.write import ensure_report, write_report
 from posttrain.records import json_text
 from posttrain.report.console import open_console, print_sections
-from posttrain.report.pages.supervision import ROWS, supervision
 from posttrain.report.section import counted
-from posttrain.report.write import ensure_report, write_report
 from posttrain.runs import (
     MANIFEST,
     Counts,

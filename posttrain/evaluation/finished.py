@@ -30,9 +30,9 @@ from posttrain.evaluation.run import (
     unit_name,
     write_records,
 )
+from posttrain.pages import agentic, evaluation
+from posttrain.pages.write import write_report
 from posttrain.report.console import open_console, print_sections
-from posttrain.report.pages import agentic, evaluation
-from posttrain.report.write import write_report
 from posttrain.runs import Manifest, atomic_write_json, open_run, parent_of
 from posttrain.versions import package_versions
 

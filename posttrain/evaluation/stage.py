@@ -57,9 +57,9 @@ from posttrain.evaluation.run import (
 from posttrain.evaluation.sensitivity import sensitivity_rows
 from posttrain.hashing import digest_of
 from posttrain.jsontext import printable
+from posttrain.pages.evaluation import estimated
+from posttrain.pages.write import show_finished, show_up_to_date, write_report
 from posttrain.report.console import print_sections
-from posttrain.report.pages.evaluation import estimated
-from posttrain.report.write import show_finished, show_up_to_date, write_report
 from posttrain.rollouts import prompt_to_row
 from posttrain.runs import Counts, Manifest, Parent, Run, atomic_write_json
 from posttrain.sampling.generate import generate, read_completions, rollouts_at_once, tasks_of

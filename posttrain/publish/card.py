@@ -19,8 +19,8 @@ from posttrain.chat.reasoning import OPEN
 from posttrain.chat.template import NEMOTRON_3_NANO_SHA256, ChatTemplate
 from posttrain.config.paths import checkpoint_dtype
 from posttrain.errors import RenderError
+from posttrain.lineage import Node, trace
 from posttrain.records import Message, ToolCall, message_to_template
-from posttrain.report.lineage import Node, trace
 from posttrain.runs import MANIFEST, Parent
 
 CARD = "README.md"

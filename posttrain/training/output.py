@@ -10,14 +10,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from transformers import TrainerCallback, TrainerState
 
 from posttrain.config.sft import TrainingRecipe
 from posttrain.publish.card import CARD, checkpoint_card, origins_of
-from posttrain.report.live import LOG, REPORT, write_live
-from posttrain.runs import MANIFEST, STAGE, Parent, atomic_write_text
+from posttrain.runs import LOG, MANIFEST, REPORT, STAGE, Parent, atomic_write_text
 from posttrain.versions import package_versions
 
 RESUME = "resume"
@@ -75,14 +74,37 @@ class LogRows(TrainerCallback):
             handle.write(_line(row))
 
 
+class RunPage(Protocol):
+    """The page of a run. Training says when it is written; what stands on it is drawn elsewhere."""
+
+    def write_live(self, about: str, *, next_in: int | None) -> object:
+        """Write the page of a run that goes on.
+
+        Args:
+            about: what the run is doing.
+            next_in: seconds after which the page is written again at the latest, if known.
+        """
+
+    def write_interrupted(self, *, step: int) -> object:
+        """Write the page of a run that a signal ends at this step."""
+
+    def write_stopped(self) -> object:
+        """Write the page of a run that an error has ended."""
+
+    def write_finished(self) -> Path:
+        """Write the report of the finished artifact, unless it is there. Returns its path."""
+        ...
+
+
 class LivePage(TrainerCallback):
-    """Writes the report of the running stage when it starts, and then again and again: at most
+    """Writes the page of the running stage when it starts, and then again and again: at most
     every `EVERY` seconds, and with at most `SHARE` of the time."""
 
-    EVERY, SHARE = 15.0, 0.03
+    EVERY = 15.0
+    SHARE = 0.03
 
-    def __init__(self, out: Path) -> None:
-        self._out = out
+    def __init__(self, page: RunPage) -> None:
+        self._page = page
         self._begun, self._first_step = 0.0, 0
         self._last_row, self._pause = 0.0, 0.0
         self._due, self._wait = 0.0, self.EVERY
@@ -107,7 +129,7 @@ class LivePage(TrainerCallback):
         if state.global_step > self._first_step:
             left = seconds_left(state, begin - self._begun, self._first_step)
             about += f", about {left / 60:,.0f} min left"
-        written = write_page(lambda: write_live(self._out, about, next_in=next_in))
+        written = write_page(lambda: self._page.write_live(about, next_in=next_in))
         end = time.monotonic()
         self._wait = max(self.EVERY, (end - begin) / self.SHARE)
         self._due = end + self._wait if written else math.inf

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, TrainerCallback
 
 from posttrain.config.dpo import DpoConfig
 from posttrain.config.grpo import ColocatedVllm
@@ -23,8 +23,6 @@ from posttrain.config.sft import SftConfig, TrainingRecipe
 from posttrain.errors import PosttrainError
 from posttrain.models.adapters import adapter_reach, lora_config, quantization_config
 from posttrain.models.load import choose_attention, load_checkpoint, load_model
-from posttrain.report.live import write_interrupted, write_unfinished
-from posttrain.report.write import ensure_report
 from posttrain.revisions import loaded_commit
 from posttrain.runs import (
     Counts,
@@ -60,6 +58,7 @@ from posttrain.training.output import (
     LivePage,
     LogRows,
     RunOutcome,
+    RunPage,
     artifact_files,
     write_card,
     write_page,
@@ -122,6 +121,7 @@ class TrainingStage(ABC, Generic[Recipe, T]):
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
         self.out = Path(recipe.out)
+        self.page: RunPage | None = None
 
     # ---- each method's own; each may raise ConfigError or DataError ----
 
@@ -191,15 +191,18 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         self,
         *,
         dry_run: bool,
+        page: RunPage | None = None,
         on_open: Callable[[int], None] | None = None,
         check_inputs: Callable[[], None] | None = None,
     ) -> Path | None:
         """Plan, or train to the end: the finished artifact, on the main process.
 
         Args:
+            page: the page to keep of the run; None: no page is written.
             on_open: called with the number of the process when the output directory is ours.
             check_inputs: refuses to call a finished run up to date where its inputs have changed.
         """
+        self.page = page
         if dry_run:
             with tempfile.TemporaryDirectory() as work:
                 args = self.arguments(Path(work))
@@ -241,7 +244,8 @@ class TrainingStage(ABC, Generic[Recipe, T]):
 
     def _show(self, *lines: str) -> Path:
         print(*lines, sep="\n")
-        write_page(lambda: print(ensure_report(self.out)))
+        if (page := self.page) is not None:
+            write_page(lambda: print(page.write_finished()))
         return self.out
 
     def open(self, *, dry_run: bool = False) -> Run:
@@ -271,13 +275,16 @@ class TrainingStage(ABC, Generic[Recipe, T]):
             quantization=quantization_config(adapter),
         )
         reach = adapter_reach(adapter, model) if adapter else ()
+        callbacks: list[TrainerCallback] = [LogRows(self.out)]
+        if self.page is not None:
+            callbacks.append(LivePage(self.page))
         trainer = self.make_trainer(
             data,
             special,
             model=model,
             args=args,
             processing_class=tokenizer,
-            callbacks=[LogRows(self.out), LivePage(self.out)],
+            callbacks=callbacks,
             peft_config=lora_config(adapter, model) if adapter else None,
         )
         launched = read_launch(trainer.accelerator)
@@ -361,16 +368,17 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         """Train, from a whole checkpoint on if there is one, and finish the artifact; on the main
         process, its manifest."""
         trainer = prepared.trainer
+        page = self.page if trainer.is_world_process_zero() else None
         try:
             train_to_the_end(trainer, self.out, base=self.recipe.model, special=prepared.special)
         except KeyboardInterrupt:
-            if trainer.is_world_process_zero():
+            if page is not None:
                 step = trainer.state.global_step
-                write_page(lambda: write_interrupted(self.out, step=step))
+                write_page(lambda: page.write_interrupted(step=step))
             raise
         except BaseException:
-            if trainer.is_world_process_zero():
-                write_page(lambda: write_unfinished(self.out, running=False))
+            if page is not None:
+                write_page(page.write_stopped)
             raise
         finally:
             trainer.close()

@@ -17,7 +17,7 @@ from posttrain.chat import nemotron_3_nano_template
 from posttrain.errors import ConfigError, DataError
 from posttrain.tokens.tokenizer import encoder_of, load_any_tokenizer
 from tests.data_builders.small_build import script, write_tokenizer
-from tests.report.reading import tiles_of
+from tests.pages.reading import tiles_of
 from tests.training.dpo.pairs import make_pairs, write_pairs
 
 IGNORED = -100

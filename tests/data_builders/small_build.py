@@ -45,7 +45,7 @@ def build(recipe: Path, *overrides: str, report: bool = False) -> None:
     """
     with ExitStack() as stack:
         if not report:
-            stack.enter_context(patch("posttrain.report.write.write_report", lambda out: out))
+            stack.enter_context(patch("posttrain.pages.write.write_report", lambda out: out))
         script("build_sft").main(["--config", str(recipe), *overrides])
 
 

@@ -23,9 +23,9 @@ from posttrain.evaluation.agentic import (
     share_row,
 )
 from posttrain.evaluation.run import Record, read_records
+from posttrain.pages.agentic import failing_step, in_words
+from posttrain.pages.agentic import figures as sections
 from posttrain.records import Message, Score, ToolCall
-from posttrain.report.pages.agentic import failing_step, in_words
-from posttrain.report.pages.agentic import figures as sections
 from posttrain.rollouts import Completion, ParsedCompletion, Prompt, Step
 from tests.data_builders.small_build import script
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from posttrain.errors import ConfigError, PosttrainError
-from posttrain.report.pages import chain as page
+from posttrain.pages import chain as page
 from scripts import quickstart, smoke, stages
 
 WORLD = """\

@@ -20,11 +20,11 @@ from posttrain.evaluation.compare import rate_difference
 from posttrain.evaluation.intervals import by_question
 from posttrain.evaluation.metrics import values_of
 from posttrain.evaluation.run import read_run
-from posttrain.report.pages.chain import show_chain
+from posttrain.pages.chain import show_chain
 from posttrain.runs import read_artifact
 from posttrain.training import plan
 from posttrain.training.activations import StepMemory
-from tests.report import reading
+from tests.pages import reading
 from tests.training.rl.servers import judge_server
 
 RECIPES, RUNS = Path(__file__).parents[2] / "recipes" / "tiny", Path("runs/tiny")

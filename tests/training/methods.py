@@ -25,6 +25,7 @@ import data_builders.prompts  # noqa: F401 - once here, not in every process
 from posttrain.config.grpo import GroupTraining
 from posttrain.config.load import load_recipe
 from posttrain.group_rewards import Group, GroupRewards
+from posttrain.pages.write import TrainingPage
 from posttrain.records import message_to_row
 from posttrain.training.rl.stage import GroupStage
 from tests.training.conftest import TRAINER
@@ -53,7 +54,8 @@ class Method:
         keys = [f"out={out}", *overrides]
         if self.name == "grpo":
             recipe = load_recipe(self.recipe, GroupTraining, keys)
-            GroupStage(recipe, prompts=make_prompts(18), reward=reward).run(dry_run=False)
+            stage = GroupStage(recipe, prompts=make_prompts(18), reward=reward)
+            stage.run(dry_run=False, page=TrainingPage(out))
         else:
             script(self.name).main(["--config", str(self.recipe), *keys])
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from posttrain.config.dpo import DpoConfig
 from posttrain.config.load import validate
+from posttrain.pages.write import TrainingPage
 from posttrain.training.dpo.stage import DpoStage
 from posttrain.training.stage import PreparedRun
 
@@ -43,6 +44,7 @@ def start(recipe: DpoConfig) -> PreparedRun:
 
 
 def finish(recipe: DpoConfig) -> Path:
-    out = DpoStage(recipe).run(dry_run=False)
+    stage = DpoStage(recipe)
+    out = stage.run(dry_run=False, page=TrainingPage(stage.out))
     assert out is not None
     return out

@@ -13,7 +13,7 @@ from data_builders.prompts.profile import read_profile
 from posttrain.errors import ConfigError, DataError
 from posttrain.records import Score
 from posttrain.runs import read_artifact
-from tests.report.reading import tiles_of
+from tests.pages.reading import tiles_of
 from tests.training.forks import forked
 from tests.training.methods import die, script
 from tests.training.rl.conftest import N, Words

@@ -16,9 +16,9 @@ from posttrain.config.load import load_recipe
 from posttrain.config.rlvr import RlvrConfig
 from posttrain.errors import ConfigError, DataError, TrainingError
 from posttrain.group_rewards import Failure, Group
+from posttrain.pages.write import write_report
 from posttrain.records import FailureKind, Score
 from posttrain.report import html
-from posttrain.report.write import write_report
 from posttrain.rollouts import Completion, Prompt
 from posttrain.runs import read_artifact
 from posttrain.training.rl.draws import PromptDraws

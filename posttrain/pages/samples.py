@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from posttrain.config.build_dpo import BuildDpoConfig
+from posttrain.lineage import Node, listed_rows
+from posttrain.pages import effects
+from posttrain.pages.artifact import samples_to_read
 from posttrain.report import section as ui
-from posttrain.report.lineage import Node, listed_rows, samples_to_read
-from posttrain.report.pages import effects
 from posttrain.rollouts import TRUNCATED, Prompt
 from posttrain.runs import Counts, Manifest
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from posttrain.lineage import Node
+from posttrain.pages import effects
+from posttrain.pages.artifact import samples_to_read
+from posttrain.pages.evaluation import read_metrics
 from posttrain.report import section as ui
-from posttrain.report.lineage import Node, samples_to_read
-from posttrain.report.pages import effects
-from posttrain.report.pages.evaluation import read_metrics
 
 # data
 

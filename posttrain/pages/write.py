@@ -8,24 +8,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from posttrain.report.console import print_sections
-from posttrain.report.html import UNFINISHED, page_html
-from posttrain.report.lineage import (
-    REPORT,
-    Node,
-    counts,
-    kept_tile,
-    parent_links,
-    provenance,
-    trace,
-)
-from posttrain.report.live import is_running, is_unfinished, write_unfinished
-from posttrain.report.pages import (
+from posttrain.lineage import Node, trace
+from posttrain.pages import (
     effects,
     evaluation,
     judging,
@@ -35,6 +25,16 @@ from posttrain.report.pages import (
     supervision,
     training,
 )
+from posttrain.pages.artifact import counts, kept_tile, parent_links, provenance
+from posttrain.pages.live import (
+    is_running,
+    is_unfinished,
+    write_interrupted,
+    write_live,
+    write_unfinished,
+)
+from posttrain.report.console import print_sections
+from posttrain.report.html import UNFINISHED, page_html
 from posttrain.report.section import (
     Chart,
     Columns,
@@ -46,7 +46,7 @@ from posttrain.report.section import (
     Table,
     Tile,
 )
-from posttrain.runs import Run, atomic_write_text, open_run
+from posttrain.runs import REPORT, Run, atomic_write_text, open_run
 
 # kind of artifact → its sections, and on its own page the figures to read first
 PAGES: dict[str, tuple[Callable[[Node], Sections], Callable[[Node], list[Tile]]]] = {
@@ -138,6 +138,29 @@ def ensure_report(artifact: Path | str) -> Path:
             if UNFINISHED not in page.read(200):
                 return there
     return write_report(artifact)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPage:
+    """The page of a training run in its output directory, for `TrainingStage.run`."""
+
+    out: Path
+
+    def write_live(self, about: str, *, next_in: int | None) -> None:
+        """Write the page of a run that goes on."""
+        write_live(self.out, about, next_in=next_in)
+
+    def write_interrupted(self, *, step: int) -> None:
+        """Write the page of a run that a signal ends now."""
+        write_interrupted(self.out, step=step)
+
+    def write_stopped(self) -> None:
+        """Write the page of a run that has stopped."""
+        write_unfinished(self.out, running=False)
+
+    def write_finished(self) -> Path:
+        """Write the report of the finished run, unless it is there."""
+        return ensure_report(self.out)
 
 
 def show_finished(console: Console, artifact: Path) -> None:

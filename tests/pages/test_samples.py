@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from posttrain.pages.write import write_report
 from posttrain.report import section as ui
 from posttrain.report.html import page_html
-from posttrain.report.write import write_report
 from posttrain.rollouts import TRUNCATED
 from posttrain.runs import Counts, Run
-from tests.report.conftest import write_rows
-from tests.report.reading import Reader, section
+from tests.pages.conftest import write_rows
+from tests.pages.reading import Reader, section
 
 HOSTILE = "</script></pre></details><img src=x onerror=alert(1)><script>alert(1)</script> \"'&"
 ROWS, SHOWN = 300, 200

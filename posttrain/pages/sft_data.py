@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from posttrain.lineage import Node
+from posttrain.pages import supervision
+from posttrain.pages.artifact import kept_tile, samples_to_read
 from posttrain.report import section as ui
-from posttrain.report.lineage import Node, kept_tile, samples_to_read
-from posttrain.report.pages import supervision
 
 _UNITS = ("rows", "tokens", "trained")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from posttrain.lineage import Node, listed_rows, side_rows
+from posttrain.pages import rl
 from posttrain.report import section as ui
 from posttrain.report.curves import Curve, curves, points
-from posttrain.report.lineage import Node, listed_rows, side_rows
-from posttrain.report.pages import rl
 
 
 def sections(node: Node) -> ui.Sections:

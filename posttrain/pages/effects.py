@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from posttrain.lineage import Node, read_json, trace
 from posttrain.report import section as ui
-from posttrain.report.lineage import Node, read_json, trace
 from posttrain.sampling.alerts import alert_text, worst
 
 if TYPE_CHECKING:

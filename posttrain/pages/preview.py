@@ -15,9 +15,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from posttrain.lineage import Node, trace
+from posttrain.pages.artifact import ancestry, counts, details
+from posttrain.pages.write import figures
 from posttrain.report import section as ui
-from posttrain.report.lineage import REPORT, Node, ancestry, counts, details, trace
-from posttrain.report.write import figures
+from posttrain.runs import REPORT
 from posttrain.tokens.encode import IGNORED
 
 Decode = Callable[[Sequence[int]], str]

@@ -12,13 +12,12 @@ from typing import Any
 
 from posttrain.errors import ConfigError, DataError
 from posttrain.jsontext import jsonl_rows
+from posttrain.pages.artifact import recipe
+from posttrain.pages.training import so_far
 from posttrain.report.html import RunState, page_html
-from posttrain.report.lineage import REPORT, recipe
-from posttrain.report.pages.training import so_far
 from posttrain.report.section import Fold, Section
-from posttrain.runs import MANIFEST, STAGE, atomic_write_text, locked, read_owner
+from posttrain.runs import LOG, MANIFEST, REPORT, STAGE, atomic_write_text, locked, read_owner
 
-LOG = "log.jsonl"
 REFRESH = 15  # seconds
 
 
@@ -54,8 +53,8 @@ def write_live(artifact: Path, about: str, *, next_in: int | None = None) -> Non
     """Write the page of a run that goes on.
 
     Args:
-        about: what it is doing.
-        next_in: seconds after which it is written again at the latest; None: not known yet.
+        about: what the run is doing.
+        next_in: seconds after which the page is written again at the latest; None: not known yet.
     """
     now = int(time.time())
     text = f"{about}. Written {_moment(now)}"

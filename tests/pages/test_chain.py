@@ -15,15 +15,15 @@ from posttrain.evaluation.compare import length_difference, rate_difference
 from posttrain.evaluation.intervals import by_question
 from posttrain.evaluation.metrics import values_of
 from posttrain.evaluation.run import read_run
+from posttrain.lineage import trace
+from posttrain.pages.chain import first_effects, is_chain
+from posttrain.pages.effects import arms_of, chain_effects
 from posttrain.report.diagram import MOST, rows_of, shortest
-from posttrain.report.lineage import trace
-from posttrain.report.pages.chain import first_effects, is_chain
-from posttrain.report.pages.effects import arms_of, chain_effects
 from posttrain.runs import SECONDS, Counts, Run, open_run, parent_of, read_artifact
 from tests.data_builders.small_build import script
 from tests.evaluation.scripted import ScriptedSampler
 from tests.evaluation.small_eval import answer, evaluate, tamed, write_recipe
-from tests.report.reading import Reader, cells, section, sections
+from tests.pages.reading import Reader, cells, section, sections
 
 
 def artifact(out: Path, kind: str, *parents: Path, files=(), stats=None, config=None) -> Path:

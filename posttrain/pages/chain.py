@@ -12,12 +12,13 @@ from pathlib import Path
 from rich.console import Console
 
 from posttrain.errors import DataError
+from posttrain.lineage import Node, trace
+from posttrain.pages.artifact import link_to
+from posttrain.pages.effects import EVALUATION, MOST_TILES, Effect, chain_effects
+from posttrain.pages.write import tiles_of
 from posttrain.report import section as ui
 from posttrain.report.html import page_html
-from posttrain.report.lineage import REPORT, Node, link_to, trace
-from posttrain.report.pages.effects import EVALUATION, MOST_TILES, Effect, chain_effects
-from posttrain.report.write import tiles_of
-from posttrain.runs import MANIFEST, SECONDS, STAGE, atomic_write_text
+from posttrain.runs import MANIFEST, REPORT, SECONDS, STAGE, atomic_write_text
 
 
 def is_chain(folder: Path) -> bool:

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.errors import ConfigError
+from posttrain.lineage import Node, listed_rows
+from posttrain.pages import evaluation, training
+from posttrain.pages.live import is_unfinished, log_so_far
+from posttrain.pages.write import tiles_of
 from posttrain.report import section as ui
 from posttrain.report.curves import Curve, curves
 from posttrain.report.html import page_html
-from posttrain.report.lineage import Node, listed_rows
-from posttrain.report.live import LOG, is_unfinished, log_so_far
-from posttrain.report.pages import evaluation, training
-from posttrain.report.write import tiles_of
-from posttrain.runs import atomic_write_text, read_artifact, read_owner
+from posttrain.runs import LOG, atomic_write_text, read_artifact, read_owner
 
 STYLES, SHOWN_VALUE = "abdecf", 160
 

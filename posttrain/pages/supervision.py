@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from posttrain.audit.limits import FIGURES, share
+from posttrain.lineage import Node
+from posttrain.pages.artifact import kept_tile, samples_to_read
 from posttrain.report import section as ui
-from posttrain.report.lineage import Node, kept_tile, samples_to_read
 
 ROWS = "supervision.jsonl"
 SHOWN_CHARACTERS = 6000

@@ -11,13 +11,13 @@ import pytest
 
 from posttrain.errors import ConfigError
 from posttrain.evaluation.compare import compare_runs, side_of
-from posttrain.report.overlay import write_overlay
+from posttrain.pages.overlay import write_overlay
 from posttrain.runs import Counts, Run
 from tests.data_builders.small_build import script
 from tests.evaluation.scripted import ScriptedSampler
 from tests.evaluation.small_eval import answer, evaluate, tamed, write_recipe
-from tests.report.conftest import LOG, STATS, write_rows
-from tests.report.reading import cells, section, sections
+from tests.pages.conftest import LOG, STATS, write_rows
+from tests.pages.reading import cells, section, sections
 
 RECIPE = {"trainer": {"learning_rate": 0.1, "seed": 1}, "sources": [{"name": "a"}, {"name": "b"}]}
 

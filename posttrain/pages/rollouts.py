@@ -7,10 +7,10 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from posttrain.lineage import Node, listed_rows
+from posttrain.pages.samples import turns
 from posttrain.report import section as ui
 from posttrain.report.curves import histogram
-from posttrain.report.lineage import Node, listed_rows
-from posttrain.report.pages.samples import turns
 
 FOLDER = "rollouts/"
 MOST_STEPS = 8  # a run at scale has gigabytes of rollouts

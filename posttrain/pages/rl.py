@@ -6,11 +6,9 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from posttrain.report import section as ui
-from posttrain.report.curves import Curve, curves
-from posttrain.report.lineage import Node, side_rows
-from posttrain.report.pages import effects, rlvr
-from posttrain.report.pages.rollouts import (
+from posttrain.lineage import Node, side_rows
+from posttrain.pages import effects, rlvr
+from posttrain.pages.rollouts import (
     ADDED,
     LENGTHS,
     MEANS,
@@ -20,6 +18,8 @@ from posttrain.report.pages.rollouts import (
     rollouts_of,
     spreads,
 )
+from posttrain.report import section as ui
+from posttrain.report.curves import Curve, curves
 
 TIMING = "timing.jsonl"
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from posttrain.errors import DataError
-from posttrain.report.live import log_so_far, write_live
-from posttrain.report.write import ensure_report, write_report
+from posttrain.pages.live import log_so_far, write_live
+from posttrain.pages.write import TrainingPage, ensure_report, write_report
 from posttrain.runs import Run, locked
 from posttrain.training import output
-from tests.report.conftest import LOG, write_checkpoint
-from tests.report.reading import Reader, section, sections
+from tests.pages.conftest import LOG, write_checkpoint
+from tests.pages.reading import Reader, section, sections
 
 
 @pytest.fixture
@@ -91,9 +91,9 @@ def test_pages_take_a_small_share_of_the_time(begun: Path, monkeypatch: pytest.M
         written.append((now[0], about, next_in))
         now[0] += 0.9  # seconds that drawing takes: 3 % of 30
 
-    monkeypatch.setattr(output, "write_live", write)
+    monkeypatch.setattr(TrainingPage, "write_live", lambda page, *a, **k: write(page.out, *a, **k))
     monkeypatch.setattr(output.time, "monotonic", lambda: now[0])
-    page = output.LivePage(begun)
+    page = output.LivePage(TrainingPage(begun))
     start, *later = states(0, *range(1, 11))
     page.on_train_begin(None, start, None)
     for state in later:
@@ -114,14 +114,14 @@ def test_a_page_that_cannot_be_written_ends_no_run_and_other_processes_write_non
 ):
     (other,) = states(3)
     other.is_world_process_zero = False
-    output.LivePage(begun).on_train_begin(None, other, None)
+    output.LivePage(TrainingPage(begun)).on_train_begin(None, other, None)
     assert not (begun / "report.html").exists()
 
     def fail(*_: Any, **__: Any) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(output, "write_live", fail)
-    page = output.LivePage(begun)
+    monkeypatch.setattr(TrainingPage, "write_live", fail)
+    page = output.LivePage(TrainingPage(begun))
     for state in states(0, 1, 2):
         (page.on_log if state.global_step else page.on_train_begin)(None, state, None)
     assert capsys.readouterr().out.count("no space left") == 1

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from posttrain.chat.detect import FoundCall, searched
 from posttrain.evaluation.run import record_from_row
+from posttrain.lineage import Node, listed_path
+from posttrain.pages import agentic, effects
+from posttrain.pages.artifact import samples_to_read
 from posttrain.report import section as ui
-from posttrain.report.lineage import Node, listed_path, samples_to_read
-from posttrain.report.pages import agentic, effects
 from posttrain.rollouts import Step
 
 if TYPE_CHECKING:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
+from posttrain.lineage import Node
+from posttrain.pages import effects
+from posttrain.pages.rollouts import MEANS
+from posttrain.pages.samples import completions, prompts_by_source, settings
 from posttrain.report import section as ui
 from posttrain.report.curves import Curve, curves
-from posttrain.report.lineage import Node
-from posttrain.report.pages import effects
-from posttrain.report.pages.rollouts import MEANS
-from posttrain.report.pages.samples import completions, prompts_by_source, settings
 
 
 def profile_sections(node: Node) -> ui.Sections:

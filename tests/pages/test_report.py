@@ -16,14 +16,14 @@ import pytest
 from rich.console import Console
 
 from posttrain.errors import DataError
+from posttrain.pages.sft_data import lengths, mixture
+from posttrain.pages.write import run_stage, write_report
 from posttrain.report.console import open_console, print_sections
 from posttrain.report.html import page_html
-from posttrain.report.pages.sft_data import lengths, mixture
 from posttrain.report.section import Section, Table
-from posttrain.report.write import run_stage, write_report
 from posttrain.runs import Counts, Run, read_artifact
-from tests.report.conftest import write_checkpoint
-from tests.report.reading import Reader, cells, page_of, section, sections
+from tests.pages.conftest import write_checkpoint
+from tests.pages.reading import Reader, cells, page_of, section, sections
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +166,7 @@ def test_logs_that_diverged_or_hold_markup_or_nothing_have_a_report(tmp_path):
 
 def test_the_report_loads_nothing_heavy():
     code = (
-        "import sys, posttrain.report.overlay;"
+        "import sys, posttrain.pages.overlay;"
         "print(sorted({'torch', 'transformers', 'matplotlib', 'numpy', 'pyarrow'} & set(sys.modules)))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

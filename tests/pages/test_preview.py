@@ -10,9 +10,9 @@ import shutil
 import pytest
 from rich.console import Console
 
+from posttrain.pages.preview import marked_words
 from posttrain.report import section as ui
 from posttrain.report.console import dialogue_text, print_sections
-from posttrain.report.preview import marked_words
 from posttrain.runs import Counts, Manifest, Run, parent_of, read_artifact
 from tests.data_builders.small_build import index, script
 

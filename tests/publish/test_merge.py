@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from posttrain.config.sft import ModelConfig
 from posttrain.errors import ConfigError, DataError
-from posttrain.models import merge as merging
 from posttrain.models.adapters import adapted_model
+from posttrain.publish import merge as merging
 from posttrain.runs import Counts, Run, parent_of, read_artifact
 from scripts.merge import main
 from tests.sampling.small_models import byte_tokenizer, small_model

@@ -19,10 +19,10 @@ from posttrain.config.grpo import GrpoLossConfig
 from posttrain.config.judge import LengthConfig, PairingConfig
 from posttrain.errors import DataError
 from posttrain.group_rewards import Group, GroupReward
+from posttrain.pages.rlvr import learned_tile
+from posttrain.pages.write import write_report
 from posttrain.records import Message, Score
 from posttrain.report.curves import bins
-from posttrain.report.pages.rlvr import learned_tile
-from posttrain.report.write import write_report
 from posttrain.rollouts import Completion, Prompt, Step
 from posttrain.runs import Counts, Run
 from posttrain.training.rl.batch import ScoredGroup, with_advantages
@@ -30,8 +30,8 @@ from posttrain.training.rl.files import group_row, join_parts, rollout_file, wri
 from posttrain.training.rl.metrics import AVERAGED, _means, _sums, batch_metrics, group_stats
 from reward.judge.verdict import VerdictReward
 from reward.rlhf import JudgedReward
-from tests.report.conftest import write_rows
-from tests.report.reading import Reader, cells, page_of, section, sections
+from tests.pages.conftest import write_rows
+from tests.pages.reading import Reader, cells, page_of, section, sections
 from tests.reward.judge.judging import config, judge_of, said
 from tests.sampling.scripted import END
 

@@ -6,7 +6,7 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
-from posttrain.report.write import write_report
+from posttrain.pages.write import write_report
 
 VOID = {"meta", "br"}
 
