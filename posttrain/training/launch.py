@@ -1,5 +1,5 @@
-"""What the launcher really started, and a refusal when it is not what was asked for: accelerate
-drops processes, sharding and precision without a word. So do weights that would not move."""
+"""Checks of what the launcher really started: accelerate drops processes, sharding and precision
+silently. Also refused is a precision in which the weights would not move."""
 
 from __future__ import annotations
 
@@ -23,7 +23,14 @@ TWO_CPU_PROCESSES = "posttrain launch --config_file accelerate/cpu-2 sft --confi
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """What runs: processes, how parameters are sharded, on what device, in what precision."""
+    """Layout of a run that has started.
+
+    Attributes:
+        world_size: Number of processes.
+        sharding: "none", "zero2", "zero3" or "fsdp2".
+        device: Name of the GPU, or "cpu".
+        precision: "fp32", "bf16" or "fp16".
+    """
 
     world_size: int
     sharding: str
@@ -32,7 +39,7 @@ class Launched:
 
     @property
     def text(self) -> str:
-        """For the plan."""
+        """Sentence for the plan."""
         return (
             f"{self.world_size} process(es) on {self.device}, sharding {self.sharding}, "
             f"{self.precision}"
@@ -40,9 +47,10 @@ class Launched:
 
 
 def read_launch(accelerator: Accelerator) -> Launched:
-    """Read the layout off the accelerator that the trainer uses."""
+    """Read the layout from the accelerator that the trainer uses."""
     state: Any = accelerator.state
-    device, precision = accelerator.device, accelerator.mixed_precision
+    device = accelerator.device
+    precision = accelerator.mixed_precision
     sharding = "none"
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
         sharding = f"zero{state.deepspeed_plugin.zero_stage}"
@@ -59,14 +67,14 @@ def read_launch(accelerator: Accelerator) -> Launched:
 def check_launch(
     requested: LaunchConfig, launched: Launched, env: Mapping[str, str] = os.environ
 ) -> None:
-    """Stop when the run is not the one that recipe and launcher ask for.
+    """Refuse a run with another layout than the recipe or the launcher's config asked for.
 
     Args:
-        requested: the recipe's `launch:` block; its Nones are not checked.
-        env: where accelerate leaves what its config asked for.
+        requested: the recipe's `launch:` block; None in it is not checked.
+        env: environment, in which accelerate passes on the settings of its config.
 
     Raises:
-        ConfigError: naming what was requested, what runs, and the command that gives it.
+        ConfigError: naming what was requested, what runs, and a command that gives it.
     """
     if requested.world_size not in (None, launched.world_size):
         raise ConfigError(
@@ -79,19 +87,19 @@ def check_launch(
             f"launch.sharding is {requested.sharding}, this run has {launched.sharding}. Start it "
             f"with posttrain launch --config_file accelerate/{file}"
         )
-    wanted = None
+    launcher_sharding = None
     if _is_true(env, "ACCELERATE_USE_DEEPSPEED") and "ACCELERATE_DEEPSPEED_ZERO_STAGE" in env:
-        wanted = f"zero{env['ACCELERATE_DEEPSPEED_ZERO_STAGE']}"
+        launcher_sharding = f"zero{env['ACCELERATE_DEEPSPEED_ZERO_STAGE']}"
     elif _is_true(env, "ACCELERATE_USE_FSDP"):
-        wanted = f"fsdp{env.get('FSDP_VERSION', '1')}"
-    if wanted not in (None, launched.sharding):
+        launcher_sharding = f"fsdp{env.get('FSDP_VERSION', '1')}"
+    if launcher_sharding not in (None, launched.sharding):
         raise ConfigError(
-            f"the launcher asked for {wanted}, but {launched.sharding} runs: forcing CPU drops "
-            "sharding silently. Use accelerators, or --config_file accelerate/cpu-2"
+            f"the launcher asked for {launcher_sharding}, but {launched.sharding} runs: forcing "
+            "CPU drops sharding silently. Use accelerators, or --config_file accelerate/cpu-2"
         )
-    # accelerate's one-process launcher sets MASTER_ADDR only when num_processes is above 1
-    several = "MASTER_ADDR" in env and "LOCAL_RANK" not in env
-    if launched.world_size == 1 and _is_true(env, "ACCELERATE_USE_CPU") and several:
+    # accelerate's launcher of one process sets MASTER_ADDR only when num_processes is above 1
+    several_requested = "MASTER_ADDR" in env and "LOCAL_RANK" not in env
+    if launched.world_size == 1 and _is_true(env, "ACCELERATE_USE_CPU") and several_requested:
         raise ConfigError(
             "the launcher asked for several CPU processes and started one (accelerate starts "
             f"them only through a distributed type). Use: {TWO_CPU_PROCESSES}"
@@ -104,14 +112,14 @@ def check_device(
     requested: LaunchConfig,
     env: Mapping[str, str] = os.environ,
 ) -> None:
-    """Stop when a launcher or a recipe for GPUs would train on the CPU.
+    """Refuse to train on the CPU with a recipe or a launcher's config made for GPUs.
 
     Args:
-        trainer: the recipe's block; a `use_cpu` in it is the user's own word.
+        trainer: the recipe's `trainer:` block; with `use_cpu` in it the user wants the CPU.
         requested: the recipe's `launch:` block.
 
     Raises:
-        ConfigError: naming what is for GPUs, and the ways out.
+        ConfigError: naming the setting that is for GPUs, and the ways out.
     """
     if requested.gpu and args.device.type == "cpu":
         raise ConfigError(
@@ -121,8 +129,8 @@ def check_device(
             "one all the same"
         )
     precision = env.get("ACCELERATE_MIXED_PRECISION", "no")
-    wanted = "use_cpu" in trainer or _is_true(env, "ACCELERATE_USE_CPU")
-    if args.device.type == "cpu" and precision != "no" and not wanted:
+    cpu_requested = "use_cpu" in trainer or _is_true(env, "ACCELERATE_USE_CPU")
+    if args.device.type == "cpu" and precision != "no" and not cpu_requested:
         raise ConfigError(
             f"the launcher's mixed_precision {precision!r} is for GPUs, and PyTorch finds none "
             "here: start with --config_file accelerate/cpu or accelerate/cpu-2, install a PyTorch "
@@ -136,31 +144,34 @@ def check_precision(
     adapter: AdapterConfig | None,
     env: Mapping[str, str] = os.environ,
 ) -> None:
-    """Stop when launcher and recipe name different precisions, or the weights would not move.
+    """Refuse different precisions in launcher and recipe, and weights that would not move.
 
     Raises:
-        ConfigError: naming both sides, and what to change.
+        ConfigError: naming both precisions, or the dtype of the weights, and what to change.
     """
-    recipe = "fp16" if args.fp16 else "bf16" if args.bf16 else "no"
-    requested: dict[str, str] = {}
-    # `no` is also what accelerate sets when nothing was said: transformers then takes the recipe's
-    if (launcher := env.get("ACCELERATE_MIXED_PRECISION", "no")) != "no":
-        requested["mixed_precision"] = launcher
+    recipe_precision = "fp16" if args.fp16 else "bf16" if args.bf16 else "no"
+    launcher_precisions: dict[str, str] = {}
+    # accelerate sets `no` also where its config is silent; transformers then follows the recipe
+    mixed_precision = env.get("ACCELERATE_MIXED_PRECISION", "no")
+    if mixed_precision != "no":
+        launcher_precisions["mixed_precision"] = mixed_precision
     if args.deepspeed_plugin is not None:
-        # a DeepSpeed file that says `enabled` itself, true or false, is obeyed before the recipe
-        file = args.deepspeed_plugin.deepspeed_config
-        enabled = [name for name in ("fp16", "bf16") if file.get(name, {}).get("enabled")]
-        requested["deepspeed_config"] = enabled[0] if enabled else "no"
-    for name, precision in requested.items():
-        if precision != recipe:
+        # `enabled` in a DeepSpeed file, true or false, takes precedence over the recipe
+        config = args.deepspeed_plugin.deepspeed_config
+        enabled = [name for name in ("fp16", "bf16") if config.get(name, {}).get("enabled")]
+        launcher_precisions["deepspeed_config"] = enabled[0] if enabled else "no"
+    for name, precision in launcher_precisions.items():
+        if precision != recipe_precision:
             raise ConfigError(
-                f"the launcher's {name} asks for {precision!r}, the recipe for {recipe!r} "
-                f"(trainer.bf16 is {args.bf16}, trainer.fp16 is {args.fp16}): change the recipe's "
-                f"trainer.bf16 or trainer.fp16, or the launcher's {name} to {recipe!r}"
+                f"the launcher's {name} asks for {precision!r}, the recipe for "
+                f"{recipe_precision!r} (trainer.bf16 is {args.bf16}, trainer.fp16 is {args.fp16}): "
+                "change the recipe's trainer.bf16 or trainer.fp16, or the launcher's "
+                f"{name} to {recipe_precision!r}"
             )
-    # both cast up what they train, or keep a float32 copy of it, but only under mixed precision
     sharded = args.deepspeed_plugin is not None or _is_true(env, "ACCELERATE_USE_FSDP")
-    if model.dtype != "float32" and adapter is None and not (sharded and recipe != "no"):
+    # under mixed precision both DeepSpeed and FSDP train float32 copies of the weights
+    float32_copies = sharded and recipe_precision != "no"
+    if model.dtype != "float32" and adapter is None and not float32_copies:
         raise ConfigError(
             f"model.dtype {model.dtype}: all weights are trained, and a plain optimiser rounds "
             "most small steps away. Set model.dtype: float32 (with trainer.bf16: true it still "
@@ -170,12 +181,12 @@ def check_precision(
 
 
 def precision_advice(args: Any) -> str | None:
-    """A sentence where the other precision would be much faster on this CPU.
+    """Advice where the other precision would be much faster on this CPU; None elsewhere.
 
     A product of 512 × 576 by 576 × 1,536 took 65 times as long in bfloat16 as in float32 on a CPU
     with AVX2 alone; with AMX, training took about half as long.
     """
-    # older versions of torch do not say what the CPU can do
+    # older versions of torch cannot tell the capabilities of the CPU
     if args.device.type != "cpu" or not hasattr(torch.cpu, "get_capabilities"):
         return None
     capabilities = torch.cpu.get_capabilities()
@@ -191,14 +202,18 @@ def precision_advice(args: Any) -> str | None:
 
 
 def await_shared(out: Path, patience: float) -> None:
-    """Wait until the output directory is there, which the main process has created by now.
+    """Wait for the output directory, which the main process has created already.
+
+    Args:
+        patience: seconds to wait.
 
     Raises:
-        ConfigError: it is not: this machine sees another disk than the main process.
+        ConfigError: the directory does not appear, so this machine sees another disk than the main
+            process.
     """
-    end = time.monotonic() + patience
+    deadline = time.monotonic() + patience
     while not out.exists():
-        if time.monotonic() >= end:
+        if time.monotonic() >= deadline:
             raise ConfigError(
                 f"out={out} is not there on {socket.gethostname()}, though the main process has "
                 "created it: all machines must see the same out, on a shared disk"
@@ -207,4 +222,5 @@ def await_shared(out: Path, patience: float) -> None:
 
 
 def _is_true(env: Mapping[str, str], name: str) -> bool:
+    """Tell whether a flag of accelerate is set in the environment."""
     return env.get(name, "").lower() in ("true", "1")

@@ -1,5 +1,8 @@
-"""The order of packs in an epoch. Consecutive runs of `global_batch` entries are one optimiser step
-each, however they are dealt out to processes and micro-batches; so the layout changes no batch."""
+"""Order in which the rows of a data set are drawn.
+
+Each optimiser step takes the next `global_batch` rows of the order, however these are split into
+processes and micro-batches, so the layout changes no batch.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,15 @@ from torch.utils.data import Sampler
 
 
 class EpochOrder(Sampler[int]):
-    """A permutation of `packs` keyed by seed and epoch, topped up with the filler row, `packs`.
+    """Permutation of the packs for each epoch, filled up with the filler row to whole batches.
 
         list(EpochOrder(packs=5, global_batch=4, seed=0))  → [3, 0, 4, 1, 2, 5, 5, 5]
 
     Args:
-        global_batch: packs an optimiser step (all processes, all accumulation steps).
-        seed: the recipe's; None keeps the order of the shards.
+        packs: number of packs, and with it the index of the filler row.
+        global_batch: packs per optimiser step, over all processes and accumulation steps.
+        seed: of the recipe, which with the epoch decides the permutation; None keeps the order of
+            the shards.
     """
 
     def __init__(self, *, packs: int, global_batch: int, seed: int | None) -> None:
@@ -31,9 +36,11 @@ class EpochOrder(Sampler[int]):
         self.epoch = epoch
 
     def __len__(self) -> int:
+        """Number of rows in an epoch, fillers included."""
         return self.filled
 
     def __iter__(self) -> Iterator[int]:
+        """Iterate over the row indices of the chosen epoch."""
         order = list(range(self.packs))
         if self.seed is not None:
             key = hashlib.blake2b(f"{self.seed}:{self.epoch}".encode(), digest_size=8).digest()
@@ -44,13 +51,22 @@ class EpochOrder(Sampler[int]):
 
 
 def rows_drawn(*, count: int, per_step: int, step: int, seed: int) -> list[int]:
-    """Rows of one step, counted from 0, of a run without epochs: whole permutations of `count` rows
-    one after the other, the same for every layout of processes."""
+    """Row indices of one step in a run that is counted in steps.
+
+    The run draws one permutation of all rows after the other, whatever the layout of processes.
+
+    Args:
+        count: rows in the data set.
+        per_step: rows per step.
+        step: index of the step, from 0.
+        seed: of the recipe.
+    """
     order = EpochOrder(packs=count, global_batch=1, seed=seed)
     rows: list[int] = []
-    epoch, skip = divmod(step * per_step, count)
+    epoch, start = divmod(step * per_step, count)
     while len(rows) < per_step:
         order.set_epoch(epoch)
-        rows += list(order)[skip : skip + per_step - len(rows)]
-        epoch, skip = epoch + 1, 0
+        rows += list(order)[start : start + per_step - len(rows)]
+        epoch += 1
+        start = 0
     return rows

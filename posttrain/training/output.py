@@ -1,6 +1,9 @@
-"""What a run writes beside its model: `log.jsonl`, one row a logged step, the same bytes whether or
-not it was interrupted; seconds in `speed.jsonl`; the page of the run so far; a line a step on the
-console; at its end the card and the list of its files."""
+"""Files and lines that a run writes beside its model.
+
+`log.jsonl` has one row per logged step and the same bytes whether or not the run was interrupted;
+seconds go to `speed.jsonl`. While a run trains it prints a line per step and keeps a report up to
+date; a finished run gets its card and the list of its files.
+"""
 
 from __future__ import annotations
 
@@ -24,44 +27,50 @@ REFERENCE = "reference"
 ROLLOUTS = "rollouts"
 SPEED = "speed.jsonl"
 TIMING = "timing.jsonl"
-_TIMED = ("_runtime", "_per_second", "total_flos", "_preparation_time", "train_loss")
+# endings of the entries of a row that differ between two equal runs
+_TIMING_KEYS = ("_runtime", "_per_second", "total_flos", "_preparation_time", "train_loss")
 
 
 def log_row(entry: dict[str, Any]) -> dict[str, Any] | None:
-    """One entry of the trainer's history without its timings; None when nothing else is left."""
-    # sorted, as the rows that a resumed checkpoint hands back are
-    row = {key: entry[key] for key in sorted(entry) if not key.endswith(_TIMED)}
-    head = {key: row.pop(key) for key in ("step", "epoch", "loss") if key in row}
-    return {**head, **row} if row or "loss" in head else None
+    """Row of the log for an entry of the trainer's history; None where it holds only timings."""
+    # sorted, because a resumed checkpoint returns its entries sorted
+    row = {key: entry[key] for key in sorted(entry) if not key.endswith(_TIMING_KEYS)}
+    leading = {key: row.pop(key) for key in ("step", "epoch", "loss") if key in row}
+    return {**leading, **row} if row or "loss" in leading else None
 
 
 class LogRows(TrainerCallback):
-    """Append each logged row; start from the history that a resumed checkpoint holds."""
+    """Writes `log.jsonl`, starting from the rows that a resumed checkpoint holds."""
 
     def __init__(self, out: Path) -> None:
         self.log = out / LOG
         self.speed = out / SPEED
-        self._started = 0.0
+        self._start_time = 0.0
         self._first_step = 0
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-        """Rewrite the rows up to the resumed step; rows of the killed run's tail go."""
-        self._started, self._first_step = time.perf_counter(), state.global_step
+        """Reset the log to the state of the resumed checkpoint.
+
+        Later lines in the file were written by an interrupted run.
+        """
+        self._start_time = time.perf_counter()
+        self._first_step = state.global_step
         if state.is_world_process_zero:
             rows = [log_row(dict(entry)) for entry in state.log_history]
-            atomic_write_text(self.log, "".join(_line(row) for row in rows if row))
+            atomic_write_text(self.log, "".join(_json_line(row) for row in rows if row))
 
     def on_log(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        """Append the row of the entry logged last."""
         row = log_row(dict(state.log_history[-1]))
         if row and state.is_world_process_zero:
             with self.log.open("a", encoding="utf-8") as handle:
-                handle.write(_line(row))
+                handle.write(_json_line(row))
 
     def on_train_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-        """One row a start of the run: steps and seconds."""
+        """Append one row to `speed.jsonl` for each time that the run was started."""
         if not state.is_world_process_zero:
             return
-        seconds = time.perf_counter() - self._started
+        seconds = time.perf_counter() - self._start_time
         tokens = [entry["tokens"] for entry in state.log_history if "tokens" in entry]
         row = {
             "from_step": self._first_step,
@@ -71,7 +80,7 @@ class LogRows(TrainerCallback):
             "tokens": tokens[-1] if tokens else 0,
         }
         with self.speed.open("a", encoding="utf-8") as handle:
-            handle.write(_line(row))
+            handle.write(_json_line(row))
 
 
 class RunPage(Protocol):
@@ -97,56 +106,70 @@ class RunPage(Protocol):
 
 
 class LivePage(TrainerCallback):
-    """Writes the page of the running stage when it starts, and then again and again: at most
-    every `EVERY` seconds, and with at most `SHARE` of the time."""
+    """Keeps the page of a running stage up to date.
+
+    Attributes:
+        EVERY: Seconds between two writes, at least.
+        SHARE: Share of the run's time that writing may take, at most.
+    """
 
     EVERY = 15.0
     SHARE = 0.03
 
     def __init__(self, page: RunPage) -> None:
         self._page = page
-        self._begun, self._first_step = 0.0, 0
-        self._last_row, self._pause = 0.0, 0.0
-        self._due, self._wait = 0.0, self.EVERY
+        self._start_time = 0.0
+        self._first_step = 0
+        self._last_row_time = 0.0
+        self._longest_pause = 0.0
+        self._next_write = 0.0
+        self._interval = self.EVERY
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-        self._begun = self._last_row = time.monotonic()
+        """Write the page of a run without a row."""
+        self._start_time = time.monotonic()
+        self._last_row_time = self._start_time
         self._first_step = state.global_step
         self._write(state, None)
 
     def on_log(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        """Write the page again if enough time has passed."""
         now = time.monotonic()
-        self._pause, self._last_row = max(self._pause, now - self._last_row), now
-        if now >= self._due:
-            # rows come unevenly: evaluation, saving and long rollouts stand between them
-            self._write(state, round(self._wait + 3 * self._pause + 60))
+        self._longest_pause = max(self._longest_pause, now - self._last_row_time)
+        self._last_row_time = now
+        if now >= self._next_write:
+            # rows come unevenly, for evaluation, saving and long rollouts lie between them
+            self._write(state, round(self._interval + 3 * self._longest_pause + 60))
 
     def _write(self, state: TrainerState, next_in: int | None) -> None:
+        """Write the page, which promises the next one within `next_in` seconds."""
         if not state.is_world_process_zero:
             return
-        begin = time.monotonic()
-        about = f"Running, step {state.global_step:,} of {state.max_steps:,}"
+        write_start = time.monotonic()
+        progress = f"Running, step {state.global_step:,} of {state.max_steps:,}"
         if state.global_step > self._first_step:
-            left = seconds_left(state, begin - self._begun, self._first_step)
-            about += f", about {left / 60:,.0f} min left"
-        written = write_page(lambda: self._page.write_live(about, next_in=next_in))
-        end = time.monotonic()
-        self._wait = max(self.EVERY, (end - begin) / self.SHARE)
-        self._due = end + self._wait if written else math.inf
+            remaining = seconds_left(state, write_start - self._start_time, self._first_step)
+            progress += f", about {remaining / 60:,.0f} min left"
+        written = write_page(lambda: self._page.write_live(progress, next_in=next_in))
+        write_end = time.monotonic()
+        self._interval = max(self.EVERY, (write_end - write_start) / self.SHARE)
+        # a page that cannot be written is not tried again: its error has been printed
+        self._next_write = write_end + self._interval if written else math.inf
 
 
 def seconds_left(state: TrainerState, spent: float, first_step: int) -> float:
-    """Until the run's end, where the steps since the first one took `spent` seconds."""
-    each = spent / max(1, state.global_step - first_step)
-    return each * (state.max_steps - state.global_step)
+    """Estimate the seconds until the run's end, if the steps so far took `spent` seconds."""
+    seconds_per_step = spent / max(1, state.global_step - first_step)
+    return seconds_per_step * (state.max_steps - state.global_step)
 
 
 def write_page(write: Callable[[], object]) -> bool:
-    """Write a page of the run; what goes wrong there is printed and ends no run."""
+    """Call `write` for a page of the run. Prints an error, which ends no run, and returns False."""
     try:
         write()
     except Exception as error:  # noqa: BLE001 - a page is not worth a run of days
-        if isinstance(error.__cause__, KeyboardInterrupt):  # while an extension was imported
+        # an interrupt while an extension module was imported
+        if isinstance(error.__cause__, KeyboardInterrupt):
             raise error.__cause__ from None
         print(f"{REPORT} could not be written: {error!r}", flush=True)
         return False
@@ -154,35 +177,43 @@ def write_page(write: Callable[[], object]) -> bool:
 
 
 class StepLines(TrainerCallback):
-    """Prints the figures that `describe` picks of a row (None: it is not a step's), the seconds
-    that are left and `timing`."""
+    """Prints one line per step: metrics, seconds left and timing.
+
+    Args:
+        describe: text for a row of the log; None where the row is not a step's.
+        timing: text behind the seconds left.
+    """
 
     def __init__(
         self,
         describe: Callable[[dict[str, Any]], str | None],
         timing: Callable[[], str] = lambda: "",
     ) -> None:
-        self._describe, self._timing = describe, timing
-        self._started = (0.0, 0)
+        self._describe = describe
+        self._timing = timing
+        self._start_time = 0.0
+        self._first_step = 0
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-        self._started = (time.perf_counter(), state.global_step)
+        """Note when and where the run started."""
+        self._start_time = time.perf_counter()
+        self._first_step = state.global_step
 
     def on_log(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        """Print the line of the row logged last."""
         text = self._describe(dict(state.log_history[-1]))
         if text is None or not state.is_world_process_zero:
             return
-        at, first_step = self._started
-        left = seconds_left(state, time.perf_counter() - at, first_step)
+        remaining = seconds_left(state, time.perf_counter() - self._start_time, self._first_step)
         step = f"step {state.global_step}/{state.max_steps}".ljust(12)
-        print(f"{step} {text}  {left:.0f} s left{self._timing()}", flush=True)
+        print(f"{step} {text}  {remaining:.0f} s left{self._timing()}", flush=True)
 
 
-def _line(row: dict[str, Any]) -> str:
+def _json_line(row: dict[str, Any]) -> str:
     return json.dumps(row, ensure_ascii=False) + "\n"
 
 
-# ---- what a finished run leaves ----
+# ---- files of a finished run ----
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,12 +221,12 @@ class RunOutcome:
     """Results of a finished run.
 
     Attributes:
-        rows: of the data.
-        reached: of these, trained on.
-        stats: the method's own, for the manifest.
-        summary: lines of the card on what the run did.
-        data: lines of the card on what it was trained on.
-        training: sentences of the card on what else was set.
+        rows: Number of rows in the data.
+        reached: Number of these that were trained on.
+        stats: Entries of this method for the manifest.
+        summary: Lines of the card about the run.
+        data: Lines of the card about its data.
+        training: Sentences of the card about other settings.
     """
 
     rows: int
@@ -207,22 +238,24 @@ class RunOutcome:
 
 
 def artifact_files(out: Path) -> dict[str, int | None]:
-    """The files of a finished checkpoint that its manifest lists, and the rows of those that have
-    any."""
-    # neither speeds, nor caches, nor pages that are written again or edited are part of the
-    # artifact, nor event files, whose names and bytes hold the host and the time
-    own = {MANIFEST, STAGE, SPEED, TIMING, CARD, REPORT}
-    names = (str(path.relative_to(out)) for path in sorted(out.rglob("*")) if path.is_file())
-    return {
-        name: _rows(out / name)
-        for name in names
-        if name not in own
-        and not name.startswith((".", f"{RESUME}/", f"{REFERENCE}/"))
-        and "events.out.tfevents." not in name
-    }
+    """Files that the manifest of a finished checkpoint lists, with the row counts of those that
+    hold rows."""
+    # not part of the artifact: timings, caches, pages that are edited or written again, and
+    # TensorBoard's event files, whose names and bytes hold the host and the time
+    excluded_names = {MANIFEST, STAGE, SPEED, TIMING, CARD, REPORT}
+    excluded_starts = (".", f"{RESUME}/", f"{REFERENCE}/")
+    files: dict[str, int | None] = {}
+    for path in sorted(out.rglob("*")):
+        name = str(path.relative_to(out))
+        if not path.is_file() or name in excluded_names or name.startswith(excluded_starts):
+            continue
+        if "events.out.tfevents." not in name:
+            files[name] = _count_rows(path)
+    return files
 
 
-def _rows(file: Path) -> int | None:
+def _count_rows(file: Path) -> int | None:
+    """Count the lines of a log or of a step's rollouts; None for other files."""
     if file.name != LOG and file.parent.name != ROLLOUTS:
         return None
     with file.open("rb") as handle:
@@ -238,15 +271,18 @@ def write_card(
     parents: Sequence[Parent],
 ) -> None:
     """Write the model card of a checkpoint whose model lies in `out`."""
-    spec = recipe.adapter
-    adapter = "none, all weights"
-    if spec is not None:
-        adapter = f"{spec.method} rank {spec.rank}, preset {spec.preset}, merged into these weights"
+    adapter = recipe.adapter
+    adapter_text = "none, all weights"
+    if adapter is not None:
+        adapter_text = (
+            f"{adapter.method} rank {adapter.rank}, preset {adapter.preset}, "
+            "merged into these weights"
+        )
     details = [
         *outcome.data,
         "## Training",
         "",
-        f"Adapter: {adapter}. {outcome.training}Seed: {recipe.seed}.",
+        f"Adapter: {adapter_text}. {outcome.training}Seed: {recipe.seed}.",
         "",
         *[f"- `{key}`: {value}" for key, value in sorted(recipe.trainer.items())],
         "",

@@ -1,5 +1,5 @@
-"""One training stage, the same for every method: open the output directory, prepare, plan, train,
-finish. `resume/` in it holds checkpoints while it trains."""
+"""The training stage that every method shares: open the output directory, prepare, plan, train,
+finish. While a run trains, `resume/` in its output directory holds the checkpoints."""
 
 from __future__ import annotations
 
@@ -80,7 +80,8 @@ from posttrain.training.sharding import gather_head, restore_masters
 from posttrain.training.trainer import Resumable, dtypes_on_disk, train_to_the_end
 
 KIND = "checkpoint"
-PATIENCE = 60.0  # seconds in which a network disk shows what another machine has created
+# seconds within which a network disk shows a directory that another machine has created
+DIRECTORY_TIMEOUT = 60.0
 
 Recipe = TypeVar("Recipe", bound=TrainingRecipe)
 WithData = TypeVar("WithData", SftConfig, DpoConfig)
@@ -89,7 +90,12 @@ T = TypeVar("T", bound=Resumable)
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
-    """Results of the checks: (check, sentence) lines for the plan, and stats for the manifest."""
+    """Results of the checks before training.
+
+    Attributes:
+        lines: (check, sentence) lines for the plan.
+        stats: entries for the manifest.
+    """
 
     lines: list[Line]
     stats: dict[str, Any]
@@ -97,7 +103,7 @@ class Preflight:
 
 @dataclass(frozen=True, slots=True)
 class PreparedRun(Generic[T]):
-    """Everything resolved and checked, nothing trained."""
+    """A run that is resolved and checked, and has trained nothing yet."""
 
     trainer: T
     special: SpecialTokens
@@ -107,12 +113,12 @@ class PreparedRun(Generic[T]):
 
 
 class TrainingStage(ABC, Generic[Recipe, T]):
-    """A method of training on one recipe: the abstract methods are its own, the rest is shared.
+    """One run of a training method. A method implements the abstract methods and shares the rest.
 
     Attributes:
-        method: names the run in its card.
-        scratch: a folder in the output directory whose files prove by their keys what they belong
-            to; it does not count as results.
+        method: Name of the method in the model card.
+        scratch: Folder in the output directory that may outlive a failed run. It does not count as
+            results, because each of its files carries the key of the inputs that it belongs to.
     """
 
     method: str
@@ -123,69 +129,76 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         self.out = Path(recipe.out)
         self.page: RunPage | None = None
 
-    # ---- each method's own; each may raise ConfigError or DataError ----
+    # ---- implemented by each method; each may raise ConfigError or DataError ----
 
     @abstractmethod
     def arguments(self, out: Path) -> Any:
-        """The trainer's arguments; resume checkpoints go to `out`."""
+        """Build the trainer's arguments, with `out` as the folder of resume checkpoints."""
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
-        """What names a run: the recipe, with inputs by digest and without paths."""
+        """Config that identifies the run: the recipe, with inputs by digest and without paths."""
 
     @property
     @abstractmethod
     def template_digest(self) -> str | None:
-        """Of the chat template that the data is rendered with."""
+        """Digest of the chat template used to render the data."""
 
     @abstractmethod
     def load_tokenizer(self, args: Any) -> Any:
-        """The tokenizer that goes with the checkpoint, after the checks that need none."""
+        """Load the checkpoint's tokenizer, after the checks that need no tokenizer."""
 
     @abstractmethod
     def load_data(self, args: Any, special: SpecialTokens) -> Any:
-        """What is trained on, checked as far as no model is needed."""
+        """Load the training data and run the checks that need no model."""
 
     @abstractmethod
     def make_trainer(self, data: Any, special: SpecialTokens, **parts: Any) -> T:
-        """The trainer; `parts` are the arguments that every method's trainer takes."""
+        """Build the trainer. `parts` holds the arguments that the trainers of all methods take."""
 
     @abstractmethod
     def check(self, trainer: T, special: SpecialTokens, launched: Launched) -> Preflight:
-        """The checks that need model and data."""
+        """Run the checks that need both model and data."""
 
     @abstractmethod
     def plan(
         self, prepared: PreparedRun[T], size: ModelSize, *, measure: bool
     ) -> tuple[list[Line], int]:
-        """Counts and estimates, and bytes on disk at most; `measure`: time a little of the work on
-        this device."""
+        """Lines of the plan, and an upper bound on the bytes written to disk.
+
+        Args:
+            measure: time a little of the work on this device.
+        """
 
     @abstractmethod
     def largest_batch(self, trainer: T) -> Mapping[str, torch.Tensor]:
-        """A micro-batch as large as any, collated."""
+        """Collate the largest micro-batch of the run, for the memory estimate."""
 
     @abstractmethod
     def outcome(self, prepared: PreparedRun[T], base: str | None) -> RunOutcome:
-        """Results of the run, from its log; `base`: what it started from, None: random weights."""
+        """Results of the run, read from its log.
+
+        Args:
+            base: name of the model that training started from; None for random weights.
+        """
 
     def probe(self, trainer: T) -> Preflight:
-        """The checks that run the model, which is on its devices by now."""
+        """Run the checks that need a forward pass, once the model is on its devices."""
         return Preflight([], {})
 
     def rollouts(self, trainer: T) -> RolloutShape | ColocatedVllm | None:
-        """Completions that are sampled in this process, or what samples them on its device."""
+        """Shape of the rollouts sampled in this process, or the engine that shares its device."""
         return None
 
     def data_parents(self) -> list[Parent]:
-        """The artifacts that the data was made from."""
+        """Artifacts that the data was made from."""
         return []
 
     def closing_lines(self, manifest: Manifest) -> list[str]:
-        """What to print behind the name of a finished run."""
+        """Lines printed after the name of a finished run."""
         return []
 
-    # ---- every stage's ----
+    # ---- shared by all methods ----
 
     def run(
         self,
@@ -195,12 +208,15 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         on_open: Callable[[int], None] | None = None,
         check_inputs: Callable[[], None] | None = None,
     ) -> Path | None:
-        """Plan, or train to the end: the finished artifact, on the main process.
+        """Print the plan, or train to the end.
 
         Args:
-            page: the page to keep of the run; None: no page is written.
-            on_open: called with the number of the process when the output directory is ours.
-            check_inputs: refuses to call a finished run up to date where its inputs have changed.
+            page: page of the run to write; None writes none.
+            on_open: called with the index of the process once the output directory is ours.
+            check_inputs: raises if the inputs of an already finished run have changed since.
+
+        Returns:
+            The directory of the finished checkpoint on the main process, otherwise None.
         """
         self.page = page
         if dry_run:
@@ -211,21 +227,24 @@ class TrainingStage(ABC, Generic[Recipe, T]):
                 self.show_plan(self.prepare(args), measure=True)
             return None
         args = self.arguments(self.out / RESUME)
-        main = args.process_index == 0
-        began = time.monotonic()
-        lock = locked(self.out) if main else contextlib.nullcontext()
+        is_main = args.process_index == 0
+        start_time = time.monotonic()
+        lock = locked(self.out) if is_main else contextlib.nullcontext()
         with refusing_full_disk(self.out), lock:
-            # one process opens the directory, then the others find it theirs
+            # the main process creates the directory, so that the others open an existing one
             with args.main_process_first(local=False):
-                if not main:
-                    await_shared(self.out, PATIENCE)
+                if not is_main:
+                    await_shared(self.out, DIRECTORY_TIMEOUT)
                 directory = self.open()
             if directory.complete:
                 if check_inputs is not None:
                     check_inputs()
                 shutil.rmtree(self.out / RESUME, ignore_errors=True)
-                done = f"{self.recipe.out} is finished; its files are as its manifest says"
-                return self._show(done) if main else None
+                if not is_main:
+                    return None
+                return self._announce(
+                    f"{self.recipe.out} is finished; its files are as its manifest says"
+                )
             try:
                 if on_open is not None:
                     on_open(args.process_index)
@@ -233,33 +252,40 @@ class TrainingStage(ABC, Generic[Recipe, T]):
                 self.show_plan(prepared, measure=False)
                 manifest = self.train(prepared, directory)
             except PosttrainError:
-                if main:
+                # nothing was trained: another recipe may use the directory
+                if is_main:
                     directory.release(scratch=self.scratch)
                 raise
         if manifest is None:
             return None
-        write_seconds(self.out, began)
+        write_seconds(self.out, start_time)
         steps = f"checkpoint {manifest.digest[:12]}, {manifest.stats['steps']} steps"
-        return self._show(f"{self.recipe.out}: {steps}", *self.closing_lines(manifest))
+        return self._announce(f"{self.recipe.out}: {steps}", *self.closing_lines(manifest))
 
-    def _show(self, *lines: str) -> Path:
+    def _announce(self, *lines: str) -> Path:
+        """Print the lines and the path of the page, and return the output directory."""
         print(*lines, sep="\n")
         if (page := self.page) is not None:
             write_page(lambda: print(page.write_finished()))
         return self.out
 
     def open(self, *, dry_run: bool = False) -> Run:
-        """Take the output directory, or only check that no other config has it."""
+        """Open the output directory; a dry run only checks that no other config wrote to it."""
         return Run.open(self.out, kind=KIND, config=self.identity(), dry_run=dry_run)
 
     def prepare(self, args: Any = None) -> PreparedRun[T]:
-        """Load, check and build everything up to, but not including, the first step.
+        """Load, check and build everything that the first step needs.
+
+        Args:
+            args: the trainer's arguments; None builds them from the recipe.
 
         Raises:
             ConfigError, DataError: anything that would make the run wrong.
         """
-        recipe, adapter = self.recipe, self.recipe.adapter
-        args = self.arguments(self.out / RESUME) if args is None else args
+        recipe = self.recipe
+        adapter = recipe.adapter
+        if args is None:
+            args = self.arguments(self.out / RESUME)
         check_device(args, recipe.trainer, recipe.launch)
         if args.device.type == "cpu":
             return_freed_memory()
@@ -292,81 +318,101 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         if launched.sharding == "zero3":
             gather_head(trainer.base_model)
         preflight = self.check(trainer, special, launched)
-        probe = Preflight([("probe", "when the shards are placed")], {})
         if trainer.sharded:
-            trainer.on_placed = lambda: self._when_placed(trainer, launched)
+            # a sharded model cannot run before the trainer has placed it
+            trainer.on_placed = lambda: self._after_placement(trainer, launched)
+            probe = Preflight([("probe", "when the shards are placed")], {})
         else:
             probe = self.probe(trainer)
         lines = list[Line]()
-        if (advice := precision_advice(trainer.args)) is not None:
-            lines.append(("precision", advice))
-        if (chosen_pad := describe_choice(pad_before, special)) is not None:
-            lines.append(("pad", chosen_pad))
         stats = dict[str, Any]()
-        base = recipe.model
-        commit = None
-        if base.path is not None and not Path(base.path).is_dir():
-            commit = loaded_commit(base.path, revision=base.revision, file="config.json")
+        advice = precision_advice(trainer.args)
+        if advice is not None:
+            lines.append(("precision", advice))
+        pad_change = describe_choice(pad_before, special)
+        if pad_change is not None:
+            lines.append(("pad", pad_change))
+        commit = self._hub_commit()
         if commit is not None:
-            lines.append(("base", f"{base.path} at commit {commit}"))
+            lines.append(("base", f"{recipe.model.path} at commit {commit}"))
             stats["base_commit"] = commit
         lines += [*preflight.lines, *probe.lines, ("stops", check_stops(trainer.model, special))]
-        lines += [
-            (f"adapter {one.target}", f"{one.tensors} tensors, {one.share:.1%} of the parameters")
-            for one in reach
-        ]
-        batch, rollouts = self.largest_batch(trainer), self.rollouts(trainer)
-        memory = plan_memory(trainer, launched, batch, adapter=adapter, rollouts=rollouts)
+        for module in reach:
+            coverage = f"{module.tensors} tensors, {module.share:.1%} of the parameters"
+            lines.append((f"adapter {module.target}", coverage))
+        memory = plan_memory(
+            trainer,
+            launched,
+            self.largest_batch(trainer),
+            adapter=adapter,
+            rollouts=self.rollouts(trainer),
+        )
         preflight = Preflight(lines, stats | preflight.stats | probe.stats)
         return PreparedRun(trainer, special, launched, preflight, memory)
 
-    def _when_placed(self, trainer: T, launched: Launched) -> None:
-        """What waits until a sharded model is on its devices: exact weights, and the probe."""
-        spec = self.recipe.model
+    def _hub_commit(self) -> str | None:
+        """Commit of the hub model that training starts from; None for a local or a new model."""
+        base = self.recipe.model
+        if base.path is None or Path(base.path).is_dir():
+            return None
+        return loaded_commit(base.path, revision=base.revision, file="config.json")
+
+    def _after_placement(self, trainer: T, launched: Launched) -> None:
+        """Restore exact weights and run the probe, once a sharded model is on its devices."""
+        model = self.recipe.model
         rounded = launched.sharding.startswith("zero") and launched.precision != "fp32"
         # a random start loses nothing by rounding, and an adapter starts in float32
-        if rounded and spec.path is not None and self.recipe.adapter is None:
-            exact = spec.model_copy(update={"dtype": "float32"})
+        if rounded and model.path is not None and self.recipe.adapter is None:
+            exact = model.model_copy(update={"dtype": "float32"})
             restore_masters(trainer, lambda: load_checkpoint(exact, choose_attention("auto")))
         trainer.show(self.probe(trainer).lines)
 
     def choose_tokens(self, tokenizer: PreTrainedTokenizerBase) -> SpecialTokens:
-        """What ends a turn, and a pad that neither template nor data use, set on the tokenizer."""
+        """Choose the end token, and a pad token that neither template nor data use, and set both
+        on the tokenizer."""
         recipe = self.recipe
-        own = isinstance(tokenizer.chat_template, str)
+        template = None
+        if isinstance(tokenizer.chat_template, str):
+            template = chat_template_of(tokenizer, choice="own")
         return training_tokens(
             tokenizer,
             end_token=recipe.end_token,
             pad_token=recipe.pad_token,
             key="pad_token",
-            template=chat_template_of(tokenizer, choice="own") if own else None,
+            template=template,
             stops=saved_stops(recipe.model.path or ""),
-            in_data=self.data_hold,
+            in_data=self.data_contains,
         )
 
-    def data_hold(self, text: str, number: int) -> bool:
-        """Whether the data hold a special token, by its text and id; those of build_sft hold none
-        but the template's."""
+    def data_contains(self, text: str, token: int) -> bool:
+        """Tell whether the data contain a special token, given its text and its id.
+
+        Data of build_sft contain only the special tokens of the template, which are known already.
+        """
         return False
 
     def show_plan(self, prepared: PreparedRun[T], *, measure: bool) -> None:
-        """Print the plan on the main process; stop if the disk is too small."""
-        trainer, size = prepared.trainer, model_size(prepared.trainer.model)
-        # refuses what does not fit before a slice of it is timed
+        """Print the plan on the main process; raise if memory or disk is too small."""
+        trainer = prepared.trainer
+        size = model_size(trainer.model)
+        # comes first: a run that does not fit is refused before a slice of it is timed
         memory = memory_line(prepared.memory, device_room(trainer.args.device, prepared.memory))
-        lines, disk = self.plan(prepared, size, measure=measure and not trainer.sharded)
-        before = [
+        method_lines, disk = self.plan(prepared, size, measure=measure and not trainer.sharded)
+        shared_lines = [
             ("model", f"{size.parameters:,} parameters, {size.trainable:,} trained"),
             ("launch", prepared.launched.text),
             memory,
             ("disk", f"{disk / GIB:.2f} GiB at most, resume checkpoints included"),
         ]
-        trainer.show([*before, *lines, *prepared.preflight.lines])
+        trainer.show([*shared_lines, *method_lines, *prepared.preflight.lines])
         check_disk(disk, self.out)
 
     def train(self, prepared: PreparedRun[T], directory: Run) -> Manifest | None:
-        """Train, from a whole checkpoint on if there is one, and finish the artifact; on the main
-        process, its manifest."""
+        """Train, resuming from the latest complete checkpoint, and finish the artifact.
+
+        Returns:
+            The manifest on the main process, otherwise None.
+        """
         trainer = prepared.trainer
         page = self.page if trainer.is_world_process_zero() else None
         try:
@@ -382,27 +428,25 @@ class TrainingStage(ABC, Generic[Recipe, T]):
             raise
         finally:
             trainer.close()
-        return self._finish(prepared, directory) if trainer.is_world_process_zero() else None
+        if not trainer.is_world_process_zero():
+            return None
+        return self._finish(prepared, directory)
 
     def _finish(self, prepared: PreparedRun[T], directory: Run) -> Manifest:
-        """Card and manifest; then the resume checkpoints have done their work."""
-        trainer, launched = prepared.trainer, prepared.launched
-        parents, base = self.data_parents(), self.recipe.model.path
+        """Write the card and the manifest, then delete the resume checkpoints."""
+        trainer = prepared.trainer
+        parents = self.data_parents()
         if self.policy is not None:
-            parents.append(self._parent(str(base), self.policy))
-            base = f"checkpoint {self.policy.digest[:12]}"
-        elif base is not None and Path(base).is_dir():
-            base = f"the folder {Path(base).name}"  # the card goes to other machines
-        elif commit := prepared.preflight.stats.get("base_commit"):
-            base = f"{base} at commit {commit[:12]}"
+            parents.append(self._parent(str(self.recipe.model.path), self.policy))
+        base = self._base_name(prepared.preflight.stats.get("base_commit"))
         outcome = self.outcome(prepared, base)
         write_card(self.out, self.method, self.recipe, outcome, parents=parents)
-        missed = outcome.rows - outcome.reached
+        not_reached = outcome.rows - outcome.reached
         manifest = directory.finish(
             counts=Counts(
                 rows_in=outcome.rows,
                 kept=outcome.reached,
-                dropped={"not_reached": missed} if missed else {},
+                dropped={"not_reached": not_reached} if not_reached else {},
             ),
             files=artifact_files(self.out),
             parents=parents,
@@ -410,7 +454,7 @@ class TrainingStage(ABC, Generic[Recipe, T]):
             seed=self.recipe.seed,
             stats={
                 "steps": trainer.state.global_step,
-                **asdict(launched),
+                **asdict(prepared.launched),
                 "tokens": trainer.tokens_seen,
                 "trained": trainer.trained_seen,
                 "weights": dtypes_on_disk(self.out),
@@ -421,12 +465,24 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         shutil.rmtree(self.out / RESUME, ignore_errors=True)
         return manifest
 
+    def _base_name(self, commit: str | None) -> str | None:
+        """Name of the model that training started from, as the card gives it."""
+        path = self.recipe.model.path
+        if self.policy is not None:
+            return f"checkpoint {self.policy.digest[:12]}"
+        if path is not None and Path(path).is_dir():
+            # without its parents: the card is read on other machines
+            return f"the folder {Path(path).name}"
+        if commit:
+            return f"{path} at commit {commit[:12]}"
+        return path
+
     def _parent(self, path: str, manifest: Manifest) -> Parent:
         return parent_of(path, relative_to=self.out, manifest=manifest)
 
     @cached_property
     def policy(self) -> Manifest | None:
-        """The manifest of the checkpoint artifact that training starts from, if it is one."""
+        """Manifest of the checkpoint artifact that training starts from; None for other models."""
         path = self.recipe.model.path
         if path is None or not (Path(path) / "manifest.json").is_file():
             return None
@@ -434,13 +490,13 @@ class TrainingStage(ABC, Generic[Recipe, T]):
 
 
 class DataStage(TrainingStage[WithData, T]):
-    """A stage whose recipe names a data artifact, of kind `data_kind`."""
+    """A training stage whose recipe names a data artifact of the kind `data_kind`."""
 
     data_kind: str
 
     @cached_property
     def data(self) -> Manifest:
-        """The data's manifest."""
+        """Manifest of the data artifact."""
         return read_artifact(self.recipe.data, kind=self.data_kind)
 
     @property
@@ -448,21 +504,21 @@ class DataStage(TrainingStage[WithData, T]):
         return self.data.template_digest
 
     def load_tokenizer(self, args: Any) -> Any:
-        """The data's own."""
+        """Load the data's tokenizer and check that the model has the same one."""
         tokenizer = load_tokenizer(Path(self.recipe.data) / "tokenizer")
         check_same_tokenizer(tokenizer, self.recipe.model)
         return tokenizer
 
     def identity(self) -> dict[str, Any]:
-        """The recipe with inputs by digest, without paths that decide nothing."""
-        # `few_pairs` has done its work: what it fitted stands in the recipe
-        without = {"out", "data", "reference_cache", "few_pairs"}
-        config = self.recipe.model_dump(mode="json", exclude=without)
+        """Config that identifies the run: the recipe, with inputs by digest and without paths."""
+        # `few_pairs` changes nothing more: the batch and steps that it chose are in the recipe
+        excluded = {"out", "data", "reference_cache", "few_pairs"}
+        config = self.recipe.model_dump(mode="json", exclude=excluded)
         config["data_digest"] = self.data.digest
         if self.policy is not None:
             config["model"]["path"] = self.policy.digest
         return config
 
     def data_parents(self) -> list[Parent]:
-        """The data artifact."""
+        """Artifacts that the data was made from: the one that the recipe names."""
         return [self._parent(self.recipe.data, self.data)]

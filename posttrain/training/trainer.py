@@ -1,6 +1,7 @@
-"""What the trainers of all methods share: whole checkpoints, a log that survives a resume, saving.
+"""Base of the trainers of all methods: complete resume checkpoints, a log that survives a resume,
+and saving the model.
 
-A trained model lies on disk as plain transformers reads it. With an adapter, the adapter goes to
+A trained model is saved as plain transformers reads it. With an adapter, the adapter goes to
 `adapter/` and the directory itself holds the merged model."""
 
 from __future__ import annotations
@@ -41,14 +42,24 @@ ADAPTER = "adapter"
 COMPLETE = "complete.json"
 TENSORBOARD = "tensorboard"
 MODEL_INPUTS = ("input_ids", "attention_mask", "position_ids")
-_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # as safetensors names them
-# what the trainer adds and plain transformers does not need; it also holds host-dependent values
-_NOT_MODEL = ("training_args.bin", "README.md")
+# torch's names of the dtypes that safetensors names
+_TORCH_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+# files that the trainer adds to a model; transformers does not read them, and the first one holds
+# values of the host
+_TRAINER_FILES = ("training_args.bin", "README.md")
+# prefixes of the files of a tokenizer
+_TOKENIZER_FILES = ("tokenizer", "chat_template", "special_tokens", "vocab", "merges")
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Running counts, which the trainer does not store, and the layout that wrote them."""
+    """Running counts of a resume checkpoint, which the trainer itself does not store.
+
+    Attributes:
+        tokens: Tokens seen since step 0, over all processes.
+        trained: Trained tokens of these.
+        world_size: Number of processes that wrote the checkpoint.
+    """
 
     step: int
     tokens: int
@@ -57,9 +68,9 @@ class Progress:
 
 
 class Resumable(Trainer):
-    """Mixed in before a TRL trainer. Running counts live here, for the trainer stores none."""
+    """Mixin, placed before a TRL trainer, whose runs resume exactly and shard correctly."""
 
-    # transformers declares these as optional or as wide unions; here they are always set
+    # transformers types these as optional or as wide unions; here they are always set
     model: Any
     accelerator: Any
     args: Any
@@ -73,94 +84,100 @@ class Resumable(Trainer):
                     parameter.data = parameter.data.float()
         self.tokens_seen = 0
         self.trained_seen = 0
-        # called when the model is on its devices, sharded or not, before any step
+        # called before the first step, when the model is on its devices, sharded or not
         self.on_placed: Callable[[], None] = lambda: None
         if self.is_fsdp_enabled:
             shard_buffers_apart(self.accelerator)
 
     @property
     def sharded(self) -> bool:
-        """Whether DeepSpeed or FSDP places the model, which lies on the CPU until then."""
+        """True where DeepSpeed or FSDP places the model, which stays on the CPU until then."""
         return self.is_deepspeed_enabled or self.is_fsdp_enabled
 
     @property
     def global_batch(self) -> int:
-        """Rows of data an optimiser step, over all processes."""
+        """Rows of data in one optimiser step, over all processes."""
         return self.get_total_train_batch_size(self.args)
 
     @property
     def base_model(self) -> Any:
-        """The model without an adapter around it."""
-        adapted = isinstance(self.model, PeftModel)
-        return self.model.get_base_model() if adapted else self.model
+        """The model, unwrapped from its adapter if it has one."""
+        if isinstance(self.model, PeftModel):
+            return self.model.get_base_model()
+        return self.model
 
     def use_cpu_heads(self, *models: Any, temperature: float = 1.0) -> None:
         """On a CPU without sharding, have these models score trained positions only."""
-        whole = self.accelerator.distributed_type in ("NO", "MULTI_CPU")
-        if whole and self.args.device.type == "cpu":
-            for model in models:
-                if model is not None:
-                    use_cpu_head(self.accelerator.unwrap_model(model), temperature=temperature)
+        unsharded = self.accelerator.distributed_type in ("NO", "MULTI_CPU")
+        if not unsharded or self.args.device.type != "cpu":
+            return
+        for model in models:
+            if model is not None:
+                use_cpu_head(self.accelerator.unwrap_model(model), temperature=temperature)
 
     def show(self, lines: Iterable[tuple[str, str]]) -> None:
-        """Print (name, sentence) lines, on the main process."""
+        """Print (name, sentence) lines on the main process."""
         if self.is_world_process_zero():
             for name, text in lines:
                 print(f"{name:<12} {text}", flush=True)
 
     def print_steps(self, lines: StepLines) -> None:
-        """Print one line a step in place of the trainer's own printing."""
-        for printing in (PrinterCallback, ProgressCallback):
-            self.remove_callback(printing)
+        """Print one line per step in place of the trainer's own output."""
+        for callback in (PrinterCallback, ProgressCallback):
+            self.remove_callback(callback)
         self.add_callback(lines)
 
     def restore_progress(self, progress: Progress) -> None:
-        """Take up the running counts of a resumed checkpoint."""
+        """Continue the running counts of a resumed checkpoint."""
         self.tokens_seen = progress.tokens
         self.trained_seen = progress.trained
 
     def close(self) -> None:
-        """Give back what outlives a step, such as connections; nothing here."""
+        """Release resources that outlive a step, such as connections. The base has none."""
 
     def step_figures(self) -> dict[str, float]:
-        """The method's figures of the steps since the last row of the log."""
+        """Metrics of the method over the steps since the last row of the log."""
         return {}
 
     def epochs_drawn(self) -> float:
-        """Rows that were drawn, in data sets."""
+        """Rows drawn so far, divided by the rows of the data set."""
         return self.state.epoch
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """As the parent, with the method's figures and token counts that survive a resume."""
+        """Log as the parent does, with the method's metrics and counts that survive a resume."""
         if "loss" in logs:
             logs |= self.step_figures()
             logs |= {"tokens": self.tokens_seen, "trained": self.trained_seen}
-        # to the trainer one stretch of steps is no epoch
-        epoch, self.state.epoch = self.state.epoch, self.epochs_drawn()
+        # a run counted in steps is one epoch to the trainer, so the row gets our number for a while
+        trainer_epoch = self.state.epoch
+        self.state.epoch = self.epochs_drawn()
         super().log(logs, start_time)
-        self.state.epoch = epoch
+        self.state.epoch = trainer_epoch
 
     def why_untrained(self) -> str:
-        """The cause, for the error of a run that has trained no token."""
+        """Cause to name in the error of a run that trained no token."""
         return "no token of its data has a label"
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
-        placed = super()._prepare_for_training(*args, **kwargs)
+        prepared = super()._prepare_for_training(*args, **kwargs)
         self.on_placed()
-        return placed
+        return prepared
 
     @contextlib.contextmanager
     def recomputing_activations(self) -> Iterator[None]:
-        """Checkpoint activations in the block as the run will: transformers switches that on in
-        `train()` only, and a pass before it needs several times the memory."""
+        """Checkpoint activations inside the block exactly as the run will.
+
+        transformers turns that on in `train()` only, and a pass before it would need several times
+        the memory.
+        """
         if not self.args.activation_checkpointing:
             yield
             return
-        checkpointing = dict(self.args.activation_checkpointing_kwargs or {})
+        options = dict(self.args.activation_checkpointing_kwargs or {})
         self.model.activation_checkpointing_enable(
-            every_n_layers=checkpointing.pop("every_n_layers", 1),
-            offload=checkpointing.pop("offload", False),
-            activation_checkpointing_kwargs=checkpointing or None,
+            every_n_layers=options.pop("every_n_layers", 1),
+            offload=options.pop("offload", False),
+            activation_checkpointing_kwargs=options or None,
         )
         try:
             yield
@@ -168,32 +185,37 @@ class Resumable(Trainer):
             self.model.activation_checkpointing_disable()
 
     def checked_scale(self, loss: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
-        """The loss; the first backward passes check the factor that the trainer gives it."""
-        # fp16 has a factor of its own, which moves
-        started = self.state.global_step > self._initial_global_step
-        return loss if started or self.args.fp16 else expect_gradient_scale(loss, scale)
+        """The loss, which checks in the first step that the trainer multiplies it by `scale`."""
+        past_first_step = self.state.global_step > self._initial_global_step
+        # fp16 multiplies the loss by a moving factor of its own
+        if past_first_step or self.args.fp16:
+            return loss
+        return expect_gradient_scale(loss, scale)
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         if self.control.should_save:
-            # a row at every save, so that a resumed log has the same rows
+            # log at every save: a run that resumes here then has the same rows as an unbroken one
             self.control.should_log = True
         super()._maybe_log_save_evaluate(*args, **kwargs)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         if self.state.global_step >= self.state.max_steps:
-            # the finished model follows at once; resuming here would train one step too many
+            # the finished model is written next; resuming here would train one step too many
             return
         folder = Path(self.args.output_dir)
         checkpoint = folder / f"checkpoint-{self.state.global_step}"
         if self.args.should_save and checkpoint.exists():
             shutil.rmtree(checkpoint)
         self.accelerator.wait_for_everyone()
-        # the parent would delete the previous checkpoint before this one is known to be whole
-        limit, self.args.save_total_limit = self.args.save_total_limit, None
-        plain = self.accelerator.unwrap_model(self.model)
-        with checkpoint_of_parts(self) if self.sharded else _names_as_they_are(plain):
+        # without a limit the parent deletes nothing: the previous checkpoint has to stay until this
+        # one is known to be complete
+        limit = self.args.save_total_limit
+        self.args.save_total_limit = None
+        plain_model = self.accelerator.unwrap_model(self.model)
+        with checkpoint_of_parts(self) if self.sharded else _saved_by_memory_names(plain_model):
             super()._save_checkpoint(model, trial)
         self.args.save_total_limit = limit
+        # every process has written its part when the marker declares the checkpoint complete
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             mark_complete(
@@ -209,23 +231,23 @@ class Resumable(Trainer):
         self.accelerator.wait_for_everyone()
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As the parent, with the weights that the optimiser holds; runs on every process."""
+        """Save the weights that the optimiser holds. Runs on every process."""
         if not self.sharded:
             super().save_model(output_dir, _internal_call)
             return
         self._save(output_dir, state_dict=whole_state(self))
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """The parent warns of weights that were not loaded, and would train on without them.
+        """Refuse a resume that did not load every weight, where the parent only warns.
 
         Raises:
             DataError: the checkpoint lacks weights of the model, or has others.
         """
         state = self.accelerator.unwrap_model(self.model).state_dict()
-        absent = set(load_result.missing_keys)
-        # a tied weight is stored once, under the other name
-        present = {tensor.data_ptr() for name, tensor in state.items() if name not in absent}
-        lost = sorted(name for name in absent if state[name].data_ptr() not in present)
+        missing = set(load_result.missing_keys)
+        # a tied weight is stored once, under its other name
+        loaded = {tensor.data_ptr() for name, tensor in state.items() if name not in missing}
+        lost = sorted(name for name in missing if state[name].data_ptr() not in loaded)
         if lost or load_result.unexpected_keys:
             raise DataError(
                 f"a checkpoint in {self.args.output_dir} does not hold this model's weights: it "
@@ -235,17 +257,19 @@ class Resumable(Trainer):
             )
 
     def create_model_card(self, *_args: Any, **_kwargs: Any) -> None:
-        """Nothing: the stage writes its own card, with lineage, when it finishes."""
+        """Write no card: the stage writes one, with lineage, when it finishes."""
 
 
 @contextlib.contextmanager
-def _names_as_they_are(model: Any) -> Iterator[None]:
-    """Save weights under the names that they have in memory, for this checkpoint is loaded by name:
-    transformers (5.23) saves NemotronH under the names of its first files, and its trainer then
-    finds nothing."""
-    whole = model.save_pretrained
+def _saved_by_memory_names(model: Any) -> Iterator[None]:
+    """Save weights inside the block under the names that they have in memory.
+
+    A resume loads weights by name, but transformers (5.23) saves NemotronH under the names of its
+    first release, so that its trainer would find none of them.
+    """
+    save = model.save_pretrained
     if not isinstance(model, PeftModel):
-        model.save_pretrained = functools.partial(whole, save_original_format=False)
+        model.save_pretrained = functools.partial(save, save_original_format=False)
     try:
         yield
     finally:
@@ -253,17 +277,22 @@ def _names_as_they_are(model: Any) -> Iterator[None]:
 
 
 def score_labels(model: Any, inputs: dict[str, Any], *fields: str) -> tuple[torch.Tensor, ...]:
-    """Fields of the fused head's output, such as `log_probs`, at each label from the second column
-    on: each `[rows, columns - 1]`, 0 where nothing is trained."""
+    """Run the model and read fields of the fused head's output, such as `log_probs`.
+
+    Returns:
+        One tensor per field, `[rows, columns - 1]`: the value at each label from the second column
+        on, 0 where nothing is trained.
+    """
     batch = {key: inputs[key] for key in MODEL_INPUTS if key in inputs}
     labels = inputs["labels"]
-    out = model(**batch, labels=labels, use_cache=False, fused_lm_head=True)
-    # prompt-learning adapters put virtual tokens in front
-    return tuple(getattr(out, field)[:, -(labels.size(1) - 1) :] for field in fields)
+    output = model(**batch, labels=labels, use_cache=False, fused_lm_head=True)
+    # count from the end: prompt-learning adapters put virtual tokens in front
+    scored_columns = labels.size(1) - 1
+    return tuple(getattr(output, field)[:, -scored_columns:] for field in fields)
 
 
-def silence_attention_dropout(model: torch.nn.Module) -> None:
-    """TRL switches `nn.Dropout` off; attention layers read a number of their own."""
+def disable_attention_dropout(model: torch.nn.Module) -> None:
+    """Set the dropout rate of attention layers to 0: TRL turns off `nn.Dropout` modules only."""
     modules: list[Any] = list(model.modules())
     for module in modules:
         if isinstance(getattr(module, "attention_dropout", None), float):
@@ -273,31 +302,31 @@ def silence_attention_dropout(model: torch.nn.Module) -> None:
 def train_to_the_end(
     trainer: Resumable, out: Path, *, base: ModelConfig, special: SpecialTokens
 ) -> None:
-    """Train, resuming from a whole checkpoint if there is one, and write the model to `out`.
+    """Train, resuming from the latest complete checkpoint, and write the model to `out`.
 
     Runs on every process.
 
     Raises:
         ConfigError: the checkpoint was written by another number of processes.
-        TrainingError: the whole run, its part before a resume included, trained no token.
+        TrainingError: the run, including its part before a resume, trained no token.
     """
-    work = Path(trainer.args.output_dir)
+    resume_folder = Path(trainer.args.output_dir)
     for callback in trainer.callback_handler.callbacks:
-        # its own default lies in the resume folder, which goes with the run's end; a folder that
-        # the user has set in TENSORBOARD_LOGGING_DIR stays
+        # the callback's default is the resume folder, which is deleted when the run ends; a folder
+        # that the user has set in TENSORBOARD_LOGGING_DIR stays
         if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
             callback.logging_dir = str(out / TENSORBOARD)
     if trainer.is_world_process_zero():
-        remove_broken(work)
+        remove_broken(resume_folder)
     trainer.accelerator.wait_for_everyone()
-    latest = latest_complete(work, world_size=trainer.args.world_size)
+    latest = latest_complete(resume_folder, world_size=trainer.args.world_size)
     if latest is None:
         trainer.train()
     else:
         checkpoint, progress = latest
         trainer.restore_progress(progress)
         trainer.train(resume_from_checkpoint=str(checkpoint))
-    # the count is global and restored from the checkpoint: every process stops here, or none
+    # the count is global and restored from the checkpoint, so all processes stop here, or none
     if not trainer.trained_seen:
         raise TrainingError(
             f"no token was trained in {trainer.state.global_step} steps, so {out} gets no model: "
@@ -309,105 +338,115 @@ def train_to_the_end(
 def write_model(
     trainer: Resumable, target: Path, *, out: Path, base: ModelConfig, special: SpecialTokens
 ) -> None:
-    """Write the model to `target`, the stage's `out` or a folder in it; an adapter is merged into
-    `base`. Runs on every process."""
+    """Write the model to `target`: the stage's `out`, or a folder in it. Runs on every process.
+
+    With an adapter, `target` gets the adapter merged into `base`, and the adapter beside it.
+    """
+    # written under another name first: `target` never holds half a model
     partial = out / f".{target.name}.partial"
-    first = trainer.is_world_process_zero()
-    if first:
+    is_main = trainer.is_world_process_zero()
+    if is_main:
         shutil.rmtree(partial, ignore_errors=True)
     trainer.accelerator.wait_for_everyone()
     adapted = isinstance(trainer.accelerator.unwrap_model(trainer.model), PeftModel)
     trainer.save_model(str(partial / ADAPTER if adapted else partial), _internal_call=True)
-    if first:
+    if is_main:
         if trainer.sharded and not adapted:
-            _state_dtype(partial)
+            _set_config_dtype(partial)
         if adapted:
             _write_merged(partial, base, special)
-        for name in _NOT_MODEL:
+        for name in _TRAINER_FILES:
             for path in (partial / name, partial / ADAPTER / name):
                 path.unlink(missing_ok=True)
         target.mkdir(parents=True, exist_ok=True)
         for path in sorted(partial.iterdir()):
-            goal = target / path.name
-            if goal.is_dir():
-                shutil.rmtree(goal)
-            path.replace(goal)
+            destination = target / path.name
+            if destination.is_dir():
+                shutil.rmtree(destination)
+            path.replace(destination)
         partial.rmdir()
     trainer.accelerator.wait_for_everyone()
 
 
-def _state_dtype(folder: Path) -> None:
-    """Have a model's config name the dtype of its weights: it is written with that of the model in
-    memory, which DeepSpeed rounds, and readers would round the weights again."""
+def _set_config_dtype(folder: Path) -> None:
+    """Set the `dtype` of a saved model's config to that of its saved weights.
+
+    The trainer writes the dtype of the model in memory, which DeepSpeed rounds; a reader of that
+    config would round the weights again.
+    """
     sizes = dtypes_on_disk(folder)
-    config = folder / "config.json"
-    fields = json.loads(config.read_text("utf-8"))
-    fields["dtype"] = max(sizes, key=sizes.__getitem__)
-    config.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    config_file = folder / "config.json"
+    config = json.loads(config_file.read_text("utf-8"))
+    config["dtype"] = max(sizes, key=sizes.__getitem__)
+    config_file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def dtypes_on_disk(folder: Path) -> dict[str, int]:
-    """Numbers that a folder's safetensors files hold, by dtype ("float32")."""
+    """Count the weights in a folder's safetensors files by dtype, such as "float32"."""
     sizes: Counter[str] = Counter()
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as weights:
             for name in weights.keys():  # noqa: SIM118 - it is no mapping
                 tensor = weights.get_slice(name)
                 dtype = str(tensor.get_dtype())
-                sizes[_DTYPES.get(dtype, dtype)] += math.prod(tensor.get_shape())
+                sizes[_TORCH_DTYPES.get(dtype, dtype)] += math.prod(tensor.get_shape())
     return dict(sorted(sizes.items()))
 
 
 def _write_merged(partial: Path, base: ModelConfig, special: SpecialTokens) -> None:
-    config = partial / ADAPTER / "adapter_config.json"
-    # PEFT keeps module names in sets: their order in the file differs between processes
-    read = json.loads(config.read_text("utf-8"))
-    ordered = {k: sorted(v) if isinstance(v, list) else v for k, v in read.items()}
-    config.write_text(json.dumps(ordered, indent=2, sort_keys=True), encoding="utf-8")
-    merged = merge_adapter(config.parent, base)
+    """Merge the adapter in `partial/adapter` into the base model, and write that to `partial`."""
+    adapter = partial / ADAPTER
+    config_file = adapter / "adapter_config.json"
+    # PEFT keeps module names in sets, whose order in the file differs between processes
+    config = json.loads(config_file.read_text("utf-8"))
+    for key, value in config.items():
+        if isinstance(value, list):
+            config[key] = sorted(value)
+    config_file.write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
+    merged = merge_adapter(adapter, base)
     set_special_tokens(merged, special)
     merged.save_pretrained(str(partial))
-    for path in sorted(config.parent.iterdir()):
-        if path.name.startswith(
-            ("tokenizer", "chat_template", "special_tokens", "vocab", "merges")
-        ):
+    # the tokenizer belongs to the merged model
+    for path in sorted(adapter.iterdir()):
+        if path.name.startswith(_TOKENIZER_FILES):
             path.replace(partial / path.name)
 
 
-# ---- resume checkpoints: whole, or ignored; the rotation never leaves none ----
+# ---- resume checkpoints: complete or ignored, and a rotation that always keeps one ----
 
 
 def mark_complete(checkpoint: Path, progress: Progress) -> None:
-    """Declare a checkpoint whole; call it once every process has written its part."""
-    files = {
-        str(path.relative_to(checkpoint)): path.stat().st_size
-        for path in sorted(checkpoint.rglob("*"))
-        if path.is_file() and path.name != COMPLETE
-    }
+    """Mark a checkpoint as complete. Call it once every process has written its part."""
+    files: dict[str, int] = {}
+    for path in sorted(checkpoint.rglob("*")):
+        if path.is_file() and path.name != COMPLETE:
+            files[str(path.relative_to(checkpoint))] = path.stat().st_size
     atomic_write_json(checkpoint / COMPLETE, {**asdict(progress), "files": files})
 
 
 def complete_checkpoints(folder: Path) -> list[tuple[Path, Progress]]:
-    """The whole checkpoints of a folder by rising step; half-written ones are left out."""
-    whole: list[tuple[Path, Progress]] = []
+    """Complete checkpoints of a folder by ascending step, without half-written ones."""
+    checkpoints: list[tuple[Path, Progress]] = []
     for marker in folder.glob(f"checkpoint-*/{COMPLETE}"):
-        body, path = json.loads(marker.read_text("utf-8")), marker.parent
-        sizes = {path / name: size for name, size in body.pop("files").items()}
-        if all(file.is_file() and file.stat().st_size == sizes[file] for file in sizes):
-            whole.append((path, Progress(**body)))
-    return sorted(whole, key=lambda pair: pair[1].step)
+        checkpoint = marker.parent
+        content = json.loads(marker.read_text("utf-8"))
+        sizes = {checkpoint / name: size for name, size in content.pop("files").items()}
+        # a copy of a checkpoint may be cut short after its marker was written
+        if all(file.is_file() and file.stat().st_size == size for file, size in sizes.items()):
+            checkpoints.append((checkpoint, Progress(**content)))
+    return sorted(checkpoints, key=lambda pair: pair[1].step)
 
 
 def latest_complete(folder: Path, *, world_size: int) -> tuple[Path, Progress] | None:
-    """The checkpoint to resume from, if any.
+    """Latest complete checkpoint with its counts; None where there is none.
 
     Raises:
         ConfigError: it was written by another number of processes, whose random states it holds.
     """
-    whole = complete_checkpoints(folder)
-    if not whole:
+    checkpoints = complete_checkpoints(folder)
+    if not checkpoints:
         return None
-    path, progress = whole[-1]
+    path, progress = checkpoints[-1]
     if progress.world_size != world_size:
         raise ConfigError(
             f"{path} was written by {progress.world_size} processes and this run has {world_size}; "
@@ -417,15 +456,15 @@ def latest_complete(folder: Path, *, world_size: int) -> tuple[Path, Progress] |
 
 
 def remove_broken(folder: Path) -> None:
-    """Delete half-written checkpoints, so that nothing picks them up later."""
-    whole = {path for path, _ in complete_checkpoints(folder)}
+    """Delete half-written checkpoints, so that no run resumes from them."""
+    complete = {path for path, _ in complete_checkpoints(folder)}
     for path in folder.glob("checkpoint-*"):
-        if path not in whole:
+        if path not in complete:
             shutil.rmtree(path)
 
 
 def rotate(folder: Path, *, keep: int | None) -> None:
-    """Keep the `keep` newest whole checkpoints; None keeps all."""
+    """Delete all but the `keep` newest complete checkpoints; None keeps all, 0 keeps one."""
     if keep is None:
         return
     for path, _ in complete_checkpoints(folder)[: -max(keep, 1)]:

@@ -31,7 +31,7 @@ from posttrain.training.dpo.loss import (
 from posttrain.training.dpo.reference import Reference, ReferenceStore
 from posttrain.training.order import rows_drawn
 from posttrain.training.output import StepLines
-from posttrain.training.trainer import Resumable, score_labels, silence_attention_dropout
+from posttrain.training.trainer import Resumable, disable_attention_dropout, score_labels
 
 # how far the first preference loss may be from ln 2: there policy and reference are one model
 FIRST_LOSS, FIRST_LOSS_HALF = 1e-4, 1e-2
@@ -59,7 +59,7 @@ class PairTrainer(Resumable, DPOTrainer):
     ) -> None:
         super().__init__(*args, train_dataset=pairs.data, **kwargs)
         self.print_steps(StepLines(describe_step))
-        silence_attention_dropout(self.model)
+        disable_attention_dropout(self.model)
         self.use_cpu_heads(self.base_model)
         self.pairs, self.layout, self.loss = pairs, layout, loss
         self.store, self.chosen_floor = store, chosen_floor

@@ -219,7 +219,7 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         path, revision = str(recipe.model.path), recipe.model.revision
         return rendering_of(rendering, path, revision=revision, key="chat_template")[:2]
 
-    def data_hold(self, text: str, number: int) -> bool:
+    def data_contains(self, text: str, token: int) -> bool:
         """A prompt may spell a special token."""
         template, _ = self._rendering
         return any(text in prompt_text(prompt, template) for prompt in self.prompts)

@@ -31,7 +31,7 @@ from posttrain.training.rl.loss import TokenSums, importance, ratio_rows, token_
 from posttrain.training.rl.metrics import check_health, step_line, why_untrained
 from posttrain.training.rl.policy import ENGINES
 from posttrain.training.rl.step import Rollouts, RolloutStep, StepMaker
-from posttrain.training.trainer import Resumable, score_labels, silence_attention_dropout
+from posttrain.training.trainer import Resumable, disable_attention_dropout, score_labels
 
 
 class GroupTrainer(Resumable, GRPOTrainer):
@@ -43,7 +43,7 @@ class GroupTrainer(Resumable, GRPOTrainer):
         super().__init__(*args, reward_funcs=[_never], **kwargs)
         self.clock = StepClock(Path(recipe.out))
         self.print_steps(StepLines(step_line, timing=self.clock.text))
-        silence_attention_dropout(self.model)
+        disable_attention_dropout(self.model)
         plain = self.base_model
         self.use_cpu_heads(plain, self.ref_model, temperature=recipe.sampling.temperature)
         self.recipe, self.rollouts, self.pad_id = recipe, rollouts, pad_id

@@ -1,4 +1,4 @@
-"""The SFT stage: packed shards → a checkpoint artifact."""
+"""The SFT stage: from packed shards to a checkpoint artifact."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from posttrain.training.output import RunOutcome
 from posttrain.training.plan import Line, ModelSize, batch_line, checkpoint_bytes, time_line
 from posttrain.training.sft.data import (
     COLUMNS,
-    check_data,
+    check_packs,
     first_tokens,
-    index_sums,
     load_split,
     sampled_rows,
+    sizes_by_value,
     split_by_group,
     split_size,
 )
-from posttrain.training.sft.trainer import PackedSFTTrainer
+from posttrain.training.sft.trainer import PackedSFTTrainer, held_out_group
 from posttrain.training.stage import DataStage, Preflight, PreparedRun
 from posttrain.training.trainer import write_model
 
 
 def sft_arguments(recipe: SftConfig, *, out: Path) -> SFTConfig:
-    """The trainer's arguments; resume checkpoints go to `out`.
+    """Build the trainer's arguments, with `out` as the folder of resume checkpoints.
 
     Raises:
         ConfigError: an unknown field, a value the trainer refuses, or an impossible combination.
@@ -56,17 +56,19 @@ def sft_arguments(recipe: SftConfig, *, out: Path) -> SFTConfig:
         out=out,
         defaults={"save_strategy": "epoch", "logging_steps": 10},
         decided={
+            # the shards are packed: TRL would pack and cut them a second time
             "max_length": None,
             "dataset_kwargs": {"skip_prepare_dataset": True},
             "average_tokens_across_devices": True,
         },
     )
-    last = max(recipe.keep_epochs, default=0)
+    last_kept = max(recipe.keep_epochs, default=0)
     if args.save_strategy == "best":
         raise ConfigError("trainer.save_strategy best: name epochs in keep_epochs: instead")
-    if args.max_steps <= 0 and last > args.num_train_epochs:
+    if args.max_steps <= 0 and last_kept > args.num_train_epochs:
         raise ConfigError(
-            f"keep_epochs names epoch {last}, trainer.num_train_epochs is {args.num_train_epochs:g}"
+            f"keep_epochs names epoch {last_kept}, trainer.num_train_epochs is "
+            f"{args.num_train_epochs:g}"
         )
     return args
 
@@ -93,13 +95,15 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
     def make_trainer(
         self, data: tuple[Dataset, Dataset | None], special: SpecialTokens, **parts: Any
     ) -> PackedSFTTrainer:
-        """The trainer with the collator of the document masking."""
-        recipe, args, (train, held_out) = self.recipe, parts["args"], data
+        """Build the trainer, with the collator of the document masking."""
+        recipe = self.recipe
+        args = parts["args"]
+        train, held_out = data
         if args.device.type == "cpu" and recipe.document_masking in ("auto", "varlen"):
             use_cpu_varlen(parts["model"])
         masking = choose_document_masking(recipe.document_masking, parts["model"])
-        # TRL insists on making its own collator when padding-free, and on a CPU it would advise
-        # against one pack a micro-batch
+        # if padding-free, TRL insists on its own collator, and on a CPU it would advise against a
+        # micro-batch of one pack
         args.padding_free = masking == "varlen" and args.device.type != "cpu"
         trainer = PackedSFTTrainer(
             **parts,
@@ -118,75 +122,90 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
             ),
         )
         # `max_steps` may end the run before an epoch whose model was to be kept
-        last = max(recipe.keep_epochs, default=0)
-        end = last * -(-trainer.packs // trainer.global_batch)
-        if 0 < args.max_steps < end:
+        last_kept = max(recipe.keep_epochs, default=0)
+        last_step = last_kept * math.ceil(trainer.packs / trainer.global_batch)
+        if 0 < args.max_steps < last_step:
             raise ConfigError(
-                f"keep_epochs names epoch {last}, which ends at step {end}; trainer.max_steps is "
-                f"{args.max_steps}; keep_epochs=null keeps none"
+                f"keep_epochs names epoch {last_kept}, which ends at step {last_step}; "
+                f"trainer.max_steps is {args.max_steps}; keep_epochs=null keeps none"
             )
         return trainer
 
     def check(
         self, trainer: PackedSFTTrainer, special: SpecialTokens, launched: Launched
     ) -> Preflight:
-        """A sample of the packs against the model, and the document masking measured on it."""
-        model, masking = trainer.model, trainer.document_masking
-        rows, room = embedding_rows(model), positions(model.config)
-        lines, trained = check_data(trainer.train_dataset, special, rows=rows, positions=room)
-        text = describe_document_masking(masking, str(model.config._attn_implementation))
-        stats = {"document_masking": masking, "end_trained": round(trained, 4)}
-        return Preflight([*lines, ("document_masking", text)], stats)
+        """Check a sample of the packs against the model."""
+        model = trainer.model
+        lines, end_share = check_packs(
+            trainer.train_dataset,
+            special,
+            embeddings=embedding_rows(model),
+            positions=positions(model.config),
+        )
+        masking = trainer.document_masking
+        attention = str(model.config._attn_implementation)
+        lines.append(("document_masking", describe_document_masking(masking, attention)))
+        stats = {"document_masking": masking, "end_trained": round(end_share, 4)}
+        return Preflight(lines, stats)
 
     def probe(self, trainer: PackedSFTTrainer) -> Preflight:
-        """The document masking measured on the model."""
-        masking, train = trainer.document_masking, trainer.train_dataset
-        packs = [train[row] for row in range(min(2, trainer.packs))]
+        """Measure on the model that the document masking keeps sequences apart."""
+        masking = trainer.document_masking
+        packs = [trainer.train_dataset[row] for row in range(min(2, trainer.packs))]
         pad_id = cast(PreTrainedTokenizerBase, trainer.processing_class).pad_token_id
         collator = make_collator(masking, cast(int, pad_id))
         probe = probe_document_masking(trainer.model, collator, packs)
         check_probe(probe, masking)
         text = f"packed vs alone {probe.apart:.1e}, unprotected {probe.leaking:.1e}"
-        # an upper bound to one digit: the last bits differ between machines, the manifest must not
+        # rounded to one digit: the last bits differ between machines, the manifest must not
         return Preflight([("probe", text)], {"packed_vs_alone": float(f"{probe.apart:.0e}")})
 
     def largest_batch(self, trainer: PackedSFTTrainer) -> Mapping[str, torch.Tensor]:
-        """Of the packs of a sample that fill most rows of their longest sequence."""
-        lengths = trainer.train_dataset.select_columns("seq_lengths")
+        """Collate the packs of a sample whose sequences, padded to the longest, take most room."""
+        micro_batch = trainer.args.per_device_train_batch_size
         rows = sampled_rows(trainer.packs)
-        sizes = [len(row) * max(row) for row in lengths.select(rows)["seq_lengths"]]
-        order = sorted(range(len(rows)), key=sizes.__getitem__, reverse=True)
-        micro = trainer.args.per_device_train_batch_size
+        lengths = trainer.train_dataset.select_columns("seq_lengths").select(rows)["seq_lengths"]
+        padded_sizes = {
+            row: len(pack_lengths) * max(pack_lengths)
+            for row, pack_lengths in zip(rows, lengths, strict=True)
+        }
+        largest_first = sorted(rows, key=padded_sizes.__getitem__, reverse=True)
         packs = trainer.train_dataset.select_columns(list(COLUMNS))
-        return trainer.data_collator([packs[rows[k]] for k in (order * micro)[:micro]])
+        # a data set smaller than the micro-batch repeats its packs
+        largest_rows = (largest_first * micro_batch)[:micro_batch]
+        return trainer.data_collator([packs[row] for row in largest_rows])
 
     def plan(
         self, prepared: PreparedRun[PackedSFTTrainer], size: ModelSize, *, measure: bool
     ) -> tuple[list[Line], int]:
-        """Packs, tokens, steps; slices of a micro-batch are timed."""
-        trainer, launched = prepared.trainer, prepared.launched
-        args, batch = trainer.args, trainer.global_batch
-        sizes = [split_size(Path(self.recipe.data), split) for split in ("train", "eval")]
-        train, held_out = (
-            f"{packs:,} packs, {sequences:,} sequences, {tokens:,} tokens"
-            for packs, sequences, tokens, _ in sizes
-        )
-        packs, _, tokens, trained = sizes[0]
-        per_epoch = math.ceil(packs / batch)
+        """Lines of the plan on packs, tokens and steps, with parts of a micro-batch timed, and an
+        upper bound on the bytes written to disk."""
+        trainer = prepared.trainer
+        args = trainer.args
+        train = split_size(Path(self.recipe.data), "train")
+        held_out = split_size(Path(self.recipe.data), "eval")
+        steps_per_epoch = math.ceil(train.packs / trainer.global_batch)
         epochs = args.num_train_epochs
-        steps = args.max_steps if args.max_steps > 0 else math.ceil(epochs * per_epoch)
+        steps = args.max_steps if args.max_steps > 0 else math.ceil(epochs * steps_per_epoch)
         disk = checkpoint_bytes(size, kept=args.save_total_limit or math.ceil(epochs))
         disk += size.weight_bytes * len(self.recipe.keep_epochs)
-        row_tokens = tokens / packs
+        trained_share = train.trained / train.tokens
         lines = [
-            ("train", f"{train}, {trained:,} trained ({trained / tokens:.0%})"),
-            ("held out", held_out),
-            batch_line(trainer, launched, name="packs", row_tokens=row_tokens),
-            ("steps", f"{per_epoch:,} an epoch, {steps:,} in all"),
+            ("train", f"{train.text}, {train.trained:,} trained ({trained_share:.0%})"),
+            ("held out", held_out.text),
+            batch_line(
+                trainer,
+                prepared.launched,
+                name="packs",
+                row_tokens=train.tokens / train.packs,
+            ),
+            ("steps", f"{steps_per_epoch:,} an epoch, {steps:,} in all"),
         ]
         if measure:
-            data = trainer.train_dataset.select_columns(list(COLUMNS))
-            micro_batch = [data[row % packs] for row in range(args.per_device_train_batch_size)]
+            packs = trainer.train_dataset.select_columns(list(COLUMNS))
+            micro_batch = [
+                packs[row % train.packs] for row in range(args.per_device_train_batch_size)
+            ]
             lines += time_line(
                 trainer,
                 lambda tokens: trainer.data_collator(first_tokens(micro_batch, tokens)),
@@ -203,20 +222,23 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
         return lines, disk
 
     def outcome(self, prepared: PreparedRun[PackedSFTTrainer], base: str | None) -> RunOutcome:
-        recipe, trainer, artifact = self.recipe, prepared.trainer, Path(self.recipe.data)
-        steps, history = trainer.state.global_step, trainer.state.log_history
-        losses = [entry["loss"] for entry in history if "loss" in entry]
-        held_out = {
-            key.removeprefix("eval_").removesuffix("loss").removesuffix("_") or "all": value
-            for entry in history
-            for key, value in entry.items()
-            if key.startswith("eval_") and key.endswith("_loss")
-        }
+        """Results of the run, with the last training loss and the last held-out losses."""
+        recipe = self.recipe
+        trainer = prepared.trainer
+        artifact = Path(recipe.data)
+        steps = trainer.state.global_step
+        losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+        held_out_losses: dict[str, float] = {}
+        for entry in trainer.state.log_history:
+            for key, value in entry.items():
+                group = held_out_group(key)
+                if group is not None:
+                    held_out_losses[group] = value
         stats = {
             "epochs": trainer.state.epoch,
             "global_batch": trainer.global_batch,
             "train_loss": losses[-1] if losses else None,
-            "eval_loss": held_out,
+            "eval_loss": held_out_losses,
             "kept_epochs": list(recipe.keep_epochs),
             "end_token": prepared.special.end_token,
         }
@@ -227,9 +249,9 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
         ]
         if losses:
             summary += ["", f"Last logged training loss: {losses[-1]:.4f}."]
-        if held_out:
+        if held_out_losses:
             summary += ["", "| held-out group | loss per trained token |", "|---|---|"]
-            summary += [f"| {name} | {loss:.4f} |" for name, loss in held_out.items()]
+            summary += [f"| {name} | {loss:.4f} |" for name, loss in held_out_losses.items()]
         return RunOutcome(
             rows=trainer.packs,
             reached=min(trainer.packs, steps * trainer.global_batch),
@@ -238,11 +260,11 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
             data=[
                 "## Data",
                 "",
-                *_table("source", index_sums(artifact, "train", "source")),
+                *_size_table("source", sizes_by_value(artifact, "train", "source")),
                 "",
                 "## Licenses of the data",
                 "",
-                *_table("license", index_sums(artifact, "train", "license")),
+                *_size_table("license", sizes_by_value(artifact, "train", "license")),
                 "",
             ],
             training=f"Document masking: {trainer.document_masking}. Expert balance coefficient: "
@@ -250,13 +272,14 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
         )
 
 
-def _table(name: str, sums: Mapping[str, tuple[int, int, int]]) -> list[str]:
-    total = sum(trained for _, _, trained in sums.values()) or 1
-    return [
+def _size_table(name: str, sizes: Mapping[str, tuple[int, int, int]]) -> list[str]:
+    """Markdown table of sequences, tokens and trained tokens for each value of a column."""
+    total_trained = sum(trained for _, _, trained in sizes.values()) or 1
+    lines = [
         f"| {name} | sequences | tokens | trained | share of trained |",
         "|---|---|---|---|---|",
-        *[
-            f"| {key} | {n:,} | {tokens:,} | {trained:,} | {trained / total:.1%} |"
-            for key, (n, tokens, trained) in sums.items()
-        ],
     ]
+    for value, (count, tokens, trained) in sizes.items():
+        share = trained / total_trained
+        lines.append(f"| {value} | {count:,} | {tokens:,} | {trained:,} | {share:.1%} |")
+    return lines

@@ -1,5 +1,5 @@
-"""TRL's `SFTTrainer` on packed shards, with what it lacks and nothing else: the order of packs, an
-evaluation loss by trained tokens, the expert balance term, exact counts."""
+"""TRL's `SFTTrainer` on packed shards. It adds the order of packs, an evaluation loss per trained
+token, the expert balance term and exact token counts."""
 
 from __future__ import annotations
 
@@ -22,30 +22,41 @@ from posttrain.training.trainer import Resumable
 
 
 def describe_step(row: dict[str, Any]) -> str | None:
-    """The figures of a row to print: of a step, or of the held-out packs of all or one group."""
+    """Text to print for a row of the log: a step, or a held-out loss; None for other rows."""
     if "loss" in row:
-        figures = [f"loss {row['loss']:.4f}"]
-        if "mean_token_accuracy" in row:  # not of every kernel
-            figures.append(f"token accuracy {row['mean_token_accuracy']:.2f}")
+        parts = [f"loss {row['loss']:.4f}"]
+        # not every kernel computes it
+        if "mean_token_accuracy" in row:
+            parts.append(f"token accuracy {row['mean_token_accuracy']:.2f}")
         if "grad_norm" in row:
-            figures.append(f"gradient {row['grad_norm']:.2f}")
-        figures += [f"learning rate {row['learning_rate']:.2e}", f"{row['tokens']:,} tokens"]
-        return "  ".join(figures)
-    held_out = [key for key in row if key.startswith("eval_") and key.endswith("loss")]
-    if not held_out:
+            parts.append(f"gradient {row['grad_norm']:.2f}")
+        parts += [f"learning rate {row['learning_rate']:.2e}", f"{row['tokens']:,} tokens"]
+        return "  ".join(parts)
+    for key, value in row.items():
+        group = held_out_group(key)
+        if group is not None:
+            return f"held-out loss {value:.4f} ({group})"
+    return None
+
+
+def held_out_group(key: str) -> str | None:
+    """Group of the held-out loss that a log names by `key`; "all" for that over all groups.
+
+    None where the key is not that of a held-out loss.
+    """
+    if not key.startswith("eval_") or not key.endswith("_loss"):
         return None
-    [key] = held_out
-    group = key.removeprefix("eval_").removesuffix("loss").removesuffix("_") or "all"
-    return f"held-out loss {row[key]:.4f} ({group})"
+    return key.removeprefix("eval_").removesuffix("loss").removesuffix("_") or "all"
 
 
 class PackedSFTTrainer(Resumable, SFTTrainer):
-    """One optimiser step = `global_batch` packs, whatever the layout of processes.
+    """Trainer whose optimiser step is `global_batch` packs, whatever the layout of processes.
 
     Args:
-        balance_coefficient: weight of the expert balance term; 0 leaves the routers unhooked.
-        keep_epochs: epochs after which `keep_model(epoch)` is called, on every process, before any
-            later checkpoint.
+        document_masking: resolved layout of the collator: "varlen", "block_diagonal" or "unpacked".
+        balance_coefficient: weight of the expert balance term; 0 adds no hooks to the routers.
+        keep_epochs: epochs after which `keep_model` is called with the trainer and the epoch, on
+            every process, before any later checkpoint.
     """
 
     train_dataset: Any
@@ -75,16 +86,18 @@ class PackedSFTTrainer(Resumable, SFTTrainer):
         self.balance = ExpertBalance(self.model) if balance_coefficient else None
         self.keep_epochs = tuple(keep_epochs)
         self.keep_model = keep_model
-        self._kept: set[int] = set()
+        self._kept_epochs: set[int] = set()
+        # sequences of the current step, over all processes
         self._step_sequences = 0
+        # (sum of losses, trained tokens) of each held-out group
         self._eval_sums: list[tuple[float, int]] = []
         self._order: EpochOrder | None = None
 
-    # ---- which packs a step sees ----
+    # ---- packs of a step ----
 
     @property
     def packs(self) -> int:
-        """Training packs, the filler row left out."""
+        """Number of training packs, without the filler row."""
         return len(self.train_dataset) - 1
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
@@ -94,12 +107,13 @@ class PackedSFTTrainer(Resumable, SFTTrainer):
         return self._order
 
     def get_train_dataloader(self) -> Any:
-        """As the parent; every batch of an epoch is whole."""
+        """Build the parent's loader, in which every batch of an epoch is full."""
         loader = super().get_train_dataloader()
-        # by the rows alone, filler included, accelerate would cut the last batch's metrics
         assert self._order is not None, "made with the sampler"
-        data: Any = loader.dataset
-        data.total_dataset_length = self._order.filled
+        # accelerate cuts the metrics of the last batch to the rows left in the data set, of which
+        # the filler, drawn several times, is only one
+        dataset: Any = loader.dataset
+        dataset.total_dataset_length = self._order.filled
         return loader
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Sampler[int]:
@@ -107,7 +121,7 @@ class PackedSFTTrainer(Resumable, SFTTrainer):
         return EpochOrder(packs=len(eval_dataset) - 1, global_batch=batch, seed=None)
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        # accelerate loses the epoch on the way to a sampler inside a resumed, sharded loader
+        # a sampler inside a resumed, sharded loader does not get the epoch from accelerate
         if self._order is not None:
             self._order.set_epoch(kwargs["epoch"])
         super()._run_epoch(*args, **kwargs)
@@ -115,13 +129,14 @@ class PackedSFTTrainer(Resumable, SFTTrainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Any]:
-        """As the parent; also counts tokens and sequences of the global batch."""
+        """Draw the micro-batches of a step, and count tokens and sequences over all processes."""
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
         counts = torch.zeros(3, dtype=torch.long)
         for batch in batches:
             ids, sequences = sequence_ids(batch)
-            trained = batch["labels"] != IGNORED
-            counts += torch.tensor([int((ids >= 0).sum()), int(trained.sum()), sequences])
+            tokens = int((ids >= 0).sum())
+            trained = int((batch["labels"] != IGNORED).sum())
+            counts += torch.tensor([tokens, trained, sequences])
         tokens, trained, sequences = self.accelerator.reduce(counts.to(device), "sum").tolist()
         self.tokens_seen += tokens
         self.trained_seen += trained
@@ -147,17 +162,19 @@ class PackedSFTTrainer(Resumable, SFTTrainer):
         ids, count = sequence_ids(inputs)
         with self.balance.collect():
             loss = super().compute_loss(model, inputs, False, num_items_in_batch)
-        total, violation = self.balance.take(ids, count)
-        # DDP averages gradients over processes: scale so that the mean is over the global batch
-        share = self.accelerator.num_processes / max(self._step_sequences, 1)
-        balance = total * share
-        parts = self.current_gradient_accumulation_steps
-        for name, value, times in (
-            ("balance", balance.detach(), parts),
-            ("max_violation", torch.tensor(violation, device=loss.device), 1),
-        ):
-            mean = self.accelerator.reduce(value, "mean").item()
-            self._metrics["train"][name].append(mean * times)
+        balance_sum, violation = self.balance.take(ids, count)
+        # the sum over micro-batches is the mean over the sequences of the global batch: gradients
+        # add up over micro-batches, and DDP averages them over processes
+        scale = self.accelerator.num_processes / max(self._step_sequences, 1)
+        balance = balance_sum * scale
+        process_mean = self.accelerator.reduce(balance.detach(), "mean").item()
+        violation_mean = self.accelerator.reduce(
+            torch.tensor(violation, device=loss.device), "mean"
+        ).item()
+        metrics = self._metrics["train"]
+        # the log averages over micro-batches, but the balance term is a sum over them
+        metrics["balance"].append(process_mean * self.current_gradient_accumulation_steps)
+        metrics["max_violation"].append(violation_mean)
         return self.checked_scale(loss + self.balance_coefficient * balance)
 
     def evaluation_loop(
@@ -168,22 +185,24 @@ class PackedSFTTrainer(Resumable, SFTTrainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """Mean loss per trained token of the whole split (the parent averages batch means)."""
-        model = self._wrap_model(self.model, training=False)  # prepared, for training goes on
+        """Mean loss per trained token of the whole split, where the parent averages batch means."""
+        # wrapped already, since this runs between training steps
+        model = self._wrap_model(self.model, training=False)
         model.eval()
-        total, count = torch.zeros((), device=self.args.device), 0
+        local_sum = torch.zeros((), device=self.args.device)
+        local_count = 0
         for inputs in dataloader:
             inputs = self._prepare_inputs(inputs)
-            trained = int((inputs["labels"] != IGNORED).sum())
+            batch_count = int((inputs["labels"] != IGNORED).sum())
             with torch.no_grad(), self.compute_loss_context_manager():
                 loss = self.compute_loss(model, inputs)
-            # the parent's loss is a mean over the batch: undo it, token by token
-            total += loss.detach() * trained
-            count += trained
-        sums = torch.tensor([float(total), float(count)], dtype=torch.float64)
+            # the parent's loss is a mean over the batch: turn it back into a sum
+            local_sum += loss.detach() * batch_count
+            local_count += batch_count
+        sums = torch.tensor([float(local_sum), float(local_count)], dtype=torch.float64)
         loss_sum, trained = self.accelerator.reduce(sums.to(self.args.device), "sum").tolist()
         self._eval_sums.append((loss_sum, int(trained)))
-        # TRL adds its own means of batch means on log; only exact ones are wanted here
+        # TRL would log its means of batch means as well
         self._metrics["eval"].clear()
         metrics = {
             f"{metric_key_prefix}_loss": loss_sum / max(trained, 1),
@@ -202,33 +221,38 @@ class PackedSFTTrainer(Resumable, SFTTrainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
-        """As the parent, by group; adds `eval_loss` over all groups, weighted by trained tokens."""
-        by_group = isinstance(self.eval_dataset if eval_dataset is None else eval_dataset, dict)
-        if not by_group:
+        """Evaluate each group, and add `eval_loss`: the mean per trained token over all groups."""
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        if not isinstance(dataset, dict):
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
         self._eval_sums.clear()
+        # the parent calls this method again for each group
         metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
-        total = sum(loss for loss, _ in self._eval_sums)
+        loss_sum = sum(loss for loss, _ in self._eval_sums)
         trained = sum(count for _, count in self._eval_sums)
-        overall = {f"{metric_key_prefix}_loss": total / max(trained, 1)}
+        overall = {f"{metric_key_prefix}_loss": loss_sum / max(trained, 1)}
         self.log(dict(overall))
         return metrics | overall
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        # the parent's own count restarts at 0 on resume and counts padding
+        """Log without the token count of the parent, which counts padding and restarts at 0."""
         self._metrics["train"].pop("num_tokens", None)
         super().log(logs, start_time)
 
     # ---- checkpoints ----
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        # kept epochs come first: a resume checkpoint then implies that they exist
-        if self.keep_model is not None and (epoch := self._epoch_to_keep()) is not None:
+        # kept models are written first, so that a resume checkpoint implies that they exist
+        epoch = self._epoch_to_keep()
+        if self.keep_model is not None and epoch is not None:
             self.keep_model(self, epoch)
-            self._kept.add(epoch)
+            self._kept_epochs.add(epoch)
         super()._maybe_log_save_evaluate(*args, **kwargs)
 
     def _epoch_to_keep(self) -> int | None:
+        """Epoch that ends at this step and whose model is to be kept and is not yet."""
         epoch = float(self.state.epoch or 0.0)
-        due = epoch.is_integer() and int(epoch) in self.keep_epochs and int(epoch) not in self._kept
-        return int(epoch) if due else None
+        if not epoch.is_integer():
+            return None
+        pending = set(self.keep_epochs) - self._kept_epochs
+        return int(epoch) if int(epoch) in pending else None

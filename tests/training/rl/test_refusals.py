@@ -106,5 +106,5 @@ def test_a_prompt_that_spells_a_token_holds_it(policy: Path, tmp_path: Path):
     spelling = replace(PROMPTS[3], messages=(Message("user", "what is <|spare|> ?"),))
     recipe = make_recipe(policy, tmp_path / "out")
     stage = GroupStage(recipe, prompts=[*PROMPTS[:3], spelling], reward=Scripted())
-    assert stage.data_hold("<|spare|>", 9)
-    assert not stage.data_hold("<|other|>", 8)
+    assert stage.data_contains("<|spare|>", 9)
+    assert not stage.data_contains("<|other|>", 8)

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from posttrain.errors import ConfigError, DataError
 from posttrain.tokens.tokenizer import special_tokens
 from posttrain.training import plan
-from posttrain.training.sft.data import check_data, first_tokens, load_split
+from posttrain.training.sft.data import check_packs, first_tokens, load_split
 from posttrain.training.sft.stage import SftStage
 from tests.training.conftest import MakeRecipe
 from tests.training.tiny import END, PAD, attention_model, make_tokenizer
@@ -23,7 +23,7 @@ def checked(rows: list[dict[str, Any]], *, embedding: int = 64, positions: int =
     special = special_tokens(make_tokenizer())
     filler = {"input_ids": [PAD] * 2, "labels": [-100] * 2, "seq_lengths": [2]}
     packs = Dataset.from_list([*rows, filler])
-    check_data(packs, special, rows=embedding, positions=positions)
+    check_packs(packs, special, embeddings=embedding, positions=positions)
 
 
 def pack(ids: list[int], labels: list[int]) -> dict[str, Any]:
