@@ -41,7 +41,7 @@ from posttrain.config.dpo import LossConfig
 from posttrain.records import Pair, Side
 from posttrain.tokens.tokenizer import load_tokenizer
 from posttrain.training.dpo.data import Pairs, load_pairs, make_pair_collator
-from posttrain.training.dpo.reference import ReferenceKey, ReferenceStore, compute_order
+from posttrain.training.dpo.reference import ReferenceKey, ReferenceStore, longest_first
 from posttrain.training.dpo.trainer import PairTrainer
 from posttrain.versions import package_versions
 
@@ -167,7 +167,7 @@ def ours(layout: str, make: Callable[[], PreTrainedModel], pairs: Pairs, setting
     """Our trainer in one layout; the mean form of the SFT term, which is TRL's."""
     args, tokenizer, work = setting
     key = ReferenceKey("benchmark", None, layout, "any", None, False)
-    order = compute_order(pairs.lengths)
+    order = longest_first(pairs.lengths)
     store = ReferenceStore(work, key, order=order, chosen_counts=pairs.chosen.sampled)
     trainer = InOrder(
         model=make(),

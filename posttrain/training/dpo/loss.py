@@ -3,8 +3,9 @@
 L = w_p · mean_pairs[−log σ(β(r_c − r_r))] + w_s · SFT(chosen) + w_k · KL,  r = log π − log π_ref
 
 (Rafailov et al. 2023; weights and β as in the Nemotron 3 Nano report, Appendix C.) Each log π is a
-sum over the tokens that the model sampled, in nats, float64. The log's figures are means over a
-step's pairs, over all processes, and by category."""
+sum over the tokens that the model sampled, in nats, float64. Metrics are means over the pairs of a
+step on all processes, in all and by category.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +21,37 @@ from posttrain.config.dpo import LossConfig, SftForm
 from posttrain.records import CATEGORIES
 from posttrain.tokens.encode import IGNORED
 
-# one column a quantity; every one a sum over pairs
+# quantities that are summed over pairs, a column each
 SUMS: tuple[str, ...] = (
-    "pairs", "preference", "sft", "kl", "margin", "right", "chosen", "rejected",
-    "chosen_change", "rejected_change", "chosen_tokens", "rejected_tokens",
-)  # fmt: skip
-OF_CATEGORY = ("margin", "accuracy", "chosen_change", "rejected_change")
+    "pairs",
+    "preference",
+    "sft",
+    "kl",
+    "margin",
+    "right",
+    "chosen",
+    "rejected",
+    "chosen_change",
+    "rejected_change",
+    "chosen_tokens",
+    "rejected_tokens",
+)
+CATEGORY_METRICS = ("margin", "accuracy", "chosen_change", "rejected_change")
+# margins below it are rounding errors of a tie
 TIE = 1e-6
-OUTWEIGHED = 100  # times the preference term, from which the SFT term is warned of; ours
+# ratio of the SFT term to the preference term from which a warning is printed; ours
+OUTWEIGHED = 100
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredPairs:
-    """Log-probabilities of n pairs, each [n]; and of all sampled chosen tokens in order, [t]."""
+    """Log-probabilities of n pairs.
+
+    Attributes:
+        chosen: `[n]`, sum over the sampled tokens of each chosen.
+        rejected: `[n]`, likewise for each rejected.
+        chosen_tokens: `[t]`, of the sampled tokens of all chosen, one pair after the other.
+    """
 
     chosen: torch.Tensor
     rejected: torch.Tensor
@@ -40,7 +59,7 @@ class ScoredPairs:
 
 
 def describe_loss(loss: LossConfig) -> str:
-    """One line for the plan."""
+    """Formula of the loss for the plan and the card."""
     kl = f" + {loss.kl_weight:g} × KL(reference ‖ policy) on chosen" if loss.kl_weight else ""
     return (
         f"{loss.preference_weight:g} × −log σ({loss.beta:g} × margin) + {loss.sft_weight:g} × SFT "
@@ -49,35 +68,44 @@ def describe_loss(loss: LossConfig) -> str:
 
 
 def sft_outweighs(loss: LossConfig, sft: Mapping[SftForm, float]) -> str | None:
-    """A warning where training begins as SFT, the preference being a hundredth of the loss or less;
-    `sft`: the term of either form before training, in nats."""
+    """Warning where training would begin as SFT, with hardly any preference in its loss.
+
+    Args:
+        sft: the SFT term in either form before training, in nats.
+    """
+    # a preference loss begins at ln 2
     ratio = loss.sft_weight * sft[loss.sft_form] / (loss.preference_weight * math.log(2))
     if ratio < OUTWEIGHED:
         return None
-    ways = [f"loss.sft_weight={loss.sft_weight / ratio:.1g} weighs both alike"]
+    remedies: list[str] = []
     if loss.sft_form == "sum":
-        ways.insert(0, f"loss.sft_form=mean makes it {ratio * sft['mean'] / sft['sum']:,.2g} times")
-    return f"the SFT term begins at {ratio:,.0f} times the preference term: {', '.join(ways)}"
+        mean_ratio = ratio * sft["mean"] / sft["sum"]
+        remedies.append(f"loss.sft_form=mean makes it {mean_ratio:,.2g} times")
+    remedies.append(f"loss.sft_weight={loss.sft_weight / ratio:.1g} weighs both alike")
+    return f"the SFT term begins at {ratio:,.0f} times the preference term: {', '.join(remedies)}"
 
 
 def score_pairs(
     log_probs: torch.Tensor, labels: torch.Tensor, segment: torch.Tensor, *, pairs: int
 ) -> ScoredPairs:
-    """Gather token log-probabilities by pair and side.
+    """Sum token log-probabilities by pair and side.
 
     Args:
-        log_probs: [rows, width - 1], of the labels from the second column on.
-        labels: [rows, width], -100 where nothing is trained.
-        segment: [rows, width], 2 × pair + side.
-        pairs: in the micro-batch.
+        log_probs: `[rows, width - 1]`, of the labels from the second column on.
+        labels: `[rows, width]`, -100 where nothing is trained.
+        segment: `[rows, width]`, 2 × pair + side.
+        pairs: number of pairs in the micro-batch.
     """
     trained = labels[:, 1:] != IGNORED
-    at, values = segment[:, 1:][trained], log_probs[trained].double()
-    sums = values.new_zeros(2 * pairs).index_add(0, at, values)
-    chosen = at % 2 == 0
-    # rows may hold pairs in any order; tokens of one pair always stand in theirs
-    order = at[chosen].argsort(stable=True)
-    return ScoredPairs(sums[0::2], sums[1::2], values[chosen][order])
+    segments_T = segment[:, 1:][trained]
+    logps_T = log_probs[trained].double()
+    sums = logps_T.new_zeros(2 * pairs).index_add(0, segments_T, logps_T)
+    chosen_T = segments_T % 2 == 0
+    # rows hold pairs in any order, but the tokens of a pair are in order: a stable sort by pair
+    order = segments_T[chosen_T].argsort(stable=True)
+    return ScoredPairs(
+        chosen=sums[0::2], rejected=sums[1::2], chosen_tokens=logps_T[chosen_T][order]
+    )
 
 
 def pair_terms(
@@ -88,19 +116,20 @@ def pair_terms(
     reference_tokens: torch.Tensor | None = None,
     chosen_counts: torch.Tensor | None = None,
 ) -> dict[str, torch.Tensor]:
-    """What each pair adds, each [n], under the names of `SUMS`.
+    """Terms and metrics of each pair, `[n]` each, under the names of `SUMS`.
 
     Args:
-        reference: log-probabilities of chosen and rejected under the reference, each [n].
-        reference_tokens: of the chosen tokens, [t]; needed where `loss.kl_weight` is set.
-        chosen_counts: sampled tokens of each chosen, [n]; likewise.
+        reference: log-probabilities of chosen and rejected under the reference, `[n]` each.
+        reference_tokens: those of the chosen tokens, `[t]`; needed if `loss.kl_weight` is set.
+        chosen_counts: sampled tokens of each chosen, `[n]`; needed if `loss.kl_weight` is set.
 
     Returns:
-        The preference loss, the SFT loss (the sum over the chosen tokens), with a weight the KL
-        term (likewise a sum), β(r_c − r_r), and log-probabilities with their change.
+        The preference loss, the SFT loss (a sum over the chosen tokens), the KL term if it has a
+        weight (likewise a sum), the margin β(r_c − r_r), and log-probabilities with their change.
     """
-    chosen_change = scored.chosen - reference[0]
-    rejected_change = scored.rejected - reference[1]
+    reference_chosen, reference_rejected = reference
+    chosen_change = scored.chosen - reference_chosen
+    rejected_change = scored.rejected - reference_rejected
     margin = loss.beta * (chosen_change - rejected_change)
     terms = {
         "preference": -F.logsigmoid(margin),
@@ -114,43 +143,49 @@ def pair_terms(
     if loss.kl_weight:
         assert reference_tokens is not None
         assert chosen_counts is not None
-        # the chosen were sampled from the reference: an unbiased, non-negative estimate of
-        # KL(reference ‖ policy) (Schulman's k3)
-        log_ratio = scored.chosen_tokens - reference_tokens
-        token = log_ratio.exp() - 1 - log_ratio
-        pair = torch.arange(len(chosen_counts), device=token.device)
-        at = pair.repeat_interleave(chosen_counts)
-        terms["kl"] = token.new_zeros(len(chosen_counts)).index_add(0, at, token)
+        # an unbiased estimate that is never negative (Schulman's k3) of KL(reference ‖ policy), as
+        # the chosen were sampled from the reference
+        log_ratio_T = scored.chosen_tokens - reference_tokens
+        kl_T = log_ratio_T.exp() - 1 - log_ratio_T
+        pairs = torch.arange(len(chosen_counts), device=kl_T.device)
+        pair_T = pairs.repeat_interleave(chosen_counts)
+        terms["kl"] = kl_T.new_zeros(len(chosen_counts)).index_add(0, pair_T, kl_T)
     return terms
 
 
 def total_loss(
     terms: dict[str, torch.Tensor], loss: LossConfig, *, mean_scale: float
 ) -> torch.Tensor:
-    """The micro-batch's loss; the mean over equal micro-batches is the loss of the batch.
+    """Loss of a micro-batch. Its mean over equal micro-batches is the loss of the batch.
 
     Args:
-        mean_scale: turns a sum over the micro-batch's chosen tokens into its part of the mean over
-            the batch's: micro-batches × processes ÷ chosen tokens of the batch.
+        mean_scale: micro-batches × processes ÷ chosen tokens of the batch. It turns a sum over the
+            chosen tokens of the micro-batch into its part of the mean over those of the batch.
     """
     total = loss.preference_weight * terms["preference"].mean()
     for name, weight in (("sft", loss.sft_weight), ("kl", loss.kl_weight)):
-        if weight:
-            sums = terms[name]
-            mean = sums.mean() if loss.sft_form == "sum" else sums.sum() * mean_scale
-            total = total + weight * mean
+        if not weight:
+            continue
+        term_n = terms[name]
+        mean = term_n.mean() if loss.sft_form == "sum" else term_n.sum() * mean_scale
+        total = total + weight * mean
     return total
 
 
 class PairMetrics:
-    """Sums over pairs by category, `[categories, SUMS]`. `kl`: whether there is such a term."""
+    """Metrics of the pairs since the last reset, in all and by category.
+
+    Args:
+        kl: the loss has a KL term.
+    """
 
     def __init__(self, *, kl: bool) -> None:
         self._kl = kl
+        # [categories, SUMS]
         self._sums = torch.zeros(len(CATEGORIES), len(SUMS), dtype=torch.float64)
 
     def reset(self) -> None:
-        """Start anew."""
+        """Set all sums to 0."""
         self._sums = torch.zeros_like(self._sums)
 
     def add(
@@ -160,35 +195,45 @@ class PairMetrics:
         counts: tuple[torch.Tensor, torch.Tensor],
         category: torch.Tensor,
     ) -> None:
-        """Add the pairs of one micro-batch; `counts` are their sampled tokens, each [n]."""
+        """Add the pairs of one micro-batch.
+
+        Args:
+            terms: of `pair_terms`.
+            counts: sampled tokens of chosen and rejected, `[n]` each.
+            category: index of the category of each pair, `[n]`.
+        """
         margin = terms["margin"]
+        chosen_tokens, rejected_tokens = counts
         columns = {
             "pairs": torch.ones_like(margin),
             "kl": torch.zeros_like(margin),
             **terms,
             # a tie is half right; before the first step all are ties, but for rounding
             "right": (margin > TIE).double() + 0.5 * (margin.abs() <= TIE).double(),
-            "chosen_tokens": counts[0],
-            "rejected_tokens": counts[1],
+            "chosen_tokens": chosen_tokens,
+            "rejected_tokens": rejected_tokens,
         }
         rows = torch.stack([columns[name].detach().double() for name in SUMS], dim=1)
         self._sums = self._sums.to(rows.device).index_add(0, category, rows)
 
     def means(self, accelerator: Any) -> dict[str, float]:
-        """The means over all processes; every process must call it."""
-        by_category = accelerator.reduce(self._sums.clone(), "sum").cpu()
-        means = _means(by_category.sum(0))
+        """Means over the pairs of all processes. Every process must call it."""
+        sums_by_category = accelerator.reduce(self._sums.clone(), "sum").cpu()
+        means = _means(sums_by_category.sum(0))
         if not self._kl:
             del means["kl_sum"], means["kl_mean"]
-        for name, sums in zip(CATEGORIES, by_category, strict=True):
-            if sums[0]:
-                own = _means(sums)
-                means |= {f"{name}/{key}": own[key] for key in OF_CATEGORY}
+        for category, sums in zip(CATEGORIES, sums_by_category, strict=True):
+            has_pairs = bool(sums[SUMS.index("pairs")])
+            if has_pairs:
+                category_means = _means(sums)
+                for name in CATEGORY_METRICS:
+                    means[f"{category}/{name}"] = category_means[name]
         return means
 
 
-def _means(row: torch.Tensor) -> dict[str, float]:
-    sums = dict(zip(SUMS, row.tolist(), strict=True))
+def _means(values: torch.Tensor) -> dict[str, float]:
+    """Means over pairs, and over tokens where the name tells so, from the sums `[SUMS]`."""
+    sums = dict(zip(SUMS, values.tolist(), strict=True))
     pairs = sums["pairs"]
     means = {
         "preference_loss": sums["preference"] / pairs,

@@ -1,10 +1,11 @@
-"""Log-probabilities of every pair under the reference, computed once and kept on disk.
+"""Log-probabilities of every pair under the reference model, computed once and kept on disk.
 
-    runs/x/dpo/reference/5d1e0c…/key.json               what they belong to
+    runs/x/dpo/reference/5d1e0c…/key.json                  inputs that the numbers depend on
     runs/x/dpo/reference/5d1e0c…/shard-00000.safetensors   row [n], chosen [n], rejected [n]
 
-A shard appears whole or not at all, so a killed run goes on at the next one. Each carries the key
-and a checksum. Batches are cut from a shard's rows, for any number of processes alike."""
+A shard is written atomically, so an interrupted run continues with the next one. Each carries the
+key and a checksum. Which rows share a batch does not depend on the number of processes.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,18 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class ReferenceKey:
-    """All that the numbers depend on. An adapter is not in it: the reference is without."""
+    """Inputs that a reference's log-probabilities depend on.
+
+    The adapter is not among them: the reference is the model without it.
+
+    Attributes:
+        weights: Digest of the weights, or the hub's commit.
+        template: Digest of the chat template.
+        data: Digest of the pairs.
+        dtype: Dtype of the forward pass.
+        quantization: Quantisation of the base model, if any.
+        tokens: True where log-probabilities of single tokens are kept too.
+    """
 
     weights: str
     template: str | None
@@ -42,40 +54,50 @@ class ReferenceKey:
 
     @property
     def digest(self) -> str:
-        """Names the folder."""
+        """Digest that names the folder of the shards."""
         return digest_of(asdict(self))
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Sums over the sampled tokens of each side, float64 by row, and those of each chosen, float32,
-    one after the other from `offsets[row]` on."""
+    """Log-probabilities of all pairs under the reference.
+
+    Attributes:
+        chosen: float64 `[pairs]`, sum over the sampled tokens of each chosen.
+        rejected: float64 `[pairs]`, likewise for each rejected.
+        tokens: float32, of the sampled tokens of all chosen; None where the loss has no KL term.
+        offsets: `[pairs + 1]`, index in `tokens` of the first token of each chosen, and its end.
+    """
 
     chosen: Array
     rejected: Array
     tokens: Array | None
     offsets: Array
 
-    def of(
+    def select(
         self, rows: torch.Tensor
     ) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor | None]:
-        """Both sums of some rows, and the chosen tokens one after the other, in float64."""
-        at = rows.cpu().numpy()
-        chosen = torch.from_numpy(self.chosen[at]).to(rows.device)
-        rejected = torch.from_numpy(self.rejected[at]).to(rows.device)
+        """Sums of chosen and rejected of some rows, and the chosen tokens one row after another.
+
+        All are float64, on the device of `rows`.
+        """
+        indices = rows.cpu().numpy()
+        chosen = torch.from_numpy(self.chosen[indices]).to(rows.device)
+        rejected = torch.from_numpy(self.rejected[indices]).to(rows.device)
         if self.tokens is None:
             return (chosen, rejected), None
-        starts, ends = self.offsets[at], self.offsets[at + 1]
-        tokens = torch.from_numpy(self.tokens[ranges(starts, ends - starts)])
+        starts = self.offsets[indices]
+        counts = self.offsets[indices + 1] - starts
+        tokens = torch.from_numpy(self.tokens[concatenated_ranges(starts, counts)])
         return (chosen, rejected), tokens.to(rows.device).double()
 
 
 class ReferenceStore:
-    """The shards of one key.
+    """The shards of one key on disk.
 
     Args:
-        folder: that holds a folder for each key.
-        order: rows in the order in which they are computed, longest first.
+        folder: parent of the folders of all keys.
+        order: rows of the pairs in the order of computation, longest first.
         chosen_counts: sampled tokens of each chosen, by row.
     """
 
@@ -85,74 +107,85 @@ class ReferenceStore:
         self.path = folder / key.digest[:16]
         self.key = key
         self.chosen_counts = chosen_counts
-        self.shards = [order[at : at + SHARD_PAIRS] for at in range(0, len(order), SHARD_PAIRS)]
+        self.shards = [
+            order[start : start + SHARD_PAIRS] for start in range(0, len(order), SHARD_PAIRS)
+        ]
 
     def missing(self) -> list[int]:
-        """Numbers of the shards that are not on disk."""
-        return [n for n in range(len(self.shards)) if not self._file(n).is_file()]
+        """Indices of the shards that are not on disk."""
+        return [shard for shard in range(len(self.shards)) if not self._file(shard).is_file()]
 
-    def _file(self, number: int) -> Path:
-        return self.path / f"shard-{number:05d}.safetensors"
+    def _file(self, shard: int) -> Path:
+        return self.path / f"shard-{shard:05d}.safetensors"
 
-    def write(self, number: int, *, chosen: Array, rejected: Array, tokens: Array | None) -> None:
-        """Write one shard; values in the order of `shards[number]`."""
-        values = {"row": self.shards[number], "chosen": chosen, "rejected": rejected}
+    def write(self, shard: int, *, chosen: Array, rejected: Array, tokens: Array | None) -> None:
+        """Write one shard, with values in the order of the rows `shards[shard]`."""
+        values = {"row": self.shards[shard], "chosen": chosen, "rejected": rejected}
         if tokens is not None:
             values["tokens"] = tokens.astype(np.float32)
         if not (self.path / "key.json").is_file():
             atomic_write_json(self.path / "key.json", asdict(self.key))
         metadata = {"key": self.key.digest, "sha256": _checksum(values)}
-        # several runs may share the folder: each writes under a name of its own
-        partial = self._file(number).with_name(f".{number}.{os.getpid()}.partial")
+        # runs that share the folder may write the same shard: each has a partial file of its own
+        partial = self._file(shard).with_name(f".{shard}.{os.getpid()}.partial")
         with partial.open("wb") as handle:
             handle.write(safetensors.numpy.save(values, metadata=metadata))
             handle.flush()
             os.fsync(handle.fileno())
-        partial.replace(self._file(number))
+        partial.replace(self._file(shard))
 
     def load(self) -> Reference:
-        """Every row's values.
+        """Read the log-probabilities of all pairs.
 
         Raises:
             DataError: a shard of another key, or one that was changed.
         """
-        rows = len(self.chosen_counts)
+        pairs = len(self.chosen_counts)
         offsets = np.concatenate([[0], np.cumsum(self.chosen_counts)])
-        chosen, rejected = np.full(rows, np.nan), np.full(rows, np.nan)
+        chosen = np.full(pairs, np.nan)
+        rejected = np.full(pairs, np.nan)
         tokens = np.full(offsets[-1], np.nan, np.float32) if self.key.tokens else None
-        for number, expected in enumerate(self.shards):
-            values = self._read(number, expected)
-            chosen[expected], rejected[expected] = values["chosen"], values["rejected"]
+        for shard, rows in enumerate(self.shards):
+            values = self._read(shard)
+            chosen[rows] = values["chosen"]
+            rejected[rows] = values["rejected"]
             if tokens is not None:
-                counts = self.chosen_counts[expected]
-                tokens[ranges(offsets[expected], counts)] = values["tokens"]
+                indices = concatenated_ranges(offsets[rows], self.chosen_counts[rows])
+                tokens[indices] = values["tokens"]
         return Reference(chosen, rejected, tokens, offsets)
 
-    def _read(self, number: int, expected: Array) -> dict[str, Array]:
-        file = self._file(number)
+    def _read(self, shard: int) -> dict[str, Array]:
+        """Read one shard and check its key, its rows and its checksum."""
+        file = self._file(shard)
         advice = f"; delete {self.path} to have it computed again"
+        values: dict[str, Array] = {}
         try:
             with safetensors.safe_open(file, framework="numpy") as handle:
                 metadata = handle.metadata() or {}
-                values = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118 - no mapping
+                for name in handle.keys():  # noqa: SIM118 - it is no mapping
+                    values[name] = handle.get_tensor(name)
         except (OSError, safetensors.SafetensorError) as error:
             raise DataError(f"{file} cannot be read: {error}{advice}") from error
         if metadata.get("key") != self.key.digest:
             raise DataError(f"{file} belongs to another model, template or data{advice}")
-        if metadata.get("sha256") != _checksum(values) or not np.array_equal(
-            values["row"], expected
-        ):
+        same_rows = np.array_equal(values["row"], self.shards[shard])
+        if not same_rows or metadata.get("sha256") != _checksum(values):
             raise DataError(f"{file} has changed since it was written{advice}")
         return values
 
 
-def ranges(starts: Array, counts: Array) -> Array:
-    """Indices start … start + count - 1 of each, one after the other."""
-    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.repeat(starts, counts) + within
+def concatenated_ranges(starts: Array, counts: Array) -> Array:
+    """Concatenate the ranges start … start + count - 1.
+
+    concatenated_ranges([10, 0], [2, 3])  → [10, 11, 0, 1, 2]
+    """
+    range_starts = np.cumsum(counts) - counts
+    offsets_in_range = np.arange(counts.sum()) - np.repeat(range_starts, counts)
+    return np.repeat(starts, counts) + offsets_in_range
 
 
 def _checksum(values: dict[str, Array]) -> str:
+    """Checksum of arrays by name, whatever their order."""
     digest = hashlib.sha256()
     for name in sorted(values):
         array = np.ascontiguousarray(values[name])
@@ -162,17 +195,21 @@ def _checksum(values: dict[str, Array]) -> str:
 
 
 def initial_weights(spec: ModelConfig, parent: Manifest | None) -> str:
-    """What identifies the weights that were loaded: their files, or the hub's commit.
+    """Identify the weights that were loaded, by a digest of their files or by the hub's commit.
+
+    Args:
+        parent: manifest of the checkpoint artifact, if the model is one.
 
     Raises:
-        ConfigError: neither is known.
+        ConfigError: the hub's cache knows no commit.
     """
     path = Path(spec.path or "")
     if parent is not None:
-        return digest_of([[f.path, f.sha256] for f in parent.files if _is_weights(f.path)])
+        model_files = [file for file in parent.files if _is_model_file(file.path)]
+        return digest_of([[file.path, file.sha256] for file in model_files])
     if path.is_dir():
-        files = sorted(p for p in path.iterdir() if _is_weights(p.name))
-        return digest_of([[p.name, sha256_file(p)] for p in files])
+        paths = sorted(file for file in path.iterdir() if _is_model_file(file.name))
+        return digest_of([[file.name, sha256_file(file)] for file in paths])
     commit = loaded_commit(str(spec.path), revision=spec.revision, file="config.json")
     if commit is None:
         raise ConfigError(
@@ -182,11 +219,12 @@ def initial_weights(spec: ModelConfig, parent: Manifest | None) -> str:
     return f"{spec.path}@{commit}"
 
 
-def _is_weights(name: str) -> bool:
-    # the checkpoint's own files: neither an adapter's nor a kept epoch's
+def _is_model_file(name: str) -> bool:
+    """Tell whether a file of a checkpoint, by its path in it, decides what the model computes."""
+    # files in folders belong to an adapter or to a kept epoch
     return "/" not in name and name.endswith((".safetensors", ".bin", ".json"))
 
 
-def compute_order(lengths: Array) -> Array:
-    """Rows by falling length, so that a forward pass holds pairs of like length."""
+def longest_first(lengths: Array) -> Array:
+    """Rows by descending length, equals in their order: a batch then has pairs of like length."""
     return np.lexsort((np.arange(len(lengths)), -lengths))

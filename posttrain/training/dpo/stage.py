@@ -1,4 +1,4 @@
-"""The DPO stage: pairs and a policy → a checkpoint artifact."""
+"""The DPO stage: from pairs and a policy to a checkpoint artifact."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from posttrain.training.dpo.loss import describe_loss, sft_outweighs
 from posttrain.training.dpo.reference import (
     ReferenceKey,
     ReferenceStore,
-    compute_order,
     initial_weights,
+    longest_first,
 )
 from posttrain.training.dpo.trainer import PairTrainer
 from posttrain.training.launch import Launched
@@ -51,21 +51,32 @@ from posttrain.training.plan import (
 from posttrain.training.stage import DataStage, Preflight, PreparedRun
 
 MAX_STEPS = 50  # the paper's, Appendix C
-# of a run on few pairs: fewer would hardly move the policy
+# steps of a run on few pairs, at least: fewer would hardly move the policy
 FITTING_STEPS = 8
-# a forward pass is about a third of a step
+# time of a forward pass, as a share of that of a training step
 FORWARD_SHARE = 1 / 3
-LAST = (
-    "preference_loss", "margin", "accuracy", "chosen_logp", "rejected_logp", "chosen_change",
-    "rejected_change", "chosen_change_per_token", "rejected_change_per_token",
-)  # fmt: skip
+# metrics of the last step that go to the manifest and the card
+LAST_METRICS = (
+    "preference_loss",
+    "margin",
+    "accuracy",
+    "chosen_logp",
+    "rejected_logp",
+    "chosen_change",
+    "rejected_change",
+    "chosen_change_per_token",
+    "rejected_change_per_token",
+)
 
 
 def dpo_arguments(
     recipe: DpoConfig, *, out: Path, env: Mapping[str, str] = os.environ
 ) -> DPOConfig:
-    """The trainer's arguments, with the accumulation that the batch asks for; resume checkpoints go
-    to `out`.
+    """Build the trainer's arguments, with the accumulation that gives the recipe's batch.
+
+    Args:
+        out: folder of resume checkpoints.
+        env: environment, in which the launcher passes on its settings.
 
     Raises:
         ConfigError: an unknown field, a value the trainer refuses, a batch that does not divide.
@@ -91,57 +102,61 @@ def dpo_arguments(
             "loss_type": ["sigmoid", "sft"],
             "loss_weights": [recipe.loss.preference_weight, recipe.loss.sft_weight],
             "max_length": None,
-            # the trainer then loads no second model; the log-probabilities are ours
+            # makes the trainer load no second model; `PairTrainer` computes the log-probabilities
             "precompute_ref_log_probs": True,
             "remove_unused_columns": False,
-            # its row holds the loss before any update
+            # the row of the first step holds the loss before any update
             "logging_first_step": True,
         },
     )
 
 
 def accumulation(batch: int, micro: int, processes: int) -> int:
-    """Micro-batches an optimiser step on each process, `micro` pairs each.
+    """Micro-batches of `micro` pairs that each process adds up in one optimiser step.
 
     Raises:
-        ConfigError: they do not divide; with the micro-batches that do.
+        ConfigError: the batch does not divide; with the micro-batches by which it does.
     """
     if batch % (micro * processes):
-        fitting = [n for n in range(1, batch // processes + 1) if batch % (n * processes) == 0]
-        hint = (
-            f"trainer.per_device_train_batch_size may be {', '.join(map(str, fitting))}"
-            if fitting
-            else f"batch must be a multiple of {processes}"
-        )
+        divisors = _micro_batches(batch, processes)
+        if divisors:
+            sizes = ", ".join(str(size) for size in divisors)
+            hint = f"trainer.per_device_train_batch_size may be {sizes}"
+        else:
+            hint = f"batch must be a multiple of {processes}"
         raise ConfigError(
             f"batch {batch} is no multiple of {micro} pairs × {processes} process(es); {hint}"
         )
     return batch // (micro * processes)
 
 
+def _micro_batches(batch: int, processes: int) -> list[int]:
+    """Sizes of a micro-batch that divide a batch among processes."""
+    sizes = range(1, batch // processes + 1)
+    return [size for size in sizes if batch % (size * processes) == 0]
+
+
 def fitting_settings(
     draws: int, *, processes: int, micro: int, warmup: float
 ) -> dict[str, int] | None:
-    """Batch, steps, micro-batch and warm-up for a run of at most `draws` pairs, by the keys of the
-    recipe; None where there are fewer pairs than processes.
+    """Batch, steps, micro-batch and warm-up of a run that draws at most `draws` pairs.
 
     Args:
-        draws: pairs times how often each may come.
-        micro: the recipe's pairs of a micro-batch.
-        warmup: the recipe's warm-up; a share of all steps below 1, which fits any run.
+        draws: number of pairs, times the epochs.
+        micro: pairs per micro-batch in the recipe.
+        warmup: warm-up of the recipe; below 1 it is a share of all steps, which fits any run.
+
+    Returns:
+        The settings by the keys of the recipe; None where there are fewer pairs than processes.
     """
-    # the largest power of two that leaves some steps
+    # processes times the largest power of two that leaves enough steps
     batch = processes
     while 2 * batch * FITTING_STEPS <= draws:
         batch *= 2
     steps = draws // batch
     if not steps:
         return None
-    fitting_micro = max(
-        n
-        for n in range(1, batch // processes + 1)
-        if batch % (n * processes) == 0 and n <= max(micro, 1)
-    )
+    fitting_micro = max(size for size in _micro_batches(batch, processes) if size <= max(micro, 1))
     settings = {
         "batch": batch,
         "trainer.max_steps": steps,
@@ -155,8 +170,12 @@ def fitting_settings(
 def fit_recipe(
     recipe: DpoConfig, pairs: int, *, env: Mapping[str, str] = os.environ
 ) -> tuple[DpoConfig, str | None]:
-    """The recipe with batch and steps that `pairs` pairs can fill, and a sentence on what changed;
-    the recipe itself and None where they fill its own, or where nothing fits."""
+    """Lower batch and steps of a recipe to what its pairs can fill.
+
+    Returns:
+        The new recipe and a sentence on the changes; the recipe itself and None where the pairs are
+        enough for it, or too few for any run.
+    """
     trainer = recipe.trainer
     steps = trainer.get("max_steps", MAX_STEPS)
     draws = pairs * recipe.max_epochs
@@ -203,20 +222,22 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
         super().__init__(recipe)
         self.fitted: str | None = None
         if recipe.few_pairs == "fit":
-            # first of all: batch and steps are part of what names a run
+            # before anything else: batch and steps are part of the run's identity
             self.recipe, self.fitted = fit_recipe(recipe, len(self.pairs))
 
     def arguments(self, out: Path) -> DPOConfig:
         return dpo_arguments(self.recipe, out=out)
 
     def load_data(self, args: DPOConfig, special: SpecialTokens) -> Pairs:
-        recipe, pairs_template = self.recipe, self.data.template_digest
-        template = self.policy.template_digest if self.policy is not None else None
-        if template and pairs_template and template != pairs_template:
+        """Check that the pairs fit the policy's template and are enough for the run."""
+        recipe = self.recipe
+        pairs_template = self.data.template_digest
+        policy_template = self.policy.template_digest if self.policy is not None else None
+        if policy_template and pairs_template and policy_template != pairs_template:
             raise ConfigError(
                 f"the pairs were rendered with template {pairs_template[:12]}, the policy was "
-                f"trained with {template[:12]}; sample and build the pairs with the policy's "
-                "template"
+                f"trained with {policy_template[:12]}; sample and build the pairs with the "
+                "policy's template"
             )
         processes = int(os.environ.get("WORLD_SIZE", "1"))
         settings = fitting_settings(
@@ -238,16 +259,18 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
 
     @cached_property
     def pairs(self) -> Pairs:
-        """The pairs of the recipe's data."""
+        """Pairs of the recipe's data."""
         return load_pairs(Path(self.recipe.data))
 
-    def data_hold(self, text: str, number: int) -> bool:
-        """A completion holds whatever the policy has sampled."""
-        return self.pairs.hold(number)
+    def data_contains(self, text: str, token: int) -> bool:
+        """Search the pairs for a token: a completion contains whatever the policy sampled."""
+        return self.pairs.contains(token)
 
     def make_trainer(self, data: Pairs, special: SpecialTokens, **parts: Any) -> PairTrainer:
-        """The trainer with its layout and the place of the reference's numbers."""
-        recipe, model = self.recipe, parts["model"]
+        """Build the trainer with its layout and the store of the reference."""
+        recipe = self.recipe
+        model = parts["model"]
+        # a row of the shared layout holds the prompt once
         longest = int((data.prompt + data.chosen.ids + data.rejected.ids).max())
         layout = choose_layout(recipe.layout, model, longest=longest)
         return PairTrainer(
@@ -263,91 +286,107 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
     def _reference_store(
         self, args: DPOConfig, model: PreTrainedModel, pairs: Pairs
     ) -> ReferenceStore:
+        """Store of the reference's log-probabilities, under the key of this run's inputs."""
         recipe = self.recipe
-        dtype = str(model.dtype).removeprefix("torch.")
-        half = "bfloat16" if args.bf16 else "float16" if args.fp16 else dtype
+        weights_dtype = str(model.dtype).removeprefix("torch.")
+        compute_dtype = "bfloat16" if args.bf16 else "float16" if args.fp16 else weights_dtype
+        dtype = weights_dtype
+        if compute_dtype != weights_dtype:
+            dtype = f"{weights_dtype}, {compute_dtype} autocast"
+        quantized = recipe.adapter is not None and recipe.adapter.method == "qlora"
         key = ReferenceKey(
             weights=initial_weights(recipe.model, self.policy),
             template=self.data.template_digest,
             data=self.data.digest,
-            dtype=dtype if half == dtype else f"{dtype}, {half} autocast",
-            quantization="nf4" if recipe.adapter and recipe.adapter.method == "qlora" else None,
+            dtype=dtype,
+            quantization="nf4" if quantized else None,
             tokens=bool(recipe.loss.kl_weight),
         )
         folder = Path(recipe.reference_cache or self.out / REFERENCE)
-        order = compute_order(pairs.lengths)
+        order = longest_first(pairs.lengths)
         return ReferenceStore(folder, key, order=order, chosen_counts=pairs.chosen.sampled)
 
     def check(self, trainer: PairTrainer, special: SpecialTokens, launched: Launched) -> Preflight:
-        """The pairs against the model, and the layout measured on it."""
+        """Check the batch, and the pairs against the model."""
         check_batch(trainer, self.recipe.batch, name="pairs")
-        model, pairs, layout = trainer.model, trainer.pairs, trainer.layout
-        tokens = check_pairs(pairs, rows=embedding_rows(model), longest=positions(model.config))
-        preflight = Preflight([("tokens", tokens)], {"layout": layout})
+        model = trainer.model
+        tokens = check_pairs(
+            trainer.pairs,
+            embeddings=embedding_rows(model),
+            positions=positions(model.config),
+        )
+        preflight = Preflight([("tokens", tokens)], {"layout": trainer.layout})
         if self.fitted is not None:
             preflight.lines.append(("fitted", self.fitted))
             preflight.stats["fitted_to_pairs"] = self.fitted
         return preflight
 
     def probe(self, trainer: PairTrainer) -> Preflight:
-        """The layout measured on the model."""
-        layout, dtype = trainer.layout, str(trainer.base_model.dtype).removeprefix("torch.")
+        """Measure on the model that the layout keeps completions apart."""
+        layout = trainer.layout
+        dtype = str(trainer.base_model.dtype).removeprefix("torch.")
         pad_id = cast(PreTrainedTokenizerBase, trainer.processing_class).pad_token_id
-        apart, sft = probe_layout(
+        difference, sft_terms = probe_layout(
             trainer.probe, trainer.pairs, layout, pad_id=cast(int, pad_id), dtype=dtype
         )
-        lines = [("probe", f"{layout}: log-probability a token in its batch vs alone {apart:.1e}")]
-        if warning := sft_outweighs(self.recipe.loss, sft):
+        text = f"{layout}: log-probability a token in its batch vs alone {difference:.1e}"
+        lines = [("probe", text)]
+        warning = sft_outweighs(self.recipe.loss, sft_terms)
+        if warning is not None:
             lines.append(("warning", warning))
-        # an upper bound to one digit: the last bits differ between machines
-        return Preflight(lines, {"batch_vs_alone": float(f"{apart:.0e}")})
+        # rounded to one digit: the last bits differ between machines, the manifest must not
+        return Preflight(lines, {"batch_vs_alone": float(f"{difference:.0e}")})
 
     def largest_batch(self, trainer: PairTrainer) -> Mapping[str, torch.Tensor]:
-        """Of the longest pairs."""
-        micro = trainer.args.per_device_train_batch_size
-        rows = compute_order(trainer.pairs.lengths)[:micro].tolist()
+        """Collate the longest pairs."""
+        micro_batch = trainer.args.per_device_train_batch_size
+        rows = longest_first(trainer.pairs.lengths)[:micro_batch].tolist()
         return trainer.data_collator([trainer.pairs.data[row] for row in rows])
 
     def plan(
         self, prepared: PreparedRun[PairTrainer], size: ModelSize, *, measure: bool
     ) -> tuple[list[Line], int]:
-        """Pairs, tokens, steps, what the reference lacks; a micro-batch is timed."""
-        trainer, launched = prepared.trainer, prepared.launched
-        args, pairs, store = trainer.args, trainer.pairs, trainer.store
+        """Lines of the plan on pairs, tokens, steps and the reference, with parts of a micro-batch
+        timed, and an upper bound on the bytes written to disk."""
+        trainer = prepared.trainer
+        args = trainer.args
+        pairs = trainer.pairs
+        store = trainer.store
         drawn = trainer.global_batch * args.max_steps
         tokens = int(pairs.lengths.sum())
         trained = int(pairs.chosen.sampled.sum() + pairs.rejected.sampled.sum())
-        missing = sum(len(store.shards[n]) for n in store.missing())
+        missing = sum(len(store.shards[shard]) for shard in store.missing())
         kept = 0 if args.save_strategy == "no" else args.save_total_limit or args.max_steps
         disk = checkpoint_bytes(size, kept=kept)
+        # the reference: row and two sums of 8 bytes for each pair, and 4 bytes for each token
         disk += 24 * len(pairs) + 4 * int(store.key.tokens) * trained
-        categories = ", ".join(f"{n:,} {name}" for name, n in pairs.by_category().items())
-        to_do = f"{missing:,} pairs to compute" if missing else "all on disk"
+        categories = ", ".join(f"{count:,} {name}" for name, count in pairs.by_category().items())
+        reference_text = f"{missing:,} pairs to compute" if missing else "all on disk"
         lines = [
             ("pairs", f"{len(pairs):,}: {categories}; {tokens:,} tokens, {trained:,} trained"),
             ("loss", describe_loss(trainer.loss)),
             ("layout", LAYOUTS[trainer.layout]),
-            batch_line(trainer, launched, name="pairs", row_tokens=tokens / len(pairs)),
+            batch_line(trainer, prepared.launched, name="pairs", row_tokens=tokens / len(pairs)),
             (
                 "steps",
                 f"{args.max_steps} × {trainer.global_batch} = {drawn:,} pairs drawn, "
                 f"{drawn / len(pairs):.2f} epochs",
             ),
-            ("reference", f"{store.path}: {to_do} (key {store.key.digest[:12]})"),
+            ("reference", f"{store.path}: {reference_text} (key {store.key.digest[:12]})"),
         ]
         if measure:
             passes = drawn + FORWARD_SHARE * missing
 
             def margin(inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-                """A loss of about the same cost that needs no reference."""
+                """Loss of about the same cost as the run's, which needs no reference."""
                 scored = trainer.score(trainer.model, inputs)
                 return (scored.chosen - scored.rejected).mean()
 
-            # pairs of the first step's middle length
+            # a step goes from long to short pairs: time a micro-batch of its middle
             micro = args.per_device_train_batch_size
-            step = list(trainer._get_train_sampler())[: trainer.global_batch]
+            first_step = list(trainer._get_train_sampler())[: trainer.global_batch]
             start = max(0, (trainer.global_batch - micro) // 2)
-            rows = step[start : start + micro]
+            rows = first_step[start : start + micro]
             micro_batch = [pairs.data[row] for row in rows]
             lines += time_line(
                 trainer,
@@ -365,12 +404,15 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
         return lines, disk
 
     def outcome(self, prepared: PreparedRun[PairTrainer], base: str | None) -> RunOutcome:
-        """The first and last figures of the log, and whether the chosen became less likely."""
-        trainer, loss = prepared.trainer, self.recipe.loss
+        """Results of the run: first and last metrics, and the fall of the chosen if any."""
+        trainer = prepared.trainer
+        loss = self.recipe.loss
         rows = [row for row in trainer.state.log_history if "preference_loss" in row]
-        first, last = rows[0], rows[-1]
-        lowest = min(row["chosen_change_per_token"] for row in rows)
-        steps, pairs = trainer.state.global_step, len(trainer.pairs)
+        first = rows[0]
+        last = rows[-1]
+        lowest_change = min(row["chosen_change_per_token"] for row in rows)
+        steps = trainer.state.global_step
+        pairs = len(trainer.pairs)
         drawn = steps * trainer.global_batch
         by_category = trainer.pairs.by_category()
         stats = {
@@ -384,9 +426,9 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
             "sft_form": loss.sft_form,
             "first_preference_loss": first["preference_loss"],
             "first_sft": {form: first[f"sft_{form}"] for form in ("sum", "mean")},
-            "last": {name: last[name] for name in LAST},
-            "lowest_chosen_change_per_token": lowest,
-            "chosen_fell": lowest < trainer.chosen_floor,
+            "last": {name: last[name] for name in LAST_METRICS},
+            "lowest_chosen_change_per_token": lowest_change,
+            "chosen_fell": lowest_change < trainer.chosen_floor,
             "reference_key": trainer.store.key.digest,
             "end_token": prepared.special.end_token,
         }
@@ -398,12 +440,12 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
             "",
             "| last logged step | |",
             "|---|---|",
-            *[f"| {name.replace('_', ' ')} | {last[name]:.4f} |" for name in LAST],
+            *[f"| {name.replace('_', ' ')} | {last[name]:.4f} |" for name in LAST_METRICS],
         ]
         if stats["chosen_fell"]:
-            fell = f"by up to {-lowest:.4f} nats a token"
-            summary += ["", f"**The log-probability of chosen completions fell**, {fell}."]
-        categories = [f"| {name} | {n:,} |" for name, n in by_category.items()]
+            fall = f"by up to {-lowest_change:.4f} nats a token"
+            summary += ["", f"**The log-probability of chosen completions fell**, {fall}."]
+        categories = [f"| {name} | {count:,} |" for name, count in by_category.items()]
         return RunOutcome(
             rows=pairs,
             reached=min(pairs, drawn),
@@ -414,11 +456,12 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
         )
 
     def closing_lines(self, manifest: Manifest) -> list[str]:
+        """Warning where the chosen completions became less likely than the recipe allows."""
         if not manifest.stats["chosen_fell"]:
             return []
-        lowest = manifest.stats["lowest_chosen_change_per_token"]
+        lowest_change = manifest.stats["lowest_chosen_change_per_token"]
         return [
-            f"warning      chosen completions lost {-lowest:.4f} nats a token against the "
+            f"warning      chosen completions lost {-lowest_change:.4f} nats a token against the "
             f"reference (limit {-self.recipe.chosen_floor:g}): raise loss.sft_weight, lower the "
             "learning rate, or drop pairs that differ in a few tokens (minimum_distance in "
             "build_dpo)"

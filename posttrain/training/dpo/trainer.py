@@ -1,7 +1,8 @@
 """TRL's `DPOTrainer` on pairs of token ids, with the paper's loss over the whole batch.
 
-TRL tokenises texts, keeps reference sums in a cache of its own and averages its SFT term by
-micro-batch: those hooks are ours here."""
+TRL tokenises texts, caches reference sums its own way and averages its SFT term by micro-batch:
+those hooks are overridden here.
+"""
 
 from __future__ import annotations
 
@@ -33,16 +34,21 @@ from posttrain.training.order import rows_drawn
 from posttrain.training.output import StepLines
 from posttrain.training.trainer import Resumable, disable_attention_dropout, score_labels
 
-# how far the first preference loss may be from ln 2: there policy and reference are one model
-FIRST_LOSS, FIRST_LOSS_HALF = 1e-4, 1e-2
+# distance of the first preference loss from ln 2, its value where policy and reference are equal
+FIRST_LOSS_LIMIT = 1e-4
+FIRST_LOSS_LIMIT_HALF = 1e-2
 
 
 class PairTrainer(Resumable, DPOTrainer):
-    """One optimiser step = `batch` pairs, whatever the layout of processes.
+    """Trainer whose optimiser step is a batch of pairs, whatever the layout of processes.
 
     Args:
-        store: where the reference's log-probabilities are, or will be.
-        chosen_floor: nats per token; below it the fall of the chosen is worth a warning.
+        pairs: all pairs of the data.
+        layout: resolved layout of the collator.
+        loss: weights and forms of the terms.
+        store: log-probabilities under the reference, on disk or still to compute.
+        chosen_floor: change of the chosen log-probability in nats per token from which the log
+            carries a warning.
     """
 
     data_collator: Any
@@ -61,27 +67,32 @@ class PairTrainer(Resumable, DPOTrainer):
         self.print_steps(StepLines(describe_step))
         disable_attention_dropout(self.model)
         self.use_cpu_heads(self.base_model)
-        self.pairs, self.layout, self.loss = pairs, layout, loss
-        self.store, self.chosen_floor = store, chosen_floor
+        self.pairs = pairs
+        self.layout = layout
+        self.loss = loss
+        self.store = store
+        self.chosen_floor = chosen_floor
+        # metrics before the first update
         self.first: dict[str, float] | None = None
         self.reference: Reference | None = None
         self._step_metrics = PairMetrics(kl=bool(loss.kl_weight))
-        self._step_chosen = 0
+        # sampled tokens of the chosen of the current step, over all processes
+        self._step_chosen_tokens = 0
         device = self.args.device
-        sides = (pairs.chosen.sampled, pairs.rejected.sampled)
-        self._counts = tuple(torch.from_numpy(side).to(device) for side in sides)
+        self._chosen_counts = torch.from_numpy(pairs.chosen.sampled).to(device)
+        self._rejected_counts = torch.from_numpy(pairs.rejected.sampled).to(device)
         self._category = torch.from_numpy(pairs.category).to(device)
 
-    # ---- what TRL would make of texts, and is there already ----
+    # ---- hooks of TRL that would process texts; the pairs hold token ids already ----
 
     def _prepare_dataset(self, dataset: Dataset, *_args: Any, **_kwargs: Any) -> Dataset:
         return dataset
 
     def _precompute_ref_logps(self, dataset: Dataset, *_args: Any, **_kwargs: Any) -> Dataset:
-        # computed when the model is on its devices, sharded or not: see _run_epoch
+        # too early: _run_epoch computes them when a sharded model is on its devices
         return dataset
 
-    # ---- which pairs a step sees ----
+    # ---- pairs of a step ----
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         return pair_order(
@@ -94,15 +105,19 @@ class PairTrainer(Resumable, DPOTrainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Any]:
-        """As the parent; also counts the tokens of the whole batch."""
+        """Draw the micro-batches of a step, and count its tokens over all processes."""
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
         rows = torch.cat([batch["row"] for batch in batches]).cpu().numpy()
-        sides = (self.pairs.chosen.sampled, self.pairs.rejected.sampled)
-        local = [part[rows].sum() for part in (self.pairs.lengths, *sides)]
-        counts = self.accelerator.reduce(torch.tensor(local, device=device), "sum").tolist()
-        self._step_chosen = counts[1]
-        self.tokens_seen += counts[0]
-        self.trained_seen += counts[1] + counts[2]
+        local_counts = [
+            self.pairs.lengths[rows].sum(),
+            self.pairs.chosen.sampled[rows].sum(),
+            self.pairs.rejected.sampled[rows].sum(),
+        ]
+        counts = self.accelerator.reduce(torch.tensor(local_counts, device=device), "sum")
+        tokens, chosen_tokens, rejected_tokens = counts.tolist()
+        self._step_chosen_tokens = chosen_tokens
+        self.tokens_seen += tokens
+        self.trained_seen += chosen_tokens + rejected_tokens
         return batches, items
 
     # ---- the reference ----
@@ -113,63 +128,76 @@ class PairTrainer(Resumable, DPOTrainer):
         super()._run_epoch(*args, **kwargs)
 
     def _load_reference(self, model: Any) -> Reference:
-        """Load what is on disk; compute the rest, before the first step, with this very model."""
-        shared = [self.store.missing()]
-        broadcast_object_list(shared)
-        adapted = isinstance(self.accelerator.unwrap_model(self.model), PeftModel)
-        if shared[0] and self.state.global_step and not adapted:
+        """Load the reference's log-probabilities, and first compute those that are not on disk.
+
+        They are computed before the first step, while the policy still is the reference.
+
+        Raises:
+            DataError: some are not on disk, and the policy has been trained already.
+        """
+        broadcast = [self.store.missing()]
+        # a list, which the main process fills on the others
+        broadcast_object_list(broadcast)
+        missing = broadcast[0]
+        plain_model = self.accelerator.unwrap_model(self.model)
+        adapted = isinstance(plain_model, PeftModel)
+        if missing and self.state.global_step and not adapted:
             raise DataError(
-                f"{self.store.path} lacks {len(shared[0])} shards, and the policy has been trained "
+                f"{self.store.path} lacks {len(missing)} shards, and the policy has been trained "
                 f"for {self.state.global_step} steps: the reference is gone. Delete "
                 f"{self.args.output_dir} to start anew"
             )
-        plain = self.accelerator.unwrap_model(self.model)
-        with use_adapter(plain, adapter_name=None) if adapted else contextlib.nullcontext():
-            for number in shared[0]:
-                scores = self._score_shard(model, number)
+        with use_adapter(plain_model, adapter_name=None) if adapted else contextlib.nullcontext():
+            for shard in missing:
+                scores = self._score_shard(model, shard)
                 if self.is_world_process_zero():
-                    done = number + 1
-                    print(f"reference    {done}/{len(self.store.shards)} shards", flush=True)
-                    self.store.write(number, **scores)
+                    print(f"reference    {shard + 1}/{len(self.store.shards)} shards", flush=True)
+                    self.store.write(shard, **scores)
         self.accelerator.wait_for_everyone()
         return self.store.load()
 
-    def _score_shard(self, model: Any, number: int) -> dict[str, Any]:
-        """Values for `store.write`, on every process."""
-        rows, accelerator = self.store.shards[number], self.accelerator
-        batch, processes = self.args.per_device_train_batch_size, accelerator.num_processes
-        starts = range(0, len(rows), batch)
+    def _score_shard(self, model: Any, shard: int) -> dict[str, Any]:
+        """Compute the values of a shard for `store.write`, on every process."""
+        accelerator = self.accelerator
+        processes = accelerator.num_processes
+        rows = self.store.shards[shard]
+        micro_batch = self.args.per_device_train_batch_size
+        starts = range(0, len(rows), micro_batch)
         offsets = np.concatenate([[0], np.cumsum(self.store.chosen_counts[rows])])
-        empty = {"dtype": torch.float64, "device": accelerator.device}
-        sums, tokens = torch.zeros(2, len(rows), **empty), torch.zeros(int(offsets[-1]), **empty)
+        # each process fills in its batches; the sum over processes puts them together
+        options = {"dtype": torch.float64, "device": accelerator.device}
+        sums = torch.zeros(2, len(rows), **options)
+        tokens = torch.zeros(int(offsets[-1]), **options)
+        # a sharded model runs on all processes at once, so all need the same number of passes:
+        # those without a batch left repeat the last one
+        passes = math.ceil(len(starts) / processes) * processes
         model.eval()
         with torch.no_grad():
-            # sharded models need as many passes on every process: some repeat the last one
-            for mine in range(
-                accelerator.process_index, -(-len(starts) // processes) * processes, processes
-            ):
-                start = starts[min(mine, len(starts) - 1)]
-                end = min(start + batch, len(rows))
-                inputs = self.data_collator(
-                    [self.pairs.data[row] for row in rows[start:end].tolist()]
-                )
+            for number in range(accelerator.process_index, passes, processes):
+                start = starts[min(number, len(starts) - 1)]
+                end = min(start + micro_batch, len(rows))
+                batch_rows = rows[start:end].tolist()
+                inputs = self.data_collator([self.pairs.data[row] for row in batch_rows])
                 scored = self.score(model, self._prepare_inputs(inputs))
-                if mine < len(starts):
-                    sums[0, start:end], sums[1, start:end] = scored.chosen, scored.rejected
+                if number < len(starts):
+                    sums[0, start:end] = scored.chosen
+                    sums[1, start:end] = scored.rejected
                     tokens[offsets[start] : offsets[end]] = scored.chosen_tokens
         model.train()
         chosen, rejected = accelerator.reduce(sums, "sum").cpu().numpy()
-        tokens = accelerator.reduce(tokens, "sum").cpu().numpy() if self.store.key.tokens else None
-        return {"chosen": chosen, "rejected": rejected, "tokens": tokens}
+        all_tokens = None
+        if self.store.key.tokens:
+            all_tokens = accelerator.reduce(tokens, "sum").cpu().numpy()
+        return {"chosen": chosen, "rejected": rejected, "tokens": all_tokens}
 
     def score(self, model: Any, inputs: dict[str, torch.Tensor]) -> ScoredPairs:
-        """Log-probabilities of a collated micro-batch."""
+        """Log-probabilities of the pairs of a collated micro-batch."""
         (log_probs,) = score_labels(model, inputs, "log_probs")
         labels, segment = inputs["labels"], inputs["segment"]
         return score_pairs(log_probs, labels, segment, pairs=len(inputs["row"]))
 
     def probe(self, inputs: dict[str, torch.Tensor]) -> ScoredPairs:
-        """`score` before training, without dropout or gradient."""
+        """Score a micro-batch before training, without dropout and gradient."""
         training = self.model.training
         self.model.eval()
         try:
@@ -181,37 +209,48 @@ class PairTrainer(Resumable, DPOTrainer):
     # ---- loss ----
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *_: Any, **__: Any) -> torch.Tensor:
-        """The micro-batch's part of the batch's loss; see `dpo/loss.py`."""
+        """Part of the batch's loss in this micro-batch; see `dpo/loss.py` for the formula."""
         assert self.reference is not None
         scored = self.score(model, inputs)
         rows = inputs["row"]
-        reference, tokens = self.reference.of(rows)
-        counts = (self._counts[0][rows], self._counts[1][rows])
+        reference, reference_tokens = self.reference.select(rows)
+        chosen_counts = self._chosen_counts[rows]
+        rejected_counts = self._rejected_counts[rows]
         terms = pair_terms(
             scored,
             reference=reference,
             loss=self.loss,
-            reference_tokens=tokens,
-            chosen_counts=counts[0],
+            reference_tokens=reference_tokens,
+            chosen_counts=chosen_counts,
         )
-        self._step_metrics.add(terms, counts=counts, category=self._category[rows])
-        parts = self.current_gradient_accumulation_steps * self.accelerator.num_processes
-        loss = total_loss(terms, self.loss, mean_scale=parts / self._step_chosen).float()
-        return self.checked_scale(loss, 1 / self.current_gradient_accumulation_steps)
+        self._step_metrics.add(
+            terms, counts=(chosen_counts, rejected_counts), category=self._category[rows]
+        )
+        accumulation = self.current_gradient_accumulation_steps
+        micro_batches = accumulation * self.accelerator.num_processes
+        mean_scale = micro_batches / self._step_chosen_tokens
+        loss = total_loss(terms, self.loss, mean_scale=mean_scale).float()
+        return self.checked_scale(loss, 1 / accumulation)
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """As the parent; looks at the whole batch before the first update."""
+        """Run the parent's step, and check the preference loss of the batch before any update."""
         loss = super().training_step(*args, **kwargs)
-        if self.state.global_step == 0 and self.accelerator.sync_gradients:
+        before_first_update = self.state.global_step == 0 and self.accelerator.sync_gradients
+        if before_first_update:
             self.first = self._step_metrics.means(self.accelerator)
             if self.is_world_process_zero():
-                print(first_line(self.first, self.loss), flush=True)
-            self._check_first(self.first["preference_loss"])
+                print(first_step_line(self.first, self.loss), flush=True)
+            self._check_first_loss(self.first["preference_loss"])
         return loss
 
-    def _check_first(self, loss: float) -> None:
+    def _check_first_loss(self, loss: float) -> None:
+        """Refuse a first preference loss that differs from ln 2, as policy and reference then do.
+
+        Raises:
+            ConfigError: with the loss.
+        """
         dtype = self.store.key.dtype
-        limit = FIRST_LOSS if dtype == "float32" else FIRST_LOSS_HALF
+        limit = FIRST_LOSS_LIMIT if dtype == "float32" else FIRST_LOSS_LIMIT_HALF
         if abs(loss - math.log(2)) <= limit:
             return
         raise ConfigError(
@@ -224,7 +263,7 @@ class PairTrainer(Resumable, DPOTrainer):
     # ---- log ----
 
     def step_figures(self) -> dict[str, float]:
-        """The means over the pairs of the steps since the last row."""
+        """Means over the pairs of the steps since the last row of the log."""
         means = self._step_metrics.means(self.accelerator)
         self._step_metrics.reset()
         if means["chosen_change_per_token"] < self.chosen_floor:
@@ -232,47 +271,49 @@ class PairTrainer(Resumable, DPOTrainer):
         return means
 
     def epochs_drawn(self) -> float:
-        """Pairs drawn, in data sets."""
+        """Pairs drawn so far, divided by the pairs of the data set."""
         return self.state.global_step * self.global_batch / len(self.pairs)
 
 
-def first_line(first: dict[str, float], loss: LossConfig) -> str:
-    """The terms before the first update, with both forms of the SFT term."""
-    both = ", ".join(
-        f"{form} {first[f'sft_{form}']:.4f}" + (" (used)" if form == loss.sft_form else "")
-        for form in ("sum", "mean")
-    )
+def first_step_line(first: dict[str, float], loss: LossConfig) -> str:
+    """Line on the terms before the first update, with both forms of the SFT term."""
+    forms: list[str] = []
+    for form in ("sum", "mean"):
+        used = " (used)" if form == loss.sft_form else ""
+        forms.append(f"{form} {first[f'sft_{form}']:.4f}{used}")
     weighted = loss.sft_weight * first[f"sft_{loss.sft_form}"]
     return (
         f"first step   preference {first['preference_loss']:.6f} (ln 2 = {math.log(2):.6f}); "
-        f"SFT on chosen: {both}; it adds {loss.sft_weight:g} × = {weighted:.4f}"
+        f"SFT on chosen: {', '.join(forms)}; it adds {loss.sft_weight:g} × = {weighted:.4f}"
     )
 
 
 def describe_step(row: dict[str, Any]) -> str | None:
-    """The figures of a row worth a look."""
+    """Text to print for a row of the log; None where the row is not a step's."""
     if "preference_loss" not in row:
         return None
-    fallen = "  (below chosen_floor)" if "chosen_below_floor" in row else ""
+    warning = "  (below chosen_floor)" if "chosen_below_floor" in row else ""
     return (
         f"loss {row['loss']:.4f}  preference {row['preference_loss']:.4f}  "
         f"accuracy {row['accuracy']:.2f}  margin {row['margin']:+.4f}  "
-        f"chosen {row['chosen_change']:+.2f}{fallen}  rejected {row['rejected_change']:+.2f}"
+        f"chosen {row['chosen_change']:+.2f}{warning}  rejected {row['rejected_change']:+.2f}"
     )
 
 
 def pair_order(*, lengths: Sequence[int], batch: int, steps: int, seed: int) -> list[int]:
-    """Rows of the pairs for a whole run, the same for every layout of processes.
+    """Order of the pairs over a whole run, the same for every layout of processes.
 
         pair_order(lengths=[30, 90, 60, 40], batch=3, steps=2, seed=0)
-        → [1, 2, 0,   1, 3, 0]     the first epoch's rest and the next one's beginning
+        → [1, 2, 0,   1, 3, 0]     the second step ends one epoch and begins the next
 
-    A pair is drawn a second time only when all have been drawn once. In a step the longer pairs
-    come first: micro-batches then hold pairs of like length, and a mean over the step does not
-    change.
+    A pair is drawn again only when all have been drawn. In a step the longer pairs come first:
+    micro-batches then hold pairs of like length, and no mean over a step changes.
 
     Args:
         lengths: tokens of each pair.
+        batch: pairs per step.
+        steps: steps of the run.
+        seed: of the recipe.
     """
     order: list[int] = []
     for step in range(steps):

@@ -295,5 +295,5 @@ def test_another_loss_in_the_same_directory_is_refused(recipe, tmp_path):
 def test_pairs_know_which_tokens_they_hold(small):
     pairs = load_pairs(small)
     held = {*pairs.data["prompt_ids"][0], *pairs.data["rejected_ids"][5]}
-    assert all(pairs.hold(token) for token in held)
-    assert not pairs.hold(45)  # a hole of the id space
+    assert all(pairs.contains(token) for token in held)
+    assert not pairs.contains(45)  # a hole of the id space
