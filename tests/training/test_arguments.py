@@ -113,10 +113,10 @@ def test_liger_is_refused_where_it_does_not_hold_and_what_is_not_installed_is_na
     with pytest.raises(ConfigError, match=r"posttrain\[trackio\]"):
         sft_arguments(recipe(trainer={"report_to": "trackio"}), out=tmp_path)
     monkeypatch.setattr("posttrain.training.arguments.find_spec", lambda _: 1)
-    refused("GPUs alone", use_cpu=True)
+    refused("GPUs only", use_cpu=True)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="Liger's kernels run on GPUs alone")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="Liger's kernels run on GPUs only")
 def test_liger_gives_the_same_losses(recipe: MakeRecipe, tmp_path: Path):
     pytest.importorskip("liger_kernel", reason="liger-kernel is not installed")
     found = []
