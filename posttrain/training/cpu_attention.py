@@ -1,9 +1,9 @@
-"""Varlen attention for a CPU: packed sequences lie in one row without padding, and each is attended
-to alone, as flash-attention does on a GPU. A mask over the row would cost its length squared, and
-dealing the sequences into rows of equal width leaves a fifth of the positions empty.
+"""Varlen attention for a CPU, as flash-attention does on a GPU.
 
-It has the contract of transformers' flash-attention: boundaries are read off positions that
-restart, and a layer says its own sliding window.
+Packed sequences lie in one row without padding, and attention runs on each alone. A mask over the
+row would cost its length squared, and rows of equal width would leave a fifth of their positions
+empty. The contract is that of transformers' flash-attention: sequences begin where positions
+restart, and each layer passes its sliding window.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from posttrain.models.load import CPU_VARLEN, recurrent_layers
 
-# kinds of layers whose mask follows from positions and `sliding_window` alone
+# layer types whose mask follows from positions and `sliding_window` alone
 _PLAIN_LAYERS = {"full_attention", "sliding_attention"}
 
 
 def use_cpu_varlen(model: PreTrainedModel) -> bool:
-    """Have a model attend to packed sequences one by one; False where it keeps its attention."""
+    """Switch a model to this attention. Returns False where the model keeps its own."""
     config: Any = model.config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or ())
+    layer_types = set(getattr(config, "layer_types", None) or ())
     if (
         config._attn_implementation != "sdpa"
         or not model._supports_flash_attn
         or recurrent_layers(model)
-        or kinds - _PLAIN_LAYERS
+        or layer_types - _PLAIN_LAYERS
         or getattr(config, "use_bidirectional_attention", None)
     ):
         return False
@@ -56,10 +56,10 @@ def _attention(
     if position_ids is not None and query.shape[0] == 1:
         lengths = _sequence_lengths(position_ids[0])
     outputs: list[torch.Tensor] = []
-    tensors = (query, key, value)
-    parts = zip(*(tensor.split(lengths, 2) for tensor in tensors), strict=True)
-    for sequence in parts:
-        query_part, key_part, value_part = sequence
+    parts = zip(
+        query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2), strict=True
+    )
+    for query_part, key_part, value_part in parts:
         mask = _window_mask(query_part.shape[2], sliding_window)
         attended = sdpa_attention_forward(module, query_part, key_part, value_part, mask, **kwargs)
         outputs.append(attended[0])
@@ -67,14 +67,14 @@ def _attention(
 
 
 def _sequence_lengths(positions: torch.Tensor) -> list[int]:
-    """Lengths of the sequences of a row; a sequence begins where positions do not go on."""
+    """Lengths of the sequences of a row, each of which begins where positions do not continue."""
     starts = torch.nonzero(positions.diff() != 1).flatten() + 1
     bounds = [0, *starts.tolist(), len(positions)]
     return [end - start for start, end in itertools.pairwise(bounds)]
 
 
 def _window_mask(length: int, window: int | None) -> torch.Tensor | None:
-    """Mask of the layer's window; None where plain causal attention is the same."""
+    """Mask of a layer's sliding window; None where plain causal attention gives the same."""
     if window is None or length <= window:
         return None
     causal = torch.ones(length, length, dtype=torch.bool).tril()
@@ -84,7 +84,7 @@ def _window_mask(length: int, window: int | None) -> torch.Tensor | None:
 def _mask(
     *, q_length: int, kv_length: int, attention_mask: torch.Tensor | None = None, **kwargs: Any
 ) -> torch.Tensor | None:
-    """None where `_attention` needs no mask; else what SDPA needs."""
+    """Mask for `_attention`: None where it needs none, else that of SDPA."""
     if attention_mask is None and q_length == kv_length:
         return None
     return sdpa_mask(

@@ -1,10 +1,11 @@
-"""How the sequences of a pack are kept apart, and a measurement on the real model that they are.
+"""Layouts that keep the sequences of a pack apart, and a check on the real model that they do.
 
-varlen          [1, all tokens]      TRL's own padding-free collator: varlen kernels, or seq_idx
-block_diagonal  [rows, longest]      sequences side by side, positions restart at each
-unpacked        [sequences, longest] one sequence a row, right-padded: for recurrent layers
+    varlen          [1, all tokens]       TRL's padding-free collator: varlen kernels, or seq_idx
+    block_diagonal  [rows, longest]       sequences side by side, positions restart at each
+    unpacked        [sequences, longest]  one sequence per row, right-padded: for recurrent layers
 
-The first label of a sequence is ignored (nothing predicts it) and padding is never trained."""
+The first label of a sequence is ignored, because nothing predicts it, and padding is never trained.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ from posttrain.tokens.encode import IGNORED
 
 Batch = dict[str, Any]
 Collator = Callable[[list[dict[str, Any]]], Batch]
+# tokens of the longest probed sequence: enough for a leak to show, and quick on any model
 PROBE_TOKENS = 64
 FP32_TOLERANCE = 1e-5
 
@@ -62,18 +64,18 @@ def choose_document_masking(requested: str, model: PreTrainedModel) -> str:
 
 
 def describe_document_masking(document_masking: str, attention: str) -> str:
-    """One line for the plan: which mask is active."""
+    """Line of the plan on the active mask."""
     kernels = "varlen kernels" if attention in VARLEN_ATTENTION else "a block-diagonal mask"
     text = {
         "varlen": f"a micro-batch is one row, {kernels}",
         "block_diagonal": "sequences side by side, masked from each other",
-        "unpacked": "a sequence is a row, right-padded",
+        "unpacked": "one sequence per row, right-padded",
     }[document_masking]
     return f"{document_masking}: {text} ({attention})"
 
 
 def make_collator(document_masking: str, pad_id: int) -> Collator:
-    """The collator of a layout; for `varlen` it is the one TRL makes itself."""
+    """Build the collator of a resolved layout; that of `varlen` is TRL's own."""
     if document_masking == "varlen":
         return DataCollatorForLanguageModeling(pad_token_id=pad_id, padding_free=True)
     collate = {"block_diagonal": _block_diagonal, "unpacked": _unpacked}[document_masking]
@@ -81,11 +83,16 @@ def make_collator(document_masking: str, pad_id: int) -> Collator:
 
 
 def sequences(pack: dict[str, Any]) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
-    """The (input ids, labels) of each sequence of one pack."""
+    """Iterate over the (input ids, labels) of the sequences of a pack.
+
+    Raises:
+        DataError: the lengths of the sequences do not add up to that of the pack.
+    """
     start = 0
     for length in pack["seq_lengths"]:
-        yield pack["input_ids"][start : start + length], pack["labels"][start : start + length]
-        start += length
+        end = start + length
+        yield pack["input_ids"][start:end], pack["labels"][start:end]
+        start = end
     if start != len(pack["input_ids"]) or start != len(pack["labels"]):
         raise DataError(
             f"a pack's seq_lengths sum to {start}, "
@@ -94,13 +101,13 @@ def sequences(pack: dict[str, Any]) -> Iterator[tuple[Sequence[int], Sequence[in
 
 
 def pad_rows(rows: Iterable[Sequence[int]], fill: int) -> torch.Tensor:
-    """Rows of unequal length as one int64 tensor, filled up on the right."""
+    """Rows of unequal length as one int64 tensor, padded on the right with `fill`."""
     tensors = [torch.tensor(row, dtype=torch.long) for row in rows]
     return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=fill)
 
 
 def padded(ids: Sequence[Sequence[int]], labels: Iterable[Sequence[int]], pad_id: int) -> Batch:
-    """Rows filled up on the right, each int64 `[rows, longest]`."""
+    """Batch of right-padded rows: ids, labels and attention mask, int64 `[rows, longest]` each."""
     return {
         "input_ids": pad_rows(ids, pad_id),
         "labels": pad_rows(labels, IGNORED),
@@ -108,73 +115,94 @@ def padded(ids: Sequence[Sequence[int]], labels: Iterable[Sequence[int]], pad_id
     }
 
 
-def _labels(labels: Sequence[int]) -> list[int]:
+def _predictable(labels: Sequence[int]) -> list[int]:
+    """Labels of a sequence without the first, which nothing predicts."""
     return [IGNORED, *labels[1:]]
 
 
 def _block_diagonal(pad_id: int, packs: list[dict[str, Any]]) -> Batch:
-    """Sequences side by side, each int64 `[rows, longest sequence]`: attention over a masked row
-    costs its width squared, so the micro-batch is dealt anew into rows as narrow as its longest
-    sequence. transformers reads the blocks off the positions; padding is a sequence of its own, so
-    no query is left without a key."""
+    """Collate sequences side by side: ids, labels and positions, int64 `[rows, width]` each.
+
+    Attention over a masked row costs its width squared, so the sequences of the micro-batch are
+    distributed anew over rows as narrow as the longest of them. transformers finds the blocks by
+    positions that restart; padding is a block too, so that no query is left without a key.
+    """
     parts = [part for pack in packs for part in sequences(pack)]
     lengths = [len(ids) for ids, _ in parts]
     width = max(lengths)
-    rows = deal_rows(lengths, width)
-    tails = [width - sum(lengths[n] for n in row) for row in rows]
+    ids: list[list[int]] = []
+    labels: list[list[int]] = []
+    positions: list[list[int]] = []
+    for row in deal_rows(lengths, width):
+        row_ids: list[int] = []
+        row_labels: list[int] = []
+        row_positions: list[int] = []
+        for number in row:
+            sequence, sequence_labels = parts[number]
+            row_ids += sequence
+            row_labels += _predictable(sequence_labels)
+            row_positions += range(len(sequence))
+        padding = width - len(row_ids)
+        row_positions += range(padding)
+        ids.append(row_ids)
+        labels.append(row_labels)
+        positions.append(row_positions)
     return {
-        "input_ids": pad_rows(([i for n in row for i in parts[n][0]] for row in rows), pad_id),
-        "labels": pad_rows(
-            ([i for n in row for i in _labels(parts[n][1])] for row in rows), IGNORED
-        ),
-        "position_ids": torch.tensor(
-            [
-                [at for length in (*(lengths[n] for n in row), tail) for at in range(length)]
-                for row, tail in zip(rows, tails, strict=True)
-            ]
-        ),
+        "input_ids": pad_rows(ids, pad_id),
+        "labels": pad_rows(labels, IGNORED),
+        "position_ids": torch.tensor(positions),
     }
 
 
 def deal_rows(lengths: Sequence[int], width: int) -> list[list[int]]:
-    """First-fit decreasing: which sequences share a row of at most `width` tokens."""
+    """Distribute sequences over rows of at most `width` tokens, by first-fit decreasing.
+
+    Returns:
+        Indices of the sequences in each row.
+    """
     rows: list[list[int]] = []
     free: list[int] = []
-    for n in sorted(range(len(lengths)), key=lambda n: (-lengths[n], n)):
-        at = next((i for i, left in enumerate(free) if left >= lengths[n]), None)
-        if at is None:
+    for number in sorted(range(len(lengths)), key=lambda number: (-lengths[number], number)):
+        fitting = (row for row, space in enumerate(free) if space >= lengths[number])
+        row = next(fitting, None)
+        if row is None:
+            row = len(rows)
             rows.append([])
             free.append(width)
-            at = len(rows) - 1
-        rows[at].append(n)
-        free[at] -= lengths[n]
+        rows[row].append(number)
+        free[row] -= lengths[number]
     return rows
 
 
 def _unpacked(pad_id: int, packs: list[dict[str, Any]]) -> Batch:
-    """One sequence a row."""
+    """Collate one sequence per row, right-padded."""
     parts = [part for pack in packs for part in sequences(pack)]
-    return padded([ids for ids, _ in parts], (_labels(labels) for _, labels in parts), pad_id)
+    ids = [sequence for sequence, _ in parts]
+    labels = [_predictable(sequence_labels) for _, sequence_labels in parts]
+    return padded(ids, labels, pad_id)
 
 
 def sequence_ids(batch: Batch) -> tuple[torch.Tensor, int]:
-    """Which *trained* sequence each token of a batch belongs to, and how many there are.
+    """Number the *trained* sequences of a batch, and tell which of them each token belongs to.
 
     Returns:
         ids: int64 `[rows * columns]`, in the order of the flattened batch; -1 for padding and for
-            sequences with nothing trained (fillers).
-        count: of sequences with at least one trained token.
+            sequences with nothing trained, such as fillers.
+        count: number of sequences with at least one trained token.
     """
-    raw, real = _sequence_numbers(batch)
-    trained = torch.zeros(int(raw.max()) + 1, dtype=torch.long, device=raw.device)
-    trained.index_add_(0, raw, (batch["labels"].reshape(-1) != IGNORED).long())
-    kept = trained > 0
-    renumbered = torch.where(kept, kept.cumsum(0) - 1, -1)
-    return torch.where(real, renumbered[raw], -1), int(kept.sum())
+    numbers, real = _sequence_numbers(batch)
+    trained_tokens = torch.zeros(int(numbers.max()) + 1, dtype=torch.long, device=numbers.device)
+    trained_tokens.index_add_(0, numbers, (batch["labels"].reshape(-1) != IGNORED).long())
+    trained = trained_tokens > 0
+    renumbered = torch.where(trained, trained.cumsum(0) - 1, -1)
+    return torch.where(real, renumbered[numbers], -1), int(trained.sum())
 
 
 def _sequence_numbers(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """The number of each token's sequence, and whether it is no padding: `[rows * columns]`."""
+    """Number of each token's sequence, and a mask that is false for padding: `[rows * columns]`.
+
+    Padding of a batch without attention mask counts as a sequence, whose labels are ignored.
+    """
     ids = batch["input_ids"]
     if "attention_mask" in batch:
         rows = torch.arange(ids.size(0), device=ids.device)[:, None].expand_as(ids)
@@ -185,9 +213,14 @@ def _sequence_numbers(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class MaskingProbe:
-    """Largest logit differences: of a sequence in its batch against the same sequence alone
-    (`apart`), and of the same sequences run packed with nothing between them (`leaking`);
-    `scale` is the largest logit there is, by magnitude."""
+    """Measurement of how well a layout keeps sequences apart.
+
+    Attributes:
+        apart: Largest logit difference of a sequence in its batch from the same sequence alone.
+        leaking: The same difference where sequences are packed with nothing between them.
+        scale: Largest magnitude of a logit.
+        dtype: Dtype of the model, such as "float32".
+    """
 
     apart: float
     leaking: float
@@ -198,34 +231,42 @@ class MaskingProbe:
 def probe_document_masking(
     model: PreTrainedModel, collator: Collator, packs: Sequence[dict[str, Any]]
 ) -> MaskingProbe:
-    """Run up to three sequences of each pack, cut short: in the layout, alone, unprotected."""
-    short = [_shorten(pack) for pack in packs]
+    """Compare the logits of short sequences run in the layout, alone and unprotected."""
+    short_packs = [_shorten(pack) for pack in packs]
     was_training = model.training
     model.eval()
     try:
         with torch.no_grad():
-            packed = _by_sequence(model, collator(short))
-            parts = [tuple(ids) for pack in short for ids, _ in sequences(pack)]
+            packed = _logits_by_sequence(model, collator(short_packs))
+            parts = [tuple(ids) for pack in short_packs for ids, _ in sequences(pack)]
             alone = [_logits(model, ids) for ids in parts]
-            joined = torch.cat([_logits(model, pack["input_ids"]) for pack in short])
+            unprotected = torch.cat([_logits(model, pack["input_ids"]) for pack in short_packs])
     finally:
         model.train(was_training)
-    pairs = zip((packed[ids] for ids in parts), alone, strict=True)
-    apart = max(float((a - b).abs().max()) for a, b in pairs)
-    leaking = float((joined - torch.cat(alone)).abs().max())
-    scale = max(float(a.abs().max()) for a in alone)
-    return MaskingProbe(apart, leaking, scale, str(model.dtype).removeprefix("torch."))
+    apart = 0.0
+    for ids, logits in zip(parts, alone, strict=True):
+        apart = max(apart, float((packed[ids] - logits).abs().max()))
+    all_alone = torch.cat(alone)
+    return MaskingProbe(
+        apart=apart,
+        leaking=float((unprotected - all_alone).abs().max()),
+        scale=float(all_alone.abs().max()),
+        dtype=str(model.dtype).removeprefix("torch."),
+    )
 
 
 def check_probe(probe: MaskingProbe, document_masking: str) -> None:
-    """Refuse a layout that leaks: 1e-5 in fp32, times the largest logit above 1, for rounding grows
-    with the numbers rounded; in less precise types 5 % of the leak.
+    """Refuse a layout that leaks.
 
     Raises:
         ConfigError: with the measured differences.
     """
-    in_fp32 = FP32_TOLERANCE * max(1.0, probe.scale)
-    limit = in_fp32 if probe.dtype == "float32" else 0.05 * probe.leaking
+    if probe.dtype == "float32":
+        # rounding errors grow with the numbers rounded
+        limit = FP32_TOLERANCE * max(1.0, probe.scale)
+    else:
+        # half precision rounds too coarsely for a fixed limit: compare with what a leak does
+        limit = 0.05 * probe.leaking
     if probe.apart > limit:
         raise ConfigError(
             f"document_masking {document_masking} leaks on this model: logits of a sequence in "
@@ -236,35 +277,37 @@ def check_probe(probe: MaskingProbe, document_masking: str) -> None:
 
 
 def _shorten(pack: dict[str, Any]) -> dict[str, Any]:
-    """Up to three sequences, the later ones short enough to share a row."""
+    """Cut a pack to three sequences at most, the later ones short enough to share a row."""
     parts = list(sequences(pack))[:3]
-    first = min(PROBE_TOKENS, len(parts[0][0]))
-    cuts = [first, *[max(first // 2, 2)] * (len(parts) - 1)]
-    parts = [(ids[:cut], labels[:cut]) for (ids, labels), cut in zip(parts, cuts, strict=True)]
-    return {
-        "input_ids": [i for ids, _ in parts for i in ids],
-        "labels": [i for _, labels in parts for i in labels],
-        "seq_lengths": [len(ids) for ids, _ in parts],
-    }
+    first_length = min(PROBE_TOKENS, len(parts[0][0]))
+    later_length = max(first_length // 2, 2)
+    short: dict[str, Any] = {"input_ids": [], "labels": [], "seq_lengths": []}
+    for number, (ids, labels) in enumerate(parts):
+        length = later_length if number else first_length
+        short["input_ids"] += ids[:length]
+        short["labels"] += labels[:length]
+        short["seq_lengths"].append(len(ids[:length]))
+    return short
 
 
 def _logits(model: PreTrainedModel, ids: Sequence[int]) -> torch.Tensor:
+    """Logits of one sequence alone, `[tokens, vocabulary]`."""
     inputs = torch.tensor([list(ids)], device=model.device)
     return model(input_ids=inputs, use_cache=False).logits[0].float()
 
 
-def _by_sequence(
+def _logits_by_sequence(
     model: PreTrainedModel, batch: dict[str, Any]
 ) -> dict[tuple[int, ...], torch.Tensor]:
-    """The logits of each sequence of a collated batch, under its ids."""
-    inputs = {
-        key: value.to(model.device) if isinstance(value, torch.Tensor) else value
-        for key, value in batch.items()
-        if key != "labels"
-    }
+    """Logits of each sequence of a collated batch, keyed by its ids."""
+    inputs: dict[str, Any] = {}
+    for key, value in batch.items():
+        if key != "labels":
+            inputs[key] = value.to(model.device) if isinstance(value, torch.Tensor) else value
     logits = model(**inputs, use_cache=False).logits.float().flatten(0, 1)
     numbers, real = _sequence_numbers(batch)
-    ids, numbers = batch["input_ids"].flatten()[real], numbers[real]
-    logits, lengths = logits[real.to(logits.device)], numbers.bincount().tolist()
-    parts = zip(ids.split(lengths), logits.split(lengths), strict=True)
-    return {tuple(part.tolist()): scores for part, scores in parts}
+    real_ids = batch["input_ids"].flatten()[real]
+    real_logits = logits[real.to(logits.device)]
+    lengths = numbers[real].bincount().tolist()
+    parts = zip(real_ids.split(lengths), real_logits.split(lengths), strict=True)
+    return {tuple(ids.tolist()): sequence_logits for ids, sequence_logits in parts}

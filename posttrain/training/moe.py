@@ -1,4 +1,4 @@
-"""Balance of experts, through forward hooks on the routers: a loss term, and a moving bias.
+"""Balance of experts by forward hooks on the routers: a loss term, and a moving bias.
 
 `ExpertBalance` is the sequence-wise term of DeepSeek-V3 (arXiv 2412.19437, Eq. 17-20): for a layer
 and a sequence of T tokens, with K of E experts chosen (a bias and group limits count):
@@ -35,7 +35,13 @@ BIAS = "e_score_correction_bias"
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """What one router decided: `logits` [tokens, experts] with graph, `chosen` [tokens, K]."""
+    """Decisions of one router in one forward pass.
+
+    Attributes:
+        logits: `[tokens, experts]`, with the graph.
+        chosen: `[tokens, K]`, experts of each token.
+        sigmoid: True where the router's scores are sigmoids, False where they are a softmax.
+    """
 
     logits: torch.Tensor
     chosen: torch.Tensor
@@ -52,8 +58,9 @@ class ExpertBalance:
                 f"balance.coefficient is set, but {type(model).__name__} has no top-k router; "
                 "set it to 0 for a model without experts"
             )
-        self._with_graph: bool | None = None  # None: nothing is collected
-        self._seen: list[Routing] = []
+        # None outside `collect`, where the hooks record nothing
+        self._with_graph: bool | None = None
+        self._routings: list[Routing] = []
         for router in self.routers.values():
             router.register_forward_hook(self._hook)
 
@@ -69,13 +76,13 @@ class ExpertBalance:
                 "gradient checkpointing does that; set "
                 "trainer.gradient_checkpointing_kwargs.use_reentrant to false"
             )
-        self._seen.append(Routing(logits, chosen, uses_sigmoid(router)))
+        self._routings.append(Routing(logits, chosen, uses_sigmoid(router)))
 
     @contextlib.contextmanager
     def collect(self) -> Iterator[None]:
-        """Record every router that runs inside the block."""
-        self._seen.clear()
-        # inside a reentrant checkpoint the hook sees grad disabled, so note it here
+        """Record the decisions of all routers that run inside the block."""
+        self._routings.clear()
+        # noted here, because inside a reentrant checkpoint the hook sees gradients disabled
         self._with_graph = torch.is_grad_enabled()
         try:
             yield
@@ -83,46 +90,53 @@ class ExpertBalance:
             self._with_graph = None
 
     def take(self, sequence_ids: torch.Tensor, count: int) -> tuple[torch.Tensor, float]:
-        """Of the pass just recorded the sum over sequences and layers of L, and for the log the
-        mean over layers of max_i load_i / mean load − 1.
+        """Balance of the pass that was recorded last; forgets the pass.
 
         Args:
-            sequence_ids: int64 [tokens], as of `document_masking.sequence_ids`.
-            count: of sequences.
+            sequence_ids: int64 `[tokens]`, from `document_masking.sequence_ids`.
+            count: number of sequences.
+
+        Returns:
+            The sum of L over sequences and layers, and for the log the mean over layers of
+            max_i load_i / mean load − 1.
         """
-        layers = [layer_balance(seen, sequence_ids, count) for seen in self._seen]
-        self._seen.clear()
+        layers = [layer_balance(routing, sequence_ids, count) for routing in self._routings]
+        self._routings.clear()
         assert layers, "no router ran inside collect()"
-        total = torch.stack([losses.sum() for losses, _ in layers]).sum()
-        return total, sum(worst for _, worst in layers) / len(layers)
+        balance = torch.stack([losses.sum() for losses, _ in layers]).sum()
+        mean_violation = sum(violation for _, violation in layers) / len(layers)
+        return balance, mean_violation
 
 
 def layer_balance(
     routing: Routing, sequence_ids: torch.Tensor, count: int
 ) -> tuple[torch.Tensor, float]:
-    """L of each sequence, [count], for one layer; and that layer's largest load violation."""
-    kept = sequence_ids >= 0
-    ids = sequence_ids[kept]
-    logits = routing.logits.float()[kept]
-    chosen = routing.chosen[kept]
-    experts, k = logits.size(-1), chosen.size(-1)
-    scores = logits.sigmoid() if routing.sigmoid else logits.softmax(-1)
-    shares = scores / scores.sum(-1, keepdim=True)
-    lengths = shares.new_zeros(count).index_add_(0, ids, torch.ones_like(ids, dtype=shares.dtype))
-    lengths = lengths.clamp(min=1)[:, None]
-    picked = torch.zeros_like(logits).scatter_add_(
-        1, chosen, torch.ones_like(chosen, dtype=logits.dtype)
-    )
-    loads = shares.new_zeros(count, experts).index_add_(0, ids, picked.detach())
-    mean_shares = shares.new_zeros(count, experts).index_add(0, ids, shares) / lengths
-    frequencies = loads * experts / (k * lengths)
-    load = loads.sum(0)
-    worst = float(load.max() / load.mean() - 1) if count else 0.0
-    return (frequencies * mean_shares).sum(-1), worst
+    """L of each sequence `[count]` in one layer, and max_i load_i / mean load − 1 of the layer."""
+    # T: tokens of trained sequences, S: sequences, E: experts
+    trained = sequence_ids >= 0
+    ids_T = sequence_ids[trained]
+    logits_T_E = routing.logits.float()[trained]
+    chosen_T_K = routing.chosen[trained]
+    experts = logits_T_E.size(-1)
+    k = chosen_T_K.size(-1)
+    scores_T_E = logits_T_E.sigmoid() if routing.sigmoid else logits_T_E.softmax(-1)
+    shares_T_E = scores_T_E / scores_T_E.sum(-1, keepdim=True)
+    ones_T = torch.ones_like(ids_T, dtype=shares_T_E.dtype)
+    lengths_S = shares_T_E.new_zeros(count).index_add_(0, ids_T, ones_T)
+    lengths_S_1 = lengths_S.clamp(min=1)[:, None]
+    ones_T_K = torch.ones_like(chosen_T_K, dtype=logits_T_E.dtype)
+    picked_T_E = torch.zeros_like(logits_T_E).scatter_add_(1, chosen_T_K, ones_T_K)
+    loads_S_E = shares_T_E.new_zeros(count, experts).index_add_(0, ids_T, picked_T_E.detach())
+    share_sums_S_E = shares_T_E.new_zeros(count, experts).index_add(0, ids_T, shares_T_E)
+    mean_shares_S_E = share_sums_S_E / lengths_S_1
+    frequencies_S_E = loads_S_E * experts / (k * lengths_S_1)
+    load_E = loads_S_E.sum(0)
+    violation = float(load_E.max() / load_E.mean() - 1) if count else 0.0
+    return (frequencies_S_E * mean_shares_S_E).sum(-1), violation
 
 
 def freeze_routers(model: nn.Module, *, freeze: bool) -> int:
-    """Take the routers' parameters out of training, if so; returns how many routers there are."""
+    """Exclude the routers' parameters from training if `freeze`. Returns the number of routers."""
     routers = find_routers(model)
     for router in routers.values():
         for parameter in router.parameters():
@@ -131,30 +145,40 @@ def freeze_routers(model: nn.Module, *, freeze: bool) -> int:
 
 
 class ExpertBias:
-    """Counts the tokens that each expert was chosen for, and moves the biases by `rate` a step."""
+    """Counts the tokens of each expert, and moves the biases of sigmoid routers towards even loads.
+
+    Args:
+        rate: change of a bias per step; 0 leaves the routers unhooked.
+    """
 
     def __init__(self, model: nn.Module, *, rate: float) -> None:
         self.rate = rate
         routers = find_routers(model) if rate else {}
-        self.routers: list[Any] = [one for one in routers.values() if uses_sigmoid(one)]
+        self.routers: list[Any] = [router for router in routers.values() if uses_sigmoid(router)]
+        # None outside `counting`, where the hooks count nothing
         self._mask: torch.Tensor | None = None
-        # the model may not be on its device yet
-        self._loads = [torch.zeros(one.get_buffer(BIAS).shape) for one in self.routers]
-        for number, router in enumerate(self.routers):
-            router.register_forward_hook(functools.partial(self._count, number))
+        # moved in the hook: the model may not be on its device yet
+        self._loads = [torch.zeros(router.get_buffer(BIAS).shape) for router in self.routers]
+        for layer, router in enumerate(self.routers):
+            router.register_forward_hook(functools.partial(self._count, layer))
 
-    def _count(self, number: int, _router: nn.Module, _inputs: Any, output: Any) -> None:
+    def _count(self, layer: int, _router: nn.Module, _inputs: Any, output: Any) -> None:
         # recomputation under gradient checkpointing runs in backward, outside `counting`
         if self._mask is None:
             return
         chosen: torch.Tensor = output[2]
-        loads = self._loads[number] = self._loads[number].to(chosen.device)
-        real = chosen[self._mask.to(chosen.device)].flatten()
-        loads.index_add_(0, real, torch.ones_like(real, dtype=loads.dtype))
+        loads = self._loads[layer].to(chosen.device)
+        self._loads[layer] = loads
+        chosen_experts = chosen[self._mask.to(chosen.device)].flatten()
+        loads.index_add_(0, chosen_experts, torch.ones_like(chosen_experts, dtype=loads.dtype))
 
     @contextlib.contextmanager
     def counting(self, attention_mask: torch.Tensor) -> Iterator[None]:
-        """Count every router that runs inside the block; the mask is `[rows, columns]`."""
+        """Count the tokens of all routers that run inside the block, without padding.
+
+        Args:
+            attention_mask: `[rows, columns]`, 0 for padding.
+        """
         self._mask = attention_mask.bool().flatten() if self.routers else None
         try:
             yield
@@ -163,14 +187,19 @@ class ExpertBias:
 
     @torch.no_grad()
     def move(self, accelerator: Any) -> dict[str, float]:
-        """Move the biases by the loads of all processes, and start to count anew; returns
-        `max_violation`, the mean over layers of max load / mean load − 1, {} without routers."""
+        """Move the biases by the loads of all processes, and reset the counts.
+
+        Returns:
+            `max_violation`, the mean over layers of max load / mean load − 1; {} without routers.
+        """
         violations: list[float] = []
-        for router, loads in zip(self.routers, self._loads, strict=True):
-            total = accelerator.reduce(loads.double(), "sum")
-            mean = total.mean()
+        for router, local_loads in zip(self.routers, self._loads, strict=True):
+            loads = accelerator.reduce(local_loads.double(), "sum")
+            mean_load = loads.mean()
             bias = router.get_buffer(BIAS)
-            bias += (self.rate * torch.sign(mean - total)).to(bias)
-            violations.append(float(total.max() / mean.clamp(min=1) - 1))
-            loads.zero_()
-        return {"max_violation": sum(violations) / len(violations)} if violations else {}
+            bias += (self.rate * torch.sign(mean_load - loads)).to(bias)
+            violations.append(float(loads.max() / mean_load.clamp(min=1) - 1))
+            local_loads.zero_()
+        if not violations:
+            return {}
+        return {"max_violation": sum(violations) / len(violations)}

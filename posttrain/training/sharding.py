@@ -1,6 +1,6 @@
-"""What training under DeepSpeed and FSDP2 needs, and the trainer of transformers does not do.
+"""Additions to the trainer of transformers for training under DeepSpeed and FSDP2.
 
-A resume checkpoint holds each process's own part. The finished model is gathered once, by all
+A resume checkpoint holds the part of each process. The finished model is gathered once, by all
 processes, and written by the first.
 """
 
@@ -20,7 +20,7 @@ from posttrain.models.load import full_shape, without_zero3_init
 
 @contextlib.contextmanager
 def checkpoint_of_parts(trainer: Any) -> Iterator[None]:
-    """Save no gathered model in the block: DeepSpeed and FSDP write every process's part."""
+    """Save no gathered model inside the block: DeepSpeed and FSDP save the part of each process."""
     trainer.save_model = lambda *_, **__: None
     try:
         yield
@@ -30,27 +30,27 @@ def checkpoint_of_parts(trainer: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def gathered_state(accelerator: Any) -> Iterator[None]:
-    """Have FSDP give the whole model in the block, whatever its checkpoints hold."""
+    """Have FSDP gather the full model inside the block, where its checkpoints may hold shards."""
     plugin = getattr(accelerator.state, "fsdp_plugin", None)
     if plugin is None:
         yield
         return
-    kept = plugin.state_dict_type
+    checkpoint_type = plugin.state_dict_type
     plugin.set_state_dict_type("FULL_STATE_DICT")
     try:
         yield
     finally:
-        plugin.set_state_dict_type(kept)
+        plugin.set_state_dict_type(checkpoint_type)
 
 
 def whole_state(trainer: Any) -> dict[str, torch.Tensor]:
-    """The weights of a sharded model on the CPU, as its optimiser holds them.
+    """Gather the weights of a sharded model on the CPU, as its optimiser holds them.
 
     Runs on every process; those that do not save may get an empty dict.
 
-    Under DeepSpeed and mixed precision the model's own weights are the optimiser's float32 ones,
-    rounded: at a learning rate of 3e-6 most of what was learnt is in the digits that rounding
-    takes. A weight under two names is written once, under its first.
+    Under DeepSpeed and mixed precision the weights in the model are the optimiser's float32 ones,
+    rounded: at a learning rate of 3e-6 rounding removes most of what was learnt. A weight that has
+    two names is written once, under its first.
     """
     accelerator = trainer.accelerator
     model = accelerator.unwrap_model(trainer.model)
@@ -66,13 +66,13 @@ def whole_state(trainer: Any) -> dict[str, torch.Tensor]:
 def restore_masters(trainer: Any, load: Callable[[], nn.Module]) -> None:
     """Give DeepSpeed's optimiser the float32 weights of the checkpoint that training starts from.
 
-    Its float32 weights are made of the model's, which it has rounded by then: what an earlier stage
-    learnt in small steps would be lost between two stages. Runs on every process.
+    DeepSpeed copies them from the model, which it has rounded by then: what an earlier stage learnt
+    in small steps would be lost. Runs on every process.
 
     Args:
-        load: the model in float32; called by the first process alone.
+        load: loads the model in float32; called on the main process only.
     """
-    from deepspeed import comm  # only where a launcher asked for it
+    from deepspeed import comm  # installed only where a launcher needs it
     from deepspeed.utils import (
         safe_get_local_fp32_param,
         safe_set_full_fp32_param,
@@ -94,18 +94,22 @@ def restore_masters(trainer: Any, load: Callable[[], nn.Module]) -> None:
         if not hasattr(parameter, "ds_id"):
             safe_set_full_fp32_param(parameter, weights)
             continue
-        # of ZeRO-3 by hand: DeepSpeed (0.19) cuts a whole tensor only if it divides evenly
+        # the part of this process under ZeRO-3, cut here because DeepSpeed (0.19) cuts a tensor
+        # only if it divides evenly; the last part is padded
         local = safe_get_local_fp32_param(parameter)
         start = local.numel() * comm.get_rank()
-        part = torch.zeros_like(local)
-        numbers = weights.flatten()[start : start + local.numel()]
-        part.view(-1)[: numbers.numel()] = numbers
-        safe_set_local_fp32_param(parameter, part)
+        values = weights.flatten()[start : start + local.numel()]
+        padded_values = torch.zeros_like(local)
+        padded_values.view(-1)[: values.numel()] = values
+        safe_set_local_fp32_param(parameter, padded_values)
 
 
 def _deepspeed_state(model: nn.Module, *, keep: bool) -> dict[str, torch.Tensor]:
-    """Parameters and persistent buffers, one parameter at a time, so that one fits beside all."""
-    from deepspeed import zero  # only where a launcher asked for it
+    """Gather parameters and persistent buffers.
+
+    One parameter at a time: no device has room for the gathered model.
+    """
+    from deepspeed import zero  # installed only where a launcher needs it
     from deepspeed.utils import safe_get_full_fp32_param
 
     state: dict[str, torch.Tensor] = {}
@@ -113,54 +117,65 @@ def _deepspeed_state(model: nn.Module, *, keep: bool) -> dict[str, torch.Tensor]
     for name, parameter in model.named_parameters():
         if adapted and not parameter.requires_grad:
             continue  # an adapter is saved without its base
-        # None for a frozen parameter, of which the optimiser holds nothing
-        weights = safe_get_full_fp32_param(parameter) if parameter.requires_grad else None
-        with zero.GatheredParameters([parameter], enabled=weights is None):
+        # the optimiser holds nothing of a frozen parameter
+        master = safe_get_full_fp32_param(parameter) if parameter.requires_grad else None
+        with zero.GatheredParameters([parameter], enabled=master is None):
             if keep:
-                state[name] = (parameter if weights is None else weights).detach().cpu().clone()
+                weights = parameter if master is None else master
+                state[name] = weights.detach().cpu().clone()
     if keep:
         persistent = model.state_dict().keys()
-        buffers = model.named_buffers()
-        state |= {name: buffer.cpu() for name, buffer in buffers if name in persistent}
+        for name, buffer in model.named_buffers():
+            if name in persistent:
+                state[name] = buffer.cpu()
     return state
 
 
 def shard_buffers_apart(accelerator: Any) -> None:
     """Give every process the first one's persistent buffers when FSDP2 prepares a model.
 
-    accelerate 1.15 takes whatever a state dict holds for sharded parameters ("'Tensor' object has
-    no attribute 'device_mesh'"), but leaves buffers that are not persistent as they are: such as
-    the expert bias of NemotronH are not while it prepares.
+    accelerate 1.15 takes everything in a state dict for a sharded parameter ("'Tensor' object has
+    no attribute 'device_mesh'"), but leaves buffers alone that are not persistent. Persistent ones,
+    such as the expert bias of NemotronH, are therefore not persistent while it prepares.
     """
     prepare: Callable[..., Any] = accelerator.prepare
 
     def prepare_apart(*parts: Any, **kwargs: Any) -> Any:
-        hidden = [
-            (module, name)
-            for model in parts
-            if isinstance(model, nn.Module)
-            for module in model.modules()
-            for name, buffer in module.named_buffers(recurse=False)
-            if buffer is not None and name not in module._non_persistent_buffers_set
-        ]
-        for module, name in hidden:
+        """Call accelerate's `prepare` with no persistent buffer in sight."""
+        buffers: list[tuple[nn.Module, str]] = []
+        for model in parts:
+            if isinstance(model, nn.Module):
+                buffers += _persistent_buffers(model)
+        for module, name in buffers:
             values = module.get_buffer(name).to(accelerator.device)
             torch.distributed.broadcast(values, src=0)
             module.register_buffer(name, values)
             module._non_persistent_buffers_set.add(name)
         prepared = prepare(*parts, **kwargs)
-        for module, name in hidden:
+        for module, name in buffers:
             module._non_persistent_buffers_set.discard(name)
         return prepared
 
     accelerator.prepare = prepare_apart
 
 
+def _persistent_buffers(model: nn.Module) -> list[tuple[nn.Module, str]]:
+    """Module and name of each persistent buffer of a model."""
+    buffers: list[tuple[nn.Module, str]] = []
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                buffers.append((module, name))
+    return buffers
+
+
 def gather_head(model: Any) -> None:
-    """Have ZeRO-3 gather an output head of its own while the whole model is at work: TRL 1.16's
-    fused loss reads its weight outside of its forward pass, and one that is not tied is split again
-    by the time autograd hands its gradient over."""
-    from deepspeed import zero  # only where a launcher asked for it
+    """Have ZeRO-3 gather an untied output head while the whole model runs.
+
+    TRL 1.16's fused loss reads the weight outside of the head's forward pass, and without this an
+    untied weight is partitioned again by the time autograd delivers its gradient.
+    """
+    from deepspeed import zero  # installed only where a launcher needs it
 
     head = model.get_output_embeddings()
     if head.weight is not model.get_input_embeddings().weight:
@@ -168,8 +183,11 @@ def gather_head(model: Any) -> None:
 
 
 def expect_gradient_scale(loss: torch.Tensor, scale: float) -> torch.Tensor:
-    """Have `backward` raise TrainingError where the gradient at the loss itself has another scale:
-    Adam hides, for example, a second division by the accumulation steps."""
+    """Return the loss with a check of the factor that the trainer multiplies it by.
+
+    `backward` raises TrainingError where the factor is not `scale`: Adam would hide, for example, a
+    second division by the accumulation steps.
+    """
 
     def check(gradient: torch.Tensor) -> None:
         if abs(float(gradient) - scale) > 1e-3 * scale:
