@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,10 +14,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from trl.trainer.utils import add_fused_lm_head
 
 from posttrain.config.dpo import LossConfig
-from posttrain.records import Pair, Side, pair_to_row
+from posttrain.records import CATEGORIES, Pair, Side, pair_to_row
 from posttrain.training.cpu_head import use_cpu_head
 from posttrain.training.dpo.data import make_pair_collator
 from posttrain.training.dpo.loss import (
+    PairMetrics,
     ScoredPairs,
     pair_terms,
     score_pairs,
@@ -182,3 +184,47 @@ def test_an_sft_term_that_outweighs_the_preference_is_told_the_ways_out():
         assert part in text
     assert warning(sft_form="mean") is warning(sft_weight=0.0) is None
     assert "sft_form" not in str(warning(sft_form="mean", sft_weight=200.0))
+
+
+def test_the_log_has_means_over_pairs_and_over_the_tokens_of_each_side():
+    """Two pairs right, one tied, one wrong; the sides have different numbers of tokens."""
+    scored = ScoredPairs(
+        chosen=torch.tensor([-6.0, -2.0, -3.0, -5.0]).double(),
+        rejected=torch.tensor([-4.0, -8.0, -3.0, -1.0]).double(),
+        chosen_tokens=torch.zeros(16).double(),
+    )
+    reference = (scored.chosen - 1.0, scored.rejected + torch.tensor([1.0, 3.0, -1.0, -2.0]))
+    loss = LossConfig(sft_form="sum")
+    metrics = PairMetrics(kl=False)
+    counts = (torch.tensor([1, 2, 3, 2]), torch.tensor([4, 4, 5, 3]))
+    category = torch.tensor([0, 0, 1, 1])
+    for micro_batch in (slice(0, 2), slice(2, 4)):
+        part = replace(
+            scored, chosen=scored.chosen[micro_batch], rejected=scored.rejected[micro_batch]
+        )
+        terms = pair_terms(
+            part, reference=(reference[0][micro_batch], reference[1][micro_batch]), loss=loss
+        )
+        sides = (counts[0][micro_batch], counts[1][micro_batch])
+        metrics.add(terms, counts=sides, category=category[micro_batch])
+    one_process = SimpleNamespace(reduce=lambda values, _: values)
+    means = metrics.means(one_process)
+    # the chosen rise by 1 each, the rejected change by -1, -3, 1 and 2
+    margins = [loss.beta * change for change in (2.0, 4.0, 0.0, -1.0)]
+    assert means["margin"] == pytest.approx(sum(margins) / 4)
+    assert means["accuracy"] == pytest.approx((1 + 1 + 0.5 + 0) / 4)
+    softplus = [math.log1p(math.exp(-margin)) for margin in margins]
+    assert means["preference_loss"] == pytest.approx(sum(softplus) / 4)
+    assert (means["sft_sum"], means["sft_mean"]) == pytest.approx((16 / 4, 16 / 8))
+    assert (means["chosen_logp"], means["rejected_logp"]) == pytest.approx((-4.0, -4.0))
+    assert (means["chosen_change"], means["rejected_change"]) == pytest.approx((1.0, -1 / 4))
+    assert means["chosen_change_per_token"] == pytest.approx(4 / 8)
+    assert means["rejected_change_per_token"] == pytest.approx(-1 / 16)
+    first, second, *absent = CATEGORIES
+    assert means[f"{first}/accuracy"] == 1.0
+    assert means[f"{second}/accuracy"] == pytest.approx(0.25)
+    assert means[f"{second}/rejected_change"] == pytest.approx(1.5)
+    assert not [name for name in means if name.startswith((*absent, "kl"))]
+    metrics.reset()
+    metrics.add(terms, counts=sides, category=category[2:])
+    assert metrics.means(one_process)["accuracy"] == pytest.approx(0.25)

@@ -102,6 +102,46 @@ def test_the_log_has_the_mean_difference_of_the_tokens_in_the_mask():
     assert sums.drain(alone)["logp_difference"] == pytest.approx(1.6 / 4)
 
 
+def test_the_log_of_a_step_counts_tokens_and_completions_that_the_ratio_masked():
+    """Three rows: one that strays as a whole, one with a single token masked, one of padding."""
+    previous = tensors([3.0, 3.0, 0.0], [0.0, math.log(6.0), 0.0], [0.0, 0.0, 0.0])
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1], [0, 0, 0]]).bool()
+    zeros = torch.zeros(3, 3)
+    weights = importance(previous, zeros, mask, ImportanceConfig(sequence_limit=4.0))
+    assert weights.kept.tolist() == [False, True, True]
+    sums = TokenSums()
+    entropy = torch.full((3, 3), 0.5)
+    clipped = torch.tensor([[0, 0, 1], [1, 0, 0], [1, 1, 1]]).bool()
+    sums.add(mask, entropy, weights, TokenLoss(zeros, clipped, torch.ones(3, 3)))
+    one_process: Any = SimpleNamespace(reduce=lambda values, _: values)
+    means = sums.drain(one_process)
+    ratios = 2 * math.exp(3.0) + 1 + 6 + 1
+    strayed = math.exp(3.0) + (1 + 6 + 1) / 3
+    assert means == pytest.approx(
+        {
+            "loss_tokens": 5,
+            "importance": ratios / 5,
+            "logp_difference": (3 + 3 + math.log(6.0)) / 5,
+            "masked_tokens": 1 / 5,
+            "masked_completions": 1 / 2,
+            "strayed": strayed / 2,
+            "clipped": 1 / 5,
+            "entropy": 0.5,
+            "kl": 1.0,
+        }
+    )
+
+
+def test_a_step_without_tokens_logs_zeros_and_no_entropy():
+    mask, zeros = torch.zeros(1, 2).bool(), torch.zeros(1, 2)
+    sums = TokenSums()
+    sums.add(mask, zeros, importance(zeros, zeros, mask, CONFIG), TokenLoss(zeros, mask, None))
+    one_process: Any = SimpleNamespace(reduce=lambda values, _: values)
+    means = sums.drain(one_process)
+    assert set(means.values()) == {0.0}
+    assert "entropy" not in means
+
+
 @pytest.mark.parametrize(
     ("bounds", "kept"),
     [

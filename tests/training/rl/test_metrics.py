@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from posttrain.config.grpo import GuardConfig, Limit
+from posttrain.config.grpo import GrpoLossConfig, GuardConfig, Limit
 from posttrain.errors import TrainingError
-from posttrain.training.rl.metrics import check_health, step_line
+from posttrain.group_rewards import Group, GroupRewards
+from posttrain.training.rl.batch import ScoredGroup, with_advantages
+from posttrain.training.rl.metrics import (
+    batch_metrics,
+    check_health,
+    group_stats,
+    step_line,
+    verifier_seconds,
+    why_untrained,
+)
+from tests.training.rl.test_batch import PROMPT, completion, step
 
 
 def look(limit: Limit, name: str, values: list[float], *, last: bool = False) -> list[str]:
@@ -60,3 +70,60 @@ def test_the_line_of_a_step_speaks_of_what_was_unscored_if_anything_was():
     assert step_line(row) == "reward 0.500 ±0.10  truncated 0%"
     assert step_line(row | {"unscored": 0.25}) == "reward 0.500 ±0.10  truncated 0%  unscored 25%"
     assert step_line({"loss": 0.1}) is None
+
+
+def scored_in(domain: str, *lengths: int, rewards: tuple[float | None, ...], seconds=()):
+    """A group whose completions have so many tokens, at position 0 of a batch."""
+    completions = tuple(completion(k, step((10,) * n)) for k, n in enumerate(lengths))
+    passes = tuple(None if reward is None else float(reward > 0) for reward in rewards)
+    group_rewards = GroupRewards(rewards, {"pass": passes}, domain=domain, seconds=seconds)
+    group = Group(PROMPT, completions)
+    [scored] = with_advantages([0], [group], [group_rewards], GrpoLossConfig())
+    assert isinstance(scored, ScoredGroup)
+    return group_stats(scored, overlong="mask")
+
+
+def test_the_figures_of_a_domain_are_those_of_its_own_groups():
+    """Its share of the loss is of the tokens trained in the whole batch, others' included."""
+    row = batch_metrics(
+        [
+            scored_in("code", 1, 2, rewards=(1.0, 0.0)),
+            scored_in("math", 4, 4, rewards=(0.5, 0.5)),
+            scored_in("math", 3, 6, rewards=(None, 1.5)),
+        ]
+    )
+    code = {"reward": 0.5, "pass_rate": 0.5, "unscored": 0.0, "zero_variance": 0.0}
+    # of one group all rewards are equal, the other has a single one
+    math = {"reward": 2.5 / 3, "pass_rate": 1.0, "unscored": 0.25, "zero_variance": 1.0}
+    for domain, figures in (("code", code), ("math", math)):
+        for name, value in figures.items():
+            assert row[f"domain/{domain}/{name}"] == pytest.approx(value), (domain, name)
+    assert row["domain/code/loss_share"] + row["domain/math/loss_share"] == pytest.approx(1)
+    trained = {"code": 1 + 2, "math": 4 + 4 + 6}
+    assert row["domain/code/loss_share"] == pytest.approx(trained["code"] / sum(trained.values()))
+
+
+def test_a_batch_without_domains_has_no_figures_of_any():
+    row = batch_metrics([scored_in("", 1, 2, rewards=(1.0, 0.0))])
+    assert [key for key in row if key.startswith("domain/")] == []
+
+
+def test_the_seconds_of_a_verification_are_told_by_domain_as_median_and_95th_percentile():
+    groups = [
+        scored_in("code", 1, 1, rewards=(1.0, 0.0), seconds=(9.0, *range(1, 11))),
+        scored_in("code", 1, 1, rewards=(1.0, 0.0), seconds=(*range(11, 20), 100.0, 200.0)),
+        scored_in("math", 1, 1, rewards=(1.0, 0.0)),
+    ]
+    # of 22 sorted seconds the 11th and the 21st; a domain without any is left out
+    assert verifier_seconds(groups) == {"code": {"p50": 10.0, "p95": 100.0}}
+
+
+def test_a_run_without_a_trained_token_names_what_kept_rollouts_out():
+    rows = [{"unscored": 0.25, "truncated": 0.75}, {"unscored": 0.25, "truncated": 0.25}]
+    masked = why_untrained(rows, overlong="mask")
+    assert "50% of the rollouts were truncated" in masked
+    assert "25% of the rollouts were unscored" in masked
+    # where truncated ones are trained they are no cause
+    assert "truncated" not in why_untrained(rows, overlong="train").partition(":")[0]
+    assert "25% of the rollouts were unscored" in why_untrained(rows, overlong="train")
+    assert why_untrained([{"unscored": 0.0}], overlong="mask") == ""
