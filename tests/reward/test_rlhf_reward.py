@@ -17,6 +17,7 @@ from posttrain.sampling.sampler import Request
 from reward.graders.base import Attempt
 from reward.judge.judge import GenRmJudge
 from reward.judge.prompt import EMPTY
+from reward.length import with_lengths
 from reward.rlhf import JudgedReward
 from tests.reward.judge.judging import (
     answers_of,
@@ -46,6 +47,23 @@ class Says:
     def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
         values = [None if a.completion.answer == "?" else a.completion.answer for a in attempts]
         return [Score(None if v is None else float(v == "1"), v, "") for v in values]
+
+
+def test_lengths_count_tokens_or_characters_without_white_space_around():
+    """An answer without reasoning has a reasoning of length 0."""
+    group = [completion(" 漢字 ", reasoning="hm  "), completion("abcd", reasoning="  ")]
+
+    def penalties(unit: str) -> tuple[float | None, ...]:
+        length = LengthConfig.model_validate(
+            {**NO_LENGTH.model_dump(), "unit": unit, "absolute_penalty": 100.0}
+        )
+        rewards, parts = with_lengths([0.0, 0.0], group, length)
+        assert rewards == parts["absolute_penalty"]
+        return rewards
+
+    assert penalties("characters") == (-(2.0 + 2.0), -(0.0 + 4.0))
+    # bytes, as the scripted tokenizer counts
+    assert penalties("tokens") == (-(4.0 + 8.0), -(2.0 + 4.0))
 
 
 def rewarded(

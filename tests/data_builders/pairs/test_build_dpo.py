@@ -200,7 +200,8 @@ def test_the_same_samples_give_the_same_bytes_also_after_an_interruption(
 
 def test_shares_modes_and_offline_pairs_are_what_was_asked(samples: Path, tmp_path: Path):
     rows = [{"prompt": f"q{k}", "chosen": "yes", "rejected": "no"} for k in range(10)]
-    write_jsonl(tmp_path / "given.jsonl", rows)
+    equal = {"prompt": "q", "chosen": "yes", "rejected": "yes"}
+    write_jsonl(tmp_path / "given.jsonl", [*rows, equal])
     found = build(
         samples,
         tmp_path / "out",
@@ -220,6 +221,8 @@ def test_shares_modes_and_offline_pairs_are_what_was_asked(samples: Path, tmp_pa
     pairs = [p for p in read_pairs(tmp_path / "both" / "pairs", "train") if p.category == "offline"]
     assert {p.chosen.text for p in pairs} == {f"yes{END}\n"}
     assert all(p.source == "hh" and all(p.chosen.mask) for p in pairs)
+    dropped = [json.loads(line) for line in (tmp_path / "both" / "dropped.jsonl").open()]
+    assert [row["reason"] for row in dropped if row.get("source") == "hh"] == ["identical"]
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from data_builders.pairs.encode import PairEncoder, distance
-from data_builders.pairs.offline import read_offline
+from data_builders.pairs.offline import read_offline, why_dropped
 from data_builders.rows.raw import Dropped
 from data_builders.rows.read import RowCounts
 from posttrain.chat import nemotron_3_nano_template
+from posttrain.config.build_dpo import BuildDpoConfig
 from posttrain.config.source import SourceConfig
 from posttrain.errors import DataError
 from posttrain.records import Pair
@@ -189,6 +191,31 @@ def test_real_pairs_all_become_pairs(shared: Path, text):
     kinds = Counter(f.reason if isinstance(f, Dropped) else "pair" for f in found)
     assert kinds.total() == 299
     assert kinds["pair"] >= 290, kinds
+
+
+def test_a_pair_that_cannot_be_used_is_dropped_for_its_reason(tmp_path: Path, text):
+    """A limit is the longest length that may stay, a minimum distance the smallest."""
+    rows = [
+        {"prompt": "q", "chosen": "56", "rejected": "54, or perhaps 65"},
+        {"prompt": "q", "chosen": "a long answer", "rejected": "a wrong answer"},
+    ]
+    longer, near = (pair for pair in read(tmp_path, rows, text) if isinstance(pair, Pair))
+    length = len(longer.prompt_ids) + len(longer.rejected.ids)
+    apart = distance(near.chosen.ids, near.rejected.ids)
+
+    def reason(pair: Pair, *seen: str, **keys: Any) -> str | None:
+        share = {"categories": {"offline": 1.0}, "out": "out"}
+        offline = [{"name": "s", "path": "pairs.jsonl"}]
+        recipe = BuildDpoConfig.model_validate({**share, "offline": offline, **keys})
+        dropped = why_dropped(pair, set(seen), recipe)
+        return dropped and dropped["reason"]
+
+    assert reason(longer) is None
+    assert reason(longer, max_length=length) is None
+    assert reason(longer, max_length=length - 1) == "overlong"
+    assert reason(longer, longer.id, max_length=1) == "duplicate"
+    assert reason(near, minimum_distance=apart) is None
+    assert reason(near, minimum_distance=apart + 0.01) == "nearly_identical"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,10 +11,12 @@ import pytest
 
 from posttrain.config.dpo import DpoConfig
 from posttrain.config.load import validate
+from posttrain.config.sft import ModelConfig
 from posttrain.errors import ConfigError, DataError
 from posttrain.records import Side, pair_to_row
-from posttrain.runs import Counts, Run, read_artifact
+from posttrain.runs import Counts, Manifest, Run, read_artifact
 from posttrain.training.dpo.data import choose_layout, load_pairs, probe_layout
+from posttrain.training.dpo.reference import initial_weights
 from posttrain.training.dpo.stage import (
     DpoStage,
     accumulation,
@@ -276,6 +279,37 @@ def test_what_the_reference_depends_on(recipe, small, tmp_path):
     assert key(loss={"kl_weight": 0.1}) != plain
     half = start(recipe({"max_steps": 1, "bf16": True})).trainer.store.key
     assert half.dtype == "float32, bfloat16 autocast"
+
+
+def test_weights_are_known_by_the_models_own_files(tmp_path: Path):
+    """An adapter beside a model, a kept epoch and a page change no log-probability."""
+    model = tmp_path / "model"
+    attention_model().save_pretrained(model)
+    digest = initial_weights(ModelConfig(path=str(model)), None)
+    (model / "adapter").mkdir()
+    (model / "adapter" / "adapter_model.safetensors").write_bytes(b"adapter")
+    (model / "README.md").write_text("a page")
+    (model / "log.txt").write_text("a log")
+    assert initial_weights(ModelConfig(path=str(model)), None) == digest
+    (model / "config.json").write_text("{}")
+    assert initial_weights(ModelConfig(path=str(model)), None) != digest
+
+    def manifest(*paths: str) -> Manifest:
+        files = dict.fromkeys(paths)
+        stage = Run.open(tmp_path / "run", kind="checkpoint", config={"files": paths})
+        for path in paths:
+            (tmp_path / "run" / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "run" / path).write_text(path)
+        stage.finish(counts=Counts(0, 0), files=files)
+        written = read_artifact(tmp_path / "run")
+        shutil.rmtree(tmp_path / "run")
+        return written
+
+    artifact = ModelConfig(path=str(tmp_path / "run"))
+    plain = initial_weights(artifact, manifest("model.safetensors"))
+    kept_epoch = "checkpoint-epoch-1/model.safetensors"
+    assert plain == initial_weights(artifact, manifest("model.safetensors", kept_epoch, "log.txt"))
+    assert plain != initial_weights(artifact, manifest("model.safetensors", "config.json"))
 
 
 def test_a_lost_reference_cannot_be_had_from_a_trained_policy(recipe):

@@ -187,4 +187,5 @@ def test_a_kl_term_holds_the_chosen_and_their_fall_is_said(dpo: Make):
     stats = read_artifact(fallen).stats
     assert stats["chosen_fell"]
     assert stats["lowest_chosen_change_per_token"] == min(low)
+    assert stats["epochs"] == stats["pairs_drawn"] / sum(stats["pairs_by_category"].values())
     assert "fell" in (fallen / "README.md").read_text()
