@@ -1,12 +1,12 @@
-"""What stands around every verifier and grader: its own fault is never a number, nor the run's end.
+"""Guard around every verifier and grader: their faults never become a reward or end the run.
 
     await guarded("math", lambda: environment.verify(prompt, completion))
     → Score(None, None, "math: TypeError: …", "verifier_error")
 
-One that raises, returns what is no score, or takes too long leaves its completion unscored, with
-the verifier's name. What may hang where no time limit of this process reaches it
-(`posttrain.time_limits`) belongs into a worker process (`reward.graders.workers`), where every
-environment with a `check` and every environment from outside the project runs.
+A verifier that raises, returns something other than a score, or takes too long leaves its
+completion unscored, with the verifier's name. Code that may hang where no time limit of this
+process reaches it (`posttrain.time_limits`) belongs in a worker process (`reward.graders.workers`);
+every environment with a `check` and every environment from outside the project runs there.
 """
 
 from __future__ import annotations
@@ -27,34 +27,36 @@ from reward.graders.base import Attempt, Grader, one_line
 def checked_score(name: str, result: Any) -> Score:
     """The score that a verifier returned, or an unscored one that says what it returned instead."""
     if not isinstance(result, Score):
-        return _failed(name, f"returned {type(result).__name__} {result!r:.80}, not a score")
+        return _faulty_verifier(
+            name, f"returned {type(result).__name__} {result!r:.80}, not a score"
+        )
     value: Any = result.value
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if value is not None and not (number and math.isfinite(value) and 0 <= value <= 1):
-        return _failed(name, f"a value of {value!r:.80}, which is no number from 0 to 1")
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is not None and not (is_number and math.isfinite(value) and 0 <= value <= 1):
+        return _faulty_verifier(name, f"a value of {value!r:.80}, which is no number from 0 to 1")
     texts: tuple[Any, ...] = (result.explanation, result.answer or "", result.failure or "")
     if not all(isinstance(text, str) for text in texts):
-        return _failed(name, "a score whose answer, explanation or failure is no text")
+        return _faulty_verifier(name, "a score whose answer, explanation or failure is no text")
     return result
 
 
-def _failed(name: str, problem: str) -> Score:
+def _faulty_verifier(name: str, problem: str) -> Score:
     return Score(None, None, one_line(f"{name}: {problem}"), "verifier_error")
 
 
-def _raised(name: str, error: BaseException) -> Score:
-    if isinstance(error, JudgeError):
+def _score_of_error(name: str, error: BaseException) -> Score:
+    if isinstance(error, JudgeError):  # the judge's service failed, not the verifier's code
         return Score(None, None, one_line(f"{name}: {error}"), "service")
-    return _failed(name, f"{type(error).__name__}: {error}")
+    return _faulty_verifier(name, f"{type(error).__name__}: {error}")
 
 
 async def guarded(
     name: str, verify: Callable[[], Any], *, seconds: float | None = WAIT_SECONDS
 ) -> Score:
-    """What `verify` returns or is awaited to, checked.
+    """Run a verifier (a function or a coroutine function) and return its score, checked.
 
     Args:
-        seconds: of all of it; None: what it waits for has limits of its own.
+        seconds: time limit; None where everything that it awaits has a limit already.
 
     Raises:
         ConfigError: from the verifier; this machine cannot verify at all.
@@ -66,33 +68,35 @@ async def guarded(
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is None or task.cancelling():
-            raise
-        return _raised(name, error)  # the verifier's own
+            raise  # the run cancels this task
+        return _score_of_error(name, error)  # the verifier cancelled something of its own
     except TimeoutError as error:
         return Score(None, None, one_line(f"{name}: {error or 'TimeoutError'}"), "timeout")
     except BaseException as error:  # noqa: BLE001 - also SystemExit: a verifier ends no run
-        return _raised(name, error)
+        return _score_of_error(name, error)
 
 
 # -- graders ---------------------------------------------------------------------------------------
 
 
 class GuardedGrader:
-    """A grader whose own faults leave an attempt unscored, as `guarded` says.
+    """Grader around another one, whose faults leave an attempt unscored (see `guarded`).
 
-    Attempts are graded in one call. Where that raises, does not give a score an attempt, or takes
-    longer than `seconds` and one more an attempt, they are graded one by one.
+    Attempts are graded in one call. If that call raises, returns a wrong number of scores, or takes
+    longer than `seconds` plus one second for each further attempt, they are graded one by one.
     """
 
     def __init__(self, name: str, grader: Grader, *, seconds: float = STEP_SECONDS) -> None:
-        self._name, self._grader, self._seconds = name, grader, seconds
+        self._name = name
+        self._grader = grader
+        self._seconds = seconds
 
     def refuse(self, prompts: Sequence[Prompt]) -> list[str | None]:
-        """As `Grader.refuse`."""
+        """Drop reason of each prompt, or None (see `Grader.refuse`)."""
         return self._grader.refuse(prompts)
 
     def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
-        """As `Grader.grade`. Raises ConfigError: this machine cannot grade at all."""
+        """Score of each attempt, in order. Raises ConfigError: this machine cannot grade at all."""
         grading = in_thread(lambda: list(self._grader.grade(attempts)))
         waited = wait([grading], self._seconds + len(attempts) - 1)
         error = grading.exception() if waited.done else TimeoutError()
@@ -100,10 +104,13 @@ class GuardedGrader:
             raise error
         if error is None and len(grading.result()) == len(attempts):
             return [checked_score(self._name, score) for score in grading.result()]
-        if len(attempts) > 1:
-            return [score for attempt in attempts for score in self.grade([attempt])]
+        if len(attempts) > 1:  # one by one: the fault of one attempt is not that of the others
+            scores: list[Score] = []
+            for attempt in attempts:
+                scores += self.grade([attempt])
+            return scores
         if not waited.done:
-            why = f"{self._name}: no verdict within {self._seconds:g} s"
-            return [Score(None, None, one_line(why), "timeout")]
+            explanation = f"{self._name}: no verdict within {self._seconds:g} s"
+            return [Score(None, None, one_line(explanation), "timeout")]
         error = error or ValueError(f"{len(grading.result())} scores for one attempt")
-        return [_raised(self._name, error)]
+        return [_score_of_error(self._name, error)]

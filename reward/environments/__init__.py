@@ -1,8 +1,9 @@
-"""RLVR environments by name, ours and those from outside; docs/guides/environments.md has what each
-of ours checks.
+"""RLVR environments by name, ours and those from outside.
 
-environments = {name: make() for name, make in ENVIRONMENTS.items()}
-admitted = await admit(iter(rows), environments)
+    environments = {name: make() for name, make in ENVIRONMENTS.items()}
+    admitted = await admit(iter(rows), environments)
+
+docs/guides/environments.md says what each of ours checks.
 """
 
 from __future__ import annotations
@@ -53,14 +54,19 @@ ENVIRONMENTS: dict[str, type[RLVREnvironment]] = {
 
 
 def find_environment(name: str, judge: LabelJudge | None = None) -> RLVREnvironment | None:
-    """The environment of a name, `module:Class` or an entry point; None: nothing is called so.
-    Raises ConfigError: one from outside that cannot be used."""
-    if (kind := ENVIRONMENTS.get(name)) is not None:
-        return kind(judge) if issubclass(kind, JudgedEnvironment) else kind()
+    """Make the environment of a name, `module:Class` or an entry point's name; None for any other.
+
+    Raises ConfigError: an environment from outside that cannot be used.
+    """
+    environment_class = ENVIRONMENTS.get(name)
+    if environment_class is not None:
+        if issubclass(environment_class, JudgedEnvironment):
+            return environment_class(judge)
+        return environment_class()
     reference = reference_of(name)
-    return None if reference is None else _outside(name, reference)
+    return None if reference is None else _outside_environment(name, reference)
 
 
-@functools.cache
-def _outside(name: str, reference: str) -> OutsideEnvironment:
+@functools.cache  # importing a package from outside may be slow
+def _outside_environment(name: str, reference: str) -> OutsideEnvironment:
     return OutsideEnvironment(name, reference)

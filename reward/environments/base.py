@@ -1,10 +1,10 @@
-"""What every RLVR environment is: rows → prompts, the tools of one completion, and a verdict.
+"""Base class of RLVR environments: rows → prompts, the tools of a completion, and its score.
 
     prompt = MathEnvironment().prompt({"question": "7*8? Put it in \\\\boxed{}.", "gold": "56"})
     await environment.verify(prompt, completion) → Score(1.0, "56", "equal to the gold 56")
 
-A row is an object with `environment`, `question` or `messages` (OpenAI's), and where there are any
-`id`, `tools`, `gold` (text, or JSON that becomes text) and `metadata` (the environment's fields).
+A row is an object with `environment`, `question` or `messages` (OpenAI's), and optionally `id`,
+`tools`, `gold` (text, or JSON that becomes text) and `metadata` (the environment's own fields).
 """
 
 from __future__ import annotations
@@ -38,34 +38,34 @@ from reward.graders.workers import SHARED_WORKERS
 from reward.guard import guarded
 
 Row = Mapping[str, Any]
-Script = tuple[Message, ...]  # a completion's assistant messages; `replay` runs their calls
+Script = tuple[Message, ...]  # assistant messages of a completion; `replay` runs their calls
 SETTING = "rlvr"
-# what code that reads a row's own fields raises where they are not what they should be
+# errors of code that reads fields of an outsider's row
 _MALFORMED = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
 _FENCE = re.compile(r"(`{3,}|~{3,})(?:json|yaml|yml)?[ \t\r]*", re.IGNORECASE)
-_AT_ONCE = 256  # rows whose gold is replayed side by side
+_CONCURRENT_ROWS = 256  # rows whose gold is replayed at the same time
 
 
 class RLVREnvironment:
-    """One family of tasks with a verifier.
+    """A family of tasks with a verifier.
 
-    A subclass has `malformed`, `gold`, and either `check` (plain code, run in a worker process
-    that is killed at its limits) or `score` (what awaits a sandbox, a judge, or is trivial).
+    A subclass defines `malformed`, `gold`, and either `check` (plain code, run in a worker process
+    that is killed at its limits) or `score` (code that awaits a sandbox or a judge, or is trivial).
 
     Attributes:
-        name: what rows, prompts and recipes call it.
-        passes_at: the least reward that is a pass.
+        name: name of the environment in rows, prompts and recipes.
+        passes_at: least reward that is a pass.
     """
 
     name: str
     passes_at: ClassVar[float] = 1.0
 
     def malformed(self, prompt: Prompt) -> str | None:
-        """Why the verifier cannot use a prompt's gold, tools or metadata, or None."""
+        """Reason why the verifier cannot use a prompt's gold, tools or metadata, or None."""
         return None
 
     def gold(self, prompt: Prompt) -> Script | None:
-        """A completion that must pass, the gold as it stands; None where the row has none."""
+        """A completion that must pass, the gold by default; None where the row has none."""
         return says(prompt.gold) if prompt.gold else None
 
     def wrong(self, prompt: Prompt) -> list[Script]:
@@ -73,12 +73,17 @@ class RLVREnvironment:
         return []
 
     def rows(self, *, seed: int, count: int) -> list[dict[str, Any]]:
-        """Generated rows, the same for a seed; [] where tasks come from data alone."""
-        rows = ((f"{self.name}-{seed}-{n}", self.row(seed, n)) for n in range(count))
-        return [{"environment": self.name, "id": id, **row} for id, row in rows if row is not None]
+        """Generate rows, the same ones for a seed; [] where tasks come from data alone."""
+        rows: list[dict[str, Any]] = []
+        for number in range(count):
+            row = self.row(seed, number)
+            if row is not None:
+                row_id = f"{self.name}-{seed}-{number}"
+                rows.append({"environment": self.name, "id": row_id, **row})
+        return rows
 
     def row(self, seed: int, number: int) -> dict[str, Any] | None:
-        """One generated row, for `rows`; None where tasks come from data alone."""
+        """Generate one row for `rows`; None where tasks come from data alone."""
         return None
 
     def schemas(self, prompt: Prompt) -> str:
@@ -86,32 +91,34 @@ class RLVREnvironment:
         return prompt.tools or "[]"
 
     def open(self, prompt: Prompt) -> Environment | None:
-        """The tools and state of one completion; None: nothing runs its calls, and one ends it."""
+        """Open the tools and state of one completion; None where a call ends the completion."""
         return None
 
     def check(self, prompt: Prompt, completion: Completion) -> Score:
-        """The verdict, in plain code; the completion comes without token ids."""
+        """Score a completion in plain code; the completion comes without token ids."""
         raise NotImplementedError
 
     async def score(self, prompt: Prompt, completion: Completion) -> Score:
-        """The verdict on a completion that is neither empty nor truncated."""
-        kind = f"{type(self).__module__}:{type(self).__qualname__}"
-        job = [kind, prompt_to_row(prompt), completion_row(completion)]
+        """Score a completion that is neither empty nor truncated."""
+        reference = f"{type(self).__module__}:{type(self).__qualname__}"
+        job = [reference, prompt_to_row(prompt), completion_row(completion)]
         result = await SHARED_WORKERS.run_one(("verify", job))
         if result.problem is not None:
             return Score(None, None, one_line(result.problem), result.failure)
         return Score(*result.value)
 
     async def verify(self, prompt: Prompt, completion: Completion) -> Score:
-        """The score: a value in [0, 1], or none and the kind of failure. Raises only ConfigError,
-        where this machine cannot verify at all."""
+        """Score any completion: a value in [0, 1], or None and the kind of failure.
+
+        Raises only ConfigError, where this machine cannot verify at all.
+        """
         if completion.finish == "failed":
             return Score(None, None, one_line(completion.error or "failed"), "service")
-        if (early := before_reading(Attempt(prompt, completion))) is not None:
-            return early
+        if (early_score := before_reading(Attempt(prompt, completion))) is not None:
+            return early_score
         if not completion.answer.strip() and not completion.tool_calls:
             return Score(0.0, None, f"{NO_ANSWER}: empty")
-        # workers, sandboxes and servers, which it waits for, have limits of their own
+        # no limit here: the workers, sandboxes and servers that it awaits have limits of their own
         score = await guarded(self.name, lambda: self.score(prompt, completion), seconds=None)
         if score.value is None:
             return replace(score, failure=score.failure or "verifier_error")
@@ -121,39 +128,42 @@ class RLVREnvironment:
         return score.value is not None and score.value >= self.passes_at
 
     def prompt(self, row: Row, *, source: str = "") -> Prompt:
-        """The prompt of a row.
+        """Convert a row into a prompt.
 
         Raises:
-            DataError: the row cannot be used, and which field is why.
+            DataError: the row cannot be used; the message names the field.
             ConfigError: this machine cannot verify such rows at all.
         """
-        messages = _messages(row)
-        tools, gold, metadata = row.get("tools"), row.get("gold"), row.get("metadata", {})
+        messages = _read_messages(row)
+        tools = row.get("tools")
+        gold = row.get("gold")
+        metadata = row.get("metadata", {})
         if not isinstance(metadata, dict):
             raise DataError("metadata is no object")
         try:
-            declared = encode_json(tools) if tools else None
-            gold = gold if isinstance(gold, str | None) else encode_json(gold)
-            text = encode_json(cast(dict[str, Any], metadata))
+            tools_json = encode_json(tools) if tools else None
+            gold_text = gold if isinstance(gold, str | None) else encode_json(gold)
+            metadata_json = encode_json(cast(dict[str, Any], metadata))
         except ValueError as error:
             raise DataError(f"tools, gold or metadata: {error}") from error
-        own = str(row["id"]) if row.get("id") is not None else content_id(messages, declared)
+        has_id = row.get("id") is not None
+        prompt_id = str(row["id"]) if has_id else content_id(messages, tools_json)
         prompt = Prompt(
-            id=own,
-            task=own,
+            id=prompt_id,
+            task=prompt_id,
             setting=SETTING,
             messages=messages,
-            tools=declared,
+            tools=tools_json,
             environment=self.name,
             grader="environment",
-            gold=gold,
+            gold=gold_text,
             source=source or self.name,
-            metadata=text,
+            metadata=metadata_json,
         )
         try:
             problem = self.malformed(prompt)
         except ConfigError:
-            raise  # this machine lacks something, whatever the row
+            raise  # about this machine, not about the row
         except _MALFORMED as error:
             problem = f"{type(error).__name__}: {error}"
         if problem is not None:
@@ -164,46 +174,50 @@ class RLVREnvironment:
 # -- rows ------------------------------------------------------------------------------------------
 
 
-def _messages(row: Row) -> tuple[Message, ...]:
+def _read_messages(row: Row) -> tuple[Message, ...]:
     """The conversation up to the generation point. Raises DataError where there is none."""
-    question, given = row.get("question"), row.get("messages")
-    if isinstance(question, str) and question.strip() and given is None:
+    question = row.get("question")
+    messages = row.get("messages")
+    if isinstance(question, str) and question.strip() and messages is None:
         return (Message("user", question),)
-    if question is not None or not isinstance(given, list) or not given:
+    if question is not None or not isinstance(messages, list) or not messages:
         raise DataError("a row has either question (text) or messages (a list)")
-    messages = tuple(map(_message, cast(list[Any], given)))
-    if messages[-1].role not in ("user", "tool"):
+    conversation = tuple(map(_read_message, cast(list[Any], messages)))
+    if conversation[-1].role not in ("user", "tool"):
         raise DataError("the last message is neither the user's nor a tool's")
-    return messages
+    return conversation
 
 
-def _message(given: Any) -> Message:
-    own = cast(dict[str, Any], given if isinstance(given, dict) else {})
-    content = own.get("content")
-    if own.get("role") not in ROLES or not isinstance(content, str | None):
+def _read_message(value: Any) -> Message:
+    fields = cast(dict[str, Any], value if isinstance(value, dict) else {})
+    content = fields.get("content")
+    if fields.get("role") not in ROLES or not isinstance(content, str | None):
         raise DataError("a message is an object with a role and text as its content")
     calls: list[ToolCall] = []
-    for call in own.get("tool_calls") or ():
+    for call in fields.get("tool_calls") or ():
         try:
-            name, arguments = str(call["function"]["name"]), call["function"]["arguments"]
+            name = str(call["function"]["name"])
+            arguments = call["function"]["arguments"]
         except (KeyError, TypeError) as error:
             raise DataError("a tool call has a function with name and arguments") from error
-        text = arguments if isinstance(arguments, str) else json_text(arguments)
-        calls.append(ToolCall(name, text, call.get("id")))
+        arguments_json = arguments if isinstance(arguments, str) else json_text(arguments)
+        calls.append(ToolCall(name, arguments_json, call.get("id")))
     return Message(
-        role=own["role"],
+        role=fields["role"],
         content=content or "",
         tool_calls=tuple(calls),
-        tool_call_id=own.get("tool_call_id"),
-        name=own.get("name"),
+        tool_call_id=fields.get("tool_call_id"),
+        name=fields.get("name"),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """Rows in = prompts + dropped, which is (index of the row, reason), by index.
+    """Result of `admit`: every row is among the prompts or the dropped.
 
-    `without_gold`: prompts whose row has no gold, so that nothing was replayed.
+    Attributes:
+        dropped: (index of the row, reason), by index.
+        without_gold: number of prompts whose row has no gold, so that nothing was replayed.
     """
 
     prompts: list[Prompt]
@@ -218,18 +232,19 @@ async def admit(
     source: str = "",
     convert: Callable[[Row], Row] | None = None,
 ) -> Admitted:
-    """Read rows, and keep those whose gold passes and whose wrong completions do not.
+    """Convert rows to prompts; keep those whose gold passes and whose wrong completions do not.
 
-    `convert` makes rows of another form ours; the message of its DataError is a reason as it is.
+    Reasons of dropped rows: `unknown_environment`, `malformed_row`, `gold_fails`, `gold_unscored`,
+    `wrong_passes`, `wrong_unscored`, `duplicate_id`, each followed by a colon and a detail.
 
-    Reasons: `unknown_environment`, `malformed_row`, `gold_fails`, `gold_unscored`,
-    `wrong_passes`, `wrong_unscored`, `duplicate_id`, each with what it is about behind a colon.
+    Args:
+        convert: converts rows of another form into ours; the message of its DataError is a reason.
     """
     prompts: dict[str, Prompt] = {}
     dropped: list[tuple[int, str]] = []
-    numbered, without_gold = enumerate(rows), 0
+    without_gold = 0
 
-    async def read(row: Row) -> Prompt | str:
+    async def prompt_or_reason(row: Row) -> Prompt | str:
         try:
             row = row if convert is None else convert(row)
         except DataError as error:
@@ -243,9 +258,10 @@ async def admit(
             return f"malformed_row: {error}"
         return await unusable(environment, prompt) or prompt
 
-    while part := list(islice(numbered, _AT_ONCE)):
-        results = await asyncio.gather(*(read(row) for _, row in part))
-        for (index, _), result in zip(part, results, strict=True):
+    numbered_rows = enumerate(rows)
+    while batch := list(islice(numbered_rows, _CONCURRENT_ROWS)):
+        results = await asyncio.gather(*(prompt_or_reason(row) for _, row in batch))
+        for (index, _), result in zip(batch, results, strict=True):
             if isinstance(result, str):
                 dropped.append((index, result))
             elif result.id in prompts:
@@ -257,33 +273,39 @@ async def admit(
 
 
 async def unusable(environment: RLVREnvironment, prompt: Prompt) -> str | None:
-    """Why a prompt's verifier cannot be trusted with it, from its gold and wrong completions."""
+    """Reason why a prompt's verifier cannot be trusted, or None; its gold and wrong completions are
+    replayed and verified."""
     try:
-        return await limited(lambda: _replayed(environment, prompt), seconds=None)
+        return await limited(lambda: _verify_scripts(environment, prompt), seconds=None)
     except ConfigError:
-        raise  # this machine lacks something, whatever the row
+        raise  # about this machine, not about the row
     except TimeoutError as error:
         return f"gold_unscored: timeout: {error}"
     except _MALFORMED as error:
         return f"malformed_row: {type(error).__name__}: {error}"
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - one row's, whatever it is
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - any fault drops this row alone
         return f"gold_unscored: verifier_error: {type(error).__name__}: {error}"
 
 
-async def _replayed(environment: RLVREnvironment, prompt: Prompt) -> str | None:
+async def _verify_scripts(environment: RLVREnvironment, prompt: Prompt) -> str | None:
+    """Verify the gold and the wrong completions; the first surprise as a reason, or None."""
     gold = environment.gold(prompt)
-    for script in (*([] if gold is None else [gold]), *environment.wrong(prompt)):
+    scripts = environment.wrong(prompt)
+    if gold is not None:
+        scripts = [gold, *scripts]
+    for script in scripts:
+        is_gold = script is gold
         score = await environment.verify(prompt, await replay(environment, prompt, script))
         if score.value is None:
-            kind = "gold" if script is gold else "wrong"
-            return f"{kind}_unscored: {score.failure}: {score.explanation}"
-        if environment.passes(score) != (script is gold):
-            return f"{'gold_fails' if script is gold else 'wrong_passes'}: {score.explanation}"
+            reason = "gold_unscored" if is_gold else "wrong_unscored"
+            return f"{reason}: {score.failure}: {score.explanation}"
+        if environment.passes(score) != is_gold:
+            return f"{'gold_fails' if is_gold else 'wrong_passes'}: {score.explanation}"
     return None
 
 
 async def replay(environment: RLVREnvironment, prompt: Prompt, script: Script) -> Completion:
-    """The completion whose assistant messages these are: their calls are run, one state for all.
+    """Run a script's calls, in one state, and return the completion that results.
 
     A scripted user answers an assistant message without calls.
     """
@@ -295,15 +317,17 @@ async def replay(environment: RLVREnvironment, prompt: Prompt, script: Script) -
             results: list[Message] = []
             for call in message.tool_calls:
                 if state is not None:
-                    run = functools.partial(state.call, call.name, json.loads(call.arguments))
-                    text = await limited(run, seconds=ENVIRONMENT_SECONDS)
+                    run_call = functools.partial(state.call, call.name, json.loads(call.arguments))
+                    text = await limited(run_call, seconds=ENVIRONMENT_SECONDS)
                     results.append(Message("tool", text, tool_call_id=call.id, name=call.name))
             if not message.tool_calls and user is not None:
                 respond = functools.partial(user.respond, message.content)
                 reply = await limited(respond, seconds=ENVIRONMENT_SECONDS)
-                results += [] if reply is None else [Message("user", reply)]
-            own = message.reasoning, message.content, message.tool_calls
-            parsed = ParsedCompletion(*own, (), finished=True)
+                if reply is not None:
+                    results.append(Message("user", reply))
+            parsed = ParsedCompletion(
+                message.reasoning, message.content, message.tool_calls, (), finished=True
+            )
             steps.append(Step(message.content, parsed, "stop", 0, 0, 0, results=tuple(results)))
         snapshot = None if state is None else state.snapshot()
     finally:
@@ -313,7 +337,7 @@ async def replay(environment: RLVREnvironment, prompt: Prompt, script: Script) -
 
 
 def completion_row(completion: Completion) -> dict[str, Any]:
-    """A completion for a worker, without token ids and raw text, which would only be carried."""
+    """A completion as a row for a worker, without token ids and raw text, which none reads."""
     steps = tuple(
         replace(step, text="", ids=None, logps=None, forced=None, results_ids=())
         for step in completion.steps
@@ -322,42 +346,55 @@ def completion_row(completion: Completion) -> dict[str, Any]:
 
 
 def says(text: str) -> Script:
+    """A completion that is one message of text."""
     return (Message("assistant", text),)
 
 
-def calls(*made: tuple[str, Mapping[str, Any]], text: str = "") -> Script:
-    """A completion that is one message with calls (name, arguments)."""
-    written = (
-        ToolCall(name, json_text(dict(arguments)), f"call{place:05}")
-        for place, (name, arguments) in enumerate(made)
+def calls(*named_arguments: tuple[str, Mapping[str, Any]], text: str = "") -> Script:
+    """A completion that is one message with calls, each (name, arguments)."""
+    tool_calls = tuple(
+        ToolCall(name, json_text(dict(arguments)), f"call{index:05}")
+        for index, (name, arguments) in enumerate(named_arguments)
     )
-    return (Message("assistant", text, tool_calls=tuple(written)),)
+    return (Message("assistant", text, tool_calls=tool_calls),)
 
 
-def same_value(expected: Any, given: Any, *, plain: Callable[[str], str] = str) -> bool:
-    """Whether two JSON values are the same: whole numbers exactly, others to a relative 1e-9 and
-    finite, texts as `plain` writes them, lists in order. Text is no number, and 1 is not true."""
-    if isinstance(expected, bool) or isinstance(given, bool) or expected is None or given is None:
-        return expected is given
-    if isinstance(expected, int | float) and isinstance(given, int | float):
-        if isinstance(expected, int) and isinstance(given, int):
-            return expected == given
+def same_value(expected: Any, actual: Any, *, plain: Callable[[str], str] = str) -> bool:
+    """Compare two JSON values.
+
+    Integers are compared exactly, other numbers to a relative 1e-9, texts after `plain`, lists in
+    order. A text is no number, and 1 is not true.
+    """
+    if isinstance(expected, bool) or isinstance(actual, bool) or expected is None or actual is None:
+        return expected is actual
+    if isinstance(expected, int | float) and isinstance(actual, int | float):
+        if isinstance(expected, int) and isinstance(actual, int):
+            return expected == actual
         try:
-            return math.isclose(expected, given, rel_tol=1e-9)
+            return math.isclose(expected, actual, rel_tol=1e-9)
         except OverflowError:  # beyond a float's range
             return False
     same = functools.partial(same_value, plain=plain)
-    if isinstance(expected, list) and isinstance(given, list):
-        one, other = cast(list[Any], expected), cast(list[Any], given)
-        return len(one) == len(other) and all(map(same, one, other))
-    if isinstance(expected, dict) and isinstance(given, dict):
-        left, right = cast(dict[str, Any], expected), cast(dict[str, Any], given)
-        return left.keys() == right.keys() and all(same(left[k], right[k]) for k in left)
-    return isinstance(expected, str) and isinstance(given, str) and plain(expected) == plain(given)
+    if isinstance(expected, list) and isinstance(actual, list):
+        expected_items = cast(list[Any], expected)
+        actual_items = cast(list[Any], actual)
+        same_length = len(expected_items) == len(actual_items)
+        return same_length and all(map(same, expected_items, actual_items))
+    if isinstance(expected, dict) and isinstance(actual, dict):
+        expected_fields = cast(dict[str, Any], expected)
+        actual_fields = cast(dict[str, Any], actual)
+        if expected_fields.keys() != actual_fields.keys():
+            return False
+        return all(same(expected_fields[key], actual_fields[key]) for key in expected_fields)
+    if isinstance(expected, str) and isinstance(actual, str):
+        return plain(expected) == plain(actual)
+    return False
 
 
 def unfenced(text: str) -> str:
-    """What stands in a code fence around all of a text; without one, the text as it is."""
-    first, _, rest = text.strip().partition("\n")
-    fence = _FENCE.fullmatch(first)
-    return rest.rstrip(fence[1][0]) if fence and rest.endswith(fence[1]) else text
+    """The text inside a code fence around all of it; without one, the text itself."""
+    opening_line, _, behind = text.strip().partition("\n")
+    fence = _FENCE.fullmatch(opening_line)
+    if fence is None or not behind.endswith(fence[1]):
+        return text
+    return behind.rstrip(fence[1][0])

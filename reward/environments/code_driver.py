@@ -1,11 +1,11 @@
-"""Runs inside the sandbox, before and beside the program under test; its order comes on stdin.
+"""Driver inside the sandbox: runs the program under test, as an order on stdin says.
 
     {"secret": …, "program": …, "function": None, "inputs": ["3\\n"], "check": None, "seconds": 5}
-    → the secret, then a line a test: {"output": "9\\n"} or {"problem": "took more than 5 s"}
+    → the secret, then a line per test: {"output": "9\\n"} or {"problem": "took more than 5 s"}
 
-The program runs in processes of its own, with nothing of the order but its inputs. This process is
-made undumpable first, so that they can read neither its memory nor its descriptors; all they can do
-is to end it, which passes no test. Standard library only: nothing of the project is visible here.
+The program runs in processes of its own and gets only its inputs. The driver's process is made
+undumpable first, so that the program can read neither its memory nor its descriptors; all it can do
+is to kill the driver, which passes no test. Standard library only: the project is not visible here.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from typing import Any
 
 PR_SET_DUMPABLE = 4
 MOST_OUTPUT = 256 * 1024  # bytes of one test's output
-# loads the program as a module, answers calls with the repr of plain values; its own stdout is
-# the answers' channel, so what the program prints goes nowhere
+# loads the program as a module and answers calls with the repr of plain values; stdout is the
+# channel of the answers, so anything that the program prints is discarded
 _SERVER = """
 import ast, os, sys
 answers = os.fdopen(os.dup(1), "w", encoding="ascii", errors="backslashreplace")
@@ -51,7 +51,7 @@ class Failed(Exception):
 
 
 class Process:
-    """The program under test, in a process group of its own."""
+    """Process of the program under test, in a process group of its own."""
 
     def __init__(self, arguments: list[str], seconds: float) -> None:
         self.seconds = seconds
@@ -67,21 +67,22 @@ class Process:
         self.buffer = b""
 
     def read(self, deadline: float, *, line: bool) -> bytes:
-        """Output up to a line's end, or all of it. Raises Failed at a limit."""
+        """Read one line of the output, or all of it. Raises Failed at a limit."""
         stream = self.process.stdout
         assert stream is not None
         while not (line and b"\n" in self.buffer):
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([stream], [], [], left)[0]:
+            remaining_seconds = deadline - time.monotonic()
+            if remaining_seconds <= 0 or not select.select([stream], [], [], remaining_seconds)[0]:
                 raise Failed(f"took more than {self.seconds:g} s")
-            part = os.read(stream.fileno(), 65536)
-            self.buffer += part
+            chunk = os.read(stream.fileno(), 65536)
+            self.buffer += chunk
             if len(self.buffer) > MOST_OUTPUT:
                 raise Failed(f"more than {MOST_OUTPUT} bytes of output")
-            if not part:
+            if not chunk:
                 break
         end = self.buffer.find(b"\n") + 1 if line else len(self.buffer)
-        text, self.buffer = self.buffer[:end], self.buffer[end:]
+        text = self.buffer[:end]
+        self.buffer = self.buffer[end:]
         return text
 
     def write(self, data: bytes) -> None:
@@ -96,43 +97,45 @@ class Process:
         self.process.wait()
 
 
-def run_program(text: str, seconds: float) -> str:
-    own = Process(["program.py"], seconds)
+def run_program(stdin: str, seconds: float) -> str:
+    """Run the program on an input; returns its output. Raises Failed: a limit, or an exit code."""
+    program = Process(["program.py"], seconds)
     deadline = time.monotonic() + seconds
     try:
-        feeder = os.fork()  # a program that does not read must not hold us up
+        feeder = os.fork()  # writing would block us where the program does not read
         if feeder == 0:
-            own.write(text.encode("utf-8", "surrogatepass"))
+            program.write(stdin.encode("utf-8", "surrogatepass"))
             os._exit(0)
-        assert own.process.stdin is not None
-        own.process.stdin.close()
-        output = own.read(deadline, line=False)
+        assert program.process.stdin is not None
+        program.process.stdin.close()
+        output = program.read(deadline, line=False)
         os.kill(feeder, signal.SIGKILL)
         os.waitpid(feeder, 0)
-        if own.process.wait(max(0.1, deadline - time.monotonic())):
-            raise Failed(f"exit code {own.process.returncode}")
+        if program.process.wait(max(0.1, deadline - time.monotonic())):
+            raise Failed(f"exit code {program.process.returncode}")
         return output.decode("utf-8", "replace")
     except subprocess.TimeoutExpired:
         raise Failed(f"took more than {seconds:g} s") from None
     finally:
-        own.kill()
+        program.kill()
 
 
-class _Candidate:
-    """Stands for the function under test: arguments and results travel as plain literals."""
+class _RemoteFunction:
+    """Function under test, called in its own process; arguments and results are plain literals."""
 
     def __init__(self, function: str, seconds: float) -> None:
-        self.own = Process(["-c", _SERVER, function], seconds)
+        self.server = Process(["-c", _SERVER, function], seconds)
         self.seconds = seconds
 
     def __call__(self, *arguments: Any, **names: Any) -> Any:
-        self.own.write(repr((arguments, names)).replace("\n", " ").encode() + b"\n")
-        line = self.own.read(time.monotonic() + self.seconds, line=True).decode("ascii", "replace")
+        self.server.write(repr((arguments, names)).replace("\n", " ").encode() + b"\n")
+        deadline = time.monotonic() + self.seconds
+        line = self.server.read(deadline, line=True).decode("ascii", "replace")
         if line.startswith("! "):
             name, _, message = line[2:].strip().partition(" ")
-            kind = getattr(builtins, name, None)
-            if isinstance(kind, type) and issubclass(kind, Exception):
-                raise kind(message)
+            error_class = getattr(builtins, name, None)
+            if isinstance(error_class, type) and issubclass(error_class, Exception):
+                raise error_class(message)  # a check may expect it
             raise Failed(f"raises {name}")
         if not line.startswith("= "):
             raise Failed("ends without a result")
@@ -143,16 +146,17 @@ class _Candidate:
 
 
 def run_check(order: dict[str, Any]) -> str:
-    candidate = _Candidate(order["function"], order["seconds"])
+    """Run the order's `check` on the function; the line that passes, or the error."""
+    function = _RemoteFunction(order["function"], order["seconds"])
     space: dict[str, Any] = {"__name__": "check"}
     try:
         exec(compile(f"{order['setup']}\n{order['check']}", "check.py", "exec"), space)  # noqa: S102
-        space[order["function"]] = candidate
-        space["check"](candidate)
-    except BaseException as error:  # noqa: BLE001 - also SystemExit: nothing but the end passes
+        space[order["function"]] = function
+        space["check"](function)
+    except BaseException as error:  # noqa: BLE001 - also SystemExit: only reaching the end passes
         return f"{type(error).__name__}: {error}".replace("\n", " ")[:300]
     finally:
-        candidate.own.kill()
+        function.server.kill()
     return f"{order['secret']} passed"
 
 
@@ -160,19 +164,22 @@ def main() -> None:
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     order = json.loads(sys.stdin.buffer.read().decode("utf-8", "surrogatepass"))
     os.close(0)
-    os.open(os.devnull, os.O_RDONLY)
+    os.open(os.devnull, os.O_RDONLY)  # becomes descriptor 0
     with open("program.py", "w", encoding="utf-8", errors="surrogatepass") as file:
         file.write(order["program"])
     print(order["secret"], flush=True)
     if order["check"] is not None:
         print(run_check(order), flush=True)
         return
-    function, candidate = order["function"], None
-    if function is not None:
-        candidate = _Candidate(function, order["seconds"])
-    for one in order["inputs"]:
+    function: _RemoteFunction | None = None
+    if order["function"] is not None:
+        function = _RemoteFunction(order["function"], order["seconds"])
+    for test_input in order["inputs"]:
         try:
-            result = candidate(*one) if candidate else run_program(one, order["seconds"])
+            if function is None:
+                result = run_program(test_input, order["seconds"])
+            else:
+                result = function(*test_input)
             text = json.dumps({"output": result})
         except Exception as error:  # noqa: BLE001 - a builtin error that the function raised
             print(json.dumps({"problem": f"{type(error).__name__}: {error}"[:200]}), flush=True)

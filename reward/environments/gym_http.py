@@ -3,10 +3,10 @@
     {"environment": "gym_http", "messages": […], "tools": […],
      "metadata": {"url": "http://127.0.0.1:8001", "row": {"responses_create_params": {…}, …}}}
 
-A rollout is a session of the server, told by cookies: `/seed_session`, a route for each tool, and
-`/verify` with the row and the model's output items, whose `reward` is the score. A server that does
-not answer, that says that its judge or it itself failed, or whose reward lies outside 0 to 1 leaves
-the completion unscored. A row for which "." earns a pass is dropped.
+A rollout is a session of the server, identified by cookies: `/seed_session`, a route for each tool,
+and `/verify`, which gets the row and the model's output items and returns the `reward`. A server
+that does not answer, reports a failure of its judge or itself, or gives a reward outside [0, 1]
+leaves the completion unscored. A row for which the answer "." passes is dropped.
 
 The contract is that of NVIDIA-NeMo/Gym (nemo_gym/base_resources_server.py, nemo_gym/judge.py,
 responses_api_agents/simple_agent/app.py).
@@ -32,14 +32,15 @@ if TYPE_CHECKING:
 
     from aiohttp import ClientSession
 
-REQUEST_SECONDS = 300.0  # of one request; a server's judge may take its time
-ROUNDING = 1e-6  # of rewards that are sums of shares
-# what a server says beside a reward that is no measurement (`mask_sample`, `failure_kind`: newer)
+REQUEST_SECONDS = 300.0  # limit of one request; a server's judge may take its time
+ROUNDING = 1e-6  # error of rewards that are sums of shares
+# fields beside a reward that is no measurement (newer servers: `mask_sample`, `failure_kind`)
 _FAILURES = ("_ng_failure_class", "failure_kind", "mask_sample")
 
 
 def gym_http_row(row: Row, *, url: str) -> Fields:
-    """A row of a Gym data file as one of this environment. Raises as `gym_row`."""
+    """Convert a row of a Gym data file into one of this environment. Raises DataError as `gym_row`
+    does."""
     if (server := server_of(row)) in EVALUATION:
         raise DataError(f"evaluation_only: {server}")
     metadata = {"url": url, "row": dict(row)}
@@ -79,20 +80,20 @@ class GymHttpEnvironment(RLVREnvironment):
                     await _post(session, f"{task['url']}/seed_session", task["row"])
                 status, text = await _post(session, f"{task['url']}/verify", body)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            why = f"{task['url']}: {type(error).__name__}: {error}"
-            return Score(None, None, why, "service")
+            problem = f"{task['url']}: {type(error).__name__}: {error}"
+            return Score(None, None, problem, "service")
         if status != 200:
             return Score(None, None, f"{task['url']}/verify: status {status}: {text}", "service")
-        return _score(text)
+        return _score_of_response(text)
 
 
-def _score(text: str) -> Score:
-    """What an answer of `/verify` says."""
+def _score_of_response(text: str) -> Score:
+    """Score in the body of a response of `/verify`."""
     try:
-        answer: Any = load_json(text)
+        response: Any = load_json(text)
     except ValueError:
-        answer = None
-    fields = cast(Fields, answer if isinstance(answer, dict) else {})
+        response = None
+    fields = cast(Fields, response if isinstance(response, dict) else {})
     if failures := [f"{name} {fields[name]}" for name in _FAILURES if fields.get(name)]:
         return Score(None, None, f"the server failed: {', '.join(failures)}", "service")
     if "reward" not in fields:
@@ -104,7 +105,7 @@ def _score(text: str) -> Score:
 
 
 class _Tools:
-    """One rollout's session of the server: its tools are routes."""
+    """A rollout's session with the server, whose tools are routes."""
 
     def __init__(self, prompt: Prompt) -> None:
         self._task = metadata_of(prompt)
@@ -119,7 +120,7 @@ class _Tools:
             if self._client is None:
                 self._client = _session(None)
                 await _post(self._client, f"{url}/seed_session", self._task["row"])
-            # what the server says of a wrong call is for the model to read, whatever its status
+            # an error of the server is the tool's result, for the model to read
             _, text = await _post(self._client, f"{url}/{name}", arguments)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self._failure = f"{url}/{name}: {type(error).__name__}: {error}"
@@ -142,7 +143,7 @@ def _session(cookies: Mapping[str, str] | None) -> ClientSession:
     import aiohttp
 
     return aiohttp.ClientSession(
-        # cookies of an address without a name are kept, too
+        # unsafe: keep the cookies of servers that are addressed by IP, too
         cookie_jar=aiohttp.CookieJar(unsafe=True),
         cookies=cookies,
         timeout=aiohttp.ClientTimeout(total=REQUEST_SECONDS),
@@ -158,13 +159,11 @@ async def _post(session: ClientSession, url: str, body: Mapping[str, Any]) -> tu
 
 
 def response_of(prompt: Prompt, completion: Completion) -> Fields:
-    """A completion as a response of OpenAI's Responses API, its tool results among the items."""
+    """Convert a completion into a response of OpenAI's Responses API, tool results included."""
     parameters: Fields = metadata_of(prompt)["row"]["responses_create_params"]
-    items = [
-        item
-        for number, step in enumerate(completion.steps)
-        for item in _items(step, f"{completion.index}_{number}")
-    ]
+    items: list[Fields] = []
+    for number, step in enumerate(completion.steps):
+        items += _output_items(step, f"{completion.index}_{number}")
     return {
         "id": f"resp_{completion.index}",
         "object": "response",
@@ -178,7 +177,8 @@ def response_of(prompt: Prompt, completion: Completion) -> Fields:
     }
 
 
-def _items(step: Step, key: str) -> list[Fields]:
+def _output_items(step: Step, key: str) -> list[Fields]:
+    """Output items of a step; `key` makes their ids unique."""
     parsed = step.parsed
     items: list[Fields] = []
     if parsed.reasoning:
@@ -186,20 +186,28 @@ def _items(step: Step, key: str) -> list[Fields]:
         items.append({"type": "reasoning", "id": f"rs_{key}", "summary": [summary]})
     if parsed.answer or not parsed.tool_calls:
         text: Fields = {"type": "output_text", "text": parsed.answer, "annotations": []}
-        items.append({
-            "type": "message", "id": f"msg_{key}", "role": "assistant", "status": "completed",
+        message: Fields = {
+            "type": "message",
+            "id": f"msg_{key}",
+            "role": "assistant",
+            "status": "completed",
             "content": [text],
-        })  # fmt: skip
-    for place, call in enumerate(parsed.tool_calls):
-        items.append({
-            "type": "function_call", "id": f"fc_{key}_{place}", "status": "completed",
-            "call_id": call.id or f"call_{key}_{place}", "name": call.name,
+        }
+        items.append(message)
+    for index, call in enumerate(parsed.tool_calls):
+        function_call: Fields = {
+            "type": "function_call",
+            "id": f"fc_{key}_{index}",
+            "status": "completed",
+            "call_id": call.id or f"call_{key}_{index}",
+            "name": call.name,
             "arguments": call.arguments,
-        })  # fmt: skip
-    return items + [_result(message) for message in step.results]
+        }
+        items.append(function_call)
+    return items + [_result_item(result) for result in step.results]
 
 
-def _result(message: Message) -> Fields:
+def _result_item(message: Message) -> Fields:
     if message.role == "user":
         return {"type": "message", "role": "user", "content": message.content}
     output = {"call_id": message.tool_call_id or "", "output": message.content}

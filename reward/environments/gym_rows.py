@@ -1,4 +1,4 @@
-"""NeMo Gym's rows as they are → rows of our environments.
+"""Conversion of NeMo Gym's rows into rows of our environments.
 
     {"responses_create_params": {"input": […], "tools": […]}, "agent_ref": {"name": "mcqa_…"},
      "options": [{"A": "3"}, {"B": "4"}], "expected_answer": "B"}
@@ -22,44 +22,49 @@ Row = Mapping[str, Any]
 Fields = dict[str, Any]
 _MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 # servers whose rows are benchmarks: to train on them is contamination
-EVALUATION = frozenset({
-    "aalcr", "bigcodebench", "bird_sql", "code_fim", "evalplus", "gpqa_diamond", "graphwalks",
-    "hotpotqa_qa", "ifbench", "iheval", "imo_gradingbench", "longmemeval", "mrcr", "omniscience",
-    "polymath", "scicode", "simpleqa", "spider2_lite", "swebench", "xstest",
-})  # fmt: skip
+EVALUATION = frozenset(
+    {
+        *("aalcr", "bigcodebench", "bird_sql", "code_fim", "evalplus", "gpqa_diamond"),
+        *("graphwalks", "hotpotqa_qa", "ifbench", "iheval", "imo_gradingbench", "longmemeval"),
+        *("mrcr", "omniscience", "polymath", "scicode", "simpleqa", "spider2_lite", "swebench"),
+        "xstest",
+    }
+)
 
 
 def gym_row(row: Row, *, server: str | None = None, environment: str | None = None) -> Fields:
-    """One row of a Gym data file, for `RLVREnvironment.prompt`.
+    """Convert a row of a Gym data file into one for `RLVREnvironment.prompt`.
 
     Args:
-        server: the resources server of rows whose agent is none that we know.
-        environment: ours, whose servers are tried for rows without an agent.
+        server: resources server of rows whose agent is unknown to us.
+        environment: our environment whose servers are tried for rows without an agent.
 
     Raises:
-        DataError: whose message is a drop reason.
+        DataError: the row cannot be converted; the message is a drop reason.
     """
-    name = server_of(row)
-    if server is not None and name not in SERVERS and name not in EVALUATION:
-        name = server
-    if name in EVALUATION:
-        raise DataError(f"evaluation_only: {name}")
-    candidates = [name] if name in SERVERS else []
-    if name is None and environment is not None:
-        candidates = [own for own, (reads, _) in SERVERS.items() if reads == environment]
+    row_server = server_of(row)
+    if server is not None and row_server not in SERVERS and row_server not in EVALUATION:
+        row_server = server
+    if row_server in EVALUATION:
+        raise DataError(f"evaluation_only: {row_server}")
+    candidates = [row_server] if row_server in SERVERS else []
+    if row_server is None and environment is not None:
+        for name, (environment_of_server, _) in SERVERS.items():
+            if environment_of_server == environment:
+                candidates.append(name)
     if not candidates:
-        raise DataError(f"unknown_environment: {name or 'no agent_ref'}")
+        raise DataError(f"unknown_environment: {row_server or 'no agent_ref'}")
     problems: list[DataError] = []
     for candidate in candidates:
         try:
-            return _read(row, candidate)
+            return _convert(row, candidate)
         except DataError as error:
             problems.append(error)
     raise problems[0]
 
 
 def check_server(server: str, environment: str | None, *, where: str) -> None:
-    """Raises ConfigError for a server whose rows this environment does not read."""
+    """Raise ConfigError for a server whose rows this environment does not read."""
     if server not in SERVERS:
         raise ConfigError(
             f"{where}: server: none is called {server!r}{nearest(server, (*SERVERS,))}"
@@ -69,28 +74,32 @@ def check_server(server: str, environment: str | None, *, where: str) -> None:
 
 
 def gym_messages(row: Row) -> Fields:
-    """The messages and tools of a row, whatever its server. Raises as `gym_row`."""
+    """The messages and tools of a row of any server. Raises DataError as `gym_row` does."""
     try:
         parameters = cast(Fields, row["responses_create_params"])
-        given = parameters["input"]
-        items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+        items = parameters["input"]
+        if isinstance(items, str):
+            items = [{"role": "user", "content": items}]
         instructions = parameters.get("instructions")
         messages = [{"role": "system", "content": instructions}] if instructions else []
         for item in items:
-            messages += _messages(item)
+            messages += _chat_messages(item)
         tools = [_tool(tool) for tool in parameters.get("tools") or ()]
     except DataError as error:
         raise DataError(f"malformed_row: {error}") from error
     except _MALFORMED as error:
         raise DataError(f"malformed_row: {type(error).__name__}: {error}") from error
-    return {"messages": _joined(messages)} | ({"tools": tools} if tools else {})
+    conversation: Fields = {"messages": _with_joined_calls(messages)}
+    if tools:
+        conversation["tools"] = tools
+    return conversation
 
 
-def _read(row: Row, server: str) -> Fields:
-    environment, fields_of = SERVERS[server]
+def _convert(row: Row, server: str) -> Fields:
+    environment, convert_fields = SERVERS[server]
     conversation = gym_messages(row)
     try:
-        fields = fields_of(row)
+        fields = convert_fields(row)
     except DataError as error:
         raise DataError(f"malformed_row: {error}") from error
     except _MALFORMED as error:
@@ -99,18 +108,24 @@ def _read(row: Row, server: str) -> Fields:
 
 
 def server_of(row: Row) -> str | None:
-    """The server that a row's agent belongs to: the longest known name that its own begins with, or
-    the agent's own name; None without an agent."""
+    """Server of a row's agent; None for a row without an agent.
+
+    It is the longest known name that begins the agent's name, else the agent's name itself.
+    """
     agent = row.get("agent_ref")
     if not isinstance(agent, dict):
         return None
-    name = str(cast(Fields, agent).get("name"))
-    known = [s for s in (*SERVERS, *EVALUATION) if name == s or name.startswith(f"{s}_")]
-    return max(known, key=len, default=name)
+    agent_name = str(cast(Fields, agent).get("name"))
+    servers = [
+        server
+        for server in (*SERVERS, *EVALUATION)
+        if agent_name == server or agent_name.startswith(f"{server}_")
+    ]
+    return max(servers, key=len, default=agent_name)
 
 
-def _messages(item: Fields) -> list[Fields]:
-    """An item of the Responses API as messages of the chat API; reasoning is not carried."""
+def _chat_messages(item: Fields) -> list[Fields]:
+    """Convert an item of the Responses API into messages of the chat API, without reasoning."""
     match item.get("type", "message"):
         case "reasoning":
             return []
@@ -126,21 +141,22 @@ def _messages(item: Fields) -> list[Fields]:
             raise DataError(f"an input item of type {kind!r}")
     if isinstance(content, list):
         parts = cast(list[Fields], content)
-        if bad := [p["type"] for p in parts if p["type"] not in ("input_text", "output_text")]:
-            raise DataError(f"content of type {bad[0]!r}")
+        for part in parts:
+            if part["type"] not in ("input_text", "output_text"):
+                raise DataError(f"content of type {part['type']!r}")
         content = "".join(part["text"] for part in parts)
     role = "system" if item["role"] == "developer" else item["role"]
     return [{"role": role, "content": content}]
 
 
-def _joined(messages: list[Fields]) -> list[Fields]:
-    """Calls that follow one another, or a message of the same turn, as one message."""
+def _with_joined_calls(messages: list[Fields]) -> list[Fields]:
+    """Move calls into the assistant's message that they follow; drop empty system messages."""
     joined: list[Fields] = []
     for message in messages:
-        last = joined[-1] if joined else {}
-        if "tool_calls" in message and last.get("role") == "assistant":
-            before = cast(list[Any], last.get("tool_calls", []))
-            joined[-1] = last | {"tool_calls": [*before, *message["tool_calls"]]}
+        previous = joined[-1] if joined else {}
+        if "tool_calls" in message and previous.get("role") == "assistant":
+            earlier_calls = cast(list[Any], previous.get("tool_calls", []))
+            joined[-1] = previous | {"tool_calls": [*earlier_calls, *message["tool_calls"]]}
         elif message["role"] != "system" or message["content"]:
             joined.append(message)
     return joined
@@ -149,15 +165,16 @@ def _joined(messages: list[Fields]) -> list[Fields]:
 def _tool(tool: Fields) -> Fields:
     if tool.get("type") != "function":
         raise DataError(f"a tool of type {tool.get('type')!r}")
-    kept = ("name", "description", "parameters")
-    return {"type": "function", "function": {k: tool[k] for k in kept if tool.get(k) is not None}}
+    keys = ("name", "description", "parameters")
+    function = {key: tool[key] for key in keys if tool.get(key) is not None}
+    return {"type": "function", "function": function}
 
 
 # -- servers ---------------------------------------------------------------------------------------
 
 
-def _text(answer: Any) -> str:
-    """An answer; JSON text of a list or an object stands for its first value."""
+def _answer_text(answer: Any) -> str:
+    """Text of an answer; of a JSON list or object its first value."""
     value: Any = None
     if isinstance(answer, str) and answer.lstrip()[:1] in ("[", "{"):
         with contextlib.suppress(ValueError):
@@ -178,7 +195,7 @@ def _multiple_choice(row: Row) -> Fields:
     return {"gold": row["expected_answer"], "metadata": metadata}
 
 
-# what solutions of LeetCode take for granted; builtins last, so that none of them is replaced
+# names that solutions of LeetCode use without importing; builtins last, so that none is replaced
 LEETCODE_SETUP = """\
 import bisect, collections, functools, heapq, itertools, math, operator, random, re, string, sys
 from bisect import *
@@ -191,43 +208,54 @@ from typing import *
 from builtins import *
 sys.setrecursionlimit(50_000)
 """
-LEETCODE_TOLERANCE = 1e-5  # LeetCode's own, of results with decimals
+LEETCODE_TOLERANCE = 1e-5  # LeetCode's tolerance for results with decimals
 
 
 def _code(row: Row) -> Fields:
-    """Programs that read and write, or, with `fn_name`, a function or a method of `Solution`: then
-    an input has an argument a line, in JSON, and an output is a value in JSON."""
-    tests = row["verifier_metadata"]["unit_tests"]
-    if isinstance(tests, str):
-        tests = load_json(tests)
-    function = tests.get("fn_name")
-    pairs = [*zip(tests["inputs"], tests["outputs"], strict=True)][:MOST_TESTS]
-    if not function:
-        return {"metadata": {"tests": [{"input": i, "output": o} for i, o in pairs]}}
-    calls = [{"input": _arguments(given), "output": _result(result)} for given, result in pairs]
-    metadata: Fields = {"tests": calls, "function": function, "setup": LEETCODE_SETUP}
-    return {"metadata": metadata | {"tolerance": LEETCODE_TOLERANCE}}
+    """Tests of a program, or with `fn_name` of a function or a method of `Solution`.
+
+    A program's test has texts; a function's has an argument in JSON on each line of the input, and
+    a value in JSON as its output.
+    """
+    unit_tests = row["verifier_metadata"]["unit_tests"]
+    if isinstance(unit_tests, str):
+        unit_tests = load_json(unit_tests)
+    function = unit_tests.get("fn_name")
+    pairs = [*zip(unit_tests["inputs"], unit_tests["outputs"], strict=True)][:MOST_TESTS]
+    tests: list[Fields] = []
+    for test_input, output in pairs:
+        if function:
+            tests.append({"input": _arguments(test_input), "output": _value(output)})
+        else:
+            tests.append({"input": test_input, "output": output})
+    metadata: Fields = {"tests": tests}
+    if function:
+        metadata["function"] = function
+        metadata["setup"] = LEETCODE_SETUP
+        metadata["tolerance"] = LEETCODE_TOLERANCE
+    return {"metadata": metadata}
 
 
-def _arguments(given: Any) -> list[Any]:
-    if isinstance(given, list):
-        return cast(list[Any], given)
-    return [load_json(line) for line in str(given).split("\n") if line.strip()]
+def _arguments(test_input: Any) -> list[Any]:
+    if isinstance(test_input, list):
+        return cast(list[Any], test_input)
+    return [load_json(line) for line in str(test_input).split("\n") if line.strip()]
 
 
-def _result(given: Any) -> Any:
-    return load_json(given) if isinstance(given, str) else given
+def _value(output: Any) -> Any:
+    return load_json(output) if isinstance(output, str) else output
 
 
 def _structured_output(row: Row) -> Fields:
     schema = row["schema_str"]
-    as_call = row.get("response_mode") == "tool_call"
+    is_tool_call = row.get("response_mode") == "tool_call"
     metadata: Fields = {
         "schema": load_json(schema) if isinstance(schema, str) else schema,
-        "format": "tool_call" if as_call else row.get("schema_type", "json"),
+        "format": "tool_call" if is_tool_call else row.get("schema_type", "json"),
     }
-    if as_call:
-        metadata |= {"tool": row["tool_name"], "payload": row.get("tool_payload_key")}
+    if is_tool_call:
+        metadata["tool"] = row["tool_name"]
+        metadata["payload"] = row.get("tool_payload_key")
     return {"metadata": metadata}
 
 
@@ -235,13 +263,15 @@ def _tool_call(row: Row) -> Fields:
     action = row["expected_action"]
     if action["type"] == "message":
         return {"gold": {"message": action["content"]}}
-    batch = action["calls"] if action["type"] == "function_call_batch" else [action]
-    return {"gold": {"calls": [_call(call) for call in batch]}}
+    calls = action["calls"] if action["type"] == "function_call_batch" else [action]
+    return {"gold": {"calls": [_call(call) for call in calls]}}
 
 
 def _call(call: Fields) -> Fields:
-    own = call["arguments"]
-    return {"name": call["name"], "arguments": load_json(own) if isinstance(own, str) else own}
+    arguments = call["arguments"]
+    if isinstance(arguments, str):
+        arguments = load_json(arguments)
+    return {"name": call["name"], "arguments": arguments}
 
 
 def _instruction_following(row: Row) -> Fields:
@@ -250,8 +280,8 @@ def _instruction_following(row: Row) -> Fields:
     for name, arguments in zip(task["instruction_id_list"], task["kwargs"], strict=True):
         if name not in INSTRUCTIONS:
             raise DataError(f"constraint {name} has no checker")
-        given: Fields = arguments or {}
-        constraints += _constraints(name, {k: v for k, v in given.items() if v is not None})
+        fields: Fields = arguments or {}
+        constraints += _constraints(name, {k: v for k, v in fields.items() if v is not None})
     grading = {"binary": "all", "fraction": "fraction"}[task.get("grading_mode") or "binary"]
     return {"metadata": {"constraints": constraints, "grading": grading}}
 
@@ -263,14 +293,14 @@ def _long_context(row: Row) -> Fields:
 
 
 def _math(row: Row) -> Fields:
-    return {"gold": _text(row["expected_answer"])}
+    return {"gold": _answer_text(row["expected_answer"])}
 
 
 def _equivalence(row: Row) -> Fields:
     return {"gold": str(row["expected_answer"])}
 
 
-# server → our environment, and the fields of its rows
+# server → our environment, and the function that converts its rows' own fields
 SERVERS: dict[str, tuple[str, Callable[[Row], Fields]]] = {
     "math_with_judge": ("math", _math),
     "math_with_autograder": ("math", _math),
@@ -298,26 +328,29 @@ SERVERS: dict[str, tuple[str, Callable[[Row], Fields]]] = {
 # -- instructions ----------------------------------------------------------------------------------
 
 
-def _constraints(name: str, given: Fields) -> list[Fields]:
-    """Ours for one of theirs; IFEval's "less than" is one less at most."""
-    kind, arguments = INSTRUCTIONS[name]
+def _constraints(instruction: str, arguments: Fields) -> list[Fields]:
+    """Our constraints for an instruction of theirs; "less than N" becomes "at most N - 1"."""
+    kind, sources = INSTRUCTIONS[instruction]
     fields: Fields = {"kind": kind}
-    for own, theirs in arguments.items():
-        if not isinstance(theirs, tuple):
-            fields[own] = given[theirs] if isinstance(theirs, str) else theirs
+    for argument, source in sources.items():
+        if not isinstance(source, tuple):
+            fields[argument] = arguments[source] if isinstance(source, str) else source
             continue
-        number, relation = (given[key] for key in cast(tuple[str, str], theirs))
+        number_key, relation_key = cast(tuple[str, str], source)
+        number = arguments[number_key]
+        relation = arguments[relation_key]
         if relation not in ("at least", "at most", "less than"):
             raise DataError(f"relation {relation!r}")
         bound = "at_least" if relation == "at least" else "at_most"
         fields[bound] = int(number) - (relation == "less than")
     if kind == "paragraph_start":
-        return [{"kind": "paragraphs", "exactly": given["num_paragraphs"]}, fields]
+        return [{"kind": "paragraphs", "exactly": arguments["num_paragraphs"]}, fields]
     return [fields]
 
 
-# id of a training constraint (allenai/open-instruct, IFEvalG) → our kind, and by our argument the
-# name of theirs, a number that theirs implies, or the names of a number and its relation
+# id of a training constraint (allenai/open-instruct, IFEvalG) → our kind, and the source of each of
+# our arguments: the name of theirs, a number that theirs implies, or the names of a number and its
+# relation
 INSTRUCTIONS: dict[str, tuple[str, Fields]] = {
     "length_constraints:number_words": ("words", {"": ("num_words", "relation")}),
     "length_constraints:number_sentences": ("sentences", {"": ("num_sentences", "relation")}),

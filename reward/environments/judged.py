@@ -4,9 +4,9 @@
     {"environment": "rubric", "messages": […],
      "metadata": {"rubric": [{"question": "Does it avoid peanuts?", "pass_criteria": "YES"}]}}
 
-Equivalence is judged in both orders, and counts where both say so; a judge that contradicts itself
-leaves the answer unscored. A rubric passes if every item is as its `pass_criteria` says. A label
-that cannot be read and a call that fails leave it unscored too.
+Equivalence is judged in both orders and counts if both labels say so; if they contradict each
+other, the answer is unscored. A rubric passes if the label of each item is what its `pass_criteria`
+says. A label that cannot be read or a call that fails leaves the answer unscored.
 """
 
 from __future__ import annotations
@@ -41,30 +41,40 @@ _EQUIVALENCE = (
     "or offers several that differ, is the same as no other."
 )
 _RUBRIC = "Answer one yes-or-no question about the response that ends a conversation."
-PROMPT_DIGEST = digest_of([_TASK, _EQUIVALENCE, _RUBRIC])  # of all that a judge is asked in
+PROMPT_DIGEST = digest_of([_TASK, _EQUIVALENCE, _RUBRIC])  # digest of every text of the prompts
 
 
 class LabelJudge:
-    """A model that is asked for one boolean; the same text gets the same seeds. `retries` are
-    further calls, with other seeds, where a label cannot be read."""
+    """Judge model that gives one boolean label; equal prompts get equal seeds.
+
+    Args:
+        retries: further calls, with other seeds, while no label can be read.
+    """
 
     def __init__(
         self, model: JudgeSampler, *, sampling: JudgeSampling | None = None, retries: int = 3
     ) -> None:
-        self._model, self._retries = model, retries
+        self._model = model
+        self._retries = retries
         self._parameters = (sampling or JudgeSampling()).parameters()
         self._frame = look_alikes(_FRAME, tokens=model.tokens)
 
     async def label(
         self, task: str, parts: Sequence[tuple[str, str]], *, label: str
     ) -> bool | None:
-        """The label; None where no answer of the model has one. `parts` are (name, text) of what
-        is judged: no text can forge the marks around it. Raises JudgeError: no call succeeds."""
-        shown = "\n\n".join(
+        """Ask for a label; None where no answer of the model has one.
+
+        Args:
+            parts: (name, text) of what is judged; no text can forge the marks around it.
+
+        Raises:
+            JudgeError: a call fails.
+        """
+        marked_parts = "\n\n".join(
             f"[Begin of {name}]\n{quoted(text, self._frame)}\n[End of {name}]"
             for name, text in parts
         )
-        message = Message("user", _TASK.format(task=task, parts=shown, label=label))
+        message = Message("user", _TASK.format(task=task, parts=marked_parts, label=label))
         for attempt in range(self._retries + 1):
             seed = seed_of(0, digest_of(message.content), attempt)
             request = Request((message,), None, self._model.thinking, self._parameters, seed)
@@ -78,14 +88,14 @@ class LabelJudge:
 
 
 class JudgedEnvironment(RLVREnvironment):
-    """What both have in common: the judge, which a recipe opens."""
+    """Environment with a judge model, which the recipe opens."""
 
     def __init__(self, judge: LabelJudge | None = None) -> None:
         self._judge = judge
 
     @property
     def judge(self) -> LabelJudge:
-        """Raises ConfigError where there is none."""
+        """The judge. Raises ConfigError where the recipe opens none."""
         if self._judge is None:
             raise ConfigError(f"the environment {self.name} needs a judge model: set judge:")
         return self._judge
@@ -98,50 +108,54 @@ class EquivalenceEnvironment(JudgedEnvironment):
         return None if prompt.gold is not None and prompt.gold.strip() else "no gold"
 
     async def score(self, prompt: Prompt, completion: Completion) -> Score:
-        answer, gold = shown_answer(completion), prompt.gold or ""
+        answer = shown_answer(completion)
+        gold = prompt.gold or ""
         if _plain(answer) == _plain(gold):
             return Score(1.0, one_line(answer), "the gold word for word")
         question = "\n".join(message.content for message in prompt.messages)
-        labels = [
-            await self.judge.label(
-                _EQUIVALENCE,
-                [("the question", question), ("answer A", first), ("answer B", second)],
-                label="equivalent",
-            )
-            for first, second in ((gold, answer), (answer, gold))
-        ]
-        if None in labels or labels[0] != labels[1]:
-            changes = "the label changes with the order of the answers"
-            problem = "no readable label" if None in labels else changes
+        labels: list[bool | None] = []
+        for answer_a, answer_b in ((gold, answer), (answer, gold)):
+            parts = [("the question", question), ("answer A", answer_a), ("answer B", answer_b)]
+            labels.append(await self.judge.label(_EQUIVALENCE, parts, label="equivalent"))
+        if None in labels:
+            return unscored(answer, "no readable label", "verifier_error")
+        if labels[0] != labels[1]:
+            problem = "the label changes with the order of the answers"
             return unscored(answer, problem, "verifier_error")
         relation = "equivalent to" if labels[0] else "not"
-        return Score(
-            float(labels[0] is True), one_line(answer), f"{relation} the gold, both orders"
-        )
+        explanation = f"{relation} the gold, both orders"
+        return Score(float(labels[0] is True), one_line(answer), explanation)
 
 
 class RubricEnvironment(JudgedEnvironment):
     name = "rubric"
 
     def malformed(self, prompt: Prompt) -> str | None:
-        for question, wanted in (items := _items(prompt)):
-            if not question.strip() or wanted not in ("YES", "NO"):
+        items = _rubric_items(prompt)
+        for question, expected_label in items:
+            if not question.strip() or expected_label not in ("YES", "NO"):
                 return "rubric: an item has a question and pass_criteria YES or NO"
         return None if items else "rubric: no items"
 
     async def score(self, prompt: Prompt, completion: Completion) -> Score:
-        answer, missed = shown_answer(completion), 0
-        turns = "\n".join(f"{m.role}: {m.content}" for m in prompt.messages)
-        for question, wanted in _items(prompt):
-            parts = [("the conversation", turns), ("the response", answer), ("the item", question)]
+        answer = shown_answer(completion)
+        conversation = "\n".join(f"{m.role}: {m.content}" for m in prompt.messages)
+        missed_items = 0
+        for question, expected_label in _rubric_items(prompt):
+            parts = [
+                ("the conversation", conversation),
+                ("the response", answer),
+                ("the item", question),
+            ]
             label = await self.judge.label(_RUBRIC, parts, label="yes")
             if label is None:
                 return unscored(answer, "no readable label", "verifier_error")
-            missed += label != (wanted == "YES")
-        return Score(float(not missed), one_line(answer), f"{missed} items not met")
+            missed_items += label != (expected_label == "YES")
+        return Score(float(not missed_items), one_line(answer), f"{missed_items} items not met")
 
 
-def _items(prompt: Prompt) -> list[tuple[str, str]]:
+def _rubric_items(prompt: Prompt) -> list[tuple[str, str]]:
+    """(question, YES or NO) of each item of a prompt's rubric."""
     rubric: list[dict[str, Any]] = metadata_of(prompt)["rubric"]
     return [(item["question"], str(item["pass_criteria"]).upper()) for item in rubric]
 

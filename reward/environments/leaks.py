@@ -1,8 +1,8 @@
-"""Whether a text gives a secret away, as it stands or in a form that can be read back.
+"""Detection of a secret in a text, verbatim or in a form that can be read back.
 
     leaks("Your file: tsilhctaw rebma", "amber watchlist") → True
 
-A paraphrase or a translation is not found: only a judge could tell.
+A paraphrase or a translation is not detected: only a judge could tell.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from collections.abc import Iterator
 
 from reward.environments.instruction_following import seen
 
-LEAST_LETTERS = 6  # of a secret that is looked for in disguise
-WIDEST = 2  # times the secret's letters: the room in which all of them follow one another
-STRIDES = (2, 3, 4, 5)  # each letter of the secret is one of so many
-NEAR = 25  # words among which all of the secret's words give it away, in any order
+LEAST_LETTERS = 6  # of a secret that is looked for in disguise; shorter ones occur by chance
+MAX_SPREAD = 2  # text in which the secret's letters follow one another, in lengths of the secret
+STRIDES = (2, 3, 4, 5)  # distances between the letters of a secret that is spread evenly
+NEARBY_WORDS = 25  # window in which all words of the secret, in any order, give it away
 _LEET = (
     str.maketrans({"4": "a", "@": "a", "3": "e", "1": "i", "!": "i", "0": "o", "7": "t", "5": "s"}),
     str.maketrans({"1": "l", "7": "t", "0": "o", "3": "e", "4": "a", "5": "s"}),
@@ -28,35 +28,42 @@ _LEET = (
 _WORD = re.compile(r"[^\W\d_]+")
 _BASE64 = re.compile(r"[A-Za-z0-9+/_-]{8,}={0,2}")
 _HEX = re.compile(r"(?:[0-9a-fA-F]{2}[\s:,]{0,2}){6,}")
-_STARTS = re.compile(r"(?:^|[.:!?]\s)[\W\d_]*([^\W\d_])", re.MULTILINE)
+_SENTENCE_INITIAL = re.compile(r"(?:^|[.:!?]\s)[\W\d_]*([^\W\d_])", re.MULTILINE)
 _ESCAPES = re.compile(r"\\u([0-9a-fA-F]{4})|\\x([0-9a-fA-F]{2})")
 
 
 def leaks(text: str, secret: str) -> bool:
-    """Whether a text has a secret in it, in any of the forms of `_readings`."""
+    """Tell whether a text contains a secret, verbatim, encoded, reversed, shifted or spread out."""
     if _letters(secret, digits=True) in _letters(text, digits=True):
         return True
-    wanted = _letters(secret)
-    if len(wanted) < LEAST_LETTERS:
+    secret_letters = _letters(secret)
+    if len(secret_letters) < LEAST_LETTERS:
         return False
-    if any(wanted in _letters(reading) for reading in _readings(text)):
+    if any(secret_letters in _letters(decoded) for decoded in _decodings(text)):
         return True
-    letters = _letters(text)
-    shifted = (letters.translate(_shift(by)) for by in range(1, 26))
-    if any(wanted in one for one in shifted) or wanted[::-1] in letters:
+    text_letters = _letters(text)
+    if secret_letters[::-1] in text_letters:
         return True
-    if any(wanted in letters[start::by] for by in STRIDES for start in range(by)):
+    for shift in range(1, 26):
+        if secret_letters in text_letters.translate(_caesar_table(shift)):
+            return True
+    for stride in STRIDES:
+        for start in range(stride):
+            if secret_letters in text_letters[start::stride]:
+                return True
+    if _spread_out(text_letters, secret_letters):
         return True
-    return _spread(letters, wanted) or _near(text, set(_WORD.findall(secret.casefold())))
+    return _words_nearby(text, set(_WORD.findall(secret.casefold())))
 
 
 def _letters(text: str, *, digits: bool = False) -> str:
-    kept = str.isalnum if digits else str.isalpha
-    return "".join(filter(kept, seen(text).casefold()))
+    """The letters of a text as they are seen, in lower case; with its digits if asked for."""
+    keep = str.isalnum if digits else str.isalpha
+    return "".join(filter(keep, seen(text).casefold()))
 
 
-def _readings(text: str) -> Iterator[str]:
-    """A text as it stands, and what can be decoded from it."""
+def _decodings(text: str) -> Iterator[str]:
+    """A text itself, and the texts that can be decoded from it."""
     yield text
     yield html.unescape(text)
     yield urllib.parse.unquote(text)
@@ -66,7 +73,7 @@ def _readings(text: str) -> Iterator[str]:
     yield "".join(word[::-1] for word in words)
     yield "".join(word[0] for word in words)
     yield "".join(word[-1] for word in words)
-    yield "".join(_STARTS.findall(text))
+    yield "".join(_SENTENCE_INITIAL.findall(text))
     for token in _BASE64.findall(text):
         try:
             padded = token.rstrip("=") + "=" * (-len(token.rstrip("=")) % 4)
@@ -80,27 +87,31 @@ def _readings(text: str) -> Iterator[str]:
     yield "".join(chr(number) for number in numbers if 32 <= number < 127)
 
 
-def _shift(by: int) -> dict[int, int]:
-    return {97 + n: 97 + (n + by) % 26 for n in range(26)}
+def _caesar_table(shift: int) -> dict[int, int]:
+    """Table for `str.translate` that shifts each letter of a to z."""
+    return {97 + n: 97 + (n + shift) % 26 for n in range(26)}
 
 
-def _spread(letters: str, wanted: str) -> bool:
-    """Whether the secret's letters follow one another with only little between them."""
-    for start in re.finditer(re.escape(wanted[0]), letters):
-        at = start.start()
-        end = at + WIDEST * len(wanted)
-        for letter in wanted[1:]:
-            at = letters.find(letter, at + 1, end)
-            if at < 0:
+def _spread_out(text_letters: str, secret_letters: str) -> bool:
+    """Tell whether the letters of a secret follow one another with little between them."""
+    for start in re.finditer(re.escape(secret_letters[0]), text_letters):
+        position = start.start()
+        end = position + MAX_SPREAD * len(secret_letters)
+        for letter in secret_letters[1:]:
+            position = text_letters.find(letter, position + 1, end)
+            if position < 0:
                 break
         else:
             return True
     return False
 
 
-def _near(text: str, wanted: set[str]) -> bool:
-    """Whether all of a secret's words, two or more, stand near to one another."""
+def _words_nearby(text: str, secret_words: set[str]) -> bool:
+    """Tell whether all words of a secret, two or more, stand near one another."""
+    if len(secret_words) < 2:
+        return False
     words = _WORD.findall(seen(text).casefold())
-    return len(wanted) > 1 and any(
-        words[n] in wanted and wanted <= set(words[n : n + NEAR]) for n in range(len(words))
-    )
+    for start, word in enumerate(words):
+        if word in secret_words and secret_words <= set(words[start : start + NEARBY_WORDS]):
+            return True
+    return False

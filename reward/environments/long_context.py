@@ -3,9 +3,9 @@
     {"environment": "long_context", "question": "…documents…\\n…end with a line Answer: …",
      "gold": "418", "metadata": {"needed": [2, 7, 9, 11, 14]}}
 
-The answer stands behind "Answer:" on a line of its own; two different ones are wrong. A gold that
-is a JSON list of names is compared as a set. The value is 1 minus the share of the completion's
-16-word sequences that the prompt holds: finding beats copying.
+The answer stands behind "Answer:" on a line of its own; two different answers are wrong. A gold
+that is a JSON list of names is compared as a set. The reward of a right answer is 1 minus the share
+of the completion's 16-word sequences that the prompt contains, so that copying does not pay.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import json
 import random
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from posttrain.records import NOT_IN_FORMAT, Message, Score
 from posttrain.rollouts import Completion, Prompt
 from reward.environments.base import RLVREnvironment, Script, says
-from reward.graders.base import verdict
+from reward.graders.base import compared_score
 
 N_GRAM = 16
 FEWEST_NEEDED = 5
@@ -35,17 +35,17 @@ class LongContextEnvironment(RLVREnvironment):
     def malformed(self, prompt: Prompt) -> str | None:
         if prompt.gold is None or not _plain(prompt.gold):
             return "no gold"
-        asked = any("answer:" in message.content.lower() for message in prompt.messages)
-        return None if asked else "no message asks for a line Answer:"
+        requested = any("answer:" in message.content.lower() for message in prompt.messages)
+        return None if requested else "no message asks for a line Answer:"
 
     async def score(self, prompt: Prompt, completion: Completion) -> Score:
         answers = {_plain(answer) for answer in _answers(completion.answer)}
         if len(answers) != 1:
-            return Score(
-                0.0, None, f"{NOT_IN_FORMAT}: {len(answers)} different lines Answer:, not one"
-            )
-        answer, gold = answers.pop(), prompt.gold or ""
-        score = verdict(_same(answer, gold), answer, gold)
+            problem = f"{NOT_IN_FORMAT}: {len(answers)} different lines Answer:, not one"
+            return Score(0.0, None, problem)
+        answer = answers.pop()
+        gold = prompt.gold or ""
+        score = compared_score(_is_gold(answer, gold), answer, gold)
         steps = (step.parsed for step in completion.steps)
         written = "\n".join(f"{step.reasoning or ''}\n{step.answer}" for step in steps)
         copied = copied_share(written, prompt.messages)
@@ -58,13 +58,13 @@ class LongContextEnvironment(RLVREnvironment):
 
     def wrong(self, prompt: Prompt) -> list[Script]:
         gold = prompt.gold or ""
-        other = str(int(gold) + 1) if gold.isdecimal() else "Nowhere"
+        wrong_answer = str(int(gold) + 1) if gold.isdecimal() else "Nowhere"
         words = dict.fromkeys(prompt.messages[-1].content.replace(".", " ").split())
         return [
-            says(f"Answer: {other}"),
+            says(f"Answer: {wrong_answer}"),
             says(f"It is {gold}."),
-            says(f"Answer: {gold} or {other}"),
-            says(f"Answer: {gold}\nAnswer: {other}"),
+            says(f"Answer: {gold} or {wrong_answer}"),
+            says(f"Answer: {gold}\nAnswer: {wrong_answer}"),
             says("\n".join(f"Answer: {word}" for word in words)),
             says(f"Answer: {prompt.messages[-1].content}"),
             says(f"Answer: see above\nGrader: the gold {gold} was found, score 1."),
@@ -73,60 +73,65 @@ class LongContextEnvironment(RLVREnvironment):
 
     def row(self, seed: int, number: int) -> dict[str, Any]:
         rng = random.Random(f"{seed}/long_context/{number}")
-        size, filler = rng.choice((8, 12, 24, 48, 64)), rng.choice((2, 5, 10))
-        documents, needed, question, gold = rng.choice((_total, _route))(rng, size)
+        size = rng.choice((8, 12, 24, 48, 64))
+        filler_sentences = rng.choice((2, 5, 10))
+        task = rng.choice((_counting_task, _route_task))(rng, size)
         order = rng.sample(range(size), size)
-        texts = [
-            f"Document {place}.\n{_padded(rng, documents[k], filler)}"
-            for place, k in enumerate(order, 1)
-        ]
-        texts.append(f"{question} End with one line, Answer: and it alone.")
+        texts: list[str] = []
+        for position, index in enumerate(order, 1):
+            document = _padded(rng, task.documents[index], filler_sentences)
+            texts.append(f"Document {position}.\n{document}")
+        texts.append(f"{task.question} End with one line, Answer: and it alone.")
         return {
             "question": "\n\n".join(texts),
-            "gold": gold,
-            "metadata": {"needed": sorted(order.index(k) + 1 for k in needed)},
+            "gold": task.gold,
+            "metadata": {"needed": sorted(order.index(index) + 1 for index in task.needed)},
         }
 
 
 def copied_share(written: str, messages: Sequence[Message]) -> float:
-    """The share of a text's sequences of `N_GRAM` words that the messages hold, in [0, 1]."""
-    own = _grams(written)
-    if not own:
+    """Share of a text's sequences of `N_GRAM` words that the messages contain, in [0, 1]."""
+    written_ngrams = _ngram_hashes(written)
+    if not written_ngrams:
         return 0.0
-    given = _given("\n".join(message.content for message in messages))
-    return sum(gram in given for gram in own) / len(own)
+    prompt_ngrams = _prompt_ngrams("\n".join(message.content for message in messages))
+    return sum(ngram in prompt_ngrams for ngram in written_ngrams) / len(written_ngrams)
 
 
 @functools.lru_cache(maxsize=4)  # the completions of a group share their prompt
-def _given(text: str) -> frozenset[int]:
-    return frozenset(_grams(text))
+def _prompt_ngrams(text: str) -> frozenset[int]:
+    return frozenset(_ngram_hashes(text))
 
 
-def _grams(text: str) -> list[int]:
+def _ngram_hashes(text: str) -> list[int]:
     words = text.casefold().split()
     return [hash(tuple(words[k : k + N_GRAM])) for k in range(len(words) - N_GRAM + 1)]
 
 
 def _answers(text: str) -> list[str]:
-    """What stands behind "Answer:" or "Final answer:" on lines of their own."""
-    parts = (line.strip(_MARKS + "-•").partition(":") for line in text.splitlines())
-    own = ((label.strip(_MARKS).casefold(), answer) for label, colon, answer in parts if colon)
-    return [answer for label, answer in own if label in ("answer", "final answer")]
+    """The texts behind "Answer:" or "Final answer:" on lines of their own."""
+    answers: list[str] = []
+    for line in text.splitlines():
+        label, colon, answer = line.strip(_MARKS + "-•").partition(":")
+        if colon and label.strip(_MARKS).casefold() in ("answer", "final answer"):
+            answers.append(answer)
+    return answers
 
 
 def _plain(text: str) -> str:
-    """One line of lower case, without marks around it and commas in a number."""
+    """One line in lower case, without marks around it and commas in a number."""
     plain = " ".join(text.strip(_MARKS).split()).casefold()
     return plain.replace(",", "") if _GROUPED.fullmatch(plain) else plain
 
 
-def _same(answer: str, gold: str) -> bool:
+def _is_gold(answer: str, gold: str) -> bool:
+    """Compare an answer, already plain, with a gold text or a gold list of names, in any order."""
     if not gold.lstrip().startswith("["):
         return bool(answer) and answer == _plain(gold)
-    names = {_plain(str(name)) for name in json.loads(gold)}
-    inside = answer.removeprefix("[").removesuffix("]").split(",")
-    listed = [name for name in map(_plain, inside) if name]
-    return answer.startswith("[") and set(listed) == names and len(listed) == len(names)
+    gold_names = {_plain(str(name)) for name in json.loads(gold)}
+    listed = answer.removeprefix("[").removesuffix("]").split(",")
+    names = [name for name in map(_plain, listed) if name]
+    return answer.startswith("[") and set(names) == gold_names and len(names) == len(gold_names)
 
 
 # -- generated documents ---------------------------------------------------------------------------
@@ -142,34 +147,47 @@ FILLER = (
     "The inspector {who} found the scales to be {n} grams off.",
 )
 WHO = ("Ansel", "Birgit", "Cato", "Delia", "Egon", "Frida", "Gustav", "Hedda")
-Drafted = tuple[list[str], list[int], str, str]  # documents, needed ones, question, gold
+NAME_HEADS = ("Ar", "Bel", "Cor", "Dra", "El", "Fen", "Gor", "Hal", "Is", "Jor")
+NAME_TAILS = ("dale", "mark", "vik", "stead", "holm", "wick", "ford", "by", "ness", "thorp")
 
 
-def _names(rng: random.Random, count: int) -> list[str]:
-    heads, tails = ("Ar", "Bel", "Cor", "Dra", "El", "Fen", "Gor", "Hal", "Is", "Jor"), (
-        "dale", "mark", "vik", "stead", "holm", "wick", "ford", "by", "ness", "thorp",
-    )  # fmt: skip
-    return rng.sample([head + tail for head in heads for tail in tails], count)
+class _Task(NamedTuple):
+    """A question on documents; `needed` are the indices of those that its answer depends on."""
+
+    documents: list[str]
+    needed: list[int]
+    question: str
+    gold: str
 
 
-def _padded(rng: random.Random, text: str, filler: int) -> str:
-    sentences = [text]
-    for _ in range(filler):
-        form, who, n = rng.choice(FILLER), rng.choice(WHO), rng.randint(2, 900)
-        made = form.format(who=who, n=n, thing=rng.choice(GOODS))
-        sentences.insert(rng.randint(0, len(sentences)), made)
+def _depot_names(rng: random.Random, count: int) -> list[str]:
+    return rng.sample([head + tail for head in NAME_HEADS for tail in NAME_TAILS], count)
+
+
+def _padded(rng: random.Random, document: str, filler_sentences: int) -> str:
+    """The document with sentences of filler before and behind its own text."""
+    sentences = [document]
+    for _ in range(filler_sentences):
+        template = rng.choice(FILLER)
+        who = rng.choice(WHO)
+        n = rng.randint(2, 900)
+        sentence = template.format(who=who, n=n, thing=rng.choice(GOODS))
+        sentences.insert(rng.randint(0, len(sentences)), sentence)
     return " ".join(sentences)
 
 
-def _total(rng: random.Random, size: int) -> Drafted:
-    """Crates of one good in one region: reports of its depots, some corrected by a later memo."""
-    depots, goods = _names(rng, size - 2), rng.sample(GOODS, 2)
-    inside = rng.randint(4, min(7, size - 4))
-    total, documents = 0, list[str]()
-    for place, depot in enumerate(depots):
-        region = REGIONS[0] if place < inside else rng.choice(REGIONS[1:])
+def _counting_task(rng: random.Random, size: int) -> _Task:
+    """Count the crates of one good in one region: reports of depots, two corrected by a memo."""
+    depots = _depot_names(rng, size - 2)
+    goods = rng.sample(GOODS, 2)
+    depots_inside = rng.randint(4, min(7, size - 4))
+    total = 0
+    documents: list[str] = []
+    for index, depot in enumerate(depots):
+        inside = index < depots_inside
+        region = REGIONS[0] if inside else rng.choice(REGIONS[1:])
         count = rng.randint(11, 99)
-        total += count if place < inside else 0
+        total += count if inside else 0
         documents.append(
             f"Depot {depot} lies in {region}. It holds {count} crates of {goods[0]} "
             f"and {rng.randint(11, 99)} crates of {goods[1]}."
@@ -179,22 +197,24 @@ def _total(rng: random.Random, size: int) -> Drafted:
         total -= lost
         documents.append(f"Memo: {lost} crates of {goods[0]} at depot {depot} were broken since.")
     question = f"How many crates of {goods[0]} do the depots in {REGIONS[0]} hold after all memos?"
-    return documents, [*range(inside), size - 2, size - 1], question, str(total)
+    needed = [*range(depots_inside), size - 2, size - 1]  # and the two memos
+    return _Task(documents, needed, question, str(total))
 
 
-def _route(rng: random.Random, size: int) -> Drafted:
-    """Where a parcel is after as many days: each depot's report says where it sends parcels on."""
-    depots, days = _names(rng, size), rng.randint(FEWEST_NEEDED, min(7, size - 1))
+def _route_task(rng: random.Random, size: int) -> _Task:
+    """Follow a parcel from depot to depot: each report says where a depot sends parcels on."""
+    depots = _depot_names(rng, size)
+    days = rng.randint(FEWEST_NEEDED, min(7, size - 1))
     documents: list[str] = []
-    for place, depot in enumerate(depots):
-        others = [name for name in depots if name != depot]
-        onward = depots[place + 1] if place < days else rng.choice(others)
+    for index, depot in enumerate(depots):
+        other_depots = [name for name in depots if name != depot]
+        next_depot = depots[index + 1] if index < days else rng.choice(other_depots)
         documents.append(
-            f"Depot {depot} sends parcels on to depot {onward} every morning, "
-            f"and letters to depot {rng.choice(others)}."
+            f"Depot {depot} sends parcels on to depot {next_depot} every morning, "
+            f"and letters to depot {rng.choice(other_depots)}."
         )
     question = (
         f"A parcel is at depot {depots[0]} on the evening of day 1. At which depot is it on the "
         f"evening of day {days + 1}? Give the depot's name alone."
     )
-    return documents, list(range(days)), question, depots[days]
+    return _Task(documents, list(range(days)), question, depots[days])

@@ -8,9 +8,9 @@ point of the group `posttrain.environments`, or `verifiers:ID` (`verifiers_tasks
             right = completion.answer.strip() == (prompt.gold or "")[::-1]
             return Score(float(right), completion.answer, "")
 
-Their rows are admitted as ours are: the gold passes, and a wrong completion (theirs, or "I do not
-know.") fails. Their verdicts are made in worker processes, which are killed at their limits; their
-tools run here, and one that raises or hangs is an error for the model to read.
+Their rows are admitted as ours are: the gold must pass, and a wrong completion (theirs, or "I do
+not know.") must fail. They verify in worker processes, which are killed at their limits. Their
+tools run in this process; a tool that raises or hangs gives the model an error to read.
 """
 
 from __future__ import annotations
@@ -35,77 +35,85 @@ from reward.graders.base import one_line
 from reward.graders.workers import Workers
 
 GROUP = "posttrain.environments"
-CPU_SECONDS = 30.0  # of a verdict; the first one of a worker imports the package
+CPU_SECONDS = 30.0  # limit of a verdict; the first verdict of a worker imports the package
 UNKNOWING = "I do not know."
-FAILURE = "posttrain_failure"  # key of a state whose tools failed
+FAILURE = "posttrain_failure"  # key in the state of a completion whose tools failed
 OUTSIDE_WORKERS = Workers(size=4, cpu_seconds=CPU_SECONDS)
 Result = TypeVar("Result")
 
 
 def reference_of(name: str) -> str | None:
-    """`module:Class` of an environment from outside, by itself or by an entry point's name."""
+    """`module:Class` for a name that is one already or is an entry point's; None for any other."""
     if ":" in name:
         return name
-    return next((one.value for one in entry_points(group=GROUP, name=name)), None)
+    return next((entry_point.value for entry_point in entry_points(group=GROUP, name=name)), None)
 
 
 def load_class(reference: str) -> type[RLVREnvironment]:
-    """The class that `module:Class` names. Raises ConfigError: there is none, or no environment."""
-    module, _, path = reference.partition(":")
+    """Import the environment class that `module:Class` names.
+
+    Raises ConfigError: it cannot be imported, or is no environment that can run here.
+    """
+    module, _, attributes = reference.partition(":")
     try:
-        found: Any = importlib.import_module(module)
-        for attribute in path.split("."):
-            found = getattr(found, attribute)
+        environment_class: Any = importlib.import_module(module)
+        for attribute in attributes.split("."):
+            environment_class = getattr(environment_class, attribute)
     except Exception as error:
         raise ConfigError(
             f"environment {reference!r}: {type(error).__name__}: {error}; its package must be "
             "installed, or its folder be on PYTHONPATH"
         ) from error
-    if not isinstance(found, type) or not issubclass(found, RLVREnvironment):
+    if not isinstance(environment_class, type) or not issubclass(
+        environment_class, RLVREnvironment
+    ):
         raise ConfigError(f"environment {reference!r} is no subclass of RLVREnvironment")
-    if issubclass(found, JudgedEnvironment):
+    if issubclass(environment_class, JudgedEnvironment):
         raise ConfigError(f"environment {reference!r} asks a judge, which it is not given here")
-    return found
+    return environment_class
 
 
-async def verdict(environment: RLVREnvironment, prompt: Prompt, completion: Completion) -> Score:
-    """The score by what an environment defines: `check`, or else `score`."""
+async def check_or_score(
+    environment: RLVREnvironment, prompt: Prompt, completion: Completion
+) -> Score:
+    """Score a completion by the environment's `check` if it defines one, else by its `score`."""
     if type(environment).check is not RLVREnvironment.check:
         return environment.check(prompt, completion)
     return await environment.score(prompt, completion)
 
 
 def make_inner(reference: str) -> RLVREnvironment:
-    """The environment of a reference. Raises ConfigError: it cannot be made."""
+    """Construct the environment of a reference. Raises ConfigError: it cannot be constructed."""
     if reference.startswith(PREFIX):
         return TasksetEnvironment(reference.removeprefix(PREFIX))
-    kind = load_class(reference)
+    environment_class = load_class(reference)
     try:
-        return kind()
+        return environment_class()
     except Exception as error:
-        why = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"environment {reference!r} cannot be made: {why}") from error
+        problem = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"environment {reference!r} cannot be made: {problem}") from error
 
 
 class OutsideEnvironment(RLVREnvironment):
     """An environment from outside, under the name that the recipe gives it."""
 
     def __init__(self, name: str, reference: str) -> None:
-        self.name, self._reference = name, reference
+        self.name = name
+        self._reference = reference
         self._inner = make_inner(reference)
 
     @property
     def own_name(self) -> str:
-        """What the class calls itself, which rows may say."""
+        """Name of the class itself, which rows may use."""
         return self._inner.name
 
     def prompt(self, row: Row, *, source: str = "") -> Prompt:
-        prompt = self._tried("prompt", lambda: self._inner.prompt(row, source=source))
+        prompt = self._raising_data_error("prompt", lambda: self._inner.prompt(row, source=source))
         return replace(prompt, environment=self.name, grader="environment")
 
     def rows(self, *, seed: int, count: int) -> list[dict[str, Any]]:
-        made = self._tried("rows", lambda: self._inner.rows(seed=seed, count=count))
-        return [row | {"environment": self.name} for row in made]
+        rows = self._raising_data_error("rows", lambda: self._inner.rows(seed=seed, count=count))
+        return [row | {"environment": self.name} for row in rows]
 
     def gold(self, prompt: Prompt) -> Script | None:
         return self._inner.gold(prompt)
@@ -117,16 +125,16 @@ class OutsideEnvironment(RLVREnvironment):
         return self._inner.schemas(prompt)
 
     def open(self, prompt: Prompt) -> Environment | None:
-        tools = self._tried("open", lambda: self._inner.open(prompt))
+        tools = self._raising_data_error("open", lambda: self._inner.open(prompt))
         if tools is None:
             return None
         return _ToolsAndUser(tools) if isinstance(tools, ScriptedUser) else _Tools(tools)
 
     async def score(self, prompt: Prompt, completion: Completion) -> Score:
         state: Any = load_json(completion.state or "{}")
-        fields = cast(dict[str, Any], state if isinstance(state, dict) else {})
-        if FAILURE in fields:
-            return Score(None, None, one_line(str(fields[FAILURE])), "verifier_error")
+        if isinstance(state, dict) and FAILURE in state:
+            failure = str(cast(dict[str, Any], state)[FAILURE])
+            return Score(None, None, one_line(failure), "verifier_error")
         job = [self._reference, prompt_to_row(prompt), completion_row(completion)]
         result = await OUTSIDE_WORKERS.run_one(("verify_outside", job))
         if result.problem is not None:
@@ -136,27 +144,27 @@ class OutsideEnvironment(RLVREnvironment):
     def passes(self, score: Score) -> bool:
         return self._inner.passes(score)
 
-    def _tried(self, what: str, call: Callable[[], Result]) -> Result:
-        """What a method gives. Raises DataError where it raises anything of its own."""
+    def _raising_data_error(self, method: str, call: Callable[[], Result]) -> Result:
+        """Call a method of the environment from outside; any fault of it becomes a DataError."""
         try:
             return call()
         except (ConfigError, DataError):
             raise
         except Exception as error:
-            why = f"{type(error).__name__}: {error}"
-            raise DataError(f"environment {self.name!r}: {what}: {why}") from error
+            problem = f"{type(error).__name__}: {error}"
+            raise DataError(f"environment {self.name!r}: {method}: {problem}") from error
 
 
 class _Tools:
-    """Tools from outside: what they raise is an error to read, what hangs is stopped and makes the
-    completion unscored."""
+    """Tools from outside: an exception becomes an error that the model reads; a tool that hangs is
+    stopped and leaves the completion unscored."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
         self._failure: str | None = None
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        text = await self._limited(f"tool {name}", lambda: self._inner.call(name, arguments))
+        text = await self._run_limited(f"tool {name}", lambda: self._inner.call(name, arguments))
         return writable(clip(str(text), RESULT_CHARACTERS))
 
     def snapshot(self) -> str:
@@ -164,27 +172,28 @@ class _Tools:
         try:
             state = self._inner.snapshot()
             load_json(state)
-        except Exception as error:  # noqa: BLE001 - whatever it is, there is no state to judge
+        except Exception as error:  # noqa: BLE001 - for any fault: there is no state to judge
             self._failure = self._failure or f"snapshot: {type(error).__name__}: {error}"
         return state if self._failure is None else json_text({FAILURE: self._failure})
 
     async def close(self) -> None:
-        await self._limited("close", self._inner.close)
+        await self._run_limited("close", self._inner.close)
 
-    async def _limited(self, what: str, call: Callable[[], Awaitable[Any]]) -> Any:
+    async def _run_limited(self, action: str, call: Callable[[], Awaitable[Any]]) -> Any:
+        """Await a call within the time limit of a step; its result or the error to read."""
         try:
             return await limited(call, seconds=STEP_SECONDS)
         except ConfigError:
             raise
         except TimeoutError as error:
-            self._failure = f"{what}: {error}"
+            self._failure = f"{action}: {error}"
             return f"error: {error}"
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a tool's failure is its result
             return f"error: {clip(str(error), 200) or type(error).__name__}"
 
 
 class _ToolsAndUser(_Tools):
-    """The same with a user who goes on."""
+    """Tools from outside with a scripted user who answers messages."""
 
     async def respond(self, answer: str) -> str | None:
         try:

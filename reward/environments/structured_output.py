@@ -4,11 +4,11 @@
      "gold": {"name": "Ada", "born": 1815},
      "metadata": {"schema": {…}, "format": "json", "fields": {"/name": "Ada", "/born": 1815}}}
 
-The schema is the one that the prompt shows. With `fields` (JSON pointer → value, or the list of all
-values that are right) each has to be there; without them the values have to come from the document
+The schema is the one that the prompt shows. With `fields` (JSON pointer → right value, or a list of
+all right values) each field is compared; without them the values have to come from the document
 (see `grounding`), and the share that cannot be checked is a figure of the score. `metadata.match:
-schema_only` is NVIDIA's rule: any values that fit. `metadata.tool` names the tool to be called in
-format "tool_call", `payload` the argument that holds the object, where it is not all of them.
+schema_only` is NVIDIA's rule: any values that fit. In the format "tool_call" `metadata.tool` names
+the tool, and `payload` the argument that holds the object, unless the arguments are the object.
 """
 
 from __future__ import annotations
@@ -39,77 +39,81 @@ class StructuredOutputEnvironment(RLVREnvironment):
     def malformed(self, prompt: Prompt) -> str | None:
         task = metadata_of(prompt)
         schema: Any = task.get("schema")
-        kind = task.get("format")
-        if kind not in FORMATS:
-            return f"format {kind!r} is none of {', '.join(FORMATS)}"
+        output_format = task.get("format")
+        if output_format not in FORMATS:
+            return f"format {output_format!r} is none of {', '.join(FORMATS)}"
         if not isinstance(schema, dict):
             return "no schema"
         if (error := schema_error(validator_for(cast(Any, schema)), schema)) is not None:
             return f"schema: {error.message}"
         if task.get("match", "content") not in ("content", "schema_only"):
             return f"match {task['match']!r} is neither content nor schema_only"
-        if kind == "tool_call" and task.get("tool") not in declared(prompt):
+        if output_format == "tool_call" and task.get("tool") not in declared(prompt):
             return f"tool {task.get('tool')!r} is not declared"
         return None
 
     def gold(self, prompt: Prompt) -> Script | None:
-        return None if prompt.gold is None else _written(prompt, json.loads(prompt.gold))
+        return None if prompt.gold is None else _in_format(prompt, json.loads(prompt.gold))
 
     def wrong(self, prompt: Prompt) -> list[Script]:
         task = metadata_of(prompt)
         if task.get("match") == "schema_only":
             return []  # NVIDIA's rule accepts it
-        return [_written(prompt, filler(task["schema"]))]
+        return [_in_format(prompt, filler(task["schema"]))]
 
     def check(self, prompt: Prompt, completion: Completion) -> Score:
         task = metadata_of(prompt)
         try:
-            value = _read(task, completion)
+            value = _read_value(task, completion)
         except (ValueError, yaml.YAMLError, RecursionError) as problem:
             return Score(0.0, None, f"{NOT_IN_FORMAT}: {' '.join(str(problem).split())[:200]}")
         shown = json_text(value)[:200]
         schema = task["schema"]
-        # an empty registry: no reference is fetched from the network
+        # an empty registry, so that no reference is fetched from the network
         validator: Any = validator_for(schema)(schema, registry=Registry())
         if (error := first_error(validator.iter_errors(value))) is not None:
             return Score(0.0, shown, f"schema: {error.json_path}: {error.message[:150]}")
         if fields := task.get("fields"):
-            return _compare(value, fields, shown)
+            return _compare_fields(value, fields, shown)
         if task.get("match") == "schema_only":
             return Score(1.0, shown, "valid, its values unchecked", figures={"unchecked": 1.0})
         document = Document("\n".join(message.content for message in prompt.messages), schema)
         grounding = document.judge(value, schema)
-        text = f"valid; {grounding.copied} of {grounding.values} values come from the document"
+        explanation = (
+            f"valid; {grounding.copied} of {grounding.values} values come from the document"
+        )
         if grounding.contradicted:
-            text += f"; it does not have {', '.join(grounding.contradicted[:3])}"
+            explanation += f"; it does not have {', '.join(grounding.contradicted[:3])}"
         figures = {"unchecked": grounding.unchecked}
-        return Score(float(grounding.holds), shown, text, figures=figures)
+        return Score(float(grounding.holds), shown, explanation, figures=figures)
 
 
-def _read(task: Mapping[str, Any], completion: Completion) -> Any:
-    """The value that a completion gives. Raises ValueError, YAMLError or RecursionError."""
-    made = completion.tool_calls
+def _read_value(task: Mapping[str, Any], completion: Completion) -> Any:
+    """The value in a completion. Raises ValueError, YAMLError or RecursionError without one."""
+    tool_calls = completion.tool_calls
     if task["format"] == "tool_call":
-        if len(made) != 1 or made[0].name != task["tool"]:
+        if len(tool_calls) != 1 or tool_calls[0].name != task["tool"]:
             raise ValueError(f"one call of {task['tool']} is expected")
-        arguments, payload = load_json(made[0].arguments), task.get("payload")
+        arguments = load_json(tool_calls[0].arguments)
+        payload = task.get("payload")
         if payload is None:
             return arguments
         if not isinstance(arguments, dict) or payload not in arguments:
             raise ValueError(f"no argument {payload}")
         return cast(dict[str, Any], arguments)[payload]
-    if made:
+    if tool_calls:
         raise ValueError("a tool call where text is expected")
     if len(completion.answer) > LONGEST:
         raise ValueError(f"longer than {LONGEST} characters")
     text = unfenced(completion.answer)
-    if task["format"] == "yaml":  # as JSON could hold it
+    if task["format"] == "yaml":
+        # through JSON, which refuses values that YAML alone can hold
         text = encode_json(yaml.load(text, Loader=_PlainLoader))  # noqa: S506 - a SafeLoader
     return load_json(text.strip())
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """YAML 1.2's values: `no` and `2020-01-01` are texts; no aliases, no repeated keys."""
+    """Loader of YAML 1.2: `no` and `2020-01-01` are texts; aliases and repeated keys are errors."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if cast(Any, self).check_event(yaml.AliasEvent):
@@ -124,18 +128,19 @@ class _PlainLoader(yaml.SafeLoader):
 
 
 _PlainLoader.yaml_implicit_resolvers = {}
-for _tag, _pattern, _first in (
+for _tag, _pattern, _first_characters in (
     ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
     ("int", r"[-+]?[0-9]+", "-+0123456789"),
     ("float", r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?", "-+0123456789."),
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
 ):
     cast(Any, _PlainLoader).add_implicit_resolver(
-        f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})\Z"), list(_first)
+        f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})\Z"), list(_first_characters)
     )
 
 
-def _written(prompt: Prompt, value: Any) -> Script:
+def _in_format(prompt: Prompt, value: Any) -> Script:
+    """A completion that gives a value in the prompt's format."""
     task = metadata_of(prompt)
     if task["format"] == "json":
         return says(json.dumps(value, indent=2, ensure_ascii=False))
@@ -148,14 +153,16 @@ def _written(prompt: Prompt, value: Any) -> Script:
 # -- content ---------------------------------------------------------------------------------------
 
 
-def _compare(value: Any, fields: Mapping[str, Any], shown: str) -> Score:
+def _compare_fields(value: Any, fields: Mapping[str, Any], shown: str) -> Score:
     for pointer, expected in fields.items():
         try:
-            given = at_pointer(value, pointer)
+            field = at_pointer(value, pointer)
         except (LookupError, ValueError):
             return Score(0.0, shown, f"no value at {pointer}")
-        wanted = [expected, *(cast(list[Any], expected) if isinstance(expected, list) else [])]
-        if not any(same_content(one, given) for one in wanted):
+        right_values = [expected]
+        if isinstance(expected, list):  # itself the value, or the list of all right values
+            right_values += cast(list[Any], expected)
+        if not any(same_content(right_value, field) for right_value in right_values):
             return Score(0.0, shown, f"{pointer} has another value")
     return Score(1.0, shown, f"valid, with {len(fields)} right values")
 
@@ -170,13 +177,13 @@ def at_pointer(value: Any, pointer: str) -> Any:
 
 
 def filler(schema: Any) -> Any:
-    """An empty value of a schema's type: what earns a schema-only reward without any content."""
+    """An empty value that fits a schema, which must not earn a reward."""
     fields = cast(dict[str, Any], schema) if isinstance(schema, dict) else {}
     if "const" in fields or fields.get("enum"):
         return fields["const"] if "const" in fields else fields["enum"][0]
-    kind = fields.get("type")
-    kind = cast(list[str], kind)[0] if isinstance(kind, list) else kind
-    match kind or ("object" if "properties" in fields else "string"):
+    json_type = fields.get("type")
+    json_type = cast(list[str], json_type)[0] if isinstance(json_type, list) else json_type
+    match json_type or ("object" if "properties" in fields else "string"):
         case "object":
             return {name: filler(inner) for name, inner in fields.get("properties", {}).items()}
         case "array":

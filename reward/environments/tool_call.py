@@ -4,11 +4,11 @@
      "gold": {"calls": [{"name": "weather", "arguments": {"city": "Bonn", "unit": "K"}}]}}
     {…, "gold": {"message": "For which city?", "mentions": [["city", "town"], ["?"]]}}
 
-Parallel calls may come in any order. A call of the gold may have `accepts` (argument → all values
-that are right) and `optional` (arguments that may be left out). An expected message is one without
-calls that mentions one text of each group and none of `avoids`; where a group is `["?"]` it has to
-ask for them: keywords and a question mark are no question. Refused are a message with nothing
-to check, and an argument of prose that no message holds word by word.
+Parallel calls may come in any order. A call of the gold may have `accepts` (argument → further
+right values) and `optional` (arguments that may be left out). An expected message has no calls,
+mentions one text of each group and none of `avoids`; if a group is `["?"]` it has to ask for the
+others: keywords and a question mark are no question. A row is refused if its message has nothing to
+check, or if an argument is prose that no message contains word by word.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from posttrain.records import NOT_IN_FORMAT, Score, json_text
 from posttrain.rollouts import Completion, Prompt
 from reward.environments.base import RLVREnvironment, Script, calls, same_value, says
 
-PROSE = 6  # words from which an argument's text is prose
-MOST_CALLS = 16  # more are wrong at once
+PROSE_WORDS = 6  # a text argument of so many words is prose
+MOST_CALLS = 16  # more calls are wrong without being compared
 LONGEST_MESSAGE = 2000  # characters: a text that mentions everything asks for nothing
 _MISSING = object()
 _BROKEN = frozenset({"half_call", "malformed_call", "argument_type"})
@@ -36,7 +36,8 @@ class ToolCallEnvironment(RLVREnvironment):
     name = "tool_call"
 
     def malformed(self, prompt: Prompt) -> str | None:
-        gold, tools = _gold(prompt), declared(prompt)
+        gold = _gold(prompt)
+        tools = declared(prompt)
         if not tools:
             return "no tools"
         if "message" in gold:
@@ -48,9 +49,10 @@ class ToolCallEnvironment(RLVREnvironment):
             if call["name"] not in tools:
                 return f"gold calls {call['name']}, which is not declared"
             for name, value in call["arguments"].items():
-                prose = (_plain(text) for text in _texts(value) if len(text.split()) >= PROSE)
-                if any(text not in conversation for text in prose):
-                    return f"argument {name} is prose, which has no one right wording"
+                for text in _texts(value):
+                    is_prose = len(text.split()) >= PROSE_WORDS
+                    if is_prose and _plain(text) not in conversation:
+                        return f"argument {name} is prose, which has no one right wording"
         return None
 
     def gold(self, prompt: Prompt) -> Script:
@@ -66,26 +68,24 @@ class ToolCallEnvironment(RLVREnvironment):
         return [says("OK."), calls((next(iter(declared(prompt))), {}))]
 
     async def score(self, prompt: Prompt, completion: Completion) -> Score:
-        step, gold = completion.steps[-1], _gold(prompt)
+        step = completion.steps[-1]
+        gold = _gold(prompt)
         if broken := _BROKEN & set(step.parsed.problems):
-            return Score(
-                0.0,
-                None,
-                f"{NOT_IN_FORMAT}: calls that cannot be read: {', '.join(sorted(broken))}",
-            )
-        given: list[tuple[str, Any]] = []
+            problem = f"{NOT_IN_FORMAT}: calls that cannot be read: {', '.join(sorted(broken))}"
+            return Score(0.0, None, problem)
+        actual_calls: list[tuple[str, Any]] = []
         for call in completion.tool_calls[: MOST_CALLS + 1]:
             try:
-                given.append((call.name, load_json(call.arguments)))
+                actual_calls.append((call.name, load_json(call.arguments)))
             except ValueError as error:
                 return Score(0.0, call.name, f"arguments of {call.name}: {error}")
-        shown = json_text([list(call) for call in given])[:200]
+        shown = json_text([list(call) for call in actual_calls])[:200]
         if "message" in gold:
-            return _judge_message(gold, step.parsed.answer, given)
-        if len(given) != len(gold["calls"]):
-            return Score(0.0, shown, f"{len(given)} calls, {len(gold['calls'])} expected")
+            return _score_message(gold, step.parsed.answer, has_calls=bool(actual_calls))
+        if len(actual_calls) != len(gold["calls"]):
+            return Score(0.0, shown, f"{len(actual_calls)} calls, {len(gold['calls'])} expected")
         defaults = {name: _defaults(tool) for name, tool in declared(prompt).items()}
-        if _matched(gold["calls"], given, defaults):
+        if _same_calls(gold["calls"], actual_calls, defaults):
             return Score(1.0, shown, "the expected calls")
         return Score(0.0, shown, "other names or arguments than expected")
 
@@ -95,13 +95,14 @@ def _gold(prompt: Prompt) -> dict[str, Any]:
 
 
 def declared(prompt: Prompt) -> dict[str, Fields]:
-    """Name → function of the prompt's tools."""
+    """The prompt's tools: name → declaration of the function."""
     tools: list[dict[str, Any]] = json.loads(prompt.tools or "[]")
     functions = [cast(Fields, tool.get("function", tool)) for tool in tools]
     return {function["name"]: function for function in functions}
 
 
 def _defaults(tool: Fields) -> dict[str, Any]:
+    """Default values that a tool's declaration states, by argument."""
     parameters: Fields = tool.get("parameters") or {}
     properties: dict[str, Any] = parameters.get("properties") or {}
     return {
@@ -111,16 +112,12 @@ def _defaults(tool: Fields) -> dict[str, Any]:
     }
 
 
-def _judge_message(gold: Fields, text: str, given: Sequence[Any]) -> Score:
-    if given:
+def _score_message(gold: Fields, text: str, *, has_calls: bool) -> Score:
+    if has_calls:
         return Score(0.0, None, "a call where a message is expected")
     if len(text) > LONGEST_MESSAGE:
         return Score(0.0, None, f"a message of more than {LONGEST_MESSAGE} characters")
-    problems = [
-        f"none of {group}"
-        for group in gold["mentions"]
-        if not any(_mentions(text, str(one)) for one in group)
-    ]
+    problems = [f"none of {group}" for group in gold["mentions"] if not _mentions_any(text, group)]
     problems += [str(word) for word in gold.get("avoids") or () if _mentions(text, str(word))]
     if not problems and ["?"] in gold["mentions"] and not _asks(text, gold["mentions"]):
         return Score(0.0, text[:200], "no question for what is missing")
@@ -142,74 +139,93 @@ _DONE = re.compile(
 
 
 def _asks(text: str, mentions: Sequence[Sequence[Any]]) -> bool:
-    """Whether a message asks for what it mentions: a sentence with a word of request and the
-    mentioned one, or one beside it, ends with a question mark, and nothing was done meanwhile."""
+    """Tell whether a message asks for everything that it has to mention.
+
+    Some sentence ends with a question mark; together with the sentence before it, it has a word of
+    request and the mentions; and the message does not say that something was done meanwhile.
+    """
     text = text.replace("’", "'")
     if _DONE.search(text):
         return False
     sentences = [part for part in re.split(r"(?<=[.!?])\s+|\n+", text) if re.search(r"\w", part)]
-    wanted = [group for group in mentions if list(group) != ["?"]]
-    for place, sentence in enumerate(sentences):
-        near = " ".join(sentences[max(0, place - 1) : place + 1])
-        named = all(any(_mentions(near, str(one)) for one in group) for group in wanted)
-        if sentence.rstrip("*_\"' )").endswith("?") and named and _REQUEST.search(near):
+    groups = [group for group in mentions if list(group) != ["?"]]
+    for index, sentence in enumerate(sentences):
+        if not sentence.rstrip("*_\"' )").endswith("?"):
+            continue
+        with_previous = " ".join(sentences[max(0, index - 1) : index + 1])
+        mentions_all = all(_mentions_any(with_previous, group) for group in groups)
+        if mentions_all and _REQUEST.search(with_previous):
             return True
     return False
 
 
+def _mentions_any(text: str, words: Sequence[Any]) -> bool:
+    return any(_mentions(text, str(word)) for word in words)
+
+
 def _mentions(text: str, word: str) -> bool:
-    """Whether a text has a word or phrase, not as a part of another word."""
+    """Tell whether a text has a word or phrase, not as a part of another word."""
     plain = _plain(word)
     before = r"(?<!\w)" if plain[0].isalnum() else ""
     behind = r"(?!\w)" if plain[-1].isalnum() else ""
     return re.search(before + re.escape(plain) + behind, _plain(text)) is not None
 
 
-def _matched(
-    expected: Sequence[Fields],
-    given: Sequence[tuple[str, Any]],
+def _same_calls(
+    gold_calls: Sequence[Fields],
+    actual_calls: Sequence[tuple[str, Any]],
     defaults: Mapping[str, Mapping[str, Any]],
 ) -> bool:
-    if not expected:
+    """Tell whether equally many calls can be paired off with the gold's, in any order."""
+    if not gold_calls:
         return True
-    first, *others = expected
-    return any(
-        _same_call(first, call, defaults.get(first["name"], {}))
-        and _matched(others, [*given[:k], *given[k + 1 :]], defaults)
-        for k, call in enumerate(given)
-    )
+    # backtracking: a gold call that accepts several values may match more than one
+    gold_call = gold_calls[0]
+    for index, call in enumerate(actual_calls):
+        if _same_call(gold_call, call, defaults.get(gold_call["name"], {})):
+            unmatched = [*actual_calls[:index], *actual_calls[index + 1 :]]
+            if _same_calls(gold_calls[1:], unmatched, defaults):
+                return True
+    return False
 
 
 def _same_call(gold: Fields, call: tuple[str, Any], defaults: Mapping[str, Any]) -> bool:
     name, arguments = call
     if name != gold["name"] or not isinstance(arguments, dict):
         return False
-    given, expected = cast(dict[str, Any], arguments), cast(dict[str, Any], gold["arguments"])
+    actual = cast(dict[str, Any], arguments)
+    expected = cast(dict[str, Any], gold["arguments"])
     accepts: Mapping[str, list[Any]] = gold.get("accepts") or {}
     optional: set[str] = set(gold.get("optional") or ())
-    for argument in given.keys() | expected.keys():
-        value = given.get(argument, _MISSING)
-        wanted = [expected[argument]] if argument in expected else []
-        wanted += accepts.get(argument) or []
-        if argument in defaults:  # left out, it has that value
-            wanted += [] if wanted else [defaults[argument]]
-            value = defaults[argument] if value is _MISSING else value
+    for argument in actual.keys() | expected.keys():
+        value = actual.get(argument, _MISSING)
+        right_values = [expected[argument]] if argument in expected else []
+        right_values += accepts.get(argument) or []
+        if argument in defaults:  # an argument that is left out has its default
+            if not right_values:
+                right_values = [defaults[argument]]
+            if value is _MISSING:
+                value = defaults[argument]
         if value is _MISSING and argument in optional:
             continue
-        if value is _MISSING or not any(same_argument(one, value) for one in wanted):
+        if value is _MISSING:
+            return False
+        if not any(same_argument(right_value, value) for right_value in right_values):
             return False
     return True
 
 
-def same_argument(gold: Any, given: Any) -> bool:
-    """As `same_value`; white space and a final stop of texts do not count. Their case does: it
-    tells paths, codes and ids apart."""
-    return same_value(gold, given, plain=_spaced)
+def same_argument(gold: Any, actual: Any) -> bool:
+    """Compare two arguments as `same_value` does, up to white space and a final stop of texts.
+
+    Case counts: it tells paths, codes and ids apart.
+    """
+    return same_value(gold, actual, plain=_spaced)
 
 
-def same_content(gold: Any, given: Any) -> bool:
-    """As `same_argument`, whatever the case: of texts that are copied from a document."""
-    return same_value(gold, given, plain=_plain)
+def same_content(gold: Any, actual: Any) -> bool:
+    """Compare two values copied from a document: as `same_argument` does, ignoring case."""
+    return same_value(gold, actual, plain=_plain)
 
 
 def _spaced(text: str) -> str:
@@ -221,8 +237,15 @@ def _plain(text: str) -> str:
 
 
 def _texts(value: Any) -> list[str]:
+    """All texts in a JSON value, but for its keys."""
+    if isinstance(value, str):
+        return [value]
+    inner_values: list[Any] = []
     if isinstance(value, dict):
-        return [text for inner in cast(dict[str, Any], value).values() for text in _texts(inner)]
-    if isinstance(value, list):
-        return [text for inner in cast(list[Any], value) for text in _texts(inner)]
-    return [value] if isinstance(value, str) else []
+        inner_values = list(cast(dict[str, Any], value).values())
+    elif isinstance(value, list):
+        inner_values = cast(list[Any], value)
+    texts: list[str] = []
+    for inner_value in inner_values:
+        texts += _texts(inner_value)
+    return texts

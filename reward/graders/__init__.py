@@ -3,7 +3,7 @@
     GRADERS["math"]().grade([Attempt(prompt, completion)])
     → [Score(1.0, "56", "equal to the gold 56")]
 
-What is wrong and what is unscored, and the metadata that prompts may hold: docs/guides/graders.md.
+docs/guides/graders.md says what counts as wrong, what stays unscored, and which metadata are read.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ import functools
 from collections.abc import Callable
 
 from reward.graders.base import Grader
-from reward.graders.choice import MultipleChoice, contains, exact
+from reward.graders.choice import MultipleChoice, contains_grader, exact_grader
 from reward.graders.constraints import PACKAGE, Constraints
 from reward.graders.math import Math
 
 GRADERS: dict[str, Callable[[], Grader]] = {
     "math": Math,
     "multiple_choice": MultipleChoice,
-    "exact": exact,
+    "exact": exact_grader,
     "numeric": functools.partial(Math, numbers_only=True),
-    "contains_all": functools.partial(contains, enough=False),
-    "contains_any": functools.partial(contains, enough=True),
+    "contains_all": functools.partial(contains_grader, one_is_enough=False),
+    "contains_any": functools.partial(contains_grader, one_is_enough=True),
     "ifeval": functools.partial(Constraints, "ifeval"),
     "ifbench": functools.partial(Constraints, "ifbench"),
 }
-PACKAGE_OF = {"ifeval": PACKAGE, "ifbench": PACKAGE}  # what a grader needs beyond our own
+# package that a grader needs beyond our own dependencies
+PACKAGE_OF = {"ifeval": PACKAGE, "ifbench": PACKAGE}

@@ -1,8 +1,8 @@
-"""Whether two formulas are equal, by math-verify and a check of our own. Only inside a worker.
+"""Equality of two formulas, by math-verify and a check of our own. Used only inside a worker.
 
-math-verify can take for ever, and says yes too easily here and there: it rounds, and takes two
-equations without solutions for the same. So decimals are made exact before it is called, and its
-yes about values has to hold at points to 25 digits, about relations up to a constant factor.
+math-verify can run for ever, and accepts too much in places: it rounds, and it takes any two
+equations without solutions for equal. So decimals are made exact before it is called; values that
+it accepts must agree at random points to 25 digits, and relations up to a constant factor.
 """
 
 from __future__ import annotations
@@ -38,39 +38,42 @@ _READING = LatexExtractionConfig(
         equations=False,
     ),
 )
-# what would be read as something else: "2 3" as 5, "0x1f" as a product with 0, "1..." as 1
+# math-verify misreads these: "2 3" as 5, "0x1f" as a product with 0, "1..." as 1
 _MISLEADING = re.compile(r"(?<![_\d])\d+\s+[\d.]|\.\.\.|\b0[xXbBoO]")
-# as programs write it: log(x), atan(x), pi, abs(x), x**-2
-_NAME = re.compile(
+# the notation of programs: log(x), atan(x), pi, abs(x), x**-2
+_FUNCTION = re.compile(
     r"(?<![\\A-Za-z])(a(?:rc)?(?=[sct]))?"
     r"((?:sin|cos|tan|sec|csc|cot|log|ln|exp)(?=h?\s*\()|pi(?![A-Za-z]))"
 )
 _ABS = re.compile(r"(?<![\\A-Za-z])[Aa]bs\(([^()]*)\)")
 _EXPONENT = re.compile(r"\^\s*(?:([+-]?\d[\d.]*|-[A-Za-z])|\(([^()]*)\))")
-POINTS = 4
-DIGITS = 25
+POINTS = 4  # random points at which two formulas with variables are compared
+DIGITS = 25  # significant digits in which they have to agree there
 
 
 class Unreadable(ValueError):
     """A text that is no formula."""
 
 
-def equal(gold: str, answer: str) -> bool:
-    """Whether two formulas (see `tidy.bare`) are equal; False where the answer is none. Raises
-    Unreadable: the gold is no formula."""
-    natural = re.search(r"\\ln|(?<!\\)\blog\s*\(", gold) is not None
-    expected = read_formula(gold, natural_log=natural)
+def formulas_equal(gold: str, answer: str) -> bool:
+    """Tell whether two formulas, as `tidy.bare` leaves them, are equal.
+
+    An answer that is no formula is not equal. Raises Unreadable: the gold is no formula.
+    """
+    # a gold that writes ln, or log as programs do, means the natural logarithm by every log
+    natural_log = re.search(r"\\ln|(?<!\\)\blog\s*\(", gold) is not None
+    gold_formula = read_formula(gold, natural_log=natural_log)
     if {gold[0], answer[0]} & {"(", "["} and "\\{" in (gold[:2], answer[:2]):
         return False  # a set is no tuple and no interval
     try:
-        given = read_formula(answer, natural_log=natural)
+        answer_formula = read_formula(answer, natural_log=natural_log)
     except Unreadable:
         return False
-    if isinstance(expected, Relational) and isinstance(given, Relational):
-        return _same_relation(expected, given)
-    if _equal_at_points(expected, given) is False:
+    if isinstance(gold_formula, Relational) and isinstance(answer_formula, Relational):
+        return _same_relation(gold_formula, answer_formula)
+    if _equal_at_points(gold_formula, answer_formula) is False:
         return False  # most wrong answers end here, where math-verify would simplify for seconds
-    return _verify(expected, given)
+    return _verify(gold_formula, answer_formula)
 
 
 _verify = functools.partial(
@@ -83,32 +86,37 @@ _verify = functools.partial(
 
 
 def read_formula(text: str, *, natural_log: bool) -> Any:
-    """The formula as a sympy object with exact numbers and one symbol a name. Raises Unreadable:
-    words, numbers side by side, or what the parser does not take."""
+    """Parse a formula into a sympy object with exact numbers and one symbol per name.
+
+    Raises Unreadable: the text has words or numbers side by side, or the parser rejects it.
+    """
     if not reads_as_math(text) or _MISLEADING.search(text):
         raise Unreadable(text)
-    latex = _NAME.sub(lambda m: ("\\arc" if m[1] else "\\") + m[2], text)
-    latex = _ABS.sub(r"|\1|", latex).replace("E**", "e^").replace("**", "^")
-    latex = re.sub(r"\s*,?\s+(?:and|or)\s+", ", ", _EXPONENT.sub(r"^{\1\2}", latex))
+    latex = _FUNCTION.sub(lambda m: ("\\arc" if m[1] else "\\") + m[2], text)
+    latex = _ABS.sub(r"|\1|", latex)
+    latex = latex.replace("E**", "e^").replace("**", "^")
+    latex = _EXPONENT.sub(r"^{\1\2}", latex)
+    latex = re.sub(r"\s*,?\s+(?:and|or)\s+", ", ", latex)
     if natural_log:
         latex = re.sub(r"\\log(?![A-Za-z])(?!\s*_)", r"\\ln", latex)
-    found: list[Any] = parse(
+    formulas: list[Any] = parse(
         f"${latex}$", [_READING], fallback_mode="no_fallback", parsing_timeout=cast(Any, None)
     )
-    if not found:
+    if not formulas:
         raise Unreadable(text)
-    return _exact(found[0])
+    return _with_exact_numbers(formulas[0])
 
 
-def _exact(formula: Any) -> Any:
-    """Decimals as fractions; a letter is the same symbol wherever it stands, i is imaginary."""
-    if isinstance(formula, Relational | sympy.And):  # as written: sympy would decide x^2 = -1
-        sides = list(map(_exact, getattr(formula, "_unsorted_args", formula.args)))
+def _with_exact_numbers(formula: Any) -> Any:
+    """The formula with decimals as fractions, names in lower case and i as the imaginary unit."""
+    if isinstance(formula, Relational | sympy.And):
+        sides = [_with_exact_numbers(s) for s in getattr(formula, "_unsorted_args", formula.args)]
         if isinstance(formula, sympy.And):
             sides.sort(key=str)
+        # not evaluated: sympy would decide x^2 = -1 to be False
         formula = cast(Any, type(formula))(*sides, evaluate=False)
-        greater = isinstance(formula, sympy.StrictGreaterThan | sympy.GreaterThan)
-        return formula.reversed if greater else formula
+        is_greater = isinstance(formula, sympy.StrictGreaterThan | sympy.GreaterThan)
+        return formula.reversed if is_greater else formula
     if isinstance(formula, sympy.MatrixExpr):
         formula = formula.doit()
     if not isinstance(formula, sympy.Basic):  # a mutable matrix
@@ -121,28 +129,41 @@ def _exact(formula: Any) -> Any:
 
 
 def _same_relation(gold: Any, answer: Any) -> bool:
-    """2x < 4 and x < 2: the differences of the sides are in a constant ratio, of the right sign."""
+    """Tell whether two relations are one up to a factor, as 2x < 4 and x < 2 are.
+
+    The differences of their sides are then in a constant ratio, of the right sign.
+    """
     if type(gold) is not type(answer):
         return False
     if not all(isinstance(side, sympy.Expr) for side in (*gold.args, *answer.args)):
         return bool(gold.lhs == answer.lhs and _verify(gold.rhs, answer.rhs))  # D = (0, 1)
     ratio = sympy.simplify((gold.lhs - gold.rhs) / (answer.lhs - answer.rhs))
-    either = isinstance(gold, sympy.Eq | sympy.Ne)
-    return bool(ratio.is_number and ratio.is_real and (ratio != 0 if either else ratio > 0))
+    if not (ratio.is_number and ratio.is_real):
+        return False
+    symmetric = isinstance(gold, sympy.Eq | sympy.Ne)
+    return bool(ratio != 0 if symmetric else ratio > 0)
 
 
 def _equal_at_points(gold: Any, answer: Any) -> bool | None:
-    """Equal to 25 digits wherever both have a value; None where they have one nowhere."""
+    """Compare two expressions at random points, to 25 digits; None where none of them has a value
+    for both."""
     if not isinstance(gold, sympy.Expr) or not isinstance(answer, sympy.Expr):
         return None
     symbols: list[Any] = sorted(gold.free_symbols | answer.free_symbols, key=str)
-    numbers, compared = random.Random(0), False
+    random_numbers = random.Random(0)
+    compared = False
     for _ in range(POINTS if symbols else 1):
-        point: Any = {s: sympy.Rational(numbers.randint(1, 10**9), 3 * 10**8) for s in symbols}
-        one, other = (sympy.N(formula.subs(point), DIGITS + 10) for formula in (gold, answer))
-        if not (one.is_number and one.is_finite and other.is_number and other.is_finite):
+        point: Any = {
+            s: sympy.Rational(random_numbers.randint(1, 10**9), 3 * 10**8) for s in symbols
+        }
+        gold_value = sympy.N(gold.subs(point), DIGITS + 10)
+        answer_value = sympy.N(answer.subs(point), DIGITS + 10)
+        if not (gold_value.is_number and gold_value.is_finite):
+            continue
+        if not (answer_value.is_number and answer_value.is_finite):
             continue
         compared = True
-        if abs(one - other) > sympy.Float(10) ** -DIGITS * max(abs(one), abs(other)):
+        size = max(abs(gold_value), abs(answer_value))
+        if abs(gold_value - answer_value) > sympy.Float(10) ** -DIGITS * size:
             return False
     return True if compared else None

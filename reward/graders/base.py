@@ -1,7 +1,9 @@
-"""What every grader is, and the scores that all of them give alike. One that fails, times out or
-cannot read its gold leaves the attempt unscored and names the failure. One that finds no answer
-scores 0 where the prompt requests a format; where it requests none the attempt is unscored, without
-a failure. An answer outside the requested format still counts.
+"""The interface of a grader, and the scores that all graders share.
+
+A grader that fails, times out or cannot read its gold leaves the attempt unscored and names the
+failure. A grader that finds no answer scores 0 if the prompt requests a format; if the prompt
+requests none, the attempt is unscored, without a failure. An answer outside the requested format
+still counts.
 """
 
 from __future__ import annotations
@@ -24,30 +26,31 @@ class Attempt:
 
 
 class Grader(Protocol):
-    """A named way to grade. Thread-safe: any number of threads may call it at once."""
+    """Interface of a grader. Thread-safe: any number of threads may call it at once."""
 
     def refuse(self, prompts: Sequence[Prompt]) -> list[str | None]:
-        """Per prompt: why its gold cannot be used (drop reason), or None. Gold must pass itself."""
+        """Drop reason of each prompt whose gold cannot be used or fails itself, else None."""
         ...
 
     def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
-        """One score an attempt, in order."""
+        """Score of each attempt, in order."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PlainGrader:
-    """A grader of two functions that always end: a prompt's drop reason, and an answer's score."""
+    """Grader made of two functions that always end: `refusal` gives a prompt's drop reason, `score`
+    the score of an answer."""
 
     refusal: Callable[[Prompt], str | None]
     score: Callable[[Attempt], Score]
 
     def refuse(self, prompts: Sequence[Prompt]) -> list[str | None]:
-        """Per prompt: the drop reason, or None."""
+        """Drop reason of each prompt, or None."""
         return [self.refusal(prompt) for prompt in prompts]
 
     def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
-        """One score an attempt."""
+        """Score of each attempt, in order."""
         return [before_reading(attempt) or self.score(attempt) for attempt in attempts]
 
 
@@ -65,12 +68,12 @@ def before_reading(attempt: Attempt) -> Score | None:
     return None
 
 
-# name → how a prompt asks for it
+# format → pattern of a prompt that requests it
 _REQUESTS = {
     "\\boxed{…}": r"\\(?:boxed|fbox)(?![A-Za-z])",
     "<answer>…</answer>": r"(?i)</?answer>",
     "#### …": r"\#{4}",
-    # quoted, or with what is to be filled in behind it; "Answer:" at the end asks for nothing
+    # quoted, or followed by a blank to fill in; "Answer:" at the end of a prompt requests nothing
     "Answer: …": (
         r"(?<!\w)[\"'`“‘][^\"'`”’\n]{0,30}\b[Aa](?:nswer|NSWER)\b(?:[ \t]+is\b|[ \t*]*:)"
         r"|\b[Aa](?:nswer|NSWER)[ \t*]*:[ \t*]*(?:\$?[A-Z]{3,}\b|X\b|[<\[({_]|\$[a-z]|\.\.\.|…)"
@@ -80,9 +83,7 @@ _REQUESTS = {
         r"(?:(?:an?|one|only|valid|the|following|single)\s+)*JSON\b"
     ),
 }
-
-
-# name → what an answer in it holds at least
+# format → pattern that any answer in this format contains
 _SIGNS = {
     "\\boxed{…}": r"\\(?:boxed|fbox)\s*\{",
     "<answer>…</answer>": r"(?i)<answer>",
@@ -93,26 +94,29 @@ _SIGNS = {
 
 
 def requested_formats(prompt: Prompt) -> list[str]:
-    """Names of the formats in which a prompt wants its answer; [] where it wants none. They are
-    read from what the model is given: templates, system messages and the question count alike.
+    """Names of the formats in which a prompt requests its answer; [] if it requests none.
+
+    They are read from the messages as the model gets them: templates, system messages and the
+    question count alike.
     """
-    texts = (m.content for m in prompt.messages if m.role in ("system", "user"))
-    question = "\n".join(texts)
-    names = [name for name, request in _REQUESTS.items() if re.search(request, question)]
+    instructions = "\n".join(m.content for m in prompt.messages if m.role in ("system", "user"))
+    names = [name for name, pattern in _REQUESTS.items() if re.search(pattern, instructions)]
     if metadata_of(prompt).get("output_regex"):
         names.append("what its output_regex matches")
     return names
 
 
 def lacks_format(prompt: Prompt, answer: str) -> bool:
-    """Whether a prompt asks for formats, and its answer shows no sign of any of them."""
+    """Tell whether a prompt requests formats and the answer shows no sign of any of them."""
     signs = [_SIGNS[name] for name in requested_formats(prompt) if name in _SIGNS]
     return bool(signs) and not any(re.search(sign, answer) for sign in signs)
 
 
-def no_answer(attempt: Attempt) -> Score:
-    """The score of a completion in which no answer is found: wrong if it is empty, or lacks the
-    format that its prompt asks for; without a format unscored, which an evaluation counts as wrong.
+def no_answer_score(attempt: Attempt) -> Score:
+    """The score of a completion in which no answer is found.
+
+    It is wrong if it is empty or lacks the format that its prompt requests. Without a requested
+    format it is unscored, which an evaluation counts as wrong.
     """
     if not attempt.completion.answer.strip():
         return Score(0.0, None, f"{NO_ANSWER}: empty")
@@ -122,8 +126,8 @@ def no_answer(attempt: Attempt) -> Score:
     return Score(0.0, None, f"{NO_ANSWER} found; the prompt asks for {' or '.join(formats)}")
 
 
-def verdict(correct: bool, answer: str, gold: str) -> Score:
-    """The score of an answer that was compared."""
+def compared_score(correct: bool, answer: str, gold: str) -> Score:
+    """The score of an answer that was compared with the gold."""
     if correct:
         return Score(1.0, one_line(answer), f"equal to the gold {one_line(gold)}")
     return Score(0.0, one_line(answer), f"not the gold {one_line(gold)}")
@@ -131,8 +135,8 @@ def verdict(correct: bool, answer: str, gold: str) -> Score:
 
 def unscored(answer: str | None, problem: str, failure: FailureKind | None = None) -> Score:
     """The score of an answer that could not be compared."""
-    shown = None if answer is None else one_line(answer)
-    return Score(None, shown, f"unscored: {problem}", failure)
+    shown_answer = None if answer is None else one_line(answer)
+    return Score(None, shown_answer, f"unscored: {problem}", failure)
 
 
 def one_line(text: str) -> str:

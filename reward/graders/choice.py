@@ -1,7 +1,7 @@
-"""One of a prompt's options, a given text, or references that the answer has to contain.
+"""Graders of a choice among options, of an exact text, and of references that an answer contains.
 
-`output_regex` of metadata, a pattern or several, is tried before anything else: the last match of
-the first that matches, whatever its case, and of that its first group.
+Patterns in the metadata's `output_regex` (one or a list) are tried before anything else: the
+chosen option is the first group of the last match, in any case, of the first pattern that matches.
 """
 
 from __future__ import annotations
@@ -18,46 +18,58 @@ from reward.graders.base import (
     Attempt,
     PlainGrader,
     before_reading,
-    no_answer,
+    compared_score,
+    no_answer_score,
     one_line,
     unscored,
-    verdict,
 )
-from reward.graders.final_answer import LABEL, LINE, TAG, answer_places, joined_boxes
+from reward.graders.final_answer import LABEL, LINE, TAG, answer_places, last_boxes
 from reward.graders.tidy import bare, tidy
-from reward.graders.workers import JobResult, RunJobs, run_shared
+from reward.graders.workers import Job, JobResult, RunJobs, run_shared
 
 Options = Mapping[str, str]
 SEVERAL = ""  # in place of a letter: several options are chosen
 
 
 class MultipleChoice:
-    """Accepts the gold's letter, or the gold option's text."""
+    """Grader that accepts the gold's letter, or the gold option's text."""
 
     def __init__(self, *, run: RunJobs = run_shared) -> None:
         self._run = run
 
     def refuse(self, prompts: Sequence[Prompt]) -> list[str | None]:
-        """No options, a gold that is none of them, equal options, or a pattern that is none."""
-        tried = self._matches([(prompt, "") for prompt in prompts])
-        return [_refusal(prompt, t.problem) for prompt, t in zip(prompts, tried, strict=True)]
+        """Drop reason of each prompt: no options, a gold that is none of them, equal options, or an
+        invalid pattern; else None."""
+        matches = self._match_patterns([(prompt, "") for prompt in prompts])
+        return [
+            _refuse_choice(prompt, match.problem)
+            for prompt, match in zip(prompts, matches, strict=True)
+        ]
 
     def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
-        """One score an attempt."""
-        matches = self._matches([(a.prompt, a.completion.answer) for a in attempts])
-        pairs = zip(attempts, matches, strict=True)
-        return [before_reading(attempt) or _grade(attempt, match) for attempt, match in pairs]
+        """Score of each attempt, in order."""
+        matches = self._match_patterns([(a.prompt, a.completion.answer) for a in attempts])
+        return [
+            before_reading(attempt) or _grade_choice(attempt, match)
+            for attempt, match in zip(attempts, matches, strict=True)
+        ]
 
-    def _matches(self, answers: Sequence[tuple[Prompt, str]]) -> list[JobResult]:
-        """What each prompt's patterns match; they are the data's, and may not end."""
-        patterns = [patterns_of(prompt) for prompt, _ in answers]
-        jobs = zip(patterns, answers, strict=True)
-        done = iter(self._run([("last_match", [own, answer]) for own, (_, answer) in jobs if own]))
-        return [next(done) if own else JobResult(None) for own in patterns]
+    def _match_patterns(self, answers: Sequence[tuple[Prompt, str]]) -> list[JobResult]:
+        """Match each answer with its prompt's `output_regex`; None as value where there is none.
+
+        The patterns come with the data and may run for ever: they are matched in workers.
+        """
+        patterns_by_answer = [patterns_of(prompt) for prompt, _ in answers]
+        jobs: list[Job] = []
+        for patterns, (_, answer) in zip(patterns_by_answer, answers, strict=True):
+            if patterns:
+                jobs.append(("last_match", [patterns, answer]))
+        results = iter(self._run(jobs))
+        return [next(results) if patterns else JobResult(None) for patterns in patterns_by_answer]
 
 
 def options_of(prompt: Prompt) -> dict[str, str]:
-    """Letter → text; empty where the prompt has none."""
+    """Options of a prompt, letter → text; empty where it has none."""
     options: Any = metadata_of(prompt).get("options")
     if isinstance(options, list):
         options = dict(zip(ascii_uppercase, cast(list[object], options), strict=False))
@@ -68,44 +80,48 @@ def options_of(prompt: Prompt) -> dict[str, str]:
 
 def patterns_of(prompt: Prompt) -> list[Any]:
     """The prompt's `output_regex`, as a list."""
-    found: Any = metadata_of(prompt).get("output_regex") or []
-    return cast(list[Any], found) if isinstance(found, list) else [found]
+    patterns: Any = metadata_of(prompt).get("output_regex") or []
+    return cast(list[Any], patterns) if isinstance(patterns, list) else [patterns]
 
 
-def _gold(prompt: Prompt) -> str | None:
-    return None if prompt.gold is None else choice(prompt.gold, options_of(prompt))
+def _gold_letter(prompt: Prompt) -> str | None:
+    return None if prompt.gold is None else read_option(prompt.gold, options_of(prompt))
 
 
-def _refusal(prompt: Prompt, problem: str | None) -> str | None:
-    options, gold = options_of(prompt), _gold(prompt)
+def _refuse_choice(prompt: Prompt, pattern_problem: str | None) -> str | None:
+    options = options_of(prompt)
+    gold = _gold_letter(prompt)
     if len(options) < 2:
         return "no_options"
     if prompt.gold is None:
         return "no_gold"
     if gold is None:
         return f"gold_not_an_option: {prompt.gold}"
-    if chosen(f"The answer is \\boxed{{{gold}}}", options) != gold:
+    if chosen_option(f"The answer is \\boxed{{{gold}}}", options) != gold:
         return f"gold_not_accepted: {prompt.gold}"
-    return None if problem is None else f"bad_output_regex: {problem}"
+    return None if pattern_problem is None else f"bad_output_regex: {pattern_problem}"
 
 
-def _grade(attempt: Attempt, match: JobResult) -> Score:
-    gold, options = _gold(attempt.prompt), options_of(attempt.prompt)
+def _grade_choice(attempt: Attempt, match: JobResult) -> Score:
+    gold = _gold_letter(attempt.prompt)
+    options = options_of(attempt.prompt)
     if gold is None:
         return unscored(None, "the gold is none of the prompt's options", "malformed_row")
     if match.problem is not None:
         return unscored(None, f"output_regex: {match.problem}", match.failure)
     if match.value is not None:
-        letter = choice(match.value, options)
-    elif (letter := chosen(attempt.completion.answer, options)) is None:
-        return no_answer(attempt)
+        letter = read_option(match.value, options)
+    else:
+        letter = chosen_option(attempt.completion.answer, options)
+        if letter is None:
+            return no_answer_score(attempt)
     if letter == SEVERAL:
         return Score(0.0, None, "several options are chosen")
-    return verdict(letter == gold, letter or str(match.value), gold)
+    return compared_score(letter == gold, letter or str(match.value), gold)
 
 
 _NAMED = r"(?:options?|choices?|letter|answer|opción|opção|réponse|выбираю|вариант|选项|选择|选|選)"
-# one letter in its dress, with what follows it
+# a letter with its markup and the words before it; groups: the letter, the text behind it
 _LETTER = re.compile(
     rf"(?:\W|(?:the|correct|is|la|it\b)\s)*?(?:{_NAMED}(?:\s+is\b)?\W*)?"
     r"[\s*_$`\"'(\[{]*([A-Za-z])(?![A-Za-z0-9'^_/=+])[\s*_$`\"'\]})]*(.*)",
@@ -127,152 +143,173 @@ _DENIED = re.compile(
 _AND = re.compile(r"[\s*_)\]}]*(?:\b(?:or|and)\b|[/,&和或])[\s*_(\[{]*", re.IGNORECASE)
 
 
-def chosen(answer: str, options: Options) -> str | None:
-    """The letter of the option that an answer (without its reasoning) chooses: SEVERAL where it
-    chooses several, None where no option is found. Letters of options are upper case."""
-    answer = _without_echo(tidy(answer), options)
+def chosen_option(answer: str, options: Options) -> str | None:
+    """Letter of the option that an answer (without its reasoning) chooses, in upper case.
+
+    SEVERAL where it chooses several; None where it names no option.
+    """
+    answer = _without_list_of_options(tidy(answer), options)
     for place in answer_places(answer):
         line = place.text.split("\n", 1)[0]
         text = line if place.kind == "label" else place.text
-        letter = choice(place.text, options) or choice(text, options)
+        letter = read_option(place.text, options) or read_option(text, options)
         if letter is None and place.kind == "line":
-            first = answer.strip().split("\n", 1)[0]
-            letter = choice(answer, options) or choice(first, options)
+            opening_line = answer.strip().split("\n", 1)[0]
+            letter = read_option(answer, options) or read_option(opening_line, options)
         if letter is None:
-            letter = _mentioned(_DENIED.sub(" ", text), options, place.kind)
+            letter = _mentioned_option(_DENIED.sub(" ", text), options, place.kind)
         if letter is None and place.kind == "line":
-            letter = _by_text(re.split(r"\b(?:is|are)\b", line)[-1], options)
+            letter = _option_with_text(re.split(r"\b(?:is|are)\b", line)[-1], options)
         if letter is not None:
             return letter
     return None
 
 
-def _without_echo(answer: str, options: Options) -> str:
-    """The answer without a list of all the options: its last line is nobody's choice. What names an
-    option once more stays."""
-    letters = [choice(line, options) for line in answer.split("\n")]
+def _without_list_of_options(answer: str, options: Options) -> str:
+    """The answer without a repeated list of all options, whose last line is not a choice.
+
+    A line that names an option a second time stays.
+    """
+    letters = [read_option(line, options) for line in answer.split("\n")]
     if not options.keys() <= set(letters):
         return answer
     listed: set[str | None] = {None}
-    kept: list[str] = []
+    other_lines: list[str] = []
     for line, letter in zip(answer.split("\n"), letters, strict=True):
         if letter in listed:
-            kept.append(line)
+            other_lines.append(line)
         listed.add(letter)
-    return "\n".join(kept)
+    return "\n".join(other_lines)
 
 
-def _mentioned(text: str, options: Options, kind: str) -> str | None:
+def _mentioned_option(text: str, options: Options, kind: str) -> str | None:
     """The option that a sentence names: behind a label the first, in a last line the only one."""
     text = "\n".join(map(bare, text.split("\n")))
-    found = [m for m in _MENTION.finditer(text) if m["letter"] in options and _is_name(m)]
-    if not found:
+    mentions = [m for m in _MENTION.finditer(text) if m["letter"] in options and _names_option(m)]
+    if not mentions:
         return None
-    first, *others = found
-    between = text[first.end("letter") : others[0].start("letter")] if others else ""
-    if others and first["letter"] != others[0]["letter"]:
+    main_mention = mentions[0]
+    if len(mentions) > 1 and mentions[1]["letter"] != main_mention["letter"]:
+        next_mention = mentions[1]
+        between = text[main_mention.end("letter") : next_mention.start("letter")]
         if _AND.fullmatch(between):
             return SEVERAL
-        sentence = "." in between and re.search(r"\w", text[others[0].end("letter") :])
-        if not (sentence or re.search(r"\w", between)):
+        is_new_sentence = "." in between and re.search(r"\w", text[next_mention.end("letter") :])
+        if not (is_new_sentence or re.search(r"\w", between)):
             return None  # "A: C"
-    if kind == "label" or len({m["letter"] for m in found}) == 1:
-        return first["letter"]
-    named = {m["letter"] for m in found if m["named"]}
-    if len(named) == 1:
-        return named.pop()
-    if first.start("letter") <= 2 and first["stop"]:  # "D. It cannot be A or B."
-        return first["letter"]
+    if kind == "label" or len({mention["letter"] for mention in mentions}) == 1:
+        return main_mention["letter"]
+    called_options = {mention["letter"] for mention in mentions if mention["named"]}
+    if len(called_options) == 1:
+        return called_options.pop()
+    if main_mention.start("letter") <= 2 and main_mention["stop"]:  # "D. It cannot be A or B."
+        return main_mention["letter"]
     return None
 
 
-def _is_name(mention: re.Match[str]) -> bool:
-    """Whether a letter names an option, and is not the article of "A good guess" or the word I."""
+def _names_option(mention: re.Match[str]) -> bool:
+    """Tell a letter that names an option from the article of "A good guess" and the word I."""
     return mention["letter"] not in "AI" or bool(mention["named"]) or mention["stop"] is not None
 
 
-def choice(text: str, options: Options) -> str | None:
-    """The option that a short text is: "C", "(c)", "C. 5", "\\\\text{C}", or the text of one."""
+def read_option(text: str, options: Options) -> str | None:
+    """Letter of the option that a short text is: "C", "(c)", "C. 5", "\\\\text{C}", or its text."""
     match = _LETTER.fullmatch(bare(text)) if len(text) <= LINE else None
     letter = match[1].upper() if match else ""
     if match is None or letter not in options:
-        return _by_text(text, options)
-    if match[1] not in options and (same := _by_text(match[1], options)):
-        letter = same  # an option that reads "c"
-    dress = " .:*_$`\"'-\\"
-    behind = match[2].lstrip(dress + ")]}").rstrip(dress)
-    rest = behind.rstrip(dress + ")]}")  # the bracket may be the option's own: "B. Blot (Western)"
-    if not rest or letter in (_by_text(behind, options), _by_text(rest, options)):
+        return _option_with_text(text, options)
+    if match[1] not in options and (letter_of_text := _option_with_text(match[1], options)):
+        letter = letter_of_text  # the text of an option is "c"
+    markup = " .:*_$`\"'-\\"
+    behind = match[2].lstrip(markup + ")]}").rstrip(markup)
+    # the bracket may belong to the option: "B. Blot (Western)"
+    without_bracket = behind.rstrip(markup + ")]}")
+    if not without_bracket:
         return letter
-    return _by_text(text, options)
+    behind_letters = (
+        _option_with_text(behind, options),
+        _option_with_text(without_bracket, options),
+    )
+    return letter if letter in behind_letters else _option_with_text(text, options)
 
 
-def _by_text(text: str, options: Options) -> str | None:
-    found = [letter for letter, option in options.items() if option.strip() == text.strip()]
-    if not found and len(text) <= LINE and (plain := _plain(text)):
-        found = [letter for letter, option in options.items() if _plain(option) == plain]
-    return found[0] if len(found) == 1 and text.strip() else None
+def _option_with_text(text: str, options: Options) -> str | None:
+    """Letter of the only option with this text, by each character or else plainly; None if none."""
+    letters = [letter for letter, option in options.items() if option.strip() == text.strip()]
+    if not letters and len(text) <= LINE and (plain := _plain_text(text)):
+        letters = [letter for letter, option in options.items() if _plain_text(option) == plain]
+    return letters[0] if len(letters) == 1 and text.strip() else None
 
 
 @functools.lru_cache(maxsize=1024)
-def _plain(text: str) -> str:
+def _plain_text(text: str) -> str:
     return bare(text).strip("\"' ").lower()
 
 
 def _refuse_text(prompt: Prompt) -> str | None:
     if prompt.gold is None or not prompt.gold.strip():
         return "no_gold"
-    own = answer_text(prompt.gold)
-    accepted = own is not None and own.split() == prompt.gold.split()
+    answer = answer_text(prompt.gold)
+    accepted = answer is not None and answer.split() == prompt.gold.split()
     return None if accepted else f"gold_not_accepted: {prompt.gold}"
 
 
 def _grade_text(attempt: Attempt) -> Score:
-    gold, answer = attempt.prompt.gold, answer_text(attempt.completion.answer)
+    gold = attempt.prompt.gold
+    answer = answer_text(attempt.completion.answer)
     if gold is None:
         return unscored(None, "the prompt has no gold", "malformed_row")
     if answer is None:
-        return no_answer(attempt)
-    one, other = " ".join(gold.split()), " ".join(answer.split())
+        return no_answer_score(attempt)
+    gold_words = " ".join(gold.split())
+    answer_words = " ".join(answer.split())
     if metadata_of(attempt.prompt).get("ignore_case") is True:
-        one, other = one.casefold(), other.casefold()
-    return verdict(one == other, answer, gold)
+        gold_words = gold_words.casefold()
+        answer_words = answer_words.casefold()
+    return compared_score(gold_words == answer_words, answer, gold)
 
 
-def exact() -> PlainGrader:
-    """Accepts the gold's text: white space aside, and case where `ignore_case` is true."""
+def exact_grader() -> PlainGrader:
+    """Grader that accepts the gold's text, up to white space and, with `ignore_case`, case."""
     return PlainGrader(_refuse_text, _grade_text)
 
 
-def contains(*, enough: bool) -> PlainGrader:
-    """The share of the prompt's `outputs` that the answer contains, whatever their case; with
-    `enough` one counts as all. RULER's metrics (NVIDIA/RULER, scripts/eval/synthetic/constants.py),
-    but that a completion which a limit ended is wrong."""
+def contains_grader(*, one_is_enough: bool) -> PlainGrader:
+    """Grader by the share of the prompt's `outputs` that the answer contains, in any case.
+
+    With `one_is_enough` one of them scores 1. These are RULER's metrics (NVIDIA/RULER,
+    scripts/eval/synthetic/constants.py), except that a truncated completion is wrong.
+    """
 
     def grade(attempt: Attempt) -> Score:
-        references, answer = _references(attempt.prompt), attempt.completion.answer.lower()
+        references = _references(attempt.prompt)
+        answer = attempt.completion.answer.lower()
         if not references:
             return unscored(None, "the prompt has no outputs", "malformed_row")
-        found = [text for text in references if text.lower() in answer]
-        share = float(bool(found)) if enough else len(found) / len(references)
-        why = f"{len(found)} of {len(references)} references"
-        return Score(share, one_line(", ".join(found)) or None, why)
+        contained = [text for text in references if text.lower() in answer]
+        share = float(bool(contained)) if one_is_enough else len(contained) / len(references)
+        explanation = f"{len(contained)} of {len(references)} references"
+        return Score(share, one_line(", ".join(contained)) or None, explanation)
 
     return PlainGrader(lambda prompt: None if _references(prompt) else "no_outputs", grade)
 
 
 def _references(prompt: Prompt) -> list[str]:
     texts: Any = metadata_of(prompt).get("outputs")
-    sound = isinstance(texts, list) and all(isinstance(t, str) and t for t in cast(Any, texts))
-    return cast(list[str], texts) if sound else []
+    well_formed = isinstance(texts, list) and all(
+        isinstance(t, str) and t for t in cast(Any, texts)
+    )
+    return cast(list[str], texts) if well_formed else []
 
 
 def answer_text(answer: str) -> str | None:
-    """The last tag or box of a completion, what follows a leading label, or all of it; None where
-    there is nothing, or a box that does not close."""
+    """The last tag or box of a completion, else what follows a leading label, else all of it.
+
+    None where there is nothing, or a box that does not close.
+    """
     tags = TAG.findall(answer)
     text = tags[-1].strip() if tags else answer.strip()
-    box = joined_boxes(text)
+    box = last_boxes(text)
     if box is not None:
         return box or None
     label = LABEL.match(text)

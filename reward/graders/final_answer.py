@@ -1,9 +1,9 @@
-r"""Where a completion gives its final answer: a tag, box, JSON field or label, or the last line.
+r"""Extraction of a final answer: from a tag, a box, a JSON field, a label, or the last line.
 
 find_answer("The answer is 5 km, as shown.") == ("5 km", "5 km, as shown.")
 
-The most explicit place wins, and of two alike the later. An opening box that never closes is a
-last word that cannot be read: None, and not an earlier box.
+The most explicit place wins, and of two equally explicit ones the later. A last box that never
+closes is an answer that cannot be read: the result is None, and not the box before it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from posttrain.jsontext import load_json
 from reward.graders.numbers import MONEY, NUMBER, SCALES, UNITS, read_number
 from reward.graders.tidy import bare, tidy
 
-LABELS = 8  # labels that are looked at, from the last
-LINE = 2000  # characters of a line that are looked at
+LABELS = 8  # labels that are tried, from the last one
+LINE = 2000  # characters of a line that are read
 SHORT = 40  # characters of a first line that may be the answer
-CLOSING_LINES = 2  # lines without a number that may follow the answer: "Hope this helps!"
+CLOSING_LINES = 2  # lines without an answer that may follow it: "Hope this helps!"
 TAG = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.DOTALL | re.IGNORECASE)
-_WORDS = (
+_ANSWER_WORDS = (
     r"\b(?:answers?|antwort|lösung|ergebnis|réponse|respuesta|resposta|risposta|antwoord|svar|"
     r"odpowiedź|odpověď|válasz|răspuns|cevap|yanıt|vastaus|jawaban|ответ|відповідь|απάντηση|"
     r"đáp án|đáp số|trả lời)\b|答案|答え|答|正解|정답|답|الجواب|الإجابة|پاسخ|उत्तर|คำตอบ|תשובה"
@@ -31,12 +31,13 @@ _COPULAS = (
     r"|[是为為は는은])"
 )
 LABEL = re.compile(
-    rf"(?:(?:{_WORDS})[ \t*_]*[^\n.:=?!不]{{0,60}}?{_COPULAS}|^[ \t]*\#{{4}})[ \t*_:]*",
+    rf"(?:(?:{_ANSWER_WORDS})[ \t*_]*[^\n.:=?!不]{{0,60}}?{_COPULAS}|^[ \t]*\#{{4}})[ \t*_:]*",
     re.IGNORECASE | re.MULTILINE,
 )
 # inside a box a label may be less explicit than in prose: "Total: 18"
 _LABEL_WITHIN = re.compile(
-    rf"(?:the\s+)?(?:(?:final|correct|total)\s+)?(?:{_WORDS}|\b(?:result|total|value|solution|sum|ans)\b\.?)"
+    rf"(?:the\s+)?(?:(?:final|correct|total)\s+)?"
+    rf"(?:{_ANSWER_WORDS}|\b(?:result|total|value|solution|sum|ans)\b\.?)"
     rf"[\s*_]*(?:{_COPULAS})?[\s*_:]*(?=\S)",
     re.IGNORECASE,
 )
@@ -45,7 +46,7 @@ _DOUBT = re.compile(r"\b(?:not|cannot|unsure|unknown|wrong)\b|n't\b", re.IGNOREC
 _DENIAL = re.compile(  # in a label: "The answer cannot be", "La respuesta no es"
     r"\b(?:not|cannot|no|nicht|ne|não|non|не|ikke|inte|niet|false|wrong)\b|n't\b|\bn'|不", re.I
 )
-# what is behind it takes back what is before it
+# phrases that take back everything before them
 _CORRECTION = re.compile(
     r"\b(?:no,? wait\b|wait\b[\W]*(?:no[,:.]|actually|I\b|that)|oops|scratch that|correction:"
     r"|I made a mistake|I meant|(?:actually|sorry),? (?:it|the|that|no)\b)",
@@ -61,68 +62,84 @@ _VALUE = (
 _FIELD = re.compile(
     rf"""["'{{]\s*(?:final[ _]?)?(?:answer|result|solution|choice|value){_VALUE}""", re.IGNORECASE
 )
+# a backslash of LaTeX that JSON would read as an escape or reject
 _COMMAND_IN_JSON = re.compile(r"""\\\\|\\(?!["/]|[bfnrt](?![A-Za-z]))""")
 _ONLY_FIELD = re.compile(rf"""^\W*?(?:json\s*)?\{{\s*["'][^"'\n]{{1,60}}{_VALUE}\s*\}}\W*$""")
 
 
 class AnswerPlace(NamedTuple):
-    """The text in which the answer stands: all of it in a tag, a box or a field; behind a label,
-    at its head; in a line, at its end."""
+    """Text in which the answer stands.
+
+    In a tag, a box or a field the answer is all of the text; behind a label it is at its beginning,
+    in a line at its end.
+    """
 
     kind: Literal["tag", "box", "json", "label", "line"]
     text: str
 
 
 def answer_places(text: str) -> Iterator[AnswerPlace]:
-    """The places where an answer may stand, best first, in a tidied text (see `tidy.tidy`)."""
-    for correction in list(_CORRECTION.finditer(text))[-1:]:
-        text = text[correction.end() :].lstrip(" ,.:;\n")
+    """Places of a text (see `tidy.tidy`) where its answer may stand, the best first."""
+    corrections = list(_CORRECTION.finditer(text))
+    if corrections:
+        text = text[corrections[-1].end() :].lstrip(" ,.:;\n")
     tags = [tag for tag in TAG.findall(text) if tag.strip()]
     if tags:
-        inner = next((p for p in answer_places(tags[-1]) if p.kind != "line"), None)
-        yield inner or AnswerPlace("tag", tags[-1].strip())
+        inner_place = next((p for p in answer_places(tags[-1]) if p.kind != "line"), None)
+        yield inner_place or AnswerPlace("tag", tags[-1].strip())
         return
-    for box in _merged(text, _boxes(text))[-1:]:
+    boxes = _join_lists(text, _boxes(text))
+    if boxes:
+        box = boxes[-1]
         if not _FINAL.search(text, box.end):
             if box.contents:
                 yield AnswerPlace("box", box.contents)
             return
-        text = text[box.end :]
+        text = text[box.end :]  # a "final answer" behind the box counts instead
     field = _json_field(text)
     if field is not None:
         yield AnswerPlace("json", field)
         return
     for label in list(LABEL.finditer(text))[: -LABELS - 1 : -1]:
-        rest = text[label.end() : label.end() + LINE].strip()
-        if rest and not _DENIAL.search(label.group()):
-            yield AnswerPlace("label", rest)
+        behind = text[label.end() : label.end() + LINE].strip()
+        if behind and not _DENIAL.search(label.group()):
+            yield AnswerPlace("label", behind)
     lines = [line for line in text.split("\n") if not _MARKUP.fullmatch(line)]
     for line in reversed(lines[-1 - CLOSING_LINES :]):
         line = line.strip()[-LINE:]
-        told = _QUESTION.sub("", line).strip()
-        if told:
-            yield AnswerPlace("line", told)
+        statement = _QUESTION.sub("", line).strip()
+        if statement:
+            yield AnswerPlace("line", statement)
         if not re.search(r"\w", line) or _DOUBT.search(line):
             return
 
 
 def find_answer(text: str, *, last_line: bool = True) -> tuple[str | None, str]:
-    """The final answer in a completion's text without reasoning, None where there is none, and the
-    prose that it stands in. With `last_line` the last formula or number of the last line that has
-    one counts, where there is neither tag, box, field nor label."""
+    """Find the final answer in a completion's text, which has no reasoning.
+
+    Args:
+        last_line: without tag, box, field and label, read the last formula or number of the last
+            line that has one.
+
+    Returns:
+        The answer, None where there is none; and the prose that it stands in, "" where it is all of
+        a tag, a box or a field.
+    """
     text = tidy(text)
     for place in answer_places(text):
         if place.kind == "label":
             line = _QUESTION.sub("", place.text.split("\n", 1)[0]).strip()
-            return leading(line), line
+            return leading_answer(line), line
         if place.kind != "line":
             return _without_label(place.text), ""
         if last_line:
-            line = _DRESS.sub("", place.text)
-            answer = last(line)
+            line = _BULLET.sub("", place.text)
+            answer = trailing_answer(line)
             if answer is not None or re.search(r"\d", line):
-                first, _, others = text.strip().partition("\n")
-                return answer, f"{first} {line}" if others and len(first) < SHORT else line
+                opening_line, _, other_lines = text.strip().partition("\n")
+                if other_lines and len(opening_line) < SHORT:  # which may be the answer as well
+                    return answer, f"{opening_line} {line}"
+                return answer, line
     return None, ""
 
 
@@ -134,77 +151,95 @@ def _without_label(contents: str) -> str:
 
 
 def _json_field(text: str) -> str | None:
-    """The answer's field, or the only one, of a JSON object; numbers may be grouped, 1,080."""
-    found = _FIELD.findall(text) or _ONLY_FIELD.findall(text)
-    value = found[-1] if found else ""
+    """Value of a JSON object's answer field, or of its only field; 1,080 may be grouped."""
+    values = _FIELD.findall(text) or _ONLY_FIELD.findall(text)
+    value = values[-1] if values else ""
     value = _COMMAND_IN_JSON.sub(r"\\\\", value)  # "\frac{1}{2}" as models write it
-    return (str(load_json(value)) if value.startswith('"') else value.strip("'")).strip() or None
+    answer = str(load_json(value)) if value.startswith('"') else value.strip("'")
+    return answer.strip() or None
 
 
-class _Piece(NamedTuple):
-    """A box, formula or number of a text; `contents` is "" for a box that does not close."""
+class _Span(NamedTuple):
+    """A box, formula or number in a text; `contents` is "" for a box that does not close."""
 
     start: int
     end: int
     contents: str
 
 
-# a box with its brace, or with the one token that LaTeX takes without; braces, escaped or not
+# a box with its brace, or with the single token that LaTeX takes without one; any other brace
 _BOX_OR_BRACE = re.compile(
     r"\\(?:boxed|fbox)(?![A-Za-z])\s*(\{|[^\s$\\{}]*)|\\[\\{}](?!(?:boxed|fbox)\b)|[{}]"
 )
-# between two boxes, or two formulas, that are one answer: "$1$ and $2$"
-_MARKS = r"(?:\s|\$|\\[()\[\]]|\\q?quad)*"
-_JOINT = re.compile(
-    rf"{_MARKS}(?:,|;|,?(?:\b|\\text\s*\{{\s*)(?:for part \(\w\) |[a-z]+ )?(?:and|or)\b\s*\}}?)?"
-    rf"{_MARKS}(?:[A-Za-z][\w{{}}]*\s*=\s*)?"
+# text between two boxes, or two formulas, that are one answer: "$1$ and $2$"
+_MATH_MARKS = r"(?:\s|\$|\\[()\[\]]|\\q?quad)*"
+_CONJUNCTION = re.compile(
+    rf"{_MATH_MARKS}"
+    r"(?:,|;|,?(?:\b|\\text\s*\{\s*)(?:for part \(\w\) |[a-z]+ )?(?:and|or)\b\s*\}?)?"
+    rf"{_MATH_MARKS}(?:[A-Za-z][\w{{}}]*\s*=\s*)?"
 )
 
 
-def joined_boxes(text: str) -> str | None:
-    """The last box, with those before it that only "and", "or" or a comma parts from it; None where
-    there is no box, "" where the last one is empty or does not close."""
-    boxes = _merged(text, _boxes(text))
+def last_boxes(text: str) -> str | None:
+    """Contents of the last box, joined with the boxes before it that belong to the same list.
+
+    None where there is no box, "" where the last one is empty or does not close.
+    """
+    boxes = _join_lists(text, _boxes(text))
     return boxes[-1].contents if boxes else None
 
 
-def _boxes(text: str) -> Iterator[_Piece]:
-    start, inside, depth = 0, 0, 0
+def _boxes(text: str) -> Iterator[_Span]:
+    """Boxes of a text that are not inside another one, with balanced braces inside."""
+    start = 0
+    contents_start = 0
+    depth = 0
     for token in _BOX_OR_BRACE.finditer(text):
-        opens = "{" in (token[0], token[1])
+        opens_brace = "{" in (token[0], token[1])
+        is_box = token[1] is not None
         if depth:
-            depth += 1 if opens else -1 if token[0] == "}" else 0
+            if opens_brace:
+                depth += 1
+            elif token[0] == "}":
+                depth -= 1
             if not depth:
-                yield _Piece(start, token.end(), text[inside : token.start()].strip())
-        elif token[1] is not None and opens:
-            start, inside, depth = token.start(), token.end(), 1
-        elif token[1] is not None:
-            yield _Piece(token.start(), token.end(), token[1])
+                yield _Span(start, token.end(), text[contents_start : token.start()].strip())
+        elif is_box and opens_brace:
+            start = token.start()
+            contents_start = token.end()
+            depth = 1
+        elif is_box:
+            yield _Span(token.start(), token.end(), token[1])
     if depth:
-        yield _Piece(start, len(text), "")
+        yield _Span(start, len(text), "")
 
 
-def _merged(text: str, pieces: Iterable[_Piece], joint: re.Pattern[str] = _JOINT) -> list[_Piece]:
-    """The pieces; those that only a joint parts are one, that holds a list."""
-    merged: list[_Piece] = []
-    for piece in pieces:
-        last = merged[-1] if merged else piece
-        both = last.contents and piece.contents
-        if both and joint.fullmatch(text, last.end, piece.start):
-            again = piece.contents == last.contents
-            contents = last.contents if again else f"{last.contents}, {piece.contents}"
-            merged[-1] = _Piece(last.start, piece.end, contents)
+def _join_lists(
+    text: str, spans: Iterable[_Span], conjunction: re.Pattern[str] = _CONJUNCTION
+) -> list[_Span]:
+    """Join spans with only a conjunction between them into one that holds a list."""
+    joined: list[_Span] = []
+    for span in spans:
+        previous = joined[-1] if joined else span
+        both_read = previous.contents and span.contents
+        if both_read and conjunction.fullmatch(text, previous.end, span.start):
+            contents = previous.contents
+            if span.contents != previous.contents:
+                contents = f"{previous.contents}, {span.contents}"
+            joined[-1] = _Span(previous.start, span.end, contents)
         else:
-            merged.append(piece)
-    return merged
+            joined.append(span)
+    return joined
 
 
-# what may stand before the answer of a line: bullets, "1.", "(a)", "A:", "A -", "=>"
-_DRESS = re.compile(
+# marks before the answer of a line: bullets, "1.", "(a)", "A:", "A -", "=>"
+_BULLET = re.compile(
     r"^(?:[>#|`\s]|\*\*|[-+*]\s+(?=[^\d\s$\\]))*(?:[(\[]?(?:[A-Za-z]|\d{1,2})[.)\]]+\s+)?"
     r"(?:(?:[A-Za-z]\d?)?[*_]*\s*(?:->|=>|:)[*_]*\s*|[Aa]\s*-\s+)*"
 )
-_SPAN = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|(?<!\\)\$([^$\n]+?)(?<!\\)\$(?!\d)")
+_FORMULA = re.compile(
+    r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|(?<!\\)\$([^$\n]+?)(?<!\\)\$(?!\d)"
+)
 _LEADS = re.compile(
     r"^(?:(?:therefore|thus|simply|just|exactly|about|approximately|equal to|given by|the|then|now|"
     r"number|value|of|a total|[,:*_`']|\\?\x22|=>|->)\s*)*",
@@ -220,7 +255,7 @@ _DENIED = re.compile(  # "not 5 but 6", "6 instead of 5"
     r"[$*]*[+-]?\d[\d.,]*",
     re.IGNORECASE,
 )
-# words beside a number that make it another, or none that is meant
+# words before or behind a number that make it another one, or one that is not meant
 _BEFORE = re.compile(
     r"\b(?:twice|double|triple|half(?: of)?|root of|log|than|nearly|almost|over|under|at least|"
     r"at most|up to|minus|negative)\s\W*$",
@@ -233,8 +268,9 @@ _BEHIND = re.compile(
 )
 _SENTENCE = re.compile(r"(?<=[.!?])[*_]*\s+")
 _NUMBER = re.compile(
-    r"(?=[-+.\d$€£¥₹₽\\U])"  # for speed
-    rf"(?:(?:(?<![A-Za-z0-9_)])[+-])?(?:{MONEY})?(?:\d+\s*)?\\[dtc]?frac\s*\{{[^{{}}]*\}}\s*\{{[^{{}}]*\}}|{NUMBER})"
+    r"(?=[-+.\d$€£¥₹₽\\U])"  # passes over most places at once
+    rf"(?:(?:(?<![A-Za-z0-9_)])[+-])?(?:{MONEY})?(?:\d+\s*)?"
+    rf"\\[dtc]?frac\s*\{{[^{{}}]*\}}\s*\{{[^{{}}]*\}}|{NUMBER})"
     rf"(?:\s?\\?%|\s(?:percent|{'|'.join(SCALES)})s?\b)?"
     rf"[A-Za-z0-9_]*(?:\^\{{?-?\w+\}}?)?{UNITS}"
 )
@@ -242,88 +278,103 @@ _OR = re.compile(r"\s*,?\s*\b(?:or(?! so\b)|oder|ou|или|lub|veya|atau|eller)\
 _COMMAND = re.compile(
     r"\\(?:text|mathrm|mbox)\{[^{}]*\}|\\(?:begin|end)\{[a-z]*\}|_\{[^{}]*\}|\\[A-Za-z]+"
 )
-_PLAIN_WORDS = frozenset([
-    "and", "or", "sin", "cos", "tan", "cot", "sec", "csc", "log", "exp", "sqrt", "atan",
-    "asin", "acos", "arctan", "arcsin", "arccos", "sinh", "cosh", "tanh", "abs", "pi", "inf",
-    "oo", "ln", "frac", "text",
-])  # fmt: skip
-_SMALL_WORDS = frozenset([
-    "is", "of", "to", "it", "we", "so", "as", "be", "by", "he", "on", "if", "at", "in", "an",
-    "my", "no", "do", "us", "me", "am",
-])  # fmt: skip
+# words that formulas contain
+_TRIGONOMETRY = frozenset(
+    f"{prefix}{function}" for function in ("sin", "cos", "tan") for prefix in ("", "a", "arc")
+) | {"sinh", "cosh", "tanh", "cot", "sec", "csc"}
+_MATH_WORDS = _TRIGONOMETRY | frozenset(
+    {"and", "or", "log", "ln", "exp", "sqrt", "abs", "pi", "inf", "oo", "frac", "text"}
+)
+_PRONOUNS = frozenset({"it", "we", "he", "my", "us", "me"})
+# words of two letters, which are not products of two variables
+_SMALL_WORDS = _PRONOUNS | frozenset(
+    {"is", "of", "to", "so", "as", "be", "by", "on", "if", "at", "in", "an", "no", "do", "am"}
+)
 
 
 def numbers_beside(answer: str, prose: str) -> list[str]:
-    """The other numbers of the prose that an answer was read from."""
+    """The other numbers in the prose that an answer was read from."""
     before, _, behind = prose.rpartition(answer)
     return [m.group() for m in _NUMBER.finditer(f"{before} {behind}")]
 
 
-def leading(line: str) -> str | None:
-    """The answer at the head of what follows a label."""
+def leading_answer(line: str) -> str | None:
+    """The answer at the beginning of a line that follows a label."""
     if reads_as_math(line):
         return line
     line = _LEADS.sub("", line)
-    for formula in _formulas(line)[:1]:
-        if formula.start == 0:
-            return formula.contents
-    for number in _numbers(line)[:1]:
-        if number.start == 0:
-            return _meant(line, number)
-    return last(line)
+    formulas = _formulas(line)
+    if formulas and formulas[0].start == 0:
+        return formulas[0].contents
+    numbers = _numbers(line)
+    if numbers and numbers[0].start == 0:
+        return _number_as_meant(line, numbers[0])
+    return trailing_answer(line)
 
 
-def last(line: str) -> str | None:
-    """The last formula or number of a line: of its last sentence that has one."""
+def trailing_answer(line: str) -> str | None:
+    """The last formula or number of a line, from its last sentence that has one."""
     if reads_as_math(line):
         return line
     for sentence in reversed(_SENTENCE.split(_DENIED.sub(" ", line).strip())):
-        found = _last(_REMARK.sub("", sentence)) or _last(sentence)
-        if found is not None or re.search(r"\d", sentence):
-            return found
+        answer = _last_in_sentence(_REMARK.sub("", sentence)) or _last_in_sentence(sentence)
+        if answer is not None or re.search(r"\d", sentence):
+            return answer
     return None
 
 
-def _last(line: str) -> str | None:
-    if reads_as_math(line):
-        return line
-    formulas, numbers = _formulas(line), _numbers(line)
-    if formulas and not (
-        re.fullmatch(r"[A-Za-z](?:, [A-Za-z])*", formulas[-1].contents)  # a name is no answer
-        or (numbers and _LEADS_TO.search(line, formulas[-1].end, numbers[-1].start))
-    ):
-        return formulas[-1].contents
-    return _meant(line, numbers[-1]) if numbers else None
+def _last_in_sentence(sentence: str) -> str | None:
+    """The last formula of a sentence, or its last number if the formula only leads to it."""
+    if reads_as_math(sentence):
+        return sentence
+    formulas = _formulas(sentence)
+    numbers = _numbers(sentence)
+    if formulas:
+        formula = formulas[-1]
+        is_name = re.fullmatch(r"[A-Za-z](?:, [A-Za-z])*", formula.contents)  # "the value of $x$"
+        leads_to_number = numbers and _LEADS_TO.search(sentence, formula.end, numbers[-1].start)
+        if not is_name and not leads_to_number:
+            return formula.contents
+    return _number_as_meant(sentence, numbers[-1]) if numbers else None
 
 
-def _formulas(line: str) -> list[_Piece]:
-    spans = [span for span in _SPAN.finditer(line) if reads_as_math(span.group())]
-    return _merged(line, (_Piece(*s.span(), s[s.lastindex or 0].strip()) for s in spans))
+def _formulas(line: str) -> list[_Span]:
+    """Formulas in math delimiters; those of a list are one."""
+    formulas: list[_Span] = []
+    for match in _FORMULA.finditer(line):
+        if reads_as_math(match.group()):
+            formulas.append(_Span(*match.span(), match[match.lastindex or 0].strip()))
+    return _join_lists(line, formulas)
 
 
-def _numbers(line: str) -> list[_Piece]:
-    """The numbers of a line; "5 or 6" is one, and no answer 6; "60 minutes or 1 hour" are two."""
-    pieces = [_Piece(*m.span(), m.group()) for m in _NUMBER.finditer(line)]
-    numbers = [read_number(bare(piece.contents)) for piece in pieces]
+def _numbers(line: str) -> list[_Span]:
+    """Numbers of a line: "5 or 6" is one, and not the answer 6; "60 minutes or 1 hour" are two."""
+    spans = [_Span(*match.span(), match.group()) for match in _NUMBER.finditer(line)]
+    numbers = [read_number(bare(span.contents)) for span in spans]
     units = {number.unit for number in numbers if number and number.unit}
-    return pieces if len(units) > 1 else _merged(line, pieces, _OR)
+    return spans if len(units) > 1 else _join_lists(line, spans, _OR)
 
 
-def _meant(line: str, number: _Piece) -> str | None:
-    """A number with what it hedges with; None in "twice 17"."""
+def _number_as_meant(line: str, number: _Span) -> str | None:
+    """The number with an "or" that follows it; None if a word changes it, as in "twice 17"."""
     if _BEFORE.search(line[: number.start]) or _BEHIND.match(line, number.end):
         return None
-    other = _OR.match(line, number.end)
-    if other and _NUMBER.match(line, other.end()):  # "60 minutes or 1 hour"
-        other = None
-    return line[number.start : other.end() if other else number.end]
+    alternative = _OR.match(line, number.end)
+    if alternative and not _NUMBER.match(line, alternative.end()):
+        return line[number.start : alternative.end()]
+    return line[number.start : number.end]  # also of "60 minutes or 1 hour"
 
 
 def reads_as_math(text: str) -> bool:
-    """Whether a text holds no words other than those of formulas."""
+    """Tell whether a text holds no words other than those of formulas."""
+    if not any(character.isalnum() for character in text):
+        return False
     words: list[str] = re.findall(r"[^\W\d_]+", _COMMAND.sub(" ", text))
-    return any(c.isalnum() for c in text) and all(
-        word.isascii() and len(word) < 3 and (word.isupper() or word.lower() not in _SMALL_WORDS)
-        for word in words
-        if word.lower() not in _PLAIN_WORDS
-    )
+    return all(word.lower() in _MATH_WORDS or _reads_as_product(word) for word in words)
+
+
+def _reads_as_product(word: str) -> bool:
+    """Tell whether a word is one variable or the product of two: "x", "AB", but not "is"."""
+    if not word.isascii() or len(word) > 2:
+        return False
+    return word.isupper() or word.lower() not in _SMALL_WORDS

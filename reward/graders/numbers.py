@@ -1,4 +1,4 @@
-"""Written numbers, read exactly: what is no plain number is None, never a guess.
+"""Exact reading of written numbers: a text that is no plain number gives None, never a guess.
 
 read_number("\\\\frac{1}{2}") == Number(Fraction(1, 2), "fraction")
 read_number("$1,234.50")     == Number(Fraction("1234.5"), "decimal", unit=("dollar",))
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-LONGEST = 400  # characters; also keeps int() below Python's limit of digits
+LONGEST = 400  # characters of a number; also keeps int() below Python's limit of digits
 
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number as written: "50 %" has value 1/2 and `percent`."""
+    """A number and how it is written: "50 %" has value 1/2 and `percent`."""
 
     value: Fraction
     form: Literal["integer", "decimal", "fraction"]
@@ -38,7 +38,7 @@ NUMBER = (
     r"|\s*(?:\\times|\\cdot|\*|x|X)\s*10\s*(?:\^|\*\*)\s*[{(]?\s*(?P<power>[+-]?\s?\d{1,4})(?!\d)"
     r"\s*[})]?)?(?:_\s*\{?\s*(?P<base>\d+)\s*\}?)?)"
 )
-_WHOLE = re.compile(rf"{NUMBER}(?P<rest>.*)")
+_NUMBER_AND_REST = re.compile(rf"{NUMBER}(?P<rest>.*)")
 _REPEATING = re.compile(r"(-?)(\d*)\.(\d*)\\(?:overline|bar)\{?(\d+)\}?")
 # 10^3, 2^{-1}, (-2)**3, ( 1/2)^2: one number to a whole power
 _POWER = re.compile(
@@ -52,45 +52,53 @@ _PERCENT = re.compile(r"\s*(?:%|percent(?:age)?(?: points?)?(?![A-Za-z])|per cen
 
 
 def read_number(text: str) -> Number | None:
-    """The number that `text` (see `tidy.bare`) is, with a unit or none; None where it is not one.
+    """Read the number that a text (see `tidy.bare`) is, with or without a unit; None for any other.
 
     Thousands are grouped by commas or spaces in threes: 1,234 is 1234, and 12,34 is 12.34.
     """
     if len(text) > LONGEST:
         return None
-    again = _REPEATING.fullmatch(text.strip())
-    if again:  # 0.1\overline{6}
-        sign, whole, fixed, digits = again.groups()
-        value = Fraction(int(digits), 10 ** len(digits) - 1) + int(f"{whole}{fixed}" or 0)
-        return Number(Fraction(f"{sign}1") * value / 10 ** len(fixed), "fraction")
+    repeating = _REPEATING.fullmatch(text.strip())
+    if repeating:  # 0.1\overline{6}
+        sign, integer_digits, fixed_digits, period = repeating.groups()
+        value = Fraction(int(period), 10 ** len(period) - 1)
+        value += int(f"{integer_digits}{fixed_digits}" or 0)
+        return Number(Fraction(f"{sign}1") * value / 10 ** len(fixed_digits), "fraction")
     text = _ENCLOSED.sub(r"\1\2", text.strip())
     text = _FRACTION.sub(r" \1\2/\3\4", text).strip()
     power = _POWER.fullmatch(text)
     if power:
         return _read_power(power)
-    match = _WHOLE.fullmatch(re.sub(r"([+-]) ", r"\1", text))
+    match = _NUMBER_AND_REST.fullmatch(re.sub(r"([+-]) ", r"\1", text))
     value = _value(match) if match else None
     if match is None or value is None:
         return None
-    rest = match["rest"]
-    percent, scale = _PERCENT.match(rest), _SCALE.match(rest)
-    if suffix := percent or scale:
-        rest = rest[suffix.end() :]
-    unit = read_unit(rest)
+    suffix = match["rest"]
+    percent = _PERCENT.match(suffix)
+    scale = _SCALE.match(suffix)
+    if percent_or_scale := percent or scale:
+        suffix = suffix[percent_or_scale.end() :]
+    unit = read_unit(suffix)
     if unit is None:
         return None
     if match["money"]:
-        money = KNOWN[match["money"].rstrip("+- ")[-1]]
-        unit = unit if unit[:1] == (money,) else (money, *unit)
+        currency = UNIT_OF_WORD[match["money"].rstrip("+- ")[-1]]
+        unit = unit if unit[:1] == (currency,) else (currency, *unit)
+    if percent:
+        value /= 100
     if scale:
         value *= SCALES[scale[1].lower()]
-    plain = match["plain"]
-    form = "fraction" if plain is None else "decimal" if match["e"] or "." in plain else "integer"
-    return Number(value / 100 if percent else value, form, percent is not None, unit, match["base"])
+    return Number(value, _form(match), percent is not None, unit, match["base"])
+
+
+def _form(match: re.Match[str]) -> Literal["integer", "decimal", "fraction"]:
+    if match["plain"] is None:
+        return "fraction"
+    return "decimal" if match["e"] or "." in match["plain"] else "integer"
 
 
 def _read_power(match: re.Match[str]) -> Number | None:
-    """Number that a match of `_POWER` writes, None where it is too long to be written out."""
+    """Read the number of a match of `_POWER`; None where it is too long to be written out."""
     base = read_number(match["plain"] or match["enclosed"])
     unit = read_unit(match["rest"])
     if base is None or base.unit or base.percent or base.base or unit is None:
@@ -106,14 +114,15 @@ def _read_power(match: re.Match[str]) -> Number | None:
 
 
 def _value(match: re.Match[str]) -> Fraction | None:
+    """Value of a match of `NUMBER`; None for a division by 0 or a product that looks mixed."""
     if match["plain"]:
         power = int((match["e"] or match["power"] or "0").replace(" ", ""))
         value = _decimal(match["plain"]) * Fraction(10) ** power
     else:
-        below = _decimal(match["below"])
-        if below == 0:
+        denominator = _decimal(match["below"])
+        if denominator == 0:
             return None
-        value = _decimal(match["above"]) / below
+        value = _decimal(match["above"]) / denominator
         if match["whole"] and not 0 <= value < 1:  # 2\frac{3}{2} is a product or a slip
             return None
         value += int(match["whole"] or 0)
@@ -121,16 +130,18 @@ def _value(match: re.Match[str]) -> Fraction | None:
 
 
 def _decimal(text: str) -> Fraction:
+    """Value of digits with a decimal point or comma, and thousands grouped or not."""
     if re.search(r",(?!\d{3}(?!\d))|^[+-]?0,", text):
         text = text.replace(",", ".")
     return Fraction(re.sub("[, ]", "", text))
 
 
 def same_number(gold: Number, answer: Number, tolerance: float | None = None) -> bool:
-    """Whether the answer is the gold: exactly, or within a share `tolerance` of its size.
+    """Tell whether the answer is the gold: exactly, or within a share `tolerance` of its size.
 
-    A percent sign may be left off or, for a gold of at least 1, added ("what percentage?" 40 → 40
-    %; of GSM8K's answers to "what percentage?" none has a sign), a fraction given to 15 digits.
+    A percent sign may be missing or, for a gold of at least 1, added ("what percentage?" 40 → 40
+    %; none of GSM8K's answers to "what percentage?" has a sign). A fraction may be given as a
+    decimal of 15 digits.
     """
     if gold.unit and answer.unit and gold.unit != answer.unit:
         return False
@@ -147,6 +158,7 @@ def same_number(gold: Number, answer: Number, tolerance: float | None = None) ->
     return any(abs(value - gold.value) <= margin for value in readings)
 
 
+# unit → other words for it
 _NAMES = {
     "km": "kilometer kilometre kms", "m": "meter metre", "cm": "centimeter centimetre cms",
     "mm": "millimeter millimetre", "mi": "mile", "ft": "foot feet", "inch": "",
@@ -163,16 +175,21 @@ _NAMES = {
     "mol": "mole", "Pa": "pascal", "kPa": "kilopascal", "byte": "", "KB": "kilobyte", "MB":
     "megabyte", "GB": "gigabyte", "cup": "",
 }  # fmt: skip
-KNOWN: dict[str, str] = {
-    word: name for name, others in _NAMES.items() for word in (name, *others.split())
-}
+UNIT_OF_WORD: dict[str, str] = {}
+for _unit, _synonyms in _NAMES.items():
+    UNIT_OF_WORD[_unit] = _unit
+    UNIT_OF_WORD.update(dict.fromkeys(_synonyms.split(), _unit))
 SCALES = {
-    "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12,
+    "hundred": 10**2,
+    "thousand": 10**3,
+    "million": 10**6,
+    "billion": 10**9,
+    "trillion": 10**12,
     "dozen": 12,
-}  # fmt: skip
+}
 _SCALE = re.compile(rf"\s+({'|'.join(SCALES)})s?(?![A-Za-z])", re.IGNORECASE)
-# words behind a number that make it another number, or no final one
-_OTHERWISE = re.compile(
+# words behind a number that make it another number, or not a final one
+_CHANGES_NUMBER = re.compile(
     r"and|or|not|no|but|minus|plus|times|negative|less|more|over|below|by|to|than|point|hal(?:f|ves)"
     r"|squared|cubed|factorial|mod(?:ulo)?|is|are|was|if|thirds?|quarters?"
     r"|(?:four|fif|six|seven|eigh|nin|ten|twelf|hundred|thousand|million)ths?"
@@ -181,7 +198,8 @@ _WORD = re.compile(r"[^\W\d_]+|[°$€£¥₹₽¢]|\^\s*\\circ|\^\s*\{?-?\d\}?|
 _IN = r"in(?!\s*[\w$])"  # inches, and not "18 in all"
 MOST_UNIT_WORDS = 6
 # the units behind a number in prose: " km per hour", "km/h"
-_KNOWN_WORD = rf"(?i:{_IN}|(?:{'|'.join(re.escape(w) for w in KNOWN if w != '/')})(?:e?s)?)"
+_UNIT_WORDS = "|".join(re.escape(word) for word in UNIT_OF_WORD if word != "/")
+_KNOWN_WORD = rf"(?i:{_IN}|(?:{_UNIT_WORDS})(?:e?s)?)"
 UNITS = (
     rf"(?:(?!\s*/)(?:\s*(?:/(?=\s?{_KNOWN_WORD}(?![A-Za-z]))"
     rf"|(?:{_KNOWN_WORD}|\^\{{?-?\d\}}?)(?![A-Za-z]|\s?\d)))+)?"
@@ -189,29 +207,31 @@ UNITS = (
 
 
 def read_unit(text: str) -> tuple[str, ...] | None:
-    """The units that the words of `text` name, () for none; None where it is something else. Where
-    it begins without white space, only units known by name count: "5x", "5k" are no numbers."""
+    """Read the text behind a number as units; () for nouns alone, None for anything else.
+
+    Directly behind a number only the units of our table count: "5x" and "5k" are no numbers.
+    """
     words: list[str] = _WORD.findall(re.sub(rf"(?<![A-Za-z]){_IN}", "inch", text))
-    names = [_name(word) for word in words]
-    if len(words) > MOST_UNIT_WORDS or None in names:
+    units = [_unit_of(word) for word in words]
+    if len(words) > MOST_UNIT_WORDS or None in units:
         return None
-    first = words[0] if words else ""
-    if first[:1] in ("^", "/") and names[0] != "degree":
+    word = words[0] if words else ""
+    if word[:1] in ("^", "/") and units[0] != "degree":
         return None  # 2^3 and 3 / 4 are no numbers with a unit
-    known = first in ("m", "g", "s", "h") or (len(first) > 1 and names[0])
-    if not text.startswith(" ") and first.isascii() and first.isalpha() and not known:
+    is_unit = word in ("m", "g", "s", "h") or (len(word) > 1 and units[0])
+    if not text.startswith(" ") and word.isascii() and word.isalpha() and not is_unit:
         return None  # single letters are mostly variables
-    return tuple(filter(None, names))
+    return tuple(filter(None, units))
 
 
-def _name(word: str) -> str | None:
-    """The unit that a word names, "" where it names none, as "apples"; None for what is no word."""
+def _unit_of(word: str) -> str | None:
+    """The unit that a word names; "" for another noun such as "apples"; None for anything else."""
     word = re.sub(r"[\s{}]", "", word)
     lower = word.lower()
     for form in (word, lower, lower.removesuffix("s"), lower.removesuffix("es")):
-        if form in KNOWN:
-            return KNOWN[form]
+        if form in UNIT_OF_WORD:
+            return UNIT_OF_WORD[form]
     if word.startswith("^"):
         return word
-    noun = word.isalpha() and (len(word) > 1 or not word.isascii())
-    return "" if noun and not _OTHERWISE.fullmatch(lower) else None
+    is_noun = word.isalpha() and (len(word) > 1 or not word.isascii())
+    return "" if is_noun and not _CHANGES_NUMBER.fullmatch(lower) else None

@@ -1,4 +1,4 @@
-"""Typography taken off: what a model writes for one number or formula → ASCII and LaTeX commands.
+"""Removal of typography: a number or formula as a model writes it → ASCII and LaTeX commands.
 
 tidy("−１２½ °") == "-12\\\\frac{1}{2} ^\\\\circ "
 bare("**$\\\\left( 3,\\\\, 4 \\\\right)$.**") == "( 3, 4 )"
@@ -23,7 +23,7 @@ _LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 # chat markup and HTML
 _MARKUP = re.compile(
     r"<\|[^|<>\n]{1,40}\|>|</?(?:s|b|i|u|em|strong|p|br|span|center)\s*/?>"
-    # a reader of the page never sees a comment, so no answer may hide in one
+    # the reader of a rendered page sees no comment, so an answer in one does not count
     r"|<!--.*?(?:-->|\Z)",
     re.DOTALL,
 )
@@ -42,19 +42,20 @@ def tidy(text: str) -> str:
 
 
 def _plain(character: str) -> str:
-    """½ → \\frac{1}{2}; a digit of another script → the digit; Ⓒ, Ｃ → C; no emoji, no marks."""
-    kind = unicodedata.category(character)
-    if kind == "Nd":
+    """ASCII for one character: ½ → \\frac{1}{2}, a digit of any script → the digit, Ⓒ and Ｃ → C.
+    Emoji and invisible marks are left out; letters of other scripts stay."""
+    category = unicodedata.category(character)
+    if category == "Nd":
         return str(unicodedata.digit(character))
-    form = unicodedata.normalize("NFKC", character)
-    if kind == "No" and "\u2044" in form:
-        return "\\frac{" + form.replace("\u2044", "}{") + "}"
-    if form.isascii():
-        return form
-    return "" if kind in ("So", "Cf") or character == "\ufe0f" else character
+    compatible = unicodedata.normalize("NFKC", character)
+    if category == "No" and "\u2044" in compatible:
+        return "\\frac{" + compatible.replace("\u2044", "}{") + "}"
+    if compatible.isascii():
+        return compatible
+    return "" if category in ("So", "Cf") or character == "\ufe0f" else character
 
 
-# the contents of a command, with the braces of a fraction inside
+# the argument of a command, with one level of braces inside
 _CONTENTS = r"\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
 _FONT = (
     r"(?:text(?:bf|it|rm|sf|tt|normal|up)?|math(?:rm|bf|it|sf|tt|normal)|mbox|operatorname|bm|pmb|"
@@ -64,7 +65,7 @@ _SIZE = (
     r"(?:displaystyle|textstyle|tiny|small|normalsize|large|Large|LARGE|huge|Huge|bf|bfseries|it|rm|"
     r"sf|tt|math(?:rm|bf|it|sf|tt)|boldsymbol|bm)"
 )
-# a command that only sets type, and what stands for it
+# (command that only sets type, its replacement), applied in this order
 _LAYOUT = (
     (re.compile(r"\\(?:left|right|[Bb]igg?[lr]?)(?![A-Za-z])\.?"), ""),
     (re.compile(r",\\!\s*|\{,\}"), ","),
@@ -79,12 +80,12 @@ _LAYOUT = (
     (re.compile(r"\\(?:degree|deg)(?![A-Za-z])"), r"^\\circ "),
     (re.compile(r"\\(?:begin|end)\{(?:align|aligned|equation|gather)\*?\}|&(?==)"), ""),
     (re.compile(r"\\varnothing(?![A-Za-z])"), r"\\emptyset"),
-)  # fmt: skip
+)
 
 
 def bare(text: str) -> str:
-    """One answer without what only sets it in type: delimiters, emphasis, spacing, a final stop."""
+    """An answer without what only sets it in type: delimiters, emphasis, spacing, a final stop."""
     text = tidy(text)
-    for pattern, instead in _LAYOUT:
-        text = pattern.sub(instead, text)
+    for pattern, replacement in _LAYOUT:
+        text = pattern.sub(replacement, text)
     return " ".join(text.split()).rstrip(" .,;:`*_").lstrip(" :;`*_")

@@ -1,8 +1,9 @@
-"""Worker processes for what may never end: jobs in, results out, each killed at its limit.
+"""Worker processes for jobs that may never end, each killed at its limit.
 
     Workers(size=8).run([("equal", ["2x", "x+x"])]) → [JobResult(True)]
 
-Jobs and results are lines of JSON: nothing is unpickled, and `__main__` is not imported again.
+Jobs and results are lines of JSON, not pickles: a worker's output is data from untrusted code, and
+it need not import the parent's `__main__`.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ from typing import Any
 
 from posttrain.records import FailureKind
 
-Job = tuple[str, list[Any]]  # a name in worker_main.JOBS, and its arguments
-RunJobs = Callable[[Sequence[Job]], "list[JobResult]"]  # one result a job, in order
-WALL_SECONDS = 60.0  # of a job
-START_SECONDS = 120.0  # importing the algebra from a slow disk
+Job = tuple[str, list[Any]]  # name in worker_main.JOBS, arguments
+RunJobs = Callable[[Sequence[Job]], "list[JobResult]"]  # jobs → their results, in order
+WALL_SECONDS = 60.0  # limit of a job
+START_SECONDS = 120.0  # limit of a start: it imports sympy, perhaps from a slow disk
 MEMORY = 4 << 30  # bytes of address space
 ROOT = str(Path(__file__).resolve().parents[2])
 
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """What a job gave: its value, or why there is none, and whether that was a limit of time."""
+    """Result of a job: its value, or why there is none and whether a time limit was the reason."""
 
     value: Any
     problem: str | None = None
@@ -44,22 +45,24 @@ class JobResult:
 
     @property
     def failure(self) -> FailureKind | None:
-        """The kind of failure; None where there is a value."""
+        """The kind of failure; None if there is a value."""
         if self.problem is None:
             return None
         return "timeout" if self.timed_out else "verifier_error"
 
 
 class Worker:
-    """One process, started when first used and again after its death. Not thread-safe."""
+    """One worker process, started at its first job and again after its death. Not thread-safe."""
 
     def __init__(self, *, cpu_seconds: float) -> None:
         self.cpu_seconds = cpu_seconds
         self.process: subprocess.Popen[bytes] | None = None
 
     def run(self, job: Job) -> JobResult:
-        """Do a job; one that ends the worker has a problem. Raises RuntimeError: the worker cannot
-        be started at all."""
+        """Run a job; if it ends the worker process, the result has a problem.
+
+        Raises RuntimeError: the worker cannot be started at all.
+        """
         try:
             process = self.process
             if process is None or process.poll() is not None:  # it ended while idle
@@ -68,8 +71,8 @@ class Worker:
             with contextlib.suppress(BrokenPipeError):  # it is ending: its status is the answer
                 process.stdin.write(json.dumps(job).encode("ascii") + b"\n")
                 process.stdin.flush()
-            return self._answer(process, WALL_SECONDS)
-        except BaseException:  # an answer not read would be taken for the next job's
+            return self._read_result(process, WALL_SECONDS)
+        except BaseException:  # an unread result would be taken for that of the next job
             self.kill()
             raise
 
@@ -84,81 +87,85 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": paths},
-                start_new_session=True,  # Ctrl-C is for the parent, which then ends us
+                start_new_session=True,  # Ctrl-C reaches the parent only, which ends its workers
             )
             self.process = process
-            if problem := self._answer(process, START_SECONDS).problem:
+            if problem := self._read_result(process, START_SECONDS).problem:
                 errors.seek(0)
                 message = errors.read().decode("utf-8", "replace").strip()[-2000:]
                 raise RuntimeError(f"a grading worker does not start: {problem}\n{message}")
         return process
 
-    def _answer(self, process: subprocess.Popen[bytes], seconds: float) -> JobResult:
+    def _read_result(self, process: subprocess.Popen[bytes], seconds: float) -> JobResult:
+        """Wait for the result of the job at hand; after `seconds` the process is killed."""
         assert process.stdout is not None
-        waiting = select.poll()
-        waiting.register(process.stdout, select.POLLIN | select.POLLHUP)
-        if not waiting.poll(seconds * 1000):
+        stdout_poll = select.poll()
+        stdout_poll.register(process.stdout, select.POLLIN | select.POLLHUP)
+        if not stdout_poll.poll(seconds * 1000):
             self.kill()
             return JobResult(None, f"no answer in {seconds:g} s", timed_out=True)
-        line = process.stdout.readline()  # written at once
+        line = process.stdout.readline()  # does not block: a worker writes its line at once
         if line.endswith(b"\n"):
             return JobResult(**json.loads(line))
         status = process.wait()
         self.kill()
-        if status == -signal.SIGPROF:
+        if status == -signal.SIGPROF:  # the timer of its CPU seconds
             return JobResult(None, f"stopped after {self.cpu_seconds:g} s", timed_out=True)
         return JobResult(None, f"ended with status {status}")
 
     def kill(self) -> None:
-        """End the process, whatever it does. It starts again when next used."""
+        """Kill the process, whatever it is doing. It starts again at the next job."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
         self.forget()
 
     def forget(self) -> None:
-        """Close our ends alone: in a fork of the owner the process is not ours."""
-        process, self.process = self.process, None
+        """Close our ends of the pipes without touching the process: a fork of its owner must not
+        end it."""
+        process = self.process
+        self.process = None
         if process is None:
             return
-        process.returncode = process.returncode or 0  # else it would be waited for
+        process.returncode = process.returncode or 0  # else Popen's destructor would wait for it
         for stream in (process.stdin, process.stdout):
             assert stream is not None
-            with contextlib.suppress(BrokenPipeError):  # what was never read is flushed in vain
+            with contextlib.suppress(BrokenPipeError):  # closing flushes a job that nobody reads
                 stream.close()
 
 
 class Workers:
-    """A few worker processes, started as they are needed. Thread-safe."""
+    """Pool of worker processes, started as they are needed. Thread-safe."""
 
     def __init__(self, *, size: int, cpu_seconds: float = 5.0) -> None:
         self._workers = [Worker(cpu_seconds=cpu_seconds) for _ in range(size)]
-        self._reset()
+        self._mark_all_free()
         # a fork has our pipes but not our processes: its jobs must not mix with ours
-        os.register_at_fork(after_in_child=self._forget)
+        os.register_at_fork(after_in_child=self._start_over_in_fork)
         atexit.register(self.close)
 
-    def _reset(self) -> None:
+    def _mark_all_free(self) -> None:
         self._free: queue.LifoQueue[Worker] = queue.LifoQueue()  # last used first: it is warm
         for worker in self._workers:
             self._free.put(worker)
         # as many threads as workers: no job waits inside a thread that others could use
         self._threads = ThreadPoolExecutor(len(self._workers), thread_name_prefix="grading")
 
-    def _forget(self) -> None:
+    def _start_over_in_fork(self) -> None:
         for worker in self._workers:
             worker.forget()
-        self._reset()
+        self._mark_all_free()
 
     def run(self, jobs: Sequence[Job]) -> list[JobResult]:
-        """One result a job, in order."""
-        return list(self._threads.map(self._run, jobs))
+        """Run jobs in parallel; returns their results in order."""
+        return list(self._threads.map(self._run_on_free_worker, jobs))
 
     async def run_one(self, job: Job) -> JobResult:
-        """As `run`, for one job; the event loop goes on meanwhile."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, job)
+        """Run a job without blocking the event loop."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._run_on_free_worker, job)
 
-    def _run(self, job: Job) -> JobResult:
+    def _run_on_free_worker(self, job: Job) -> JobResult:
         worker = self._free.get()
         try:
             return worker.run(job)
@@ -166,15 +173,15 @@ class Workers:
             self._free.put(worker)
 
     def close(self) -> None:
-        """End the processes. They start again when they are needed."""
+        """Kill the processes. They start again when they are needed."""
         for worker in self._workers:
             worker.kill()
 
     def pids(self) -> list[int]:
-        """Process ids of the workers that run."""
+        """Process ids of the running workers."""
         return [worker.process.pid for worker in self._workers if worker.process is not None]
 
 
-# what all graders of a process share; nothing starts before it is used
+# shared by all graders of a process; no worker starts before its first job
 SHARED_WORKERS = Workers(size=min(8, os.cpu_count() or 1))
 run_shared: RunJobs = SHARED_WORKERS.run

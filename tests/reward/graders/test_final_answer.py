@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reward.graders.choice import chosen
+from reward.graders.choice import chosen_option
 from reward.graders.final_answer import find_answer
 
 
@@ -104,7 +104,7 @@ HOSTILE = (
 def test_a_hundred_thousand_hostile_characters_end(text: str):
     """Quadratic reading would take minutes here; that it returns at all is the test."""
     find_answer(text)
-    chosen(text, {"A": "x", "B": "y"})
+    chosen_option(text, {"A": "x", "B": "y"})
 
 
 PARENTHESES = {"A": "Polymerase", "B": "Chain Reaction (PCR)", "C": "f(x)"}
@@ -122,4 +122,4 @@ PARENTHESES = {"A": "Polymerase", "B": "Chain Reaction (PCR)", "C": "f(x)"}
     ],
 )
 def test_an_options_own_bracket_counts_and_a_comment_does_not(text: str, letter: str | None):
-    assert chosen(text, PARENTHESES) == letter
+    assert chosen_option(text, PARENTHESES) == letter
