@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,7 +17,6 @@ from scripts.__main__ import dispatch
 from tests.docs.test_own_model import write_model
 from tests.sampling.small_models import byte_tokenizer
 
-ROOT = Path(__file__).parents[2]
 COMMIT = "0123456789" * 4
 ON_CPU = ["trainer.bf16=false", "trainer.max_steps=2", "trainer.warmup_steps=0"]
 
@@ -46,19 +42,20 @@ def put_in_cache(model: Path, cache: Path) -> None:
     shutil.copytree(model, repository / "snapshots" / COMMIT)
 
 
-def test_a_hub_model_and_a_file_become_a_checkpoint(folder: Path):
+def test_a_hub_model_and_a_file_become_a_checkpoint(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
     """The commit that main is at is pinned, loaded, printed and kept; no network is asked."""
     put_in_cache(folder / "model", folder / "cache")
-    command = [
-        sys.executable, str(ROOT / "scripts"), "sft", "--model", "org/tiny", "--data", "rows.jsonl",
-        "--output", "runs/mine", "build_sft.packing.max_length=256", *ON_CPU,
-    ]  # fmt: skip
-    environment = {
-        **os.environ, "HF_HUB_CACHE": f"{folder / 'cache'}", "HF_HUB_OFFLINE": "1",
-        "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
+    # for this process, which has read them, and for the stages, which are processes of their own
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("HF_HUB_CACHE", str(folder / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    names = ["--model", "org/tiny", "--data", "rows.jsonl", "--output", "runs/mine"]
+    dispatch(["sft", *names, "build_sft.packing.max_length=256", *ON_CPU])
+    printed = capfd.readouterr().out
     # -- the recipes are there, each with its command, and say what was run
     build, train = (read_recipe(f"runs/mine/{stage}.yaml") for stage in ("build_sft", "sft"))
     assert build["tokenizer"] == {"path": "org/tiny", "revision": COMMIT}
@@ -67,11 +64,11 @@ def test_a_hub_model_and_a_file_become_a_checkpoint(folder: Path):
     assert train["trainer"]["max_steps"] == 2
     for stage in ("build_sft", "sft"):
         text = Path(f"runs/mine/{stage}.yaml").read_text()
-        assert text in done.stdout
+        assert text in printed
         assert f"\n# posttrain {stage} --config runs/mine/{stage}.yaml\n" in text
     # -- the plan is shown, the commit said and kept
-    assert "steps" in done.stdout
-    assert f"org/tiny at commit {COMMIT}" in done.stdout
+    assert "steps" in printed
+    assert f"org/tiny at commit {COMMIT}" in printed
     data = read_artifact("runs/mine/sft_data")
     checkpoint = read_artifact("runs/mine/sft", kind="checkpoint")
     assert data.stats["tokenizer"]["commit"] == COMMIT
