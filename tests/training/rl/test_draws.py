@@ -104,6 +104,36 @@ def test_pools_move_with_what_training_shows_and_resume_takes_it_up(
         again._go_to(9)
 
 
+def test_pools_are_recorded_without_dynamic_sampling_and_a_plan_that_none_changes_is_not(
+    tmp_path: Path,
+):
+    """A step's draws follow from the passes of those before it, also when the run goes on."""
+
+    def draws_of(name: str, **curriculum: Any) -> PromptDraws:
+        raw = raw_recipe(
+            Path("policy"), tmp_path / name, pass_rates=str(tmp_path), curriculum=curriculum,
+            domains={"m": {"ratio": 3}, "c": {"ratio": 1}}, prompts_per_step=4, max_epochs=2,
+        )  # fmt: skip
+        (tmp_path / name).mkdir(exist_ok=True)
+        return PromptDraws(validate(raw, RlvrConfig, where="test"), POOLS, n=N, steps=3)
+
+    def run(draws: PromptDraws) -> list[list[Draw]]:
+        steps: list[list[Draw]] = []
+        for step in range(3):
+            steps.append(draws.draw(step))
+            found = [outcome(at, draw, passes=at % 2 * N) for at, draw in enumerate(steps[-1])]
+            draws.record(found, main=True)
+        return steps
+
+    pools = {"order": "difficulty_pools", "pools": PoolsConfig().model_dump()}
+    steps = run(draws_of("pools", **pools))
+    assert len((tmp_path / "pools" / "draws.jsonl").read_text().splitlines()) == 3
+    assert draws_of("pools", **pools).draw(2) == steps[2]
+    planned = run(draws_of("planned", order="gaussian"))
+    assert not (tmp_path / "planned" / "draws.jsonl").exists()
+    assert draws_of("planned", order="gaussian").draw(2) == planned[2]
+
+
 @pytest.mark.parametrize(
     ("curriculum", "match"),
     [

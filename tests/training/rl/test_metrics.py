@@ -112,10 +112,14 @@ def test_the_seconds_of_a_verification_are_told_by_domain_as_median_and_95th_per
     groups = [
         scored_in("code", 1, 1, rewards=(1.0, 0.0), seconds=(9.0, *range(1, 11))),
         scored_in("code", 1, 1, rewards=(1.0, 0.0), seconds=(*range(11, 20), 100.0, 200.0)),
-        scored_in("math", 1, 1, rewards=(1.0, 0.0)),
+        scored_in("math", 1, 1, rewards=(1.0, 0.0), seconds=(0.123456,)),
+        scored_in("words", 1, 1, rewards=(1.0, 0.0)),
     ]
     # of 22 sorted seconds the 11th and the 21st; a domain without any is left out
-    assert verifier_seconds(groups) == {"code": {"p50": 10.0, "p95": 100.0}}
+    assert verifier_seconds(groups) == {
+        "code": {"p50": 10.0, "p95": 100.0},
+        "math": {"p50": 0.1235, "p95": 0.1235},
+    }
 
 
 def test_a_run_without_a_trained_token_names_what_kept_rollouts_out():
