@@ -163,3 +163,20 @@ def test_naming_a_family_loads_neither_torch_nor_trl():
         "sys.exit(any(name in sys.modules for name in ('torch', 'trl', 'transformers')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_every_generation_prompt_that_a_templates_switch_writes_is_known():
+    """DeepSeek's switch is `thinking`; without it, this template writes a third prompt."""
+    source = (
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}[end]{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% if thinking is defined %}"
+        "{{ '<think>' if thinking else '<think></think>' }}{% endif %}{% endif %}"
+    )
+    template = ChatTemplate(source, name="switched", special_tokens=("[end]",))
+    prompts = profile_of(template).prompts
+    assert {*prompts.after_user} == {
+        "[assistant]",
+        "[assistant]<think>",
+        "[assistant]<think></think>",
+    }
+    assert writes_reasoning(template)

@@ -192,6 +192,23 @@ def test_what_a_bucket_lacks_comes_from_the_nearest():
     assert Counter((d.bucket, d.reason) for d in draws) == {(3, "target"): 3, (1, "leftover"): 7}
 
 
+@pytest.mark.parametrize("sigma", [0.05, 0.15])
+@pytest.mark.parametrize(
+    ("sizes", "batch"), [([4, 4, 2], 8), ([3, 3, 2, 2], 8), ([4, 2, 3, 4], 10)]
+)
+def test_steps_trade_prompts_where_the_last_ones_have_had_all_that_is_left(
+    sizes: list[int], batch: int, sigma: float
+):
+    """Batches nearly as large as the domain: no prompt twice in one, nor more often than it must."""
+    n = len(sizes)
+    pools = {"m": {f"{k}-{i}": k for k, size in enumerate(sizes) for i in range(size)}}
+    shape: dict[str, Any] = {"n": n, "steps": 5, "batch": batch, "ratios": {"m": 1}, "seed": 0}
+    plan = plan_curriculum(pools, **shape, mean_start=0.5, mean_end=0.5, sigma=sigma)
+    assert [len({draw.prompt_id for draw in step}) for step in plan] == [batch] * 5
+    times = Counter(draw.prompt_id for step in plan for draw in step)
+    assert max(times.values()) == math.ceil(5 * batch / sum(sizes))
+
+
 def test_prompts_that_never_passed_come_where_nothing_else_is_left():
     pools = {"m": {f"hard-{i}": 0 for i in range(50)} | {f"easy-{i}": 3 for i in range(3)}}
     shape: dict[str, Any] = {"n": 4, "steps": 1, "batch": 10, "ratios": {"m": 1}, "seed": 0}
