@@ -1,7 +1,9 @@
 """What a template silently leaves out of a conversation: texts, traces, calls, results, tools.
 
-Two proofs for every record: its *shape* is rendered once with a word of its own for every part, and
-its own texts are looked for in the sequence that trains or first shows them.
+One proof, that every part of a message stands in the sequence that trains or first shows it, is
+run on two conversations: on the record itself, and once per *shape* on a stand-in with a unique
+word for every part. The record alone would hide losses of short texts, which stand somewhere else
+by accident; the stand-in alone would hide texts that a template cuts.
 """
 
 from __future__ import annotations
@@ -21,15 +23,17 @@ from posttrain.config.build_sft import LossKind
 from posttrain.errors import RenderError
 from posttrain.records import (
     Example,
+    JudgedRole,
     Message,
+    Role,
     ToolCall,
     json_text,
     tools_to_template,
     with_messages,
 )
 
-_OF_ROLE: Mapping[str, LossKind] = {"system": "system", "user": "user", "tool": "tool_result"}
-_WORDS: Mapping[LossKind, str] = {
+_KIND_OF_ROLE: Mapping[str, LossKind] = {"system": "system", "user": "user", "tool": "tool_result"}
+_DESCRIPTIONS: Mapping[LossKind, str] = {
     "system": "the system text of message {}",
     "user": "the text of message {} (user)",
     "text": "the text of message {}",
@@ -49,17 +53,17 @@ class Loss:
     message: int | None = None
 
     def __str__(self) -> str:
-        return _WORDS[self.kind].format(self.message)
+        return _DESCRIPTIONS[self.kind].format(self.message)
 
 
 def left_out(example: Example, template: ChatTemplate) -> str | None:
-    """What the template silently does not write of a record; None for nothing, or if it refuses."""
+    """Describe what the template silently does not write; None for nothing, or if it refuses."""
     lost = losses(example, template)
     return describe(lost, template) if lost else None
 
 
 def describe(lost: Sequence[Loss], template: ChatTemplate) -> str:
-    """One line for a message to the user."""
+    """Describe losses in one line for a message to the user."""
     return f"{template.name} leaves out {', '.join(map(str, lost))}"
 
 
@@ -70,38 +74,50 @@ def losses(
     *,
     every_step: bool = False,
 ) -> tuple[Loss, ...]:
-    """What of a record is not written where it belongs; nothing if the template refuses it.
+    """Find the parts of a record that are not written where they belong.
 
     Args:
-        samples: as `training_samples` gives them for this record; rendered here if absent.
+        example: the record.
+        template: the template that writes it.
+        samples: as `training_samples` returns them for this record; rendered here if absent.
         every_step: as in `training_samples`.
+
+    Returns:
+        The losses, each once; none if the template refuses the record.
     """
     texts = _texts(example, template, samples, every_step)
     if texts is None:
         return ()
-    shape = _shape(example.messages)
-    lost = dict.fromkeys(_of_shape(template, shape, example.tools is not None, every_step))
+    shape = _Shape.of(example)
+    lost = dict.fromkeys(_losses_of_shape(template, shape, every_step))
     if example.tools is not None and Loss("tools") not in lost:
-        lost |= dict.fromkeys(_of_tools(template, example.tools))
-    return tuple(lost | dict.fromkeys(_missing(example.messages, texts)))
+        lost |= dict.fromkeys(_losses_of_tools(template, example.tools))
+    return tuple(lost | dict.fromkeys(_unwritten(example.messages, texts)))
 
 
-# -- where a message belongs ----------------------------------------------------------------------
+# -- the text in which a message belongs ----------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """The first sequence that holds some messages; `new` is its text without earlier messages."""
+    """The first sequence that holds some messages.
+
+    Attributes:
+        messages: indices of the messages that this sequence is the first to hold.
+        new: its text without earlier messages.
+        sample: the sequence, where it holds earlier messages too.
+    """
 
     messages: range
     new: str
     sample: TrainingSample | None
 
     def holds(self, part: str) -> bool:
-        """Whether a text is written; history, which would cost turns squared, is a last resort."""
-        return _is_written(part, self.new) or (
-            self.sample is not None and _is_written(part, self.sample.text)
-        )
+        """Check that a part of a message is written."""
+        if _is_written(part, self.new):
+            return True
+        # history is a last resort: searching it for every part would cost turns squared
+        return self.sample is not None and _is_written(part, self.sample.text)
 
 
 def _texts(
@@ -110,8 +126,8 @@ def _texts(
     samples: Sequence[TrainingSample] | None,
     every_step: bool,
 ) -> list[_Text] | None:
-    """The text of every message; None if the template refuses. Unanswered messages have none."""
-    every_turn = _every_turn(template)
+    """The texts of all messages up to the last answer; None if the template refuses."""
+    every_turn = _splits_every_turn(template)
     if samples is None and every_turn is not None:
         try:
             samples = training_samples(example, template, every_step=every_step)
@@ -119,44 +135,46 @@ def _texts(
             samples = None
     messages = example.messages
     stops = [len(messages)]
-    if not (samples and len(samples) == 1 and samples[0].trained_messages[-1] == stops[0] - 1):
+    is_one_sequence = (
+        samples and len(samples) == 1 and samples[0].trained_messages[-1] == len(messages) - 1
+    )
+    if not is_one_sequence:
         plans = sequences(messages, every_turn=bool(every_turn), every_step=every_step)
         stops = [plan.stop for plan in plans] or stops
-    ranges = [range(a, b) for a, b in itertools.pairwise([0, *stops])]
+    ranges = [range(start, stop) for start, stop in itertools.pairwise([0, *stops])]
     if samples:
-        return [
-            _Text(
-                own,
-                "".join(s.text for s in sample.segments if s.message_index >= own.start),
-                sample if own.start else None,
-            )
-            for own, sample in zip(ranges, samples, strict=True)
-        ]
+        return [_text_of(sample, first) for sample, first in zip(samples, ranges, strict=True)]
     try:
         rows, tools = as_rows(messages, example.tools)
         thinking = example.reasoning_mode == "on"
-        return [
-            _Text(own, template.text(rows[: own.stop], tools=tools, enable_thinking=thinking), None)
-            for own in ranges
-        ]
+        texts: list[_Text] = []
+        for first in ranges:
+            text = template.text(rows[: first.stop], tools=tools, enable_thinking=thinking)
+            texts.append(_Text(first, text, None))
+        return texts
     except RenderError:
         return None
 
 
+def _text_of(sample: TrainingSample, messages: range) -> _Text:
+    new = "".join(s.text for s in sample.segments if s.message_index >= messages.start)
+    return _Text(messages, new, sample if messages.start else None)
+
+
 @functools.lru_cache(maxsize=64)
-def _every_turn(template: ChatTemplate) -> bool | None:
-    """Whether every turn is a sequence of its own; None for a template without masks."""
+def _splits_every_turn(template: ChatTemplate) -> bool | None:
+    """True if every turn is a sequence of its own; None for a template without masks."""
     try:
         return profile_of(template).every_turn
     except RenderError:
         return None
 
 
-# -- by content ------------------------------------------------------------------------------------
+# -- the proof -------------------------------------------------------------------------------------
 
 
-def _missing(messages: Sequence[Message], texts: Sequence[_Text]) -> Iterator[Loss]:
-    """The parts of messages that do not stand in the text of their message."""
+def _unwritten(messages: Sequence[Message], texts: Sequence[_Text]) -> Iterator[Loss]:
+    """Find the parts of messages that do not stand in the text of their message."""
     for text in texts:
         for number in text.messages:
             for kind, part in _parts(messages[number]):
@@ -165,7 +183,8 @@ def _missing(messages: Sequence[Message], texts: Sequence[_Text]) -> Iterator[Lo
 
 
 def _parts(message: Message) -> Iterator[tuple[LossKind, str]]:
-    yield _OF_ROLE.get(message.role, "text"), message.content
+    """Everything of a message that a template should write."""
+    yield _KIND_OF_ROLE.get(message.role, "text"), message.content
     if message.role == "assistant" and message.reasons:
         yield "reasoning", message.reasoning or ""
     for call in message.tool_calls:
@@ -176,6 +195,7 @@ def _parts(message: Message) -> Iterator[tuple[LossKind, str]]:
 
 
 def _strings(value: object) -> Iterator[str]:
+    """All keys and texts of a JSON value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -187,159 +207,238 @@ def _strings(value: object) -> Iterator[str]:
             yield from _strings(inner)
 
 
+# templates trim and indent texts, and escape them in JSON or as Python writes them
 _LAYOUT = str.maketrans("", "", " \t\r\n\\'\"")
 
 
 def _is_written(part: str, text: str) -> bool:
-    """Whether a text stands in another as it is, escaped, or laid out anew."""
+    """Check if a part stands in a text as it is, escaped, or laid out anew."""
     part = part.strip()
     if not part or part in text:
         return True
     bare = text.translate(_LAYOUT)
-    forms = (part, json.dumps(part, ensure_ascii=False), json.dumps(part), repr(part))
-    return any(form.translate(_LAYOUT) in bare for form in forms)
+    spellings = (part, json.dumps(part, ensure_ascii=False), json.dumps(part), repr(part))
+    return any(spelling.translate(_LAYOUT) in bare for spelling in spellings)
 
 
-# -- by shape --------------------------------------------------------------------------------------
-
-# role, has a text, has a trace, (has arguments, has an id) of each call, which call a result is of,
-# has a name, is trained
-_Turn = tuple[str, bool, bool, tuple[tuple[bool, bool], ...], int | None, bool, bool]
+# -- the stand-in of a shape -----------------------------------------------------------------------
 
 
-def _shape(messages: Sequence[Message]) -> tuple[_Turn, ...]:
-    ids = {
-        call.id: k for k, call in enumerate(c for m in messages for c in m.tool_calls) if call.id
-    }
-    return tuple(
-        (
-            m.role,
-            bool(m.content.strip()),
-            m.reasons,
-            tuple((call.arguments != "{}", call.id is not None) for call in m.tool_calls),
-            None if m.tool_call_id is None else ids.get(m.tool_call_id, -1),
-            m.name is not None,
-            m.trained,
-        )
-        for m in messages
-    )
+@dataclass(frozen=True, slots=True)
+class _CallShape:
+    """The shape of a tool call."""
+
+    has_arguments: bool
+    has_id: bool
 
 
-_TOOLS = (
-    '[{"type":"function","function":{"name":"zqtool","description":"Does it.","parameters":'
-    '{"type":"object","properties":{"x":{"type":"string"}},"required":["x"]}}}]'
+@dataclass(frozen=True, slots=True)
+class _MessageShape:
+    """The shape of a message: which parts it has, whatever their texts.
+
+    Attributes:
+        answers: for a result, index of its call among all calls of the conversation; -1 if its id
+            belongs to none, None without an id.
+    """
+
+    role: Role | JudgedRole
+    has_text: bool
+    reasons: bool
+    calls: tuple[_CallShape, ...]
+    answers: int | None
+    has_name: bool
+    trained: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """The shape of a conversation; all conversations of a shape lose the same parts."""
+
+    messages: tuple[_MessageShape, ...]
+    has_tools: bool
+
+    @staticmethod
+    def of(example: Example) -> _Shape:
+        """Read the shape of a record."""
+        index_of_id: dict[str, int] = {}
+        calls = itertools.chain.from_iterable(m.tool_calls for m in example.messages)
+        for index, call in enumerate(calls):
+            if call.id:
+                index_of_id[call.id] = index
+        shapes: list[_MessageShape] = []
+        for message in example.messages:
+            answers = None
+            if message.tool_call_id is not None:
+                answers = index_of_id.get(message.tool_call_id, -1)
+            shapes.append(
+                _MessageShape(
+                    role=message.role,
+                    has_text=bool(message.content.strip()),
+                    reasons=message.reasons,
+                    calls=tuple(
+                        _CallShape(call.arguments != "{}", call.id is not None)
+                        for call in message.tool_calls
+                    ),
+                    answers=answers,
+                    has_name=message.name is not None,
+                    trained=message.trained,
+                )
+            )
+        return _Shape(tuple(shapes), example.tools is not None)
+
+    def stand_in(self) -> Example:
+        """A conversation of this shape with a unique word for every part."""
+        words = (f"zq{k}x" for k in itertools.count())
+        messages: list[Message] = []
+        call_names: list[str] = []  # of all calls so far
+        for shape in self.messages:
+            text = next(words) if shape.has_text else ""
+            reasoning = next(words) if shape.reasons and shape.role == "assistant" else None
+            calls: list[ToolCall] = []
+            for call in shape.calls:
+                call_id = _call_id(len(call_names)) if call.has_id else None
+                call_names.append(next(words))
+                arguments = {next(words): next(words)} if call.has_arguments else {}
+                calls.append(ToolCall(call_names[-1], json_text(arguments), call_id))
+            answers = shape.answers
+            tool_call_id = None
+            name = "f" if shape.has_name else None
+            if answers is not None:
+                tool_call_id = "x"  # an id that belongs to no call
+                if 0 <= answers < len(call_names):
+                    tool_call_id = _call_id(answers)
+                    name = call_names[answers] if shape.has_name else None
+            messages.append(
+                Message(
+                    shape.role,
+                    text,
+                    reasoning=reasoning,
+                    tool_calls=tuple(calls),
+                    tool_call_id=tool_call_id,
+                    trained=shape.trained,
+                    name=name,
+                )
+            )
+        tools = _STAND_IN_TOOLS if self.has_tools else None
+        return Example(tuple(messages), tools, id="", source="", license="", dialect="")
+
+
+def _call_id(index: int) -> str:
+    # nine alphanumeric characters: the strictest form of id that templates insist on
+    return f"call{index:05d}"
+
+
+_STAND_IN_TOOL = "zqtool"
+_STAND_IN_TOOLS = json_text(
+    [
+        {
+            "type": "function",
+            "function": {
+                "name": _STAND_IN_TOOL,
+                "description": "Does it.",
+                "parameters": {
+                    "type": "object",
+                    "properties": {"x": {"type": "string"}},
+                    "required": ["x"],
+                },
+            },
+        }
+    ]
 )
 
 
 @functools.lru_cache(maxsize=8192)
-def _of_shape(
-    template: ChatTemplate, shape: tuple[_Turn, ...], tools: bool, every_step: bool
-) -> tuple[Loss, ...]:
-    """What every conversation of a shape loses: rendered with a word for each of its parts."""
-    words = (f"zq{k}x" for k in itertools.count())
-    messages: list[Message] = []
-    names: list[str] = []  # of all calls so far
-    for role, has_text, reasons, calls, answered, named, trained in shape:
-        made: list[ToolCall] = []
-        for has_arguments, has_id in calls:
-            # nine alphanumeric characters: the strictest form of id that templates insist on
-            call_id = f"call{len(names):05d}" if has_id else None
-            names.append(next(words))
-            arguments = {next(words): next(words)} if has_arguments else {}
-            made.append(ToolCall(names[-1], json_text(arguments), call_id))
-        known = answered is not None and 0 <= answered < len(names)
-        messages.append(
-            Message(
-                cast(Any, role),
-                next(words) if has_text else "",
-                reasoning=next(words) if reasons and role == "assistant" else None,
-                tool_calls=tuple(made),
-                tool_call_id=f"call{answered:05d}" if known else None if answered is None else "x",
-                trained=trained,
-                name=None if not named else names[answered or 0] if known else "f",
-            )
-        )
-    declared = _TOOLS if tools else None
-    example = Example(tuple(messages), declared, id="", source="", license="", dialect="")
-    texts = _texts(example, template, None, every_step)
+def _losses_of_shape(template: ChatTemplate, shape: _Shape, every_step: bool) -> tuple[Loss, ...]:
+    """Find what every conversation of a shape loses, by its stand-in."""
+    stand_in = shape.stand_in()
+    texts = _texts(stand_in, template, None, every_step)
     if texts is None:
         return ()
-    # of one message calls come first: the first kind names the reason of a drop
-    parts = sorted(_missing(messages, texts), key=lambda o: (o.message, o.kind != "tool_call"))
-    undeclared = [Loss("tools")] if tools and not texts[0].holds("zqtool") else []
-    return tuple(dict.fromkeys([*undeclared, *parts]))
+    lost: list[Loss] = []
+    if shape.has_tools and not texts[0].holds(_STAND_IN_TOOL):
+        lost.append(Loss("tools"))
+    # within a message calls come first: the first kind names the reason of a drop
+    unwritten = list(_unwritten(stand_in.messages, texts))
+    lost += sorted(unwritten, key=lambda loss: (loss.message, loss.kind != "tool_call"))
+    return tuple(dict.fromkeys(lost))
 
 
 # -- declared tools -------------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=1024)
-def _of_tools(template: ChatTemplate, tools: str) -> tuple[Loss, ...]:
-    """Whether a template writes the names, descriptions and choices of declared tools."""
+def _losses_of_tools(template: ChatTemplate, tools: str) -> tuple[Loss, ...]:
+    """Find out if the template writes names, descriptions and choices of declared tools."""
     words: list[str] = []
-    declared = [_in_words(tool, words) for tool in tools_to_template(tools) or ()]
+    stand_ins = [_with_words(tool, words) for tool in tools_to_template(tools) or ()]
     try:
-        text = template.text([{"role": "user", "content": "q"}], tools=declared)
+        text = template.text([{"role": "user", "content": "q"}], tools=stand_ins)
     except RenderError:  # it wants more than names and texts; the shape shows that it writes tools
         return ()
     return () if all(word in text for word in words) else (Loss("tool_details"),)
 
 
-def _in_words(declared: Any, words: list[str]) -> Any:
-    """A tool or a schema with a word of its own for each name, description and choice."""
+def _with_words(declaration: Any, words: list[str]) -> Any:
+    """Put a unique word, added to `words`, for each name, description and choice of a schema."""
 
-    def word(given: object) -> object:
-        if not isinstance(given, str) or not given.strip():
-            return given
+    def word(value: object) -> object:
+        if not isinstance(value, str) or not value.strip():
+            return value
         words.append(f"zq{len(words)}x")
         return words[-1]
 
-    if not isinstance(declared, dict):
-        return declared
-    made = dict(cast(dict[str, Any], declared))
-    if isinstance(made.get("function"), dict):  # what stands beside it is no part of the tool
-        return made | {"function": _in_words(made["function"], words)}
-    for key in made:
+    if not isinstance(declaration, dict):
+        return declaration
+    schema = dict(cast(dict[str, Any], declaration))
+    if isinstance(schema.get("function"), dict):  # what stands beside it is no part of the tool
+        return schema | {"function": _with_words(schema["function"], words)}
+    for key in schema:
         if key in ("name", "description"):
-            made[key] = word(made[key])
+            schema[key] = word(schema[key])
         elif key in ("parameters", "items"):
-            made[key] = _in_words(made[key], words)
-        elif key == "enum" and isinstance(made[key], list):
-            made[key] = [word(choice) for choice in made[key]]
-    if isinstance(made.get("properties"), dict):
-        names = {name: word(name) for name in made["properties"]}
-        own = made["properties"].items()
-        made["properties"] = {names[name]: _in_words(schema, words) for name, schema in own}
-        if isinstance(made.get("required"), list):
-            made["required"] = [names.get(name, name) for name in made["required"]]
-    return made
+            schema[key] = _with_words(schema[key], words)
+        elif key == "enum" and isinstance(schema[key], list):
+            schema[key] = [word(choice) for choice in schema[key]]
+    if isinstance(schema.get("properties"), dict):
+        word_of_name = {name: word(name) for name in schema["properties"]}
+        properties: dict[Any, Any] = {}
+        for name, inner in schema["properties"].items():
+            properties[word_of_name[name]] = _with_words(inner, words)
+        schema["properties"] = properties
+        if isinstance(schema.get("required"), list):
+            schema["required"] = [word_of_name.get(name, name) for name in schema["required"]]
+    return schema
 
 
-# -- the way out ----------------------------------------------------------------------------------
+# -- a remedy --------------------------------------------------------------------------------------
 
 
 def serial_calls(example: Example) -> Example:
-    """The record with parallel calls one after the other, each followed by its result.
+    """Put parallel calls one after the other, each followed by its result.
 
     assistant(text, calls 1 and 2), tool 1, tool 2  →  assistant(text, call 1), tool 1,
                                                        assistant(call 2), tool 2
-    Results belong to calls by id, or else by order; calls whose results are not all there stay.
+    Results belong to calls by id, or else by order. Calls whose results are not all there stay, and
+    a record without parallel calls is returned as it is.
     """
     messages: list[Message] = []
-    source = list(example.messages)
+    parallel = list(example.messages)
     k = 0
-    while k < len(source):
-        message, calls = source[k], source[k].tool_calls
-        results = source[k + 1 : k + 1 + len(calls)]
+    while k < len(parallel):
+        message = parallel[k]
+        calls = message.tool_calls
+        results = parallel[k + 1 : k + 1 + len(calls)]
         k += 1
         if len(calls) < 2 or len(results) < len(calls) or any(r.role != "tool" for r in results):
             messages.append(message)
             continue
-        by_id = {result.tool_call_id: result for result in results}
-        named = len(by_id) == len(calls) and all(call.id in by_id for call in calls)
-        for place, (call, result) in enumerate(zip(calls, results, strict=True)):
-            step = message if place == 0 else replace(message, content="", reasoning=None)
+        result_of_id = {result.tool_call_id: result for result in results}
+        ids_match = len(result_of_id) == len(calls) and all(c.id in result_of_id for c in calls)
+        step = message
+        for call, result in zip(calls, results, strict=True):
             messages.append(replace(step, tool_calls=(call,)))
-            messages.append(by_id[call.id] if named else result)
+            messages.append(result_of_id[call.id] if ids_match else result)
+            # text and trace stand before the first call
+            step = replace(message, content="", reasoning=None)
         k += len(calls)
-    return with_messages(example, messages) if len(messages) > len(source) else example
+    return with_messages(example, messages) if len(messages) > len(parallel) else example

@@ -1,4 +1,4 @@
-"""One record → the sequences to train on, each a run of trained and untrained text.
+"""From one record to the sequences to train on, each cut into trained and untrained text.
 
 Masks follow NVIDIA's data preparation: the generation prompt with its `<think>\\n` or
 `<think></think>` is not trained, everything the assistant then writes through `<|im_end|>\\n` is.
@@ -41,10 +41,16 @@ from posttrain.records import (
 
 
 class Segment(NamedTuple):
-    """A run of rendered text; `role` and `message_index` are of the message it begins with.
+    """A run of rendered text that is trained or not.
 
     Text is cut only where tokenising the sides apart is required (the generation boundary) or makes
     no difference (before a special token), so segments may be encoded alone and concatenated.
+
+    Attributes:
+        text: the text.
+        role: role of the message that it begins with.
+        trained: true if the loss sees its tokens.
+        message_index: index of the message that it begins with.
     """
 
     text: str
@@ -57,8 +63,12 @@ class Segment(NamedTuple):
 class TrainingSample:
     """One sequence to train on.
 
-    `turn` counts the record's user turns when each is a sequence of its own, else 0;
-    `trained_messages` are indices into the record's messages.
+    Attributes:
+        record_id: id of the record.
+        turn: number of the user turn when each is a sequence of its own, else 0.
+        reasoning: reasoning mode that the record is rendered in.
+        segments: the text in pieces.
+        trained_messages: indices of the trained messages in the record.
     """
 
     record_id: str
@@ -81,19 +91,21 @@ def render(
     add_generation_prompt: bool = False,
     **kwargs: Any,
 ) -> str:
-    """The text of a conversation, byte-identical to `tokenizer.apply_chat_template`.
+    """Render a conversation, byte-identical to `tokenizer.apply_chat_template`.
 
     Args:
+        messages: the conversation.
+        template: the template that writes it.
         tools: JSON text of the declared tools.
-        add_generation_prompt: end with what the model is given to continue.
+        add_generation_prompt: end with the prompt that the model continues.
         kwargs: template variables such as `enable_thinking`.
 
     Raises:
         RenderError: the template refuses the conversation.
     """
-    rows, declared = as_rows(messages, tools)
+    rows, tool_rows = as_rows(messages, tools)
     return template.text(
-        rows, tools=declared, add_generation_prompt=add_generation_prompt, **kwargs
+        rows, tools=tool_rows, add_generation_prompt=add_generation_prompt, **kwargs
     )
 
 
@@ -104,13 +116,15 @@ def training_samples(
     untrained_close: frozenset[int] = frozenset(),
     every_step: bool = False,
 ) -> tuple[TrainingSample, ...]:
-    """The sequences of one record with their loss masks.
+    """Render the sequences of one record with their loss masks.
 
     Args:
+        example: the record.
+        template: the template that writes it.
         untrained_close: messages whose `</think>` is left untrained because their reasoning was
             cut to a budget (the later models' masking; Nano trains it).
-        every_step: each assistant message ends a sequence of its own. Some templates (gpt-oss)
-            write a step's text or trace only while nothing follows it.
+        every_step: end a sequence at each assistant message. Some templates (gpt-oss) write a
+            step's text or trace only while nothing follows it.
 
     Raises:
         RenderError: the template refuses the record, a mask cannot be determined, or a message
@@ -127,16 +141,20 @@ def training_samples(
     def cut(located: Located) -> tuple[Segment, ...]:
         return cut_segments(located, example.messages, template, untrained_close)
 
-    composed = len(plans) > 1 and profile.composable and not every_step
-    texts = (text for m in example.messages for text in message_texts(m))
-    if composed and not any(map(profile.tags.search, texts)):
+    composable = len(plans) > 1 and profile.composable and not every_step
+    # a template may look for its own tags in what was written, and then history changes
+    if composable and not _any_text_matches(example.messages, profile.tags):
         turns = _compose_turns(locate, rows, plans, cut)
     else:
-        turns = [cut(locate(rows[: p.stop], p.trained)) for p in plans]
+        turns = [cut(locate(rows[: plan.stop], plan.trained)) for plan in plans]
     return tuple(
-        TrainingSample(example.id, p.turn, mode, segments, p.trained)
-        for p, segments in zip(plans, turns, strict=True)
+        TrainingSample(example.id, plan.turn, mode, segments, plan.trained)
+        for plan, segments in zip(plans, turns, strict=True)
     )
+
+
+def _any_text_matches(messages: Sequence[Message], pattern: re.Pattern[str]) -> bool:
+    return any(pattern.search(text) for message in messages for text in message_texts(message))
 
 
 Locate = Callable[..., Located]
@@ -151,7 +169,11 @@ _LOCATE: Mapping[Mode, Locate] = {
 def as_rows(
     messages: Iterable[Message], tools: str | None
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-    """Messages and tools as templates take them, their JSON text decoded."""
+    """Convert messages and tools to the rows that templates take, their JSON text decoded.
+
+    Raises:
+        RenderError: a JSON text cannot be decoded.
+    """
     try:
         return [message_to_template(message) for message in messages], tools_to_template(tools)
     except (ValueError, RecursionError) as error:
@@ -161,40 +183,45 @@ def as_rows(
 def _compose_turns(
     locate: Locate, rows: Sequence[Row], plans: Sequence[SequencePlan], cut: Cut
 ) -> list[tuple[Segment, ...]]:
-    """History from one render of everything, each earlier turn's own steps from a render of it."""
+    """Compose each turn of the history before it and of a render of the turn alone.
+
+    The history of all turns comes from one render of the whole conversation, so that the work is
+    linear in the number of turns.
+    """
     last = plans[-1]  # what follows it is not trained, and would change how it is written
     whole = locate(rows[: last.stop], last.trained)
     history = cut(whole)
-    ends = list(itertools.accumulate(len(segment.text) for segment in history))
+    history_ends = list(itertools.accumulate(len(segment.text) for segment in history))
     earlier: list[tuple[Segment, ...]] = []
     for plan in plans[:-1]:
-        resume = whole.starts[plan.first + 1]
-        assert resume is not None, "composable: every message after the first user's is located"
-        own = cut(_steps(locate, rows, plan))
-        count = bisect.bisect_right(ends, resume)
-        before = ends[count - 1] if count else 0
-        if before < resume:  # no special token to cut at: history runs on into the prompt
-            joint = history[count]._replace(text=whole.text[before:resume])
-            if own[0].trained:
-                own = (joint, *own)
+        answer_start = whole.starts[plan.first + 1]
+        assert answer_start is not None, "composable: every message after the first user's has one"
+        steps = cut(_locate_steps(locate, rows, plan))
+        count = bisect.bisect_right(history_ends, answer_start)
+        history_end = history_ends[count - 1] if count else 0
+        if history_end < answer_start:
+            # there is no special token to cut at: history runs on into the generation prompt
+            joint = history[count]._replace(text=whole.text[history_end:answer_start])
+            if steps[0].trained:
+                steps = (joint, *steps)
             else:
-                own = (joint._replace(text=joint.text + own[0].text), *own[1:])
-        earlier.append(history[:count] + own)
+                steps = (joint._replace(text=joint.text + steps[0].text), *steps[1:])
+        earlier.append(history[:count] + steps)
     return [*earlier, history]
 
 
-def _steps(locate: Locate, rows: Sequence[Row], plan: SequencePlan) -> Located:
-    """A turn after its user message, from a render of the turn alone."""
-    first, wanted = plan.first, [k - plan.first for k in plan.trained]
-    alone = locate(rows[first : plan.stop], wanted, tools=None, first=first)
-    resume = alone.starts[1]
-    assert resume is not None, "composable: every message of a turn is located"
-    starts = [start - resume for start in alone.starts[1:] if start is not None]
-    return Located(
-        alone.text[resume:],
-        (*(None,) * (first + 1), *starts),
-        {k + first: (start - resume, end - resume) for k, (start, end) in alone.spans.items()},
-    )
+def _locate_steps(locate: Locate, rows: Sequence[Row], plan: SequencePlan) -> Located:
+    """Locate the messages of a turn behind its user message, in a render of the turn alone."""
+    first = plan.first
+    trained = [k - first for k in plan.trained]
+    alone = locate(rows[first : plan.stop], trained, tools=None, first=first)
+    answer_start = alone.starts[1]
+    assert answer_start is not None, "composable: every message of a turn is located"
+    starts = [start - answer_start for start in alone.starts[1:] if start is not None]
+    spans: dict[int, tuple[int, int]] = {}
+    for k, (start, end) in alone.spans.items():
+        spans[k + first] = (start - answer_start, end - answer_start)
+    return Located(alone.text[answer_start:], (*(None,) * (first + 1), *starts), spans)
 
 
 def cut_segments(
@@ -205,48 +232,56 @@ def cut_segments(
 ) -> tuple[Segment, ...]:
     """Cut text at mask boundaries, and before messages that begin with a special token."""
     text = located.text
-    trained: set[tuple[int, int]] = set()
+    trained_spans: set[tuple[int, int]] = set()
     for k, span in located.spans.items():
-        trained.update(_without_close(text, *span) if k in untrained_close else (span,))
-    heads = {s for s in located.starts if s is not None and template.special_at(text, s)}
-    edges = {0, len(text), *heads, *(edge for span in trained for edge in span)}
-    owner = _owner_of(located, len(messages))
+        trained_spans.update(_without_close(text, *span) if k in untrained_close else (span,))
+    edges = {0, len(text)}
+    for span in trained_spans:
+        edges.update(span)
+    for start in located.starts:
+        if start is not None and template.special_at(text, start):
+            edges.add(start)
+    message_at = _message_finder(located, len(messages))
     segments: list[Segment] = []
     for start, stop in itertools.pairwise(sorted(edges)):
-        k = owner(start)
-        segments.append(Segment(text[start:stop], messages[k].role, (start, stop) in trained, k))
+        k = message_at(start)
+        is_trained = (start, stop) in trained_spans
+        segments.append(Segment(text[start:stop], messages[k].role, is_trained, k))
     return tuple(segments)
 
 
 def _without_close(text: str, start: int, stop: int) -> tuple[tuple[int, int], ...]:
-    """A trained span minus its first `</think>` and the newline before it."""
-    at = text.find(CLOSE, start, stop)
-    if at < 0:
+    """Split a trained span around its first `</think>` and the newline before it."""
+    close_start = text.find(CLOSE, start, stop)
+    if close_start < 0:
         raise RenderError(
             "a truncated trace has no </think> in its rendered text to leave untrained"
         )
-    until = at + len(CLOSE)
-    if at > start and text[at - 1] == "\n":
-        at -= 1
-    return tuple((a, b) for a, b in ((start, at), (until, stop)) if a < b)
+    close_stop = close_start + len(CLOSE)
+    if close_start > start and text[close_start - 1] == "\n":
+        close_start -= 1
+    spans = ((start, close_start), (close_stop, stop))
+    return tuple(span for span in spans if span[0] < span[1])
 
 
-def _owner_of(located: Located, count: int) -> Callable[[int], int]:
-    """A function from offset to the index of the message it belongs to."""
-    known = [(start, k) for k, start in enumerate(located.starts) if start is not None]
-    if not known:  # only the trained messages were located: what follows one is the next one's
-        edges = {stop: k + 1 for k, (_, stop) in located.spans.items()}
-        known = sorted({**edges, **{start: k for k, (start, _) in located.spans.items()}}.items())
-    offsets = [start for start, _ in known]
+def _message_finder(located: Located, count: int) -> Callable[[int], int]:
+    """Build a function from an offset to the index of the message that it belongs to."""
+    message_of_start = {start: k for k, start in enumerate(located.starts) if start is not None}
+    if not message_of_start:
+        # only the trained messages were located: text behind one belongs to the next message
+        message_of_start = {stop: k + 1 for k, (_, stop) in located.spans.items()}
+        message_of_start |= {start: k for k, (start, _) in located.spans.items()}
+    starts = sorted(message_of_start)
 
-    def owner(offset: int) -> int:
-        at = bisect.bisect_right(offsets, offset)
-        return min(known[at - 1][1] if at else 0, count - 1)
+    def message_at(offset: int) -> int:
+        position = bisect.bisect_right(starts, offset)
+        k = message_of_start[starts[position - 1]] if position else 0
+        return min(k, count - 1)
 
-    return owner
+    return message_at
 
 
-# -- tokens that frame messages, where they have no business: inside what somebody wrote ----------
+# -- tokens that frame messages and must not stand inside a message's text -------------------------
 
 
 def refuse_framing(
@@ -255,32 +290,37 @@ def refuse_framing(
     """Refuse texts that would forge the boundary of a message once tokenised.
 
     Args:
-        tokens: of the template (`Profile.control_tokens`).
-        first: what the first message is called.
+        messages: the messages to look at.
+        tools: JSON text of the declared tools.
+        tokens: the tokens that frame messages (`Profile.control_tokens`).
+        first: number of the first message, for the error.
 
     Raises:
         RenderError: naming the message and the token.
     """
-    texts = [(k, text) for k, message in enumerate(messages) for text in message_texts(message)]
+    for k, message in enumerate(messages, start=first):
+        for text in message_texts(message):
+            _refuse_token(text, tokens, f"message {k} ({message.role})")
     if tools:
-        texts.append((-1, _unescaped(tools)))
-    for k, text in texts:
-        if match := tokens.search(text):
-            place = f"message {first + k} ({messages[k].role})" if k >= 0 else "a declared tool"
-            raise RenderError(
-                f"{place} contains {match[0]!r}, which would end the message early once tokenised"
-            )
+        _refuse_token(_unescaped(tools), tokens, "a declared tool")
+
+
+def _refuse_token(text: str, tokens: re.Pattern[str], source: str) -> None:
+    if match := tokens.search(text):
+        raise RenderError(
+            f"{source} contains {match[0]!r}, which would end the message early once tokenised"
+        )
 
 
 def message_texts(message: Message) -> list[str]:
-    """All of a message that a template may write."""
-    own = message.content, message.reasoning, message.name, message.tool_call_id
-    texts = [text for text in own if text]
+    """List all texts of a message that a template may write."""
+    fields = (message.content, message.reasoning, message.name, message.tool_call_id)
+    texts = [text for text in fields if text]
     for call in message.tool_calls:
         texts += [call.name, call.id or "", _unescaped(call.arguments)]
     return texts
 
 
 def _unescaped(text: str) -> str:
-    """JSON text as a template will write it: a token may hide behind escapes such as \\u003c."""
+    """Resolve escapes in JSON text, as a template does: a token may hide behind \\u003c."""
     return json_text(json.loads(text)) if "\\" in text else text

@@ -1,7 +1,7 @@
 """The detector: every tool call in a model's output, in whichever notation (the guide lists them).
 
-What may open a call is searched from left to right; each candidate is judged by the rules of
-`context`, and the search goes on behind it. Time is linear in the text.
+Text is searched from left to right for what may open a call; each candidate is judged by the rules
+of `context`, and the search goes on behind it. Time is linear in the text.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ from typing import Literal
 
 from posttrain.chat.detect.context import Candidate, Context, Question, own_name
 from posttrain.chat.detect.declared import Kind, Tools, kind_of, read_tools
-from posttrain.chat.detect.markers import OPENERS, READERS
+from posttrain.chat.detect.markers import NOTATIONS, OPENERS
 from posttrain.chat.detect.requested import RequestedCall, read_arguments
 from posttrain.chat.reasoning import CLOSE, OPEN
 from posttrain.records import ToolCall
 from posttrain.rollouts import Completion, Prompt, Step
 
 Part = Literal["reasoning", "answer"]
-CLIP = 400
+CLIP = 400  # characters of a call that are kept for reports
 
 
 @dataclass(frozen=True, slots=True)
 class FoundCall:
-    """One call.
+    """One call in a model's output.
 
     Attributes:
-        form: which notation it is written in (docs/guides/detector.md lists them).
-        part: whether it stands in the reasoning or in the answer.
-        start, end: its span in that part's text; calls of one JSON list share one. Of a structured
+        form: notation that it is written in (docs/guides/detector.md lists them).
+        part: the part of the output that it stands in.
+        start, end: span in that part's text; calls of one JSON list share one. Of a structured
             call both are the length of the text.
-        text: the text of the span, clipped to `CLIP` characters; for a structured call its JSON.
-        name: the tool's name where it can be read.
+        text: text of the span, clipped to `CLIP` characters; for a structured call its JSON.
+        name: name of the tool where it can be read.
         kind: "undeclared" where no tools are declared; else "nonexistent_tool",
             "fabricated_arguments" (they break the declared schema) or "declared".
-        step: which step of a completion, from 0.
+        step: index of the step in its completion, from 0.
     """
 
     form: str
@@ -56,20 +56,22 @@ class CallDetection:
 
     @property
     def any(self) -> bool:
-        """Whether there is a call at all, in the reasoning or in the answer."""
+        """True if there is a call, in the reasoning or in the answer."""
         return bool(self.calls)
 
     @property
     def in_answer(self) -> bool:
+        """True if a call stands in the answer."""
         return any(call.part == "answer" for call in self.calls)
 
     @property
     def in_reasoning(self) -> bool:
+        """True if a call stands in the reasoning."""
         return any(call.part == "reasoning" for call in self.calls)
 
     @property
     def hallucinated(self) -> bool:
-        """Whether a call is of any kind but "declared"."""
+        """True if a call is of any kind but "declared"."""
         return any(call.kind != "declared" for call in self.calls)
 
 
@@ -81,7 +83,7 @@ def detect_calls(
     tools: str | None,
     prompt: str = "",
 ) -> CallDetection:
-    """Every call in a model's output.
+    """Find every call in a model's output.
 
     Args:
         reasoning: the trace, without its tags; None where there is none.
@@ -94,20 +96,32 @@ def detect_calls(
         ValueError: `tools` is not JSON.
     """
     declared = read_tools(tools) if tools is not None else None
-    declared = declared or None  # an empty list declares nothing
+    if not declared:  # an empty list declares nothing
+        declared = None
     question = Question(prompt)
-    calls = list(_in_part("reasoning", reasoning, question, declared)) if reasoning else []
-    calls += _in_part("answer", answer, question, declared)
+    calls: list[FoundCall] = []
+    if reasoning:
+        calls += _calls_in_part("reasoning", reasoning, question, declared)
+    calls += _calls_in_part("answer", answer, question, declared)
     for call in structured:
-        kind = kind_of(RequestedCall(call.name, read_arguments(call.arguments)), declared)
+        requested = RequestedCall(call.name, read_arguments(call.arguments))
         text = f'{{"name": "{call.name}", "arguments": {call.arguments}}}'
-        end = len(answer)
-        calls.append(FoundCall("structured", "answer", end, end, text[:CLIP], call.name, kind))
+        calls.append(
+            FoundCall(
+                form="structured",
+                part="answer",
+                start=len(answer),
+                end=len(answer),
+                text=text[:CLIP],
+                name=call.name,
+                kind=kind_of(requested, declared),
+            )
+        )
     return CallDetection(tuple(calls))
 
 
 def detect_in_completion(completion: Completion, prompt: Prompt) -> CallDetection:
-    """Every call in every step; spans are in the texts that `searched` gives for the step.
+    """Find every call in every step; spans are in the texts that `searched` returns for the step.
 
     Raises:
         ValueError: `prompt.tools` is not JSON.
@@ -121,48 +135,63 @@ def detect_in_completion(completion: Completion, prompt: Prompt) -> CallDetectio
             # calls of the raw text are judged there; an endpoint may keep others out of the text
             structured = tuple(call for call in structured if call.name not in step.text)
         detection = detect_calls(
-            reasoning=reasoning, answer=answer, structured=structured,
-            tools=prompt.tools, prompt=question,
-        )  # fmt: skip
+            reasoning=reasoning,
+            answer=answer,
+            structured=structured,
+            tools=prompt.tools,
+            prompt=question,
+        )
         calls += [replace(call, step=number) for call in detection.calls]
     return CallDetection(tuple(calls))
 
 
 def searched(step: Step) -> tuple[str | None, str]:
-    """A step's reasoning and answer, as they are searched: with token ids the raw text cut at the
-    first `</think>`, malformed calls and special tokens still in it; elsewhere the parsed parts."""
+    """Reasoning and answer of a step, as the detector searches them.
+
+    With token ids they are the raw text cut at the first `</think>`, malformed calls and special
+    tokens still in it; without, the parsed parts.
+    """
     if step.ids is None:
         return step.parsed.reasoning, step.parsed.answer
     if step.parsed.reasoning is None:
         return None, step.text
-    trace, closing, rest = step.text.partition(CLOSE)
-    return trace.removeprefix(OPEN), rest if closing else ""
+    trace, closing, answer = step.text.partition(CLOSE)
+    return trace.removeprefix(OPEN), answer if closing else ""
 
 
-def _in_part(
+def _calls_in_part(
     part: Part, text: str, question: Question, declared: Tools | None
 ) -> Iterator[FoundCall]:
-    for candidate in _calls(Context(text, question, declared or {})):
-        start, end = candidate.start, candidate.end
-        for each in candidate.requested:
-            call = replace(each, name=own_name(each.name))
-            kind, clipped = kind_of(call, declared), text[start : min(end, start + CLIP)]
-            yield FoundCall(candidate.form, part, start, end, clipped, call.name, kind)
+    for candidate in _candidates(Context(text, question, declared or {})):
+        clip_end = min(candidate.end, candidate.start + CLIP)
+        for requested in candidate.requested:
+            call = replace(requested, name=own_name(requested.name))
+            yield FoundCall(
+                form=candidate.form,
+                part=part,
+                start=candidate.start,
+                end=candidate.end,
+                text=text[candidate.start : clip_end],
+                name=call.name,
+                kind=kind_of(call, declared),
+            )
 
 
-def _calls(context: Context) -> Iterator[Candidate]:
-    position = since = 0
+def _candidates(context: Context) -> Iterator[Candidate]:
+    """Candidates that are called, not merely shown, in order and without overlap."""
+    position = 0
+    previous_end = 0  # of the last candidate that was yielded
     while match := OPENERS.search(context.text, position):
         position = match.start() + 1
-        candidate = READERS[match.lastgroup or ""](match, context)
-        if candidate is None or candidate.start < since:
+        candidate = NOTATIONS[match.lastgroup or ""].read(match, context)
+        if candidate is None or candidate.start < previous_end:
             continue
         end = candidate.end
-        if not candidate.requested:
-            pass
-        elif not context.shows(candidate, since):
-            yield candidate
-            since = end
-        elif end == len(context.text):
-            end = match.end()  # one that is shown and does not close may hide a call
+        if candidate.requested:
+            if not context.shows(candidate, previous_end):
+                yield candidate
+                previous_end = end
+            elif end == len(context.text):
+                # a shown call that does not close may hide a real one behind its opener
+                end = match.end()
         position = max(position, end)

@@ -19,10 +19,10 @@ from posttrain.chat.detect.requested import (
     read_arguments,
 )
 
-NOTHING = object()
+NOTHING = object()  # in place of a JSON value where there is none
 
 _DECODER = json.JSONDecoder(strict=False)  # raw newlines in strings are common in calls
-_WINDOW = 4096
+_WINDOW = 4096  # characters that are tried first, as most calls are short
 _SPACE = re.compile(r"\s*")
 _OPEN_FENCE = re.compile(r"```\s*(?:json\s*)?")
 _CALL_HEAD = re.compile(r"([A-Za-z_][\w.\-/ ]{0,127})(?<! )\(")  # [Market Trends API(country="us")]
@@ -35,7 +35,8 @@ _JSON_BLANK = re.compile(
     r"[\[{\s]{0,40}[\"']?\w{0,40}[\"']?\s*:\s*[\"']?(?:<[^<>\"]{0,80}>|\.\.\.|…|\$|\{\{|(?<=[\"'])\{)|"
     r"[\[{\s]{0,40}(?:\.\.\.|…)"
 )
-_JSON_START = re.compile(  # of an object that is cut off or malformed, and its name
+# start of a JSON call that is cut off or malformed, and the tool's name
+_JSON_START = re.compile(
     rf"[\[{{\s]*[\"'](?:name|tool|tool_name|function)[\"']\s*:\s*[\"']({NAME})[\"']|"
     r"[\[{]\s*(?:[\"'}\]{\[]|$|\w+\s*:)"
 )
@@ -47,53 +48,65 @@ _NAMED = re.compile(
     r"\[ARGS\]|\[CALL_ID\][\w\-]{0,64}\[ARGS\]|```\w*|✿ARGS✿:?|args\s?[:=])?\s{0,4}"
     rf"(?=(<{_PREFIX}(?:arg_key|parameter|arg|param)\b)|\{{))"
 )
-_LONE = re.compile(rf"({NAME}?)\s{{0,4}}(?:<tool_sep>)?\s{{0,4}}(?=</|<\|?(?:end|tool_call\|))")
-_NAME = r"(?:=|[\sĠ]*name\s*=)\s*[\"']?(?P<name>[^<>\n\"']{1,128})[\"']?[^<>\n]*"
+# a tool's name alone, right before the end of its wrapper
+_LONE_NAME = re.compile(
+    rf"({NAME}?)\s{{0,4}}(?:<tool_sep>)?\s{{0,4}}(?=</|<\|?(?:end|tool_call\|))"
+)
+_NAME_ATTRIBUTE = r"(?:=|[\sĠ]*name\s*=)\s*[\"']?(?P<name>[^<>\n\"']{1,128})[\"']?[^<>\n]*"
 _FUNCTION = re.compile(
-    rf"[\"'`]?<(?P<prefix>{_PREFIX})(?P<tag>function|invoke|tool|call){_NAME}(?:>|\n|$)"
+    rf"[\"'`]?<(?P<prefix>{_PREFIX})(?P<tag>function|invoke|tool|call){_NAME_ATTRIBUTE}(?:>|\n|$)"
 )
 _PARAMETER = re.compile(
     rf"<(?P<closing>/?){_PREFIX}(?P<tag>parameter|param|arg_(?:key|type|value)|argument|arg)"
-    rf"(?:{_NAME})?>"
+    rf"(?:{_NAME_ATTRIBUTE})?>"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """What follows a marker; "lone" is a name without arguments."""
+    """Calls that follow a marker.
+
+    Attributes:
+        kind: shape of the calls; "lone" is a name without arguments.
+        requested: the calls.
+        end: end of the payload in the text.
+        broken: true if it is cut off or malformed. Nothing behind it is read: that would go
+            through the rest of the text once for every sign of a call.
+    """
 
     kind: Literal["json", "xml", "invoke", "glm", "named", "python", "lone"]
     requested: tuple[RequestedCall, ...]
     end: int
-    broken: bool = False  # nothing behind it is read: that would go through the rest once a sign
+    broken: bool = False
 
 
 class TextReader:
-    """A text and how much work that comes to nothing may still be spent on it.
+    """A text with a budget for reads that fail, a few times its length.
 
-    It is a few times the text's length, so that hostile text takes linear time.
+    The budget keeps the time linear on hostile text.
     """
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.budget = 8 * len(text) + 20_000
-        self._next: dict[str, tuple[int, int]] = {}
+        # needle → where its last search began, and what it returned
+        self._searches: dict[str, tuple[int, int]] = {}
 
     def skip(self, position: int) -> int:
-        """The next position that is no white space."""
+        """Next position that is no white space."""
         match = _SPACE.match(self.text, position)
         return match.end() if match else position
 
     def find(self, needle: str, position: int) -> int:
-        """`text.find`, which searches no stretch of the text twice for the same needle."""
-        since, at = self._next.get(needle, (len(self.text) + 1, -1))
-        if position < since or 0 <= at < position:
-            at = self.text.find(needle, position)
-            self._next[needle] = position, at
-        return at
+        """`text.find` that searches no stretch of the text twice for the same needle."""
+        searched_from, offset = self._searches.get(needle, (len(self.text) + 1, -1))
+        if position < searched_from or 0 <= offset < position:
+            offset = self.text.find(needle, position)
+            self._searches[needle] = (position, offset)
+        return offset
 
     def json(self, position: int) -> tuple[Any, int]:
-        """The JSON value at a position and its end; (NOTHING, position) where there is none."""
+        """Read the JSON value at a position: value and end, or (NOTHING, position)."""
         if self.budget <= 0 or self.text[position : position + 1] not in ("{", "["):
             return NOTHING, position
         # an error counts the lines before it, so the text is handed over in a window
@@ -116,136 +129,154 @@ class TextReader:
         return NOTHING, position
 
     def python(self, position: int) -> tuple[tuple[RequestedCall, ...], int]:
-        """The call `f(key=value, …)` or list of calls `[f(…), …]` at a position; () if none."""
-        listed, at = self.text.startswith("[", position), position
+        """Read `f(key=value, …)` or `[f(…), …]` at a position: calls and end, or ((), position)."""
+        in_list = self.text.startswith("[", position)
+        offset = position
         calls: list[RequestedCall] = []
-        while head := _CALL_HEAD.match(self.text, self.skip(at + listed)):
-            arguments, at = self._arguments(head.end())
+        while head := _CALL_HEAD.match(self.text, self.skip(offset + in_list)):
+            arguments, offset = self._arguments(head.end())
             if arguments is None:
                 break
             calls.append(RequestedCall(head[1], arguments))
-            if not listed:
-                return tuple(calls), at
-            at = self.skip(at)
-            if self.text[at : at + 1] == "]":
-                return tuple(calls), at + 1
-            if self.text[at : at + 1] not in (",", ";"):
+            if not in_list:
+                return tuple(calls), offset
+            offset = self.skip(offset)
+            separator = self.text[offset : offset + 1]
+            if separator == "]":
+                return tuple(calls), offset + 1
+            if separator not in (",", ";"):
                 break
-        self.budget -= at - position
+        self.budget -= offset - position
         return (), position
 
-    def _arguments(self, at: int) -> tuple[dict[str, Any] | None, int]:
-        """Arguments up to the parenthesis that closes them; None where none does."""
-        depth, arguments, start = 1, dict[str, Any](), at
-        for token in _PYTHON_TOKEN.finditer(self.text, at) if self.budget > 0 else ():
+    def _arguments(self, position: int) -> tuple[dict[str, Any] | None, int]:
+        """Read arguments and their end, behind the closing parenthesis; None where none closes."""
+        depth = 1
+        arguments: dict[str, Any] = {}
+        argument_start = position
+        for token in _PYTHON_TOKEN.finditer(self.text, position) if self.budget > 0 else ():
             mark = token[0]
             depth += (mark in "([{") - (mark in ")]}")
             if depth == 0 or (mark == "," and depth == 1):
-                piece, at = self.text[at : token.start()], token.end()
-                if keyword := _KEYWORD.match(piece):
-                    arguments[keyword[1]] = literal(piece[keyword.end() :])
-                elif piece.strip():
-                    arguments[str(len(arguments))] = literal(piece)
+                argument = self.text[argument_start : token.start()]
+                argument_start = token.end()
+                if keyword := _KEYWORD.match(argument):
+                    arguments[keyword[1]] = literal(argument[keyword.end() :])
+                elif argument.strip():
+                    arguments[str(len(arguments))] = literal(argument)
             if depth == 0:
-                only = arguments.get("0")  # f({"x": 1})
-                alone = isinstance(only, dict) and len(arguments) == 1
-                return cast(dict[str, Any], only) if alone else arguments, at
-        self.budget -= len(self.text) - start
-        return None, start
+                first = arguments.get("0")
+                if isinstance(first, dict) and len(arguments) == 1:  # f({"x": 1})
+                    arguments = cast(dict[str, Any], first)
+                return arguments, token.end()
+        self.budget -= len(self.text) - position
+        return None, position
 
 
 def literal(text: str) -> Any:
-    """A Python or JSON literal's value, `UNREAD` where the text is another expression."""
+    """Evaluate a Python or JSON literal; `UNREAD` where the text is another expression."""
     text = text.strip()
     if text in _CONSTANTS:
         return _CONSTANTS[text]
     if len(text) >= 2 and text[0] == text[-1] and text[0] in "\"'" and text[0] not in text[1:-1]:
         return text[1:-1]
-    for written in (text, text.replace("'", '"')):
+    for json_text in (text, text.replace("'", '"')):
         with suppress(ValueError, RecursionError):
-            return json.loads(written)
+            return json.loads(json_text)
     return UNREAD
 
 
 def read_payload(reader: TextReader, position: int) -> Payload | None:
-    """The payload at a position, white space and a code fence before it aside."""
-    text, at = reader.text, reader.skip(position)
-    if fence := _OPEN_FENCE.match(text, at):
-        at = fence.end()
-    if text[at : at + 1] in ("{", "["):
-        return _json(reader, at)
-    if opened := _FUNCTION.match(text, at):
-        return _xml(reader, opened)
-    if named := _NAMED.match(text, at):
-        return _named(reader, at, named)
-    lone = _LONE.match(text, at)
-    return Payload("lone", (RequestedCall(lone[1], {}),), lone.end()) if lone else None
+    """Read the payload at a position, past white space and a code fence; None if there is none."""
+    text = reader.text
+    position = reader.skip(position)
+    if fence := _OPEN_FENCE.match(text, position):
+        position = fence.end()
+    if text[position : position + 1] in ("{", "["):
+        return _read_brackets(reader, position)
+    if element := _FUNCTION.match(text, position):
+        return _read_xml(reader, element)
+    if named := _NAMED.match(text, position):
+        return _read_named(reader, named)
+    if lone := _LONE_NAME.match(text, position):
+        return Payload("lone", (RequestedCall(lone[1], {}),), lone.end())
+    return None
 
 
-def _json(reader: TextReader, at: int) -> Payload | None:
-    value, end = reader.json(at)
+def _read_brackets(reader: TextReader, position: int) -> Payload | None:
+    """Read JSON or a list of Python calls, also where it is broken behind its beginning."""
+    value, end = reader.json(position)
     if value is not NOTHING:
         name = cast(Any, value).get("name") if isinstance(value, dict) else None
-        only = RequestedCall(name if isinstance(name, str) else None)
-        return Payload("json", calls_in(value, keyed=True) or (only,), end)
-    calls, end = reader.python(at)
+        name_alone = RequestedCall(name if isinstance(name, str) else None)
+        return Payload("json", calls_in(value, keyed=True) or (name_alone,), end)
+    calls, end = reader.python(position)
     if calls:
         return Payload("python", calls, end)
-    if _JSON_BLANK.match(reader.text, at):
-        return Payload("json", (RequestedCall("…"),), at, broken=True)
-    begun = _JSON_START.match(reader.text, at)
-    return Payload("json", (RequestedCall(begun[1]),), begun.end(), broken=True) if begun else None
+    if _JSON_BLANK.match(reader.text, position):
+        return Payload("json", (RequestedCall("…"),), position, broken=True)
+    if beginning := _JSON_START.match(reader.text, position):
+        return Payload("json", (RequestedCall(beginning[1]),), beginning.end(), broken=True)
+    return None
 
 
-def _named(reader: TextReader, at: int, named: re.Match[str]) -> Payload:
-    """A name and its arguments: parentheses, key and value elements, or JSON."""
+def _read_named(reader: TextReader, named: re.Match[str]) -> Payload:
+    """Read a name and its arguments: parentheses, key and value elements, or JSON."""
+    name = named[1]
     if named[2] is not None:
-        arguments, end = _parameters(reader, named.end())
+        arguments, end = _read_parameters(reader, named.end())
         kind = "glm" if "arg_key" in named[2] else "named"
-        return Payload(kind, (RequestedCall(named[1], arguments, textual=True),), end)
+        return Payload(kind, (RequestedCall(name, arguments, textual=True),), end)
     if reader.text[named.end()] == "(":
         # what is printed is what is called
-        at = reader.skip(named.end() + 1) if named[1] == "print" else named.start(1)
-        if (read := reader.python(at))[0]:
-            return Payload("python", *read)
-        return Payload("python", (RequestedCall(named[1]),), named.end() + 1, broken=True)
+        start = reader.skip(named.end() + 1) if name == "print" else named.start(1)
+        calls, end = reader.python(start)
+        if calls:
+            return Payload("python", calls, end)
+        return Payload("python", (RequestedCall(name),), named.end() + 1, broken=True)
     value, end = reader.json(named.end())
     arguments = None if value is NOTHING else read_arguments(value)
-    return Payload("named", (RequestedCall(named[1], arguments),), max(end, named.end() + 1))
+    return Payload("named", (RequestedCall(name, arguments),), max(end, named.end() + 1))
 
 
-def _xml(reader: TextReader, opened: re.Match[str]) -> Payload:
-    """`<function=NAME>` or `<invoke name="NAME">` and its parameters."""
-    value, end = reader.json(reader.skip(opened.end()))
+def _read_xml(reader: TextReader, element: re.Match[str]) -> Payload:
+    """Read `<function=NAME>` or `<invoke name="NAME">` and its parameters."""
+    value, end = reader.json(reader.skip(element.end()))
     arguments = read_arguments(value)
     if value is NOTHING:
-        arguments, end = _parameters(reader, opened.end())
-    element = opened["prefix"] + opened["tag"]
-    closed, again = reader.find(f"</{element}>", end), reader.find(f"<{element}=", end)
-    if closed >= 0 and not 0 <= again < closed:
-        end = closed + len(element) + 3
-    elif again >= 0:
-        end = again
+        arguments, end = _read_parameters(reader, element.end())
+    tag = element["prefix"] + element["tag"]
+    closing = reader.find(f"</{tag}>", end)
+    next_call = reader.find(f"<{tag}=", end)
+    if closing >= 0 and not 0 <= next_call < closing:
+        end = closing + len(f"</{tag}>")
+    elif next_call >= 0:
+        end = next_call
     elif reader.text.startswith(("{", "<"), reader.skip(end)):
         end = len(reader.text)  # cut off
-    requested = RequestedCall(opened["name"].strip(), arguments, textual=value is NOTHING)
-    kind = "xml" if reader.text[opened.end("tag")] == "=" else "invoke"
+    requested = RequestedCall(element["name"].strip(), arguments, textual=value is NOTHING)
+    kind = "xml" if reader.text[element.end("tag")] == "=" else "invoke"
     return Payload(kind, (requested,), end)
 
 
-def _parameters(reader: TextReader, at: int) -> tuple[dict[str, Any], int]:
-    """Parameters as elements, values as text, and their end; "" is one that is cut off."""
-    text, parameters, key = reader.text, dict[str, Any](), ""
-    while (opened := _PARAMETER.match(text, reader.skip(at))) and not opened["closing"]:
-        following = _PARAMETER.search(text, opened.end())
-        if following is None or not following["closing"]:
-            stop = reader.find("</", opened.end())
+def _read_parameters(reader: TextReader, position: int) -> tuple[dict[str, Any], int]:
+    """Read parameters that are elements, values as text, and their end; "" is a cut-off one."""
+    text = reader.text
+    parameters: dict[str, Any] = {}
+    key = ""
+    while (opening := _PARAMETER.match(text, reader.skip(position))) and not opening["closing"]:
+        closing = _PARAMETER.search(text, opening.end())
+        if closing is None or not closing["closing"]:
+            stop = reader.find("</", opening.end())
             return {**parameters, "": UNREAD}, stop if stop >= 0 else len(text)
-        value, at = text[opened.end() : following.start()], following.end()
-        key = opened["name"] or key
-        if opened["tag"] == "arg_key":
+        value = text[opening.end() : closing.start()]
+        position = closing.end()
+        key = opening["name"] or key
+        if opening["tag"] == "arg_key":
             key = value.strip()
-        elif opened["tag"] != "arg_type":
+        elif opening["tag"] != "arg_type":
             value = value.strip("\n").removeprefix("<![CDATA[").removesuffix("]]>")
             parameters[key] = value
-    return parameters if ">" in text[at : at + 200] else {**parameters, "": UNREAD}, at
+    if ">" not in text[position : position + 200]:
+        parameters[""] = UNREAD
+    return parameters, position
