@@ -21,8 +21,9 @@ from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-MARK = "__mark__"  # the filter, and the variable that says what to write
-GENERATION_START, GENERATION_END = "generation-start", "generation-end"
+MARK = "__mark__"  # name of the filter, and of the variable that holds the function of marks
+GENERATION_START = "generation-start"
+GENERATION_END = "generation-end"
 
 
 def _raise_exception(message: str) -> NoReturn:
@@ -47,7 +48,7 @@ def _strftime_now(format: str) -> str:
 
 
 class _Generation(Extension):
-    """`{% generation %}…{% endgeneration %}`: its body, between two marks."""
+    """Tag `{% generation %}…{% endgeneration %}` that writes its body between two marks."""
 
     tags = {"generation"}  # noqa: RUF012 - the shape jinja2.ext.Extension asks for
 
@@ -62,7 +63,7 @@ class _Generation(Extension):
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """`namespace()` that refuses underscore names, which the sandbox does not see being set."""
+    """`namespace()` that refuses underscore names, whose setting the sandbox does not see."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         if name.startswith("_"):
@@ -70,51 +71,52 @@ class _Namespace(jinja2.utils.Namespace):
         super().__setitem__(name, value)
 
 
-_OF_DICT = frozenset(dir(dict))
-_OF_TEXT = frozenset(n for n in dir(str) if not n.startswith("_")) - {"format", "format_map"}
-_OF_LOOP = frozenset({"index", "index0", "first", "last", "length", "previtem", "nextitem"})
+_DICT_ATTRIBUTES = frozenset(dir(dict))
+# formatting reaches Python's insides, so it stays with Jinja's own checks
+_STR_METHODS = frozenset(n for n in dir(str) if not n.startswith("_")) - {"format", "format_map"}
+_LOOP_ATTRIBUTES = frozenset({"index", "index0", "first", "last", "length", "previtem", "nextitem"})
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """The sandbox, quicker at what templates ask most: keys of messages, methods of texts."""
+    """Jinja's sandbox with shortcuts for the commonest look-ups of chat templates."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """The attribute, else the item; undefined when there is neither or it is unsafe."""
+        """Look an attribute up, else an item; undefined when there is neither or it is unsafe."""
         kind = cast(object, type(obj))
-        if kind is dict and attribute not in _OF_DICT:
+        if kind is dict and attribute not in _DICT_ATTRIBUTES:
             if attribute in obj:
                 return obj[attribute]
             return self.undefined(obj=obj, name=attribute)
-        if (kind is str and attribute in _OF_TEXT) or (
-            kind is LoopContext and attribute in _OF_LOOP
-        ):
+        if kind is str and attribute in _STR_METHODS:
+            return getattr(obj, attribute)
+        if kind is LoopContext and attribute in _LOOP_ATTRIBUTES:
             return getattr(obj, attribute)
         if kind is _Namespace and not attribute.startswith("_"):
-            # it has no attributes but those that the template gave it
+            # it has only the attributes that the template set
             value = getattr(obj, attribute, self)
             if value is not self:
                 return value
         return super().getattr(obj, attribute)
 
     def call(self, context: jinja2.runtime.Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """What a call gives. `namespace` needs none of the questions, most templates begin so."""
+        """Call an object; `namespace`, with which most templates begin, skips the checks."""
         if obj is not _Namespace:
             return super().call(context, obj, *args, **kwargs)
-        for given_by_jinja in ("_loop_vars", "_block_vars"):
-            kwargs.pop(given_by_jinja, None)
+        for jinja_argument in ("_loop_vars", "_block_vars"):
+            kwargs.pop(jinja_argument, None)
         return _Namespace(*args, **kwargs)
 
 
 @jinja2.pass_context  # which also keeps Jinja from writing a mark as it compiles
 def _write_mark(context: jinja2.runtime.Context, item: object) -> str:
-    """The mark that this render gives an item, "" where it has none."""
-    name: Callable[[object], str] | None = context.parent.get(MARK)
-    return "" if name is None else name(item)
+    """Write the mark of an item in this render, "" where it has none."""
+    mark_of: Callable[[object], str] | None = context.parent.get(MARK)
+    return "" if mark_of is None else mark_of(item)
 
 
 def _environment() -> SandboxedEnvironment:
     env = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
-    untyped = cast(Any, env)  # as jinja2 leaves its tables
+    untyped = cast(Any, env)  # jinja2 annotates its tables too narrowly
     untyped.filters |= {"tojson": _tojson, MARK: _write_mark}
     untyped.globals |= {
         "raise_exception": _raise_exception,
@@ -125,7 +127,7 @@ def _environment() -> SandboxedEnvironment:
 
 
 def _mark(argument: nodes.Expr, lineno: int) -> nodes.Output:
-    # a filter is found once a render; a call would pass the sandbox's questions each time
+    # a filter is looked up once a render; a call would pass the sandbox's checks each time
     mark = nodes.Filter(argument, MARK, [], [], None, None)
     output = nodes.Output([mark])
     for node in (output, mark, argument):
@@ -134,17 +136,17 @@ def _mark(argument: nodes.Expr, lineno: int) -> nodes.Output:
 
 
 class _LoopMarker(NodeTransformer):
-    """Adds a mark to every loop that runs over the messages and writes text."""
+    """Transformer that adds a mark to every loop that runs over the messages and writes text."""
 
     def __init__(self, aliases: frozenset[str]) -> None:
         self.aliases = aliases
-        self.marked = 0
+        self.loops_marked = 0
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         over_messages = any(n.name in self.aliases for n in _names(node.iter))
         if not over_messages or not isinstance(node.target, nodes.Name) or not _writes(node):
             return self.generic_visit(node)
-        self.marked += 1
+        self.loops_marked += 1
         node.body.insert(0, _mark(nodes.Name(node.target.name, "load"), node.lineno))
         return node
 
@@ -155,7 +157,7 @@ def _names(node: nodes.Node) -> list[nodes.Name]:
 
 
 def _writes(loop: nodes.For) -> bool:
-    """Whether the loop's body writes more than white space."""
+    """Check that the loop's body writes more than white space."""
     for output in loop.find_all(nodes.Output):
         for part in output.nodes:
             if not isinstance(part, nodes.TemplateData) or part.data.strip():
@@ -164,14 +166,17 @@ def _writes(loop: nodes.For) -> bool:
 
 
 def _message_aliases(tree: nodes.Template) -> frozenset[str]:
-    """`messages` and every variable assigned from an expression that is a plain slice or copy."""
+    """Names of the messages: `messages` and every variable that is assigned a slice or copy."""
     aliases = {"messages"}
     for assign in tree.find_all(nodes.Assign):
-        target, value = assign.target, assign.node
-        base = value.node if isinstance(value, nodes.Getitem) else value
-        sliced = not isinstance(value, nodes.Getitem) or isinstance(value.arg, nodes.Slice)
-        known = isinstance(base, nodes.Name) and base.name in aliases
-        if isinstance(target, nodes.Name) and sliced and known:
+        target = assign.target
+        source = assign.node
+        if isinstance(source, nodes.Getitem):
+            if not isinstance(source.arg, nodes.Slice):
+                continue  # one message is no list of messages
+            source = source.node
+        is_alias = isinstance(source, nodes.Name) and source.name in aliases
+        if isinstance(target, nodes.Name) and is_alias:
             aliases.add(target.name)
     return frozenset(aliases)
 
@@ -180,10 +185,15 @@ Renderer = Callable[..., str]
 
 
 def compile_template(source: str) -> tuple[Renderer, bool]:
-    """A function of the template's variables, and whether a message loop was found to mark.
+    """Compile a template into a function of its variables, with marks in its message loop.
 
-    The variable `__mark__`, a function of a message, says what each turn of the loop begins with.
-    Raises `jinja2.TemplateSyntaxError`.
+    The variable `__mark__` is a function from a message to what its turn of the loop begins with.
+
+    Returns:
+        The function, and true if exactly one message loop was there to mark.
+
+    Raises:
+        jinja2.TemplateSyntaxError: the source is no Jinja.
     """
     env = _environment()
     tree = env.parse(source)
@@ -193,4 +203,4 @@ def compile_template(source: str) -> tuple[Renderer, bool]:
     code: Any = env.compile(cast(Any, marked))
     # a plain dict: every render copies it, and Jinja's chain of dicts copies item by item
     template = jinja2.Template.from_code(env, code, dict(cast(Any, env).globals))
-    return template.render, marker.marked == 1
+    return template.render, marker.loops_marked == 1

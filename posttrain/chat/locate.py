@@ -1,10 +1,10 @@
-"""Which messages each sequence trains, and where their own words lie in rendered text.
+"""The messages that each sequence trains, and the spans of their text in the rendered text.
 
     located = locate_prefix(template, rows, (1,), prompts, tools=None)
     located.spans    {1: (71, 95)}    text[71:95] == "2+2 is 4.\\n</think>\\n4<|im_end|>\\n"
 
-Words begin where the generation prompt, which is never trained, ends, and end where the next
-message begins. `options` are the declared tools and what switches thinking.
+A span begins where the generation prompt, which is never trained, ends, and ends where the next
+message begins. `options` are the declared tools and the variables that switch thinking.
 """
 
 from __future__ import annotations
@@ -29,9 +29,13 @@ THINKING_SWITCHES: tuple[Mapping[str, Any], ...] = (
 
 
 class SequencePlan(NamedTuple):
-    """`messages[:stop]` with the messages at `trained` trained.
+    """A sequence to train on: `messages[:stop]`.
 
-    `first` is where the turn's own messages begin: its user message (0 for a whole conversation).
+    Attributes:
+        turn: number of the user turn, from 0.
+        first: index of the turn's user message (0 for a whole conversation).
+        stop: number of messages in the sequence.
+        trained: indices of the messages that are trained.
     """
 
     turn: int
@@ -43,7 +47,7 @@ class SequencePlan(NamedTuple):
 def sequences(
     messages: Sequence[Message], *, every_turn: bool = False, every_step: bool = False
 ) -> tuple[SequencePlan, ...]:
-    """The sequences of a conversation, in order; none when no assistant speaks after a user.
+    """Plan the sequences of a conversation; none when no assistant speaks after a user.
 
     user, assistant(R1), user, assistant(R2)  →  SequencePlan(turn=0, stop=2, trained=(1,))
                                                  SequencePlan(turn=1, stop=4, trained=(3,))
@@ -57,16 +61,16 @@ def sequences(
             without reasoning differently once others follow.
         every_step: split after every assistant message.
     """
-    speakers = [i for i, m in enumerate(messages) if m.role == "assistant"]
-    if not (every_turn or every_step) and not any(messages[i].reasons for i in speakers):
-        trained = tuple(i for i in speakers if messages[i].trained)
+    answers = [i for i, m in enumerate(messages) if m.role == "assistant"]
+    if not (every_turn or every_step) and not any(messages[i].reasons for i in answers):
+        trained = tuple(i for i in answers if messages[i].trained)
         whole = SequencePlan(turn=0, first=0, stop=len(messages), trained=trained)
         return (whole,) if trained else ()
     users = [i for i, m in enumerate(messages) if m.role == "user"]
     plans: list[SequencePlan] = []
     for turn, first in enumerate(users):
         stop = users[turn + 1] if turn + 1 < len(users) else len(messages)
-        trained = tuple(i for i in speakers if first < i < stop and messages[i].trained)
+        trained = tuple(i for i in answers if first < i < stop and messages[i].trained)
         if every_step:
             plans += [SequencePlan(turn, first, stop=k + 1, trained=(k,)) for k in trained]
         elif trained:
@@ -75,7 +79,7 @@ def sequences(
 
 
 class Located(NamedTuple):
-    """Rendered text, the offset of each message where known, and the spans of wanted messages."""
+    """Rendered text, the offset of each message where known, and the spans of trained messages."""
 
     text: str
     starts: tuple[int | None, ...]
@@ -86,7 +90,7 @@ class Located(NamedTuple):
 class Prompts:
     """A template's generation prompts, longest first: after a user message, and after a tool's.
 
-    `("",)` where the assistant's words follow the user's message at once, as in Llama 2's.
+    `("",)` where the assistant's text follows the user's message at once, as in Llama 2's.
     """
 
     after_user: tuple[str, ...]
@@ -94,11 +98,11 @@ class Prompts:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing stands between a conversation and the assistant's words."""
+        """True if nothing stands between a conversation and the assistant's text."""
         return self.after_user == ("",)
 
     def at(self, text: str, position: int, *, previous_role: str | None) -> str | None:
-        """The longest generation prompt that stands in `text` at `position`."""
+        """Find the longest generation prompt that stands in `text` at `position`."""
         candidates = self.after_tool if previous_role == "tool" else self.after_user
         return next((p for p in candidates if text.startswith(p, position)), None)
 
@@ -106,61 +110,65 @@ class Prompts:
 def locate_single_pass(
     template: ChatTemplate,
     messages: Sequence[Row],
-    wanted: Sequence[int],
+    trained: Sequence[int],
     prompts: Prompts,
     *,
     first: int = 0,
     **options: Any,
 ) -> Located:
-    """Locate by the marks of one render; `first` is what the first message is called.
+    """Locate the trained messages by the marks of one render.
 
-    Raises RenderError: a wanted message is not where a generation prompt would put it.
+    Args:
+        first: number of the first message, for errors.
+
+    Raises:
+        RenderError: a trained message is not where a generation prompt would put it.
     """
     layout = template.layout(messages, **options)
     if layout.starts is None:
         raise RenderError(f"{template.name}: messages cannot be told apart in its output")
     spans: dict[int, tuple[int, int]] = {}
-    for k in wanted:
+    for k in trained:
         start = layout.starts[k]
         if start is None:
             raise RenderError(
                 f"{template.name}: message {first + k} is written outside the message loop"
             )
-        previous = messages[k - 1]["role"] if k else None
-        prompt = prompts.at(layout.text, start, previous_role=previous)
+        previous_role = messages[k - 1]["role"] if k else None
+        prompt = prompts.at(layout.text, start, previous_role=previous_role)
         if prompt is None:
             raise RenderError(
                 f"{template.name}: message {first + k} does not begin with a generation prompt"
             )
-        following = layout.starts[k + 1] if k + 1 < len(messages) else len(layout.text)
-        assert following is not None  # only leading messages may lack a start
-        spans[k] = (start + len(prompt), following)
+        end = layout.starts[k + 1] if k + 1 < len(messages) else len(layout.text)
+        assert end is not None  # only leading messages may lack a start
+        spans[k] = (start + len(prompt), end)
     return Located(layout.text, layout.starts, spans)
 
 
 def locate_prefix(
     template: ChatTemplate,
     messages: Sequence[Row],
-    wanted: Sequence[int],
+    trained: Sequence[int],
     prompts: Prompts,
     **options: Any,
 ) -> Located:
     """Locate by rendering the conversation before and through each message, as NVIDIA's reference.
 
-    Raises RenderError: no generation prompt makes the text before a message a prefix of the whole.
+    Raises:
+        RenderError: no generation prompt makes the text before a message a prefix of the whole.
     """
     full = template.text(messages, **options)
     spans: dict[int, tuple[int, int]] = {}
-    for k in wanted:
-        starts = [0]
+    for k in trained:
+        start = 0
         for switch in THINKING_SWITCHES if k else ():
-            given = {**options, **switch}
-            prompt = template.text(messages[:k], add_generation_prompt=True, **given)
-            bare = template.text(messages[:k], **given)
+            switched = {**options, **switch}
+            prompt = template.text(messages[:k], add_generation_prompt=True, **switched)
+            bare = template.text(messages[:k], **switched)
             # without a generation prompt nothing says where the assistant begins, unless it is ""
             if (prompt != bare or prompts.empty) and full.startswith(prompt):
-                starts.append(len(prompt))
-        start = max(starts)
+                start = max(start, len(prompt))
         if not start:
             raise RenderError(
                 f"{template.name}: the prompt of message {k} is no prefix of the conversation, "
@@ -182,22 +190,22 @@ def locate_prefix(
 def locate_generation_tags(
     template: ChatTemplate,
     messages: Sequence[Row],
-    wanted: Sequence[int],
+    trained: Sequence[int],
     prompts: Prompts,
     **options: Any,
 ) -> Located:
     """Locate by the author's `{% generation %}` blocks, for templates without a generation prompt.
 
-    Raises RenderError: the blocks cannot be matched to the assistant messages one to one.
+    Raises:
+        RenderError: the blocks cannot be matched to the assistant messages one to one.
     """
     layout = template.layout(messages, **options)
-    speakers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-    if len(speakers) != len(layout.generation):
+    answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    if len(answers) != len(layout.generation):
         raise RenderError(
             f"{template.name}: {len(layout.generation)} generation blocks for "
-            f"{len(speakers)} assistant messages"
+            f"{len(answers)} assistant messages"
         )
-    blocks = dict(zip(speakers, layout.generation, strict=True))
-    return Located(
-        layout.text, layout.starts or (None,) * len(messages), {k: blocks[k] for k in wanted}
-    )
+    block_of_answer = dict(zip(answers, layout.generation, strict=True))
+    starts = layout.starts or (None,) * len(messages)
+    return Located(layout.text, starts, {k: block_of_answer[k] for k in trained})

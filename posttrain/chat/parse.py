@@ -1,4 +1,4 @@
-"""A model's completion → reasoning, answer and typed tool calls; what is malformed gets a name.
+"""From a model's completion to reasoning, answer and typed tool calls, with named problems.
 
     parse_completion("2+2 is 4.\\n</think>\\n4<|im_end|>\\n", thinking=True)
     → ParsedCompletion(reasoning="2+2 is 4.", answer="4", tool_calls=(), problems=(), finished=True)
@@ -30,49 +30,49 @@ def parse_completion(
     end_tokens: tuple[str, ...] = ("<|im_end|>",),
     closing: str = CLOSING,
 ) -> ParsedCompletion:
-    """Take a completion apart.
+    """Split a completion into reasoning, answer and tool calls.
 
     Args:
         text: what the model wrote after the generation prompt, special tokens kept.
         thinking: whether the prompt left reasoning open (it ended in `<think>`, or the template
             lets the model open it itself).
         tools: JSON text of the declared tools; their schemas type the arguments of XML calls.
-            Without them only arguments that are JSON objects or arrays are no text.
-        end_tokens: any of these ends the turn.
-        closing: what the template writes between a trace and an answer; its line breaks belong to
-            neither.
+            Without them only JSON objects and arrays are read as such, all else stays text.
+        end_tokens: texts of which any ends the turn.
+        closing: text that the template writes between a trace and an answer; its line breaks
+            belong to neither.
     """
     problems: list[Problem] = []
     body, finished, after_end = _cut_at_end(text, end_tokens, problems)
-    reasoning, rest = _split_reasoning(body, thinking, problems, closing)
-    if CALL_OPEN not in rest:
-        return ParsedCompletion(reasoning, rest, (), tuple(problems), finished, after_end)
-    answer, _, tail = rest.partition(CALL_OPEN)
-    calls, leftover, call_problems = parse_calls(CALL_OPEN + tail, tools)
+    reasoning, content = _split_reasoning(body, thinking, problems, closing)
+    if CALL_OPEN not in content:
+        return ParsedCompletion(reasoning, content, (), tuple(problems), finished, after_end)
+    answer, _, behind = content.partition(CALL_OPEN)
+    calls, leftover, call_problems = parse_calls(CALL_OPEN + behind, tools)
     problems.extend(call_problems)
     # what is no call is kept verbatim: nothing of a completion is lost
     answer = answer + leftover if leftover else answer.removesuffix("\n")
-    named = tuple(dict.fromkeys(problems))
-    return ParsedCompletion(reasoning, answer, calls, named, finished, after_end)
+    distinct_problems = tuple(dict.fromkeys(problems))
+    return ParsedCompletion(reasoning, answer, calls, distinct_problems, finished, after_end)
 
 
 def _cut_at_end(
     text: str, end_tokens: tuple[str, ...], problems: list[Problem]
 ) -> tuple[str, bool, str]:
-    """The turn, whether it ended, and what else was written."""
-    ends = [(at, token) for token in end_tokens if (at := text.find(token)) >= 0]
+    """Cut at the first end token: the turn, true if it ended, and the text behind it."""
+    ends = [(text.find(token), token) for token in end_tokens if token in text]
     if not ends:
         return text, False, ""
-    at, token = min(ends)
-    behind = text[at + len(token) :]
+    end, token = min(ends)
+    behind = text[end + len(token) :]
     if not behind.strip():
-        return text[:at], True, ""
+        return text[:end], True, ""
     problems.append("text_after_end")
-    return text[:at], True, behind
+    return text[:end], True, behind
 
 
 def without_framing(trace: str, answer: str, *, closing: str = CLOSING) -> tuple[str, str]:
-    """A trace and the text behind its closing tag, without what the template writes there.
+    """Strip what the template writes around a closing tag from the trace and from the answer.
 
     An answer that begins with less than the template writes, as an untrained model's may, loses
     only that.
@@ -87,41 +87,42 @@ def without_framing(trace: str, answer: str, *, closing: str = CLOSING) -> tuple
 def _split_reasoning(
     body: str, thinking: bool, problems: list[Problem], closing: str
 ) -> tuple[str | None, str]:
+    """Split a turn into its trace, None without one, and the text behind it."""
     if not thinking:
         if OPEN in body or CLOSE in body:
             problems.append("unexpected_think")
         return None, body
-    trace_and_rest = body
     if body.lstrip().startswith(OPEN):  # the template left opening to the model
-        trace_and_rest = body.lstrip().removeprefix(OPEN).removeprefix("\n")
-    trace, close, rest = trace_and_rest.partition(CLOSE)
-    if OPEN in trace or OPEN in rest:
+        body = body.lstrip().removeprefix(OPEN).removeprefix("\n")
+    trace, close, answer = body.partition(CLOSE)
+    if OPEN in trace or OPEN in answer:
         problems.append("unexpected_think")
     if not close:
         problems.append("unclosed_think")
         return trace, ""
-    if CLOSE in rest:
+    if CLOSE in answer:
         problems.append("two_closings")
-    return without_framing(trace, rest, closing=closing)
+    return without_framing(trace, answer, closing=closing)
 
 
 # -- tool calls ------------------------------------------------------------------------------------
 
-CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
+CALL_OPEN = "<tool_call>"
+CALL_CLOSE = "</tool_call>"
 CallProblem = Literal["half_call", "malformed_call", "argument_type", "text_after_call"]
 Schema = Mapping[str, Any]
 
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>\n?(.*?)</function>\s*", re.S)
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n")
 _PARAMETER_CLOSE = "\n</parameter>"
-_JSON_CALL = frozenset({"name", "arguments", "parameters", "id", "type"})
-_UNREADABLE = object()
+_JSON_CALL_KEYS = frozenset({"name", "arguments", "parameters", "id", "type"})
+_UNREADABLE = object()  # in place of a value that is not of its declared type
 
 
 def parse_calls(
     text: str, tools: str | None
 ) -> tuple[tuple[ToolCall, ...], str, list[CallProblem]]:
-    """The calls of a text that begins with one; what is none of them, verbatim; what is wrong."""
+    """Parse a text that begins with a call: the calls, all other text verbatim, the problems."""
     schemas = _parameter_schemas(tools)
     calls: list[ToolCall] = []
     leftover: list[str] = []
@@ -140,7 +141,8 @@ def parse_calls(
             problems.append("half_call")
             leftover.append(text[opened:])
             break
-        inner, position = text[opened + len(CALL_OPEN) : closed], closed + len(CALL_CLOSE)
+        inner = text[opened + len(CALL_OPEN) : closed]
+        position = closed + len(CALL_CLOSE)
         is_json = inner.lstrip().startswith("{")
         call = _read_json(inner) if is_json else _read_xml(inner, schemas, problems)
         if call is None:
@@ -152,15 +154,18 @@ def parse_calls(
 
 
 def _read_json(inner: str) -> ToolCall | None:
+    """Read `{"name": "f", "arguments": {…}}`; None for anything else."""
     try:
         fields = as_mapping(load_json(inner))
-        name, call_id = fields.get("name"), fields.get("id")
-        given = [fields[key] for key in ("arguments", "parameters") if key in fields]
-        # a field that a call cannot hold would be lost, so such a block is none
-        if not (set(fields) <= _JSON_CALL and isinstance(name, str) and name and len(given) <= 1):
+        # a field that a call cannot hold would be lost, so such a block is no call
+        if not set(fields) <= _JSON_CALL_KEYS or ("arguments" in fields and "parameters" in fields):
             return None
-        arguments: Any = given[0] if given else {}
-        if not isinstance(arguments, dict) or not isinstance(call_id, str | None):
+        name = fields.get("name")
+        call_id = fields.get("id")
+        if not isinstance(name, str) or not name or not isinstance(call_id, str | None):
+            return None
+        arguments: Any = fields.get("arguments", fields.get("parameters", {}))
+        if not isinstance(arguments, dict):
             return None
         return ToolCall(name, json_text(cast(dict[str, Any], arguments)), call_id)
     except (ValueError, RecursionError):
@@ -170,6 +175,7 @@ def _read_json(inner: str) -> ToolCall | None:
 def _read_xml(
     inner: str, schemas: Mapping[str, Schema], problems: list[CallProblem]
 ) -> ToolCall | None:
+    """Read `<function=f>…</function>`; None for anything else."""
     function = _FUNCTION.fullmatch(inner)
     parameters = _read_parameters(function[2]) if function else None
     if function is None or parameters is None:
@@ -188,7 +194,7 @@ def _read_xml(
 
 
 def _read_parameters(body: str) -> list[tuple[str, str]] | None:
-    """Names and texts of consecutive parameters, `None` when anything else stands among them."""
+    """Read names and texts of consecutive parameters; None when anything else is among them."""
     parameters: list[tuple[str, str]] = []
     position = 0
     while opened := _PARAMETER.match(body, position):
@@ -201,7 +207,7 @@ def _read_parameters(body: str) -> list[tuple[str, str]] | None:
 
 
 def _parameter_schemas(tools: str | None) -> dict[str, Schema]:
-    """Tool name → parameter name → schema, from the declared tools as far as they are readable."""
+    """Read the declared tools, as far as they are readable: tool → parameter → schema."""
     schemas: dict[str, Schema] = {}
     for tool in as_list(load_json(tools)) if tools else []:
         declared = as_mapping(as_mapping(tool).get("function", tool))
@@ -212,66 +218,78 @@ def _parameter_schemas(tools: str | None) -> dict[str, Schema]:
 
 
 def as_mapping(value: Any) -> dict[str, Any]:
-    """A decoded object; empty for any other value."""
+    """Take a decoded object as it is, and any other value as an empty one."""
     return cast(dict[str, Any], value) if isinstance(value, dict) else {}
 
 
 def as_list(value: Any) -> list[Any]:
-    """A decoded list; empty for any other value."""
+    """Take a decoded list as it is, and any other value as an empty one."""
     return cast(list[Any], value) if isinstance(value, list) else []
 
 
 def _typed(text: str, schema: Any) -> Any:
-    """A parameter's text as a value, `_UNREADABLE` when it is not of its declared type."""
-    kinds = _kinds(schema)
-    if not kinds:
+    """Convert a parameter's text to its declared type; `_UNREADABLE` when it does not fit."""
+    types = _declared_types(schema)
+    if not types:
         # undeclared: rendering writes mappings and lists as JSON and everything else as text
         value = _json_or_unreadable(text) if text[:1] in ("{", "[") else _UNREADABLE
         return text if value is _UNREADABLE else value
-    for kind in kinds:
-        value = _read_kind(text, kind)
+    for type_name in types:
+        value = _read_as(text, type_name)
         if value is not _UNREADABLE:
             return value
     return _UNREADABLE
 
 
-_ALIASES = {
-    "dict": "object", "tuple": "array", "list": "array", "float": "number", "int": "integer",
-    "bool": "boolean", "str": "string", "any": "string",
-}  # fmt: skip
+_TYPE_ALIASES = {
+    "dict": "object",
+    "tuple": "array",
+    "list": "array",
+    "float": "number",
+    "int": "integer",
+    "bool": "boolean",
+    "str": "string",
+    "any": "string",
+}
 # text last: every text is a string, so it must not hide the narrower readings
-_ORDER = ("null", "boolean", "integer", "number", "object", "array", "string")
+_READING_ORDER = ("null", "boolean", "integer", "number", "object", "array", "string")
 
 
-def _kinds(schema: Any) -> list[str]:
+def _declared_types(schema: Any) -> list[str]:
+    """List the types that a parameter's schema allows, in the order in which they are tried."""
     fields = as_mapping(schema)
-    kinds: list[str] = []
+    types: list[str] = []
     declared = fields.get("type")
-    for kind in cast(list[Any], declared if isinstance(declared, list) else [declared]):
-        if isinstance(kind, str):
-            kinds.append(_ALIASES.get(kind.lower(), kind.lower()))
+    for name in cast(list[Any], declared if isinstance(declared, list) else [declared]):
+        if isinstance(name, str):
+            types.append(_TYPE_ALIASES.get(name.lower(), name.lower()))
     for key in ("anyOf", "oneOf"):
         for option in as_list(fields.get(key)):
-            kinds += _kinds(option)
-    return [kind for kind in _ORDER if kind in kinds]
+            types += _declared_types(option)
+    return [type_name for type_name in _READING_ORDER if type_name in types]
 
 
-_TYPES: Mapping[str, tuple[type, ...]] = {
-    "integer": (int,), "number": (int, float), "object": (dict,), "array": (list,)
-}  # fmt: skip
+_PYTHON_TYPES: Mapping[str, tuple[type, ...]] = {
+    "integer": (int,),
+    "number": (int, float),
+    "object": (dict,),
+    "array": (list,),
+}
 
 
-def _read_kind(text: str, kind: str) -> Any:
-    if kind == "string":
+def _read_as(text: str, type_name: str) -> Any:
+    """Read a text as a value of one JSON type; `_UNREADABLE` when it is none."""
+    if type_name == "string":
         return text
-    if kind == "null":
+    if type_name == "null":
         return None if text in ("None", "null") else _UNREADABLE
-    if kind == "boolean":
+    if type_name == "boolean":
         return {"true": True, "false": False}.get(text.lower(), _UNREADABLE)
     value = _json_or_unreadable(text)
-    whole = kind == "integer" and isinstance(value, float) and value.is_integer()  # 5.0 is one
-    fits = isinstance(value, _TYPES[kind]) and not isinstance(value, bool)
-    return value if fits or whole else _UNREADABLE
+    if type_name == "integer" and isinstance(value, float) and value.is_integer():
+        return value  # JSON Schema counts 5.0 as an integer
+    fits = isinstance(value, _PYTHON_TYPES[type_name]) and not isinstance(value, bool)
+    return value if fits else _UNREADABLE
 
 
 def _json_or_unreadable(text: str) -> Any:

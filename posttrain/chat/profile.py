@@ -1,4 +1,4 @@
-"""What has been established about a template by trying it, once, on probe conversations."""
+"""The profile of a template: how to split its output, established once on probe conversations."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from posttrain.chat.template import ChatTemplate, trl_templates
 from posttrain.errors import ConfigError, RenderError
 from posttrain.records import Message, ToolCall, message_to_template, tools_to_template
 
+# special tokens that look as if they frame messages
 _FRAME = re.compile(r"<\|.*>|<.*\|>|<｜.*｜>|</?s>|\[/?(?!THINK)[A-Z_]+\]")
 _TAG = re.compile(r"</?(think|tool_call|tool_response|tools)>")  # markup that texts may hold
 
@@ -33,9 +34,17 @@ Mode = Literal["single-pass", "prefix", "generation-tags"]
 class Profile:
     """How to split a template's output.
 
-    `composable`: a user turn rendered alone gives the same text as at the end of its conversation,
-    so each message is rendered at most twice; a conversation with `tags` in it is rendered turn by
-    turn. `every_turn`: each turn is a sequence, since others behind it change how it is written.
+    Attributes:
+        name: name of the template.
+        digest: SHA-256 of its source.
+        mode: method of locating messages in rendered text.
+        composable: true if a user turn rendered alone gives the same text as at the end of its
+            conversation, so that each message is rendered at most twice.
+        prompts: generation prompts.
+        tags: markup that the template writes or reads; a conversation that holds some is rendered
+            turn by turn.
+        control_tokens: special tokens that frame messages.
+        every_turn: true if each turn is a sequence, since later turns change how it is written.
     """
 
     name: str
@@ -48,7 +57,7 @@ class Profile:
     every_turn: bool = False
 
     def describe(self) -> str:
-        """One line for the log: how text is split and what the mask leaves out."""
+        """Describe in one line for the log how text is split and what the mask leaves out."""
         method = {
             "single-pass": "split in a single pass",
             "prefix": "cannot be split at messages, falling back to exact prefix rendering",
@@ -85,13 +94,12 @@ def profile_of(template: ChatTemplate) -> Profile:
 
 @functools.lru_cache(maxsize=64)
 def writes_reasoning(template: ChatTemplate) -> bool:
-    """Whether the template knows reasoning: it writes a trace, or its prompt switches one."""
+    """Check that the template knows reasoning: it writes a trace, or its prompt switches one."""
     trace = "a trace to find"
-    answered = (Message("user", "q"), Message("assistant", "a", reasoning=trace))
-    question = [message_to_template(answered[0])]
+    question = [message_to_template(Message("user", "q"))]
+    answer = message_to_template(Message("assistant", "a", reasoning=trace))
     with contextlib.suppress(RenderError):
-        rows = [message_to_template(message) for message in answered]
-        if trace in template.text(rows, enable_thinking=True):
+        if trace in template.text([*question, answer], enable_thinking=True):
             return True
     prompts: set[str] = set()
     for switch in THINKING_SWITCHES:
@@ -102,7 +110,7 @@ def writes_reasoning(template: ChatTemplate) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def turn_ends(template: ChatTemplate) -> tuple[str, ...]:
-    """The special tokens that the template writes behind an assistant's words, in their order.
+    """List the special tokens that the template writes behind an assistant's text, in order.
 
     Raises:
         ConfigError: it cannot write a plain answer.
@@ -115,52 +123,54 @@ def turn_ends(template: ChatTemplate) -> tuple[str, ...]:
         )
     except RenderError as error:
         raise ConfigError(f"{template.name} cannot write a plain answer: {error}") from error
-    behind = text.rindex(answer) + len(answer) if answer in text else len(text)
+    answer_end = text.rindex(answer) + len(answer) if answer in text else len(text)
     longest_first = sorted(template.special_tokens, key=len, reverse=True)
     pattern = "|".join(map(re.escape, longest_first)) or "(?!)"
-    return tuple(re.findall(pattern, text[behind:]))
+    return tuple(re.findall(pattern, text[answer_end:]))
 
 
 def _history_differs(template: ChatTemplate) -> bool:
-    """Whether an answer without reasoning is written differently once another turn follows."""
+    """Check if an answer without reasoning is written differently once another turn follows."""
     turns = (Message("user", "q0"), Message("assistant", "a0")) * 2
     rows = [message_to_template(message) for message in turns]
-    none = Prompts((), ())
+    no_prompts = Prompts((), ())
     try:
-        locate_prefix(template, rows[:2], (1,), none, enable_thinking=False)
+        locate_prefix(template, rows[:2], (1,), no_prompts, enable_thinking=False)
     except RenderError:
         return False  # prefixes tell nothing about this template
     try:
-        locate_prefix(template, rows, (1, 3), none, enable_thinking=False)
+        locate_prefix(template, rows, (1, 3), no_prompts, enable_thinking=False)
     except RenderError:
         return True
     return False
 
 
 def _generation_prompts(template: ChatTemplate) -> Prompts:
+    """Find the generation prompts after a user's and after a tool's message."""
     question: list[Row] = [{"role": "user", "content": "q"}]
     call = Message("assistant", tool_calls=(ToolCall("f", id="call00000"),))
     result = Message("tool", "r", tool_call_id="call00000", name="f")
-    looked_up: list[Row] = [*question, message_to_template(call), message_to_template(result)]
+    with_result: list[Row] = [*question, message_to_template(call), message_to_template(result)]
     after_user = _prompts_after(template, question)
     if not after_user and _answers_at_once(template, question):
         return Prompts(("",), ("",))
-    after_tool = _prompts_after(template, looked_up)
+    after_tool = _prompts_after(template, with_result)
     return Prompts(after_user, after_tool or after_user)
 
 
 def _answers_at_once(template: ChatTemplate, question: Sequence[Row]) -> bool:
-    """Whether the assistant's words, and an end after them, come right behind the question."""
+    """Check that the assistant's text, and an end after it, come right behind the question."""
     try:
         prompt = template.text(question, add_generation_prompt=True)
-        answered = template.text([*question, {"role": "assistant", "content": "a0"}])
+        conversation = template.text([*question, {"role": "assistant", "content": "a0"}])
     except RenderError:
         return False
-    words = answered[len(prompt) :].strip()
-    return answered.startswith(prompt) and words.startswith("a0") and words != "a0"
+    answer = conversation[len(prompt) :].strip()
+    return conversation.startswith(prompt) and answer.startswith("a0") and answer != "a0"
 
 
 def _prompts_after(template: ChatTemplate, messages: Sequence[Row]) -> tuple[str, ...]:
+    """Collect what the template appends for generation, over all switches, longest first."""
     prompts: set[str] = set()
     for switch in THINKING_SWITCHES:
         try:
@@ -174,24 +184,32 @@ def _prompts_after(template: ChatTemplate, messages: Sequence[Row]) -> tuple[str
 
 
 def _choose_mode(template: ChatTemplate, prompts: Prompts, every_turn: bool) -> Mode:
-    agreed, single_pass, refusal = False, template.has_message_loop, ""
+    """Choose the quickest way of locating messages that is right on every probe.
+
+    Prefix rendering is the reference: a template where it works on some probe may be split in a
+    single pass if both agree on all of these.
+    """
+    prefix_works = False
+    single_pass_works = template.has_message_loop
+    refusal = ""
     for probe in PROBES:
         rows, options = _as_rows(probe)
-        wanted = sequences(probe, every_turn=every_turn)[-1].trained
+        trained = sequences(probe, every_turn=every_turn)[-1].trained
         try:
-            truth = locate_prefix(template, rows, wanted, prompts, **options)
+            reference = locate_prefix(template, rows, trained, prompts, **options)
         except RenderError as error:
             refusal = refusal or str(error)  # the simplest probe tells most
             continue
-        agreed = True
-        if single_pass:
+        prefix_works = True
+        if single_pass_works:
             try:
-                quick = locate_single_pass(template, rows, wanted, prompts, **options)
-                single_pass = quick.text == truth.text and quick.spans == truth.spans
+                quick = locate_single_pass(template, rows, trained, prompts, **options)
+                same_text = quick.text == reference.text
+                single_pass_works = same_text and quick.spans == reference.spans
             except RenderError:
-                single_pass = False
-    if agreed:
-        return "single-pass" if single_pass else "prefix"
+                single_pass_works = False
+    if prefix_works:
+        return "single-pass" if single_pass_works else "prefix"
     if re.search(r"\{%-?\s*generation\s*-?%\}", template.source):
         rows, options = _as_rows(PROBES[0])
         locate_generation_tags(template, rows, (1,), prompts, **options)
@@ -200,53 +218,56 @@ def _choose_mode(template: ChatTemplate, prompts: Prompts, every_turn: bool) -> 
 
 
 def _is_composable(template: ChatTemplate, every_turn: bool) -> bool:
-    """Whether history and a turn of two renders are what rendering both together gives."""
+    """Check that history and turn, rendered apart, join to what rendering both together gives."""
     for probe in PROBES:
         rows, options = _as_rows(probe)
         without_tools: dict[str, Any] = {**options, "tools": None}
         for sequence in sequences(probe, every_turn=every_turn)[:-1]:
-            own = slice(sequence.first, sequence.stop)
             try:
                 whole = template.layout(rows, **options)
-                alone = template.layout(rows[own], **without_tools)
-                truth = template.text(rows[: sequence.stop], **options)
+                alone = template.layout(rows[sequence.first : sequence.stop], **without_tools)
+                reference = template.text(rows[: sequence.stop], **options)
             except RenderError:
                 break
             if whole.starts is None or alone.starts is None:
                 return False
-            cut, resume = whole.starts[sequence.first + 1], alone.starts[1]
-            if None in (cut, resume) or whole.text[:cut] + alone.text[resume:] != truth:
+            history_end = whole.starts[sequence.first + 1]
+            answer_start = alone.starts[1]
+            if history_end is None or answer_start is None:
+                return False
+            if whole.text[:history_end] + alone.text[answer_start:] != reference:
                 return False
     return True
 
 
 def _as_rows(probe: Sequence[Message]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """A probe as templates take it, and the options; one that calls declares the tool."""
+    """Convert a probe to rows and options of a render; a probe that calls declares the tool."""
     rows = [message_to_template(message) for message in probe]
     tools = tools_to_template(_TOOLS) if any(m.tool_calls for m in probe) else None
     return rows, {"tools": tools, "enable_thinking": any(m.reasons for m in probe)}
 
 
 def _tag_pattern(source: str) -> re.Pattern[str]:
-    """Matches any markup such as `</think>` or `[INST]` that the template writes or reads."""
+    """Build a pattern of the markup (`</think>`, `[INST]`) that the template writes or reads."""
     tags = set(re.findall(r"</?\|?[A-Za-z_][\w .:-]*\|?>|\[/?[A-Z_]+\]", source))
     return re.compile("|".join(re.escape(tag) for tag in sorted(tags)) or "(?!)")
 
 
 def framing_tokens(template: ChatTemplate) -> re.Pattern[str]:
-    """Matches special tokens that frame messages: text containing one would forge a boundary."""
-    plain = ""  # what is written around conversations without reasoning and tools
+    """Build a pattern of special tokens that frame messages: text with one forges a boundary."""
+    plain = ""  # some conversations without reasoning and tools
     for probe in PROBES[:3]:
         rows, options = _as_rows(probe)
         with contextlib.suppress(RenderError):
             plain += template.text(rows, **options)
-    frames = sorted(
-        token
-        for token in template.special_tokens
-        if not _TAG.fullmatch(token)
-        and (token in plain or (token in template.source and _FRAME.fullmatch(token)))
-    )
-    return re.compile("|".join(re.escape(token) for token in frames) or "(?!)")
+    frames: list[str] = []
+    for token in sorted(template.special_tokens):
+        if _TAG.fullmatch(token):
+            continue
+        looks_like_frame = token in template.source and _FRAME.fullmatch(token)
+        if token in plain or looks_like_frame:
+            frames.append(token)
+    return re.compile("|".join(map(re.escape, frames)) or "(?!)")
 
 
 _TOOLS = (
@@ -265,9 +286,12 @@ def _says(text: str, reasoning: str | None = None) -> Message:
 
 
 def _calls(word: str, text: str = "", reasoning: str | None = None) -> Message:
+    return Message("assistant", text, reasoning=reasoning, tool_calls=(_call(word),))
+
+
+def _call(word: str, number: int = 0) -> ToolCall:
     # nine alphanumeric characters: the strictest form of call id that templates insist on
-    call = ToolCall("look_up", f'{{"word":"{word}"}}', id="call00000")
-    return Message("assistant", text, reasoning=reasoning, tool_calls=(call,))
+    return ToolCall("look_up", f'{{"word":"{word}"}}', id=f"call0000{number}")
 
 
 def _result(text: str, number: int = 0) -> Message:
@@ -276,8 +300,8 @@ def _result(text: str, number: int = 0) -> Message:
 
 _SYSTEM = Message("system", "Be brief.")
 
-# each stands for a shape that templates treat apart (a system message, earlier reasoning, tool
-# loops, parallel results, white space at the edges), and some templates refuse
+# Shapes that templates treat differently (a system message, earlier reasoning, tool loops, parallel
+# results, white space at the edges). Some templates refuse some of them.
 PROBES: tuple[tuple[Message, ...], ...] = (
     (_user("q0"), _says("a0")),
     (_user("q0"), _says("a0"), _user("q1"), _says("a1"), _user("q2"), _says("a2")),
@@ -289,28 +313,59 @@ PROBES: tuple[tuple[Message, ...], ...] = (
     (_user("q0"), _says("a0", " r0\n"), _user("q1"), _says("\na1", "\n r1 ")),
     (_user("q0"), _says("a0"), _user("q1"), _says("a1", "r1"), _user("q2"), _says("a2")),
     (_user("q0"), _calls("w"), _result("found"), _says("a0")),
-    (_SYSTEM, _user("q0"), _calls("w", "let me see"), _result("found"), _says("a0"),
-     _user("q1"), _calls("v"), _result("lost"), _calls("u"), _result("found"), _says("a1")),
-    (_user("q0"), _calls("w", "", "r0"), _result("found"), _says("a0", "r00"),
-     _user("q1"), _calls("v", "so", "r1"), _result("lost"), _calls("u"), _result("found"),
-     _says("a1", "r11"), _user("q2"), _says("a2", "r2")),
-    (_user("q0"),
-     Message("assistant", "", reasoning="two", tool_calls=(
-         ToolCall("look_up", '{"word":"a"}', id="call00000"),
-         ToolCall("look_up", '{"word":"b"}', id="call00001"))),
-     _result("A"), _result("B", 1), _says("a0", "done"), _user("q1"), _says("a1", "r1")),
-)  # fmt: skip
+    (
+        _SYSTEM,
+        _user("q0"),
+        _calls("w", "let me see"),
+        _result("found"),
+        _says("a0"),
+        _user("q1"),
+        _calls("v"),
+        _result("lost"),
+        _calls("u"),
+        _result("found"),
+        _says("a1"),
+    ),
+    (
+        _user("q0"),
+        _calls("w", "", "r0"),
+        _result("found"),
+        _says("a0", "r00"),
+        _user("q1"),
+        _calls("v", "so", "r1"),
+        _result("lost"),
+        _calls("u"),
+        _result("found"),
+        _says("a1", "r11"),
+        _user("q2"),
+        _says("a2", "r2"),
+    ),
+    (
+        _user("q0"),
+        Message("assistant", "", reasoning="two", tool_calls=(_call("a"), _call("b", 1))),
+        _result("A"),
+        _result("B", 1),
+        _says("a0", "done"),
+        _user("q1"),
+        _says("a1", "r1"),
+    ),
+)
 
 
 def variants_hint(template: ChatTemplate) -> str:
-    """For a refused template: those of the installed TRL that give the same prompt and work."""
+    """Suggest templates of the installed TRL that give the same prompt as a refused one and work.
+
+    Returns:
+        A sentence to append to an error; "" if there are none.
+    """
     question: list[Row] = [{"role": "user", "content": "q"}]
     working: list[str] = []
     for name, source in trl_templates().items():
-        other = replace(template, source=source, name=name)
+        variant = replace(template, source=source, name=name)
         with contextlib.suppress(RenderError):
-            prompts = [t.text(question, add_generation_prompt=True) for t in (template, other)]
-            if prompts[0] == prompts[1] and profile_of(other):
+            prompt = template.text(question, add_generation_prompt=True)
+            same_prompt = variant.text(question, add_generation_prompt=True) == prompt
+            if same_prompt and profile_of(variant):
                 working.append(f"{name}.jinja")
     if not working:
         return ""

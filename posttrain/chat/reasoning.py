@@ -13,14 +13,14 @@ from typing import Literal
 from posttrain.records import Example, with_messages
 
 OPEN, CLOSE = "<think>", "</think>"
-_BOTH = "think>"  # no text without it has either tag
+_TAG_END = "think>"  # a text without it has neither tag: one search instead of two
 ThinkProblem = Literal["unclosed_think", "unopened_think", "nested_think", "second_think"]
 Offsets = Callable[[str], Sequence[tuple[int, int]]]
 
 
 @dataclass(frozen=True, slots=True)
 class ThinkSplit:
-    """An assistant text as trace and answer. With a problem, nothing was split off."""
+    """An assistant's text, split into trace and answer; not split if there is a problem."""
 
     reasoning: str | None
     content: str
@@ -42,32 +42,41 @@ def split_think(text: str) -> ThinkSplit:
 
 
 def has_tags(text: str) -> bool:
-    """Whether a text has a think tag."""
-    return _BOTH in text and (OPEN in text or CLOSE in text)
+    """Check a text for a think tag."""
+    return _TAG_END in text and (OPEN in text or CLOSE in text)
 
 
 def _think_problem(text: str) -> ThinkProblem | None:
-    opened, closed = text.count(OPEN), text.count(CLOSE)
-    if closed == 0:
+    """Name what is wrong with a text's think tags; None for one leading pair."""
+    open_count = text.count(OPEN)
+    close_count = text.count(CLOSE)
+    if close_count == 0:
         return "unclosed_think"
-    if opened == 0:
+    if open_count == 0:
         return "unopened_think"
-    if opened == closed == 1:
+    if open_count == close_count == 1:
         return None if text.lstrip().startswith(OPEN) else "second_think"
-    first_close, second_open = text.find(CLOSE), text.find(OPEN, text.find(OPEN) + 1)
-    return "nested_think" if -1 < second_open < first_close or opened < closed else "second_think"
+    first_close = text.find(CLOSE)
+    second_open = text.find(OPEN, text.find(OPEN) + 1)
+    if -1 < second_open < first_close or open_count < close_count:
+        return "nested_think"
+    return "second_think"
 
 
 def strip_reasoning(example: Example) -> Example:
-    """The record with every trace removed: the same answers, reasoning off (paper 3.1.5)."""
+    """Remove every trace: the same answers with reasoning off (paper 3.1.5)."""
     return with_messages(example, (replace(m, reasoning=None) for m in example.messages))
 
 
 def truncate_reasoning(trace: str, *, budget: int, offsets: Offsets) -> str | None:
-    """The first `budget` tokens of a trace, or `None` when it is no longer than that.
+    """Cut a trace to its first `budget` tokens; `None` when it is no longer than that.
 
     The cut falls between characters; white space at it is dropped: templates write their own.
-    `offsets` gives the character span of each token of a text, in order.
+
+    Args:
+        trace: the reasoning.
+        budget: number of tokens, at least 1.
+        offsets: function from a text to the character span of each of its tokens, in order.
     """
     if budget < 1:
         raise ValueError(f"a reasoning budget is at least 1 token, got {budget}")

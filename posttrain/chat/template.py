@@ -22,19 +22,30 @@ from posttrain.chat.jinja import GENERATION_END, GENERATION_START, MARK, compile
 from posttrain.errors import RenderError
 
 NEMOTRON_3_NANO_SHA256 = "ab7813c3abdd9cb655905a410728b26c7884eca45ddfab8d9f931553485a7862"
-# no message can hold a mark by accident or on purpose: this is drawn anew in every process
-_OPEN, _CLOSE = f"\x00{secrets.token_hex(8)}", "\x01"
-# what a template can fail with inside Python when it meets a value that it did not expect, or when
-# it is itself at fault (a macro that calls itself, a text a terabyte long)
-_FAILURES = (TypeError, AttributeError, ValueError, LookupError, ArithmeticError, RecursionError,
-             MemoryError)  # fmt: skip
+# no message can hold a mark by accident or on purpose: it is random in every process
+_MARK_OPEN = f"\x00{secrets.token_hex(8)}"
+_MARK_CLOSE = "\x01"
+# errors that a template raises in Python when it meets an unexpected value, or when it is itself
+# at fault (a macro that calls itself, a text a terabyte long)
+_FAILURES = (
+    TypeError,
+    AttributeError,
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    RecursionError,
+    MemoryError,
+)
 
 
 class RenderedLayout(NamedTuple):
-    """Rendered text and where things lie in it, in characters.
+    """Rendered text and the positions of messages in it, in characters.
 
-    `starts[k]` is where message k begins, `None` when the template wrote it outside its loop (a
-    system message in a preamble); `starts` is `None` when messages could not be located.
+    Attributes:
+        text: the rendered text.
+        starts: offset of each message, `None` for one that the template wrote outside its loop (a
+            system message in a preamble); `None` when messages could not be located.
+        generation: spans of the template's `{% generation %}` blocks.
     """
 
     text: str
@@ -44,11 +55,11 @@ class RenderedLayout(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ChatTemplate:
-    """A compiled chat template. Compared by identity, so that what is learnt of it can be cached.
+    """A compiled chat template, compared by identity so that its profile can be cached.
 
     Args:
         source: the Jinja source.
-        name: what to call it in messages to the user.
+        name: name of the template in messages to the user.
         variables: passed to every render: special tokens (`bos_token`, …) and fixed kwargs.
         special_tokens: texts the tokenizer always splits at; text is cut for tokenising only where
             one begins, and at generation boundaries.
@@ -61,15 +72,16 @@ class ChatTemplate:
 
     def __post_init__(self) -> None:
         try:
-            render, marked = compile_template(self.source)
+            render, has_message_loop = compile_template(self.source)
         # SyntaxError: Jinja writes Python, whose compiler has limits of its own
         except (jinja2.TemplateError, SyntaxError, ValueError, RecursionError) as error:
             raise RenderError(f"{self.name}: not a usable chat template: {error}") from error
         # derived from the fields above, computed once
         object.__setattr__(self, "_render", render)
-        object.__setattr__(self, "has_message_loop", marked)
-        pattern = "|".join(re.escape(t) for t in sorted(self.special_tokens, key=len, reverse=True))
-        object.__setattr__(self, "_special", re.compile(pattern or "(?!)"))
+        object.__setattr__(self, "has_message_loop", has_message_loop)
+        longest_first = sorted(self.special_tokens, key=len, reverse=True)
+        pattern = "|".join(map(re.escape, longest_first)) or "(?!)"
+        object.__setattr__(self, "_special", re.compile(pattern))
 
     has_message_loop: bool = field(init=False)
     _render: Any = field(init=False, repr=False, compare=False)
@@ -77,16 +89,16 @@ class ChatTemplate:
 
     @property
     def digest(self) -> str:
-        """sha256 of the source."""
+        """SHA-256 of the source, as hexadecimal digits."""
         return hashlib.sha256(self.source.encode()).hexdigest()
 
     @property
     def reads_clock(self) -> bool:
-        """Whether the template may write today's date, which would change bytes from day to day."""
+        """True if the template may write today's date, which would change bytes daily."""
         return "strftime_now" in self.source and "date_string" not in self.variables
 
     def special_at(self, text: str, position: int) -> bool:
-        """Whether a special token begins at this position, so that cutting there is exact."""
+        """Check that a special token begins at this position, so that cutting there is exact."""
         return self._special.match(text, position) is not None
 
     def text(
@@ -97,7 +109,7 @@ class ChatTemplate:
         add_generation_prompt: bool = False,
         **kwargs: Any,
     ) -> str:
-        """What `tokenizer.apply_chat_template(..., tokenize=False)` returns, byte for byte.
+        """Render messages as `tokenizer.apply_chat_template(..., tokenize=False)`, byte for byte.
 
         Raises:
             RenderError: the template refused the conversation.
@@ -116,51 +128,63 @@ class ChatTemplate:
             raise RenderError(f"{self.name} cannot render this conversation: {error!r}") from error
 
     def layout(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> RenderedLayout:
-        """One render, of what `text` takes: the text and the offset of every message."""
-        messages = [dict(message) for message in messages]  # marks go by identity
-        marks = {id(message): f"{_OPEN}{i}{_CLOSE}" for i, message in enumerate(messages)}
+        """Render once for the text and the offset of every message; arguments as of `text`."""
+        messages = [dict(message) for message in messages]  # copies, as marks go by identity
+        mark_of = {id(message): _mark(str(i)) for i, message in enumerate(messages)}
 
         def mark(item: object) -> str:
-            named = f"{_OPEN}{item}{_CLOSE}" if isinstance(item, str) else ""
-            return marks.get(id(item), named)
+            # the template marks messages, and the ends of generation blocks by their names
+            default = _mark(item) if isinstance(item, str) else ""
+            return mark_of.get(id(item), default)
 
         options[MARK] = mark
         return _read_marks(self.text(messages, **options), len(messages))
 
 
+def _mark(name: str) -> str:
+    return f"{_MARK_OPEN}{name}{_MARK_CLOSE}"
+
+
 def _read_marks(marked: str, count: int) -> RenderedLayout:
-    head, *marks = marked.split(_OPEN)
-    pieces, position, last, opened, located = [head], len(head), -1, 0, True
+    """Take the marks of `count` messages out of a text."""
+    text_before, *marked_pieces = marked.split(_MARK_OPEN)
+    pieces = [text_before]
+    position = len(text_before)
     starts: dict[int, int] = {}
+    last_message = -1
     generation: list[tuple[int, int]] = []
-    for mark in marks:
-        name, _, piece = mark.partition(_CLOSE)
-        if name.isdecimal() and int(name) > last:
-            last = int(name)
-            starts[last] = position
+    generation_start = 0
+    in_order = True
+    for marked_piece in marked_pieces:
+        name, _, piece = marked_piece.partition(_MARK_CLOSE)
+        if name.isdecimal() and int(name) > last_message:
+            last_message = int(name)
+            starts[last_message] = position
         elif name == GENERATION_START:
-            opened = position
+            generation_start = position
         elif name == GENERATION_END:
-            generation.append((opened, position))
+            generation.append((generation_start, position))
         else:  # out of order, or a loop over something else than messages
-            located = False
+            in_order = False
         pieces.append(piece)
         position += len(piece)
     # only leading messages may be missing from the loop
-    located = located and [*starts] == [*range(count)][-len(starts) :]
-    order = tuple(starts.get(k) for k in range(count)) if located else None
-    return RenderedLayout("".join(pieces), order, tuple(generation))
+    complete = [*starts] == [*range(count)][-len(starts) :]
+    offsets = None
+    if in_order and complete:
+        offsets = tuple(starts.get(k) for k in range(count))
+    return RenderedLayout("".join(pieces), offsets, tuple(generation))
 
 
-# templates of our own, beside this file
+# templates that this project ships, beside this file
 OWN_TEMPLATES = ("hermes", "chatml")
 TRL_PREFIX = "trl:"
-# what a recipe may name in place of a Jinja file
+# names that a recipe may set in place of a Jinja file
 TEMPLATE_NAMES = ("own", "nemotron_3_nano", *OWN_TEMPLATES, f"{TRL_PREFIX}FAMILY")
 
 
 def trl_templates() -> dict[str, str]:
-    """Names and sources of the chat templates of the installed TRL.
+    """Read the chat templates of the installed TRL: name → source.
 
     Raises:
         RenderError: TRL is not installed.
@@ -176,7 +200,7 @@ def trl_templates() -> dict[str, str]:
 
 
 def packaged_template_source(choice: str) -> str | None:
-    """Source of a template that is named without a file: one of ours, or `trl:FAMILY`.
+    """Read the source of a template that is named without a file: one of ours, or `trl:FAMILY`.
 
     Returns:
         None where the choice is no such name.
@@ -202,7 +226,7 @@ def packaged_template_source(choice: str) -> str | None:
 def nemotron_3_nano_template(
     *, variables: Mapping[str, Any] | None = None, special_tokens: Sequence[str] | None = None
 ) -> ChatTemplate:
-    """Nemotron 3 Nano's chat template, as the installed TRL carries it, pinned by digest.
+    """Load Nemotron 3 Nano's chat template from the installed TRL, pinned by digest.
 
     Raises:
         RenderError: TRL is not installed, or its copy is not the one this project was tested with.
