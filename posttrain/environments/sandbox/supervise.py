@@ -1,6 +1,6 @@
 """Run one sandboxed program and stay until its whole process tree is gone.
 
-One thread a program, since a watch in the event loop would sleep whenever something blocks the
+Each program has a thread, since a watch in the event loop would sleep whenever something blocks the
 loop. The tree is killed through the first process of its namespace. A shell stands between us and
 bubblewrap, which then does not die before its child can follow; the guardian (`guarded_group`) ends
 what is left where this process itself is killed.
@@ -26,15 +26,21 @@ from posttrain.environments.sandbox.bubblewrap import SCRATCH, Launch, Limit, Li
 from posttrain.errors import ConfigError
 
 _TICK = 0.025  # seconds between two looks at memory and files
-_CHUNK = 65536
+_CHUNK = 65536  # bytes read at once; a pipe of Linux holds as many
+_HOLDER_OUTPUT_BYTES = 65536  # a holder, which is ours, writes a few lines
 _CPU_EXCEEDED = 128 + signal.SIGXCPU
 _KILLED = 128 + signal.SIGKILL
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxResult:
-    """What a run wrote, cut off at its bound, and how it ended: `exit_code` is 128 + the signal of
-    one that a signal ended, `limit` the bound at which it was killed, None where it was not."""
+    """Output and end of one run.
+
+    Attributes:
+        stdout, stderr: what it wrote, cut off at the bound.
+        exit_code: its exit status; 128 + the signal where a signal ended it.
+        limit: the bound at which it was killed; None where it was not.
+    """
 
     stdout: bytes
     stderr: bytes
@@ -43,12 +49,21 @@ class SandboxResult:
 
     @property
     def ok(self) -> bool:
+        """True if it exited with 0 and within its bounds."""
         return self.exit_code == 0 and self.limit is None
 
 
 @dataclass(slots=True)
 class _Tree:
-    """The processes of a run. `first` is the host's id of the namespace's first process."""
+    """The process tree of a run, known from the reports that bubblewrap writes.
+
+    Attributes:
+        status: the reports so far, JSON text.
+        first: process id, on the host, of the namespace's first process; None until it is reported.
+        pidfd: file descriptor of that process; None until then, or if it has ended before.
+        killed: true once the tree is killed, or is to be killed when its first process is known.
+        limit: the bound at which it was killed; None for another reason.
+    """
 
     status: bytearray = field(default_factory=bytearray)
     first: int | None = None
@@ -56,17 +71,19 @@ class _Tree:
     limit: Limit | None = None
     killed: bool = False
 
-    def report(self, name: str) -> int | None:
+    def reported(self, name: str) -> int | None:
+        """Read a number from the reports; None if it is not in them."""
         match = re.search(rb'"%s"\s*:\s*(\d+)' % name.encode(), bytes(self.status))
         return None if match is None else int(match[1])
 
     def learn(self, data: bytes) -> None:
-        """Take a piece of the report, in which the first process may become known."""
+        """Take a piece of the reports, in which the first process may become known."""
         self.status += data
-        if self.first is not None or (first := self.report("child-pid")) is None:
+        first = self.reported("child-pid")
+        if self.first is not None or first is None:
             return
         self.first = first
-        with contextlib.suppress(ProcessLookupError):  # over already
+        with contextlib.suppress(ProcessLookupError):  # it has ended already
             self.pidfd = os.pidfd_open(first)
         if self.killed:
             self.kill()
@@ -74,12 +91,14 @@ class _Tree:
     def kill(self, limit: Limit | None = None) -> None:
         """Kill the tree, now or as soon as its first process is known. The first reason stands."""
         if not self.killed:
-            self.killed, self.limit = True, limit
+            self.killed = True
+            self.limit = limit
         if self.pidfd is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def wait(self) -> None:
+        """Wait until the first process, and with it the tree, is gone."""
         if self.pidfd is not None:
             select.select([self.pidfd], [], [])
             os.close(self.pidfd)
@@ -95,12 +114,13 @@ def supervise(
     """Start a sandbox and wait until nothing of it is left.
 
     Args:
-        limits: None for a holder, which is ours and runs until it is stopped.
+        launch: the command of the sandbox and the descriptors that it gets.
+        limits: bounds of the run; None for a holder, which is ours and runs until it is stopped.
         stop: an eventfd; when it becomes readable the tree is killed.
         started: called with the process id of the sandbox's first process, once it has written.
 
     Raises:
-        ConfigError: bubblewrap could not set the sandbox up; quotes what it says.
+        ConfigError: bubblewrap could not set the sandbox up; quotes its message.
     """
     process = subprocess.Popen(  # noqa: S603 - a list, no shell; what it starts is the sandbox
         [launch.box.programs["sh"], "-c", '"$@"; exit $?', "sh", *launch.argv],
@@ -113,150 +133,239 @@ def supervise(
         process_group=guarded_group(),  # not ours: Ctrl-C is for us, and we then kill it
     )
     launch.copies.close()
-    begun, tree = time.monotonic(), _Tree()
-    assert process.stdout is not None
-    assert process.stderr is not None
-    out, err = bytearray(), bytearray()
-    streams = {process.stdout.fileno(): out, process.stderr.fileno(): err}
-    bound = 65536 if limits is None else limits.output_bytes
+    supervisor = _Supervisor(process, limits, started)
     try:
-        ended = os.pidfd_open(process.pid)
-        open_ends = {*streams, launch.status, ended}
-        with contextlib.closing(selectors.DefaultSelector()) as waiting:
-            for descriptor in (*open_ends, stop):
-                waiting.register(descriptor, selectors.EVENT_READ)
-            while open_ends:  # of both outputs, of the report, and of bubblewrap
-                for key, _ in waiting.select(None if limits is None or tree.killed else _TICK):
-                    data = b"" if key.fd in (stop, ended) else os.read(key.fd, _CHUNK)
-                    if key.fd in (stop, ended):
-                        # bubblewrap ends with its command; what the command left behind goes now
-                        tree.kill()
-                    elif key.fd == launch.status:
-                        tree.learn(data)
-                    else:
-                        room = bound - len(streams[key.fd])
-                        streams[key.fd].extend(data[:room])
-                        if len(data) > room:
-                            tree.kill("output")
-                    if not data:
-                        waiting.unregister(key.fd)
-                        open_ends.discard(key.fd)
-                if started is not None and tree.first is not None and out:
-                    started(tree.first)
-                    started = None
-                if limits is None or tree.killed:
-                    continue
-                if time.monotonic() - begun >= limits.seconds:
-                    tree.kill("time")
-                elif tree.first is not None and (beyond := excess(tree.first, limits)):
-                    tree.kill(beyond)
-        os.close(ended)
-        if limits is not None and time.monotonic() - begun >= limits.seconds:
-            tree.limit = tree.limit or "time"  # it ended by itself, since we were held up
+        supervisor.watch(status=launch.status, stop=stop)
     finally:
-        tree.kill()
-        if tree.pidfd is None:
-            process.kill()
-        process.communicate()  # closes its pipes and reaps it
-        tree.wait()
-    code, limit = tree.report("exit-code"), tree.limit
-    if code is None and (limit is None or tree.first is None):
-        text = err.decode("utf-8", "replace").strip() or "nothing"
-        raise ConfigError(f"bubblewrap could not set the sandbox up; it says: {text}")
-    if limit is None and code == _CPU_EXCEEDED:
-        limit = "cpu"
-    return SandboxResult(bytes(out), bytes(err), _KILLED if code is None else code, limit)
+        supervisor.end()
+    return supervisor.result()
 
 
-# -- what a process tree uses right now, read from /proc on the host ----------------------------
+class _Supervisor:
+    """One run under watch: a handler for each descriptor, and the bounds after every event.
 
-_TICKS = os.sysconf("SC_CLK_TCK")
+    A handler gets its descriptor and returns False when there is nothing more to read from it.
+    """
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        limits: Limits | None,
+        started: Callable[[int], None] | None,
+    ) -> None:
+        self.process = process
+        self.limits = limits
+        self.started = started
+        self.tree = _Tree()
+        self.begun = time.monotonic()
+        self.output_bound = _HOLDER_OUTPUT_BYTES if limits is None else limits.output_bytes
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self.stdout = bytearray()
+        self.stderr = bytearray()
+        self.outputs = {
+            process.stdout.fileno(): self.stdout,
+            process.stderr.fileno(): self.stderr,
+        }
+
+    def watch(self, *, status: int, stop: int) -> None:
+        """Handle events until both outputs, the reports and bubblewrap itself are at their end."""
+        ended = os.pidfd_open(self.process.pid)
+        handlers: dict[int, Callable[[int], bool]] = {
+            **dict.fromkeys(self.outputs, self._read_output),
+            status: self._read_report,
+            # bubblewrap ends with its command; what the command left behind goes now
+            ended: self._kill,
+            stop: self._kill,
+        }
+        open_ends = handlers.keys() - {stop}
+        with contextlib.closing(selectors.DefaultSelector()) as selector:
+            for descriptor, handler in handlers.items():
+                selector.register(descriptor, selectors.EVENT_READ, handler)
+            while open_ends:
+                # without bounds to check, and behind a kill, only events are of interest
+                bounded = self.limits is not None and not self.tree.killed
+                for key, _ in selector.select(_TICK if bounded else None):
+                    if not key.data(key.fd):
+                        selector.unregister(key.fd)
+                        open_ends.discard(key.fd)
+                self._announce_start()
+                self._check_limits()
+        os.close(ended)
+        if self._is_out_of_time():
+            # it ended by itself, since we were held up
+            self.tree.limit = self.tree.limit or "time"
+
+    def end(self) -> None:
+        """Kill what is left, and wait until it is gone."""
+        self.tree.kill()
+        if self.tree.pidfd is None:
+            self.process.kill()
+        self.process.communicate()  # closes its pipes and reaps it
+        self.tree.wait()
+
+    def result(self) -> SandboxResult:
+        """Result of the ended run.
+
+        Raises:
+            ConfigError: bubblewrap could not set the sandbox up.
+        """
+        exit_code = self.tree.reported("exit-code")
+        limit = self.tree.limit
+        if exit_code is None and (limit is None or self.tree.first is None):
+            text = self.stderr.decode("utf-8", "replace").strip() or "nothing"
+            raise ConfigError(f"bubblewrap could not set the sandbox up; it says: {text}")
+        if limit is None and exit_code == _CPU_EXCEEDED:
+            limit = "cpu"
+        if exit_code is None:
+            exit_code = _KILLED
+        return SandboxResult(bytes(self.stdout), bytes(self.stderr), exit_code, limit)
+
+    def _read_output(self, descriptor: int) -> bool:
+        data = os.read(descriptor, _CHUNK)
+        output = self.outputs[descriptor]
+        room = self.output_bound - len(output)
+        output.extend(data[:room])
+        if len(data) > room:
+            self.tree.kill("output")
+        return bool(data)
+
+    def _read_report(self, descriptor: int) -> bool:
+        data = os.read(descriptor, _CHUNK)
+        self.tree.learn(data)
+        return bool(data)
+
+    def _kill(self, descriptor: int) -> bool:
+        self.tree.kill()
+        return False
+
+    def _announce_start(self) -> None:
+        if self.started is not None and self.tree.first is not None and self.stdout:
+            self.started(self.tree.first)
+            self.started = None
+
+    def _check_limits(self) -> None:
+        if self.limits is None or self.tree.killed:
+            return
+        if self._is_out_of_time():
+            self.tree.kill("time")
+        elif self.tree.first is not None and (limit := excess(self.tree.first, self.limits)):
+            self.tree.kill(limit)
+
+    def _is_out_of_time(self) -> bool:
+        if self.limits is None:
+            return False
+        return time.monotonic() - self.begun >= self.limits.seconds
+
+
+# -- current use of a process tree, read from /proc on the host ----------------------------------
+
+_CLOCK_TICKS = os.sysconf("SC_CLK_TCK")  # a second
 _WMEM = Path("/proc/sys/net/core/wmem_default")
 _WMEM_DEFAULT = 212_992  # the kernel's own; many containers do not show what it was set to
 _ESTABLISHED = "01"
-_LATE = 0.2  # seconds of processor time for the signal to end a process
+_CPU_GRACE = 0.2  # seconds of processor time in which the kernel's signal may end a process
 
 
 def _processes(root: int) -> list[int]:
-    """Process ids of `root` and all its descendants. A daemon stays in the tree: its new parent is
-    the namespace's first process, which is the root."""
-    processes, waiting = [root], [root]
-    while waiting:
-        parent = Path(f"/proc/{waiting.pop()}/task")
+    """List process ids of `root`, which comes first, and all its descendants.
+
+    A daemon stays in the tree: its new parent is the namespace's first process, which is the root.
+    """
+    processes = [root]
+    unvisited = [root]
+    while unvisited:
+        threads = Path(f"/proc/{unvisited.pop()}/task")
         with contextlib.suppress(OSError):  # it may end while we look
-            for thread in parent.iterdir():
+            for thread in threads.iterdir():
                 children = [int(pid) for pid in (thread / "children").read_text("ascii").split()]
                 processes += children
-                waiting += children
+                unvisited += children
     return processes
 
 
 def _memory_kb(pid: int) -> int:
     """Resident memory that belongs to no file, in KiB; 0 for a process that has ended."""
+    kilobytes = 0
     with contextlib.suppress(OSError):
-        lines = Path(f"/proc/{pid}/status").read_text("utf-8", "replace").splitlines()
-        return sum(int(e.split()[1]) for e in lines if e.startswith(("RssAnon:", "RssShmem:")))
-    return 0
+        for line in Path(f"/proc/{pid}/status").read_text("utf-8", "replace").splitlines():
+            if line.startswith(("RssAnon:", "RssShmem:")):
+                kilobytes += int(line.split()[1])
+    return kilobytes
 
 
 def socket_bytes(pid: int) -> int:
-    """What the sockets of a process's network namespace may hold queued, in bytes. The kernel says
-    what TCP sockets hold; each other one counts with the most that it can hold."""
-    total, most = 0, _WMEM_DEFAULT
+    """Upper bound of the bytes queued in the sockets of a process's network namespace.
+
+    The kernel reports the queues of TCP sockets; any other socket counts with the most that it can
+    hold.
+    """
+    total = 0
+    send_buffer = _WMEM_DEFAULT
     with contextlib.suppress(OSError):
-        most = int(_WMEM.read_text("ascii"))
-    for name in ("unix", "udp", "udp6", "tcp", "tcp6"):
+        send_buffer = int(_WMEM.read_text("ascii"))
+    for protocol in ("unix", "udp", "udp6", "tcp", "tcp6"):
         with contextlib.suppress(OSError):
-            rows = Path(f"/proc/{pid}/net/{name}").read_text("ascii", "replace").splitlines()[1:]
-            if not name.startswith("tcp"):
-                total += len(rows) * most
+            table = Path(f"/proc/{pid}/net/{protocol}").read_text("ascii", "replace")
+            sockets = table.splitlines()[1:]
+            if not protocol.startswith("tcp"):
+                total += len(sockets) * send_buffer
                 continue
-            for row in rows:
-                state, queues = row.split()[3:5]
+            for socket in sockets:
+                state, queues = socket.split()[3:5]
                 if state == _ESTABLISHED:
-                    total += most + sum(int(queue, 16) for queue in queues.split(":"))
+                    total += send_buffer + sum(int(queue, 16) for queue in queues.split(":"))
     return total
 
 
 def _cpu_seconds(pid: int) -> float:
-    """Processor time a process has used, in seconds; 0 for one that has ended."""
+    """Processor time that a process has used, in seconds; 0 for one that has ended."""
     with contextlib.suppress(OSError):
-        # the name stands in parentheses and may hold some itself; times are fields 14 and 15
-        fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS
+        fields = _stat_fields(pid)
+        user_ticks = int(fields[11])
+        system_ticks = int(fields[12])
+        return (user_ticks + system_ticks) / _CLOCK_TICKS
     return 0.0
 
 
 def _state(pid: int) -> str:
-    """A process's state, one letter; that of one that has ended is Z."""
+    """State of a process, one letter; Z for one that has ended."""
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[0]
+        return _stat_fields(pid)[0]
     return "Z"
 
 
+def _stat_fields(pid: int) -> list[str]:
+    """Fields of /proc/PID/stat from the third, the state, on. Raises OSError: it has ended."""
+    # the name before them stands in parentheses and may hold some itself
+    return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+
+
 def excess(root: int, limits: Limits) -> Limit | None:
-    """The watched bound that the tree under `root` is beyond, if any. A process beyond its
-    processor time has ignored the kernel's signal, which ends any other. Where all but the root,
-    which is ours and only waits, are stopped, nobody is left who could let them go on: the time is
-    as good as over."""
+    """Find the watched bound that the tree under `root` is beyond, if any.
+
+    A process beyond its processor time has ignored the kernel's signal, which ends any other.
+    """
     processes = _processes(root)
     states = {_state(pid) for pid in processes[1:]} - {"Z"}
     if states == {"T"}:
+        # All but the root, which is ours and only waits, are stopped: nobody is left who could let
+        # them go on, and the time is as good as over.
         return "time"
     resident = sum(map(_memory_kb, processes))
     if resident + socket_bytes(root) // 1024 > limits.memory_mb * 1024:
         return "memory"
-    if max(map(_cpu_seconds, processes)) > limits.cpu_seconds + _LATE:
+    if max(map(_cpu_seconds, processes)) > limits.cpu_seconds + _CPU_GRACE:
         return "cpu"
     files = 0
     for folder in (SCRATCH, "/dev/shm"):  # noqa: S108 - the sandbox's own, all that it can write to
         with contextlib.suppress(OSError):
-            held = os.statvfs(f"/proc/{root}/root{folder}")
-            files += held.f_files - held.f_ffree
+            filesystem = os.statvfs(f"/proc/{root}/root{folder}")
+            files += filesystem.f_files - filesystem.f_ffree
     return "files" if files > limits.files else None
 
 
-# -- a small process that ends every sandbox of this one when this one is gone -------------------
+# -- the guardian: a small process that ends all sandboxes of this process when it is gone --------
 
 _GUARDIAN = """
 import contextlib, os, select, signal, sys, time
@@ -277,7 +386,7 @@ finally:
     os.killpg(0, signal.SIGKILL)
 """
 _lock = threading.Lock()
-# by process and session: a fork needs one of its own, and a group lies within a session
+# by process and session: a fork needs another guardian, and a group lies within a session
 _guardians: dict[tuple[int, int], subprocess.Popen[bytes]] = {}
 
 
@@ -288,9 +397,9 @@ def guarded_group() -> int:
     was made: killed in between, it leaves a process behind. So what starts a sandbox is put into
     the guardian's group, which the guardian kills, until it is bound to die with bubblewrap.
     """
-    place = (os.getpid(), os.getsid(0))
+    process_and_session = (os.getpid(), os.getsid(0))
     with _lock:
-        guardian = _guardians.get(place)
+        guardian = _guardians.get(process_and_session)
         if guardian is None or guardian.poll() is not None:
             guardian = subprocess.Popen(  # noqa: S603 - our own interpreter and program
                 [sys.executable, "-I", "-S", "-c", _GUARDIAN, str(os.getpid())],
@@ -301,5 +410,5 @@ def guarded_group() -> int:
                 cwd="/",
                 process_group=0,
             )
-            _guardians[place] = guardian
+            _guardians[process_and_session] = guardian
         return guardian.pid
