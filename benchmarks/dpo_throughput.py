@@ -124,9 +124,9 @@ class InOrder(PairTrainer):
 
     seconds_before = 0.0
 
-    def _load_reference(self, model: Any) -> Any:
+    def load_reference(self, model: Any) -> Any:
         started = seconds_now(self.args.device)
-        found = super()._load_reference(model)
+        found = super().load_reference(model)
         self.seconds_before = seconds_now(self.args.device) - started
         return found
 

@@ -186,16 +186,16 @@ def fit_recipe(
     settings = fitting_settings(draws, processes=processes, micro=micro, warmup=warmup)
     if settings is None:
         return recipe, None
-    before = {
+    recipe_settings = {
         "batch": recipe.batch,
         "trainer.max_steps": steps,
         "trainer.per_device_train_batch_size": micro,
         "trainer.warmup_steps": warmup,
     }
     changes = [
-        f"{key} {before[key]:g} → {value}"
+        f"{key} {recipe_settings[key]:g} → {value}"
         for key, value in settings.items()
-        if value != before[key]
+        if value != recipe_settings[key]
     ]
     fitted_trainer = {
         key.removeprefix("trainer."): value
@@ -356,8 +356,8 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
         tokens = int(pairs.lengths.sum())
         trained = int(pairs.chosen.sampled.sum() + pairs.rejected.sampled.sum())
         missing = sum(len(store.shards[shard]) for shard in store.missing())
-        kept = 0 if args.save_strategy == "no" else args.save_total_limit or args.max_steps
-        disk = checkpoint_bytes(size, kept=kept)
+        checkpoints = 0 if args.save_strategy == "no" else args.save_total_limit or args.max_steps
+        disk = checkpoint_bytes(size, kept=checkpoints)
         # the reference: row and two sums of 8 bytes for each pair, and 4 bytes for each token
         disk += 24 * len(pairs) + 4 * int(store.key.tokens) * trained
         categories = ", ".join(f"{count:,} {name}" for name, count in pairs.by_category().items())

@@ -124,10 +124,10 @@ class PairTrainer(Resumable, DPOTrainer):
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         if self.reference is None:
-            self.reference = self._load_reference(kwargs["model"])
+            self.reference = self.load_reference(kwargs["model"])
         super()._run_epoch(*args, **kwargs)
 
-    def _load_reference(self, model: Any) -> Reference:
+    def load_reference(self, model: Any) -> Reference:
         """Load the reference's log-probabilities, and first compute those that are not on disk.
 
         They are computed before the first step, while the policy still is the reference.
@@ -193,8 +193,7 @@ class PairTrainer(Resumable, DPOTrainer):
     def score(self, model: Any, inputs: dict[str, torch.Tensor]) -> ScoredPairs:
         """Log-probabilities of the pairs of a collated micro-batch."""
         (log_probs,) = score_labels(model, inputs, "log_probs")
-        labels, segment = inputs["labels"], inputs["segment"]
-        return score_pairs(log_probs, labels, segment, pairs=len(inputs["row"]))
+        return score_pairs(log_probs, inputs["labels"], inputs["segment"], pairs=len(inputs["row"]))
 
     def probe(self, inputs: dict[str, torch.Tensor]) -> ScoredPairs:
         """Score a micro-batch before training, without dropout and gradient."""

@@ -196,15 +196,15 @@ def first_tokens(packs: Sequence[dict[str, Any]], tokens: int) -> list[dict[str,
     """Cut a list of packs to its first `tokens` tokens, which may cut its last sequence short."""
     cut_packs: list[dict[str, Any]] = []
     for pack in packs:
-        kept = min(tokens, len(pack["input_ids"]))
-        tokens -= kept
-        if not kept:
+        cut_length = min(tokens, len(pack["input_ids"]))
+        tokens -= cut_length
+        if not cut_length:
             continue
         lengths: list[int] = []
         for length in pack["seq_lengths"]:
-            remaining = kept - sum(lengths)
+            remaining = cut_length - sum(lengths)
             if remaining:
                 lengths.append(min(length, remaining))
-        columns = {name: pack[name][:kept] for name in ("input_ids", "labels")}
+        columns = {name: pack[name][:cut_length] for name in ("input_ids", "labels")}
         cut_packs.append({**columns, "seq_lengths": lengths})
     return cut_packs

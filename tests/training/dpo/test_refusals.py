@@ -316,7 +316,7 @@ def test_a_lost_reference_cannot_be_had_from_a_trained_policy(recipe):
     prepared = start(recipe({"max_steps": 1}))
     prepared.trainer.state.global_step = 5
     with pytest.raises(DataError, match=r"trained for 5 steps: the reference is gone"):
-        prepared.trainer._load_reference(prepared.trainer.model)
+        prepared.trainer.load_reference(prepared.trainer.model)
 
 
 def test_another_loss_in_the_same_directory_is_refused(recipe, tmp_path):

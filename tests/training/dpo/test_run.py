@@ -111,7 +111,7 @@ def test_the_logged_figures_are_those_of_a_naive_implementation(
 
 def nudged(trainer: Any) -> torch.nn.Module:
     """Move the policy away once the reference is known; record the micro-batches' losses."""
-    find, step = trainer._load_reference, PairTrainer.compute_loss
+    find, step = trainer.load_reference, PairTrainer.compute_loss
     trainer.micro_losses = []
 
     def load_then_move(model: Any) -> Any:
@@ -127,7 +127,7 @@ def nudged(trainer: Any) -> torch.nn.Module:
         trainer.micro_losses.append(float(loss.detach()))
         return loss
 
-    trainer._load_reference = load_then_move
+    trainer.load_reference = load_then_move
     trainer.compute_loss = compute_loss
     return trainer.model
 
