@@ -45,6 +45,7 @@ setup(
     package_data={
         "": ["py.typed"],
         "posttrain.recipes": ["**/*.yaml", "**/*.md"],
+        "data_builders.synthesis": ["prompts/*.txt"],
         "posttrain.chat": ["templates/*.jinja"],
         "posttrain.config": ["prompt_templates/*.yaml"],
         "posttrain.report": ["page.css", "page.html.jinja", "page.js"],

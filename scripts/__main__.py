@@ -22,7 +22,9 @@ from posttrain.errors import ConfigError
 
 # installed, this folder is the package posttrain_scripts: nobody's own `scripts` is in the way
 GROUPS = {
-    "prepare data": ("build_sft", "build_dpo", "build_genrm", "tiny_world", "tiny_judgements"),
+    "prepare data": (
+        "synthesize", "build_sft", "build_dpo", "build_genrm", "tiny_world", "tiny_judgements",
+    ),
     "train": ("sft", "dpo", "genrm", "rlhf", "rlvr", "merge"),
     "sample and measure": (
         "sample", "profile_prompts", "eval", "eval_genrm", "win_rate", "chat",

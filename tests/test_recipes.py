@@ -26,6 +26,7 @@ from posttrain.config.rlvr import RlvrConfig
 from posttrain.config.sample import ProfileConfig, SampleConfig
 from posttrain.config.sft import SftConfig
 from posttrain.config.stages import StagesConfig
+from posttrain.config.synthesize import SynthesizeConfig
 from posttrain.config.tiny_world import TinyJudgementsConfig, TinyWorldConfig
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,7 +36,7 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "build_sft": BuildSftConfig, "chain": StagesConfig, "dpo": DpoConfig, "eval": EvalConfig, "eval_genrm": EvalGenRmConfig,
     "genrm": GenRmConfig, "genrm_sft": SftConfig, "judgements": TinyJudgementsConfig,
     "profile": ProfileConfig, "rlhf": RlhfConfig, "rlvr": RlvrConfig, "rlvr_stages": StagesConfig,
-    "sample": SampleConfig, "sft": SftConfig, "win_rate": WinRateConfig, "world": TinyWorldConfig,
+    "sample": SampleConfig, "sft": SftConfig, "synthesize": SynthesizeConfig, "win_rate": WinRateConfig, "world": TinyWorldConfig,
 }  # fmt: skip
 LISTS = {"narratives.yaml", "untranslated.yaml"}  # of patterns, that recipes name
 RECIPES = sorted(

@@ -12,8 +12,10 @@ from posttrain.config.rlhf import GenRmConfig, RlhfConfig
 from posttrain.config.rlvr import RlvrConfig
 from posttrain.config.sample import ProfileConfig, SampleConfig
 from posttrain.config.sft import SftConfig
+from posttrain.config.synthesize import SynthesizeConfig
 
 SCHEMAS: dict[str, type[BaseModel]] = {
+    "synthesize": SynthesizeConfig,
     "build_sft": BuildSftConfig,
     "sft": SftConfig,
     "sample": SampleConfig,

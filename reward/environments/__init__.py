@@ -14,6 +14,7 @@ from reward.environments.agentic import FAMILIES
 from reward.environments.base import RLVREnvironment
 from reward.environments.code import CodeEnvironment
 from reward.environments.conversation import ConversationEnvironment
+from reward.environments.genselect import GenSelectEnvironment
 from reward.environments.gym_http import GymHttpEnvironment
 from reward.environments.instruction_following import InstructionFollowingEnvironment
 from reward.environments.judged import (
@@ -48,6 +49,7 @@ ENVIRONMENTS: dict[str, type[RLVREnvironment]] = {
         RubricEnvironment,
         ReasoningGymEnvironment,
         GymHttpEnvironment,
+        GenSelectEnvironment,
         *FAMILIES,
     )
 }

@@ -1,0 +1,61 @@
+"""The environment "genselect": which of several numbered solutions is right.
+
+    {"environment": "genselect", "question": "…Solution 0:\\n…",
+     "metadata": {"right": [1, 3], "candidates": 4}}
+
+The last `Judgment: [i]` of the answer counts, as in NVIDIA's GenSelect; solutions are numbered from
+0. `posttrain synthesize` with `kind: genselect` makes such prompts from graded samples.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, cast
+
+from posttrain.records import NOT_IN_FORMAT, Score
+from posttrain.rollouts import Completion, Prompt, metadata_of
+from reward.environments.base import RLVREnvironment, Script, says
+
+_JUDGMENT = re.compile(r"Judgment:[ \t]*\[?[ \t]*(\d{1,3})[ \t]*\]?", re.IGNORECASE)
+
+
+def judgment_of(answer: str) -> int | None:
+    """The solution that an answer names last; None where it names none."""
+    judgments = _JUDGMENT.findall(answer)
+    return int(judgments[-1]) if judgments else None
+
+
+class GenSelectEnvironment(RLVREnvironment):
+    name = "genselect"
+
+    def malformed(self, prompt: Prompt) -> str | None:
+        metadata = metadata_of(prompt)
+        right: Any = metadata["right"]
+        candidates: Any = metadata["candidates"]
+        if not isinstance(candidates, int) or candidates < 2:
+            return "candidates: the number of solutions, at least 2"
+        if not isinstance(right, list) or not right:
+            return "right: numbers of the right solutions"
+        known = set(range(candidates))
+        numbers = set(cast(list[Any], right))
+        if not numbers <= known:
+            return f"right: {right} of solutions 0 to {candidates - 1}"
+        if numbers == known:
+            return "right: every solution is right, there is nothing to choose"
+        return None
+
+    def gold(self, prompt: Prompt) -> Script:
+        return says(f"Judgment: [{metadata_of(prompt)['right'][0]}]")
+
+    def wrong(self, prompt: Prompt) -> list[Script]:
+        metadata = metadata_of(prompt)
+        wrong = next(k for k in range(metadata["candidates"]) if k not in metadata["right"])
+        return [says(f"Judgment: [{wrong}]"), says("Every solution is right.")]
+
+    def check(self, prompt: Prompt, completion: Completion) -> Score:
+        judgment = judgment_of(completion.answer)
+        if judgment is None:
+            return Score(0.0, None, f"{NOT_IN_FORMAT}: no Judgment: [i] in the answer")
+        is_right = judgment in metadata_of(prompt)["right"]
+        explanation = "a right solution" if is_right else "a wrong solution"
+        return Score(float(is_right), str(judgment), explanation)

@@ -1,0 +1,154 @@
+"""GenSelect: prompts hold right and wrong solutions in a drawn order, and traces name a right one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from data_builders.synthesis.genselect import selection_prompts
+from data_builders.synthesis.steps import Discard
+from posttrain.config.synthesize import GenSelect
+from posttrain.records import Message, Score
+from posttrain.rollouts import Completion, ParsedCompletion, Prompt, Step
+from posttrain.sampling.sampler import Request
+from reward.environments.base import replay, says, unusable
+from reward.environments.genselect import GenSelectEnvironment, judgment_of
+from tests.data_builders.synthesis.small_synthesis import made, recipe_of, server
+from tests.sampling.scripted import END, Scripted
+
+QUESTION = Prompt("q", "q", "plain", (Message("user", "6*7?"),), gold="42")
+TEMPLATE = "{{question}}\n\n{{solutions}}"
+
+
+def answer(index: int, text: str, *, finish: str = "stop") -> Completion:
+    parsed = ParsedCompletion(None, text, (), (), finished=finish == "stop")
+    step = Step(text, parsed, "stop" if finish == "stop" else "length", 0, 1, 1)
+    return Completion("q", index, (step,), finish)  # pyright: ignore[reportArgumentType]
+
+
+def graded(*values: float | None, finish: str = "stop"):
+    return QUESTION, tuple(
+        (answer(k, f"solution {k}: {value}", finish=finish), Score(value, None, ""))
+        for k, value in enumerate(values)
+    )
+
+
+def config(**values) -> GenSelect:
+    return GenSelect(kind="genselect", samples="samples", **values)
+
+
+def prompts_of(case, seed=0, **values) -> list[Prompt]:
+    prompts = selection_prompts(case, config(**values), template=TEMPLATE, seed=seed)
+    assert not isinstance(prompts, Discard), prompts
+    return prompts
+
+
+def test_every_prompt_has_a_right_and_a_wrong_solution_and_says_which():
+    one_right = graded(*[0.0] * 11, 1.0)
+    for seed in range(40):
+        for prompt in prompts_of(one_right, seed, candidates=4, instances=3):
+            text, metadata = prompt.messages[0].content, json.loads(prompt.metadata)
+            shown = re.findall(r"Solution (\d+):\nsolution \d+: (\S+)", text)
+            assert [int(number) for number, _ in shown] == list(range(4))
+            assert [int(n) for n, value in shown if value == "1.0"] == metadata["right"]
+            assert 0 < len(metadata["right"]) < metadata["candidates"] == 4
+
+
+def test_the_right_solution_stands_in_every_place_alike():
+    case = graded(*[0.0] * 11, 1.0)
+    places = Counter(
+        json.loads(prompt.metadata)["right"][0]
+        for seed in range(400)
+        for prompt in prompts_of(case, seed, candidates=4)
+    )
+    # 400 draws of 4 places: 100 each, standard deviation 8.7
+    assert {*places} == {0, 1, 2, 3}
+    assert all(60 < count < 140 for count in places.values()), places
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        (graded(1.0, 1.0, 1.0, 1.0), "all_right"),
+        (graded(0.0, 0.0, 0.0, 0.0), "all_wrong"),
+        (graded(1.0, 0.0, 1.0), "too_few_solutions"),
+        (graded(1.0, 0.0, None, None), "too_few_solutions"),
+        (graded(1.0, 0.0, 1.0, 0.0, finish="length"), "too_few_solutions"),
+    ],
+)
+def test_what_leaves_nothing_to_choose_is_dropped(case, reason: str):
+    made_prompts = selection_prompts(case, config(), template=TEMPLATE, seed=0)
+    assert isinstance(made_prompts, Discard)
+    assert made_prompts.reason == reason
+
+
+def test_candidates_above_the_limit_of_length_are_dropped():
+    dropped = selection_prompts(
+        graded(1.0, 0.0, 1.0, 0.0), config(longest=20), template=TEMPLATE, seed=0
+    )
+    assert isinstance(dropped, Discard)
+    assert dropped.reason == "too_long"
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("Judgment: [2]", 2),
+        ("First Judgment: [0], but then\nJudgment: [3]", 3),
+        ("judgment: 1", 1),
+        ("**Judgment:** none", None),
+        ("Solution 2 is right", None),
+        ("", None),
+    ],
+)
+def test_the_last_judgment_counts(text: str, number: int | None):
+    assert judgment_of(text) == number
+
+
+def test_the_environment_accepts_its_gold_and_refuses_what_is_wrong():
+    environment = GenSelectEnvironment()
+    [prompt] = prompts_of(graded(1.0, 0.0, 1.0, 0.0))
+    assert asyncio.run(unusable(environment, prompt)) is None
+    for text in ("Judgment: [9]", "Judgment: [-1]", "all of them", "Judgment: [0] or [1]x" * 0):
+        completion = asyncio.run(replay(environment, prompt, says(text)))
+        assert asyncio.run(environment.verify(prompt, completion)).value == 0.0, text
+
+
+def test_traces_that_name_a_right_solution_become_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from data_builders.synthesis import build as stage
+    from posttrain.runs import Parent
+
+    parent = Parent("samples", "0" * 64, "samples")
+    monkeypatch.setattr(stage, "read_artifact", lambda *_, **__: None)
+    monkeypatch.setattr(stage, "parent_of", lambda *_, **__: parent)
+    groups = []
+    for number in range(20):
+        _, completions = graded(*[float(k == number % 5) for k in range(5)])
+        prompt = Prompt(f"q{number}", f"q{number}", "plain", (Message("user", f"{number}?"),))
+        groups.append((prompt, [(completion, score, None) for completion, score in completions]))
+    monkeypatch.setattr(stage, "grade_samples", lambda *_, **__: iter(groups))
+
+    def select(request: Request, rng: random.Random) -> str:
+        shown = re.findall(r"Solution (\d+):\nsolution \d+: (\S+)", request.messages[0].content)
+        right = next(number for number, value in shown if value == "1.0")
+        choice = rng.choice([f"Judgment: [{right}]", "Judgment: [7]", "I cannot say."])
+        return f"Compared.\n{choice}{END}"
+
+    make = {"kind": "genselect", "samples": "samples", "candidates": 5}
+    recipe = recipe_of(tmp_path / "out", make, {"generator": server("sft")})
+    rows, manifest = made(recipe, {"sft": Scripted(select)}, monkeypatch)
+    assert manifest.counts.rows_in == 20
+    assert {*manifest.counts.dropped} == {"wrong_judgment", "no_judgment"}
+    for row in rows:
+        assert judgment_of(row["messages"][-1]["content"]) in row["metadata"]["right"]
+    assert sum(manifest.stats["figures"]["position of the judgment"].values()) == len(rows)
+    prompts = (tmp_path / "out/prompts.jsonl").read_text("utf-8").splitlines()
+    assert len(prompts) == 20

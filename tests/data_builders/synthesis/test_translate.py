@@ -1,0 +1,158 @@
+"""Translation: planted changes of numbers, code and refusals are found; honest lines are kept."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from data_builders.synthesis.translate import broken_line, lines_to_translate, with_lines
+from posttrain.records import Message
+from posttrain.sampling.sampler import Request
+from tests.data_builders.synthesis.small_synthesis import made, recipe_of, server, write_rows
+from tests.sampling.scripted import END, Scripted
+
+HONEST = [
+    ("Add 54 and 14.", "Addiere 54 und 14."),
+    ("The price is 1,234.50 dollars.", "Der Preis beträgt 1.234,50 Dollar."),
+    ("It rose to 12 000 people.", "Sie stieg auf 12.000 Menschen."),
+    ("Run `git status` first.", "Führe zuerst `git status` aus."),
+    ("See https://example.org/a?b=1 for more.", "Mehr dazu: https://example.org/a?b=1."),
+    ("<answer>yes</answer> is the form.", "Die Form ist <answer>ja</answer>."),
+    ("So the answer is \\boxed{42}.", "Die Antwort lautet also \\boxed{42}."),
+    ("Since $x^2 = 4$, we take 2.", "Da $x^2 = 4$, nehmen wir 2."),
+    ("I am sorry that you are late.", "Es tut mir leid, dass du zu spät bist."),
+    ("- first, 3 apples", "- erstens, 3 Äpfel"),
+]
+PLANTED = [
+    ("Add 54 and 14.", "Addiere 54 und 41.", "numbers_changed"),
+    ("Add 54 and 14.", "Addiere 54.", "numbers_changed"),
+    ("Three plus one is four.", "Drei plus eins ist 4.", "numbers_changed"),
+    ("Run `git status` first.", "Führe zuerst `git Status` aus.", "protected_changed"),
+    ("Run `git status` first.", "Führe zuerst git status aus.", "protected_changed"),
+    ("See https://example.org/a.", "Siehe https://beispiel.org/a.", "protected_changed"),
+    ("<answer>yes</answer>", "<Antwort>ja</Antwort>", "protected_changed"),
+    ("It is \\boxed{42}.", "Es ist \\boxed{24}.", "protected_changed"),
+    ("Since $x^2 = 4$ holds", "Da $x^2 = 5$ gilt", "protected_changed"),
+    ("Add them.", "I'm sorry, but I cannot translate this line.", "refusal"),
+    ("Add them.", "I can't help with that.", "refusal"),
+    ("Add them.", "Here is the translation: Addiere sie.", "refusal"),
+    ("Add them.", "Addiere sie.\nDas ist leicht.", "line_count"),
+]
+
+
+@pytest.mark.parametrize(("line", "translation"), HONEST)
+def test_honest_translations_pass(line: str, translation: str):
+    assert broken_line(line, translation) is None
+
+
+@pytest.mark.parametrize(("line", "translation", "reason"), PLANTED)
+def test_planted_changes_are_found(line: str, translation: str, reason: str):
+    problem = broken_line(line, translation)
+    assert problem is not None
+    assert problem.reason == reason
+
+
+def test_code_calls_and_tool_results_are_no_lines_to_translate():
+    text = "Look:\n```python\nprint('hello there')\n```\n    done here\n\n`x = 1`\n12 + 3 = 15"
+    messages = [
+        Message("user", text),
+        Message("tool", "found nothing"),
+        Message("assistant", "Fine.", reasoning="First step\nthen 2"),
+    ]
+    lines = list(lines_to_translate(messages))
+    assert [line.text for line in lines] == [
+        "Look:",
+        "done here",
+        "First step",
+        "then 2",
+        "Fine.",
+    ]
+    marked = with_lines(messages, lines, [f"<{line.text}>" for line in lines])
+    assert marked[0].content == text.replace("Look:", "<Look:>").replace("done here", "<done here>")
+    assert marked[1] == messages[1]
+    assert marked[2].reasoning == "<First step>\n<then 2>"
+
+
+DICTIONARY = {
+    "What does the market sell on a Sunday morning when everybody is still asleep?": (
+        "Was verkauft der Markt an einem Sonntagmorgen, wenn alle noch schlafen?"
+    ),
+    "It sells bread, cheese and 12 kinds of apples from the valley behind the town.": (
+        "Er verkauft Brot, Käse und 12 Sorten Äpfel aus dem Tal hinter der Stadt."
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda text: text, None),
+        (lambda text: text.replace("12", "13"), "numbers_changed"),
+        (lambda text: "", "empty_answer"),
+    ],
+)
+def test_a_row_is_kept_whole_or_dropped_with_the_reason(
+    change, reason, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    question, reply = DICTIONARY
+    row = {
+        "messages": [
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": f"{reply}\n```\ncode stays\n```"},
+        ]
+    }
+    other = {
+        "messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}]
+    }
+    path = write_rows(tmp_path / "rows.jsonl", [row, row, other])
+
+    def translator(request: Request, _: random.Random) -> str:
+        line = request.messages[0].content.rstrip().splitlines()[-1]
+        return change(DICTIONARY.get(line, "Grüß Gott")) + END
+
+    make = {
+        "kind": "translate",
+        "sources": [{"name": "rows", "path": str(path), "license": "MIT"}],
+        "language": "de",
+        "language_name": "German",
+    }
+    recipe = recipe_of(tmp_path / "out", make, {"translator": server("mt")})
+    if reason == "empty_answer":
+        from posttrain.errors import DataError
+
+        with pytest.raises(DataError, match="empty_answer 2"):
+            made(recipe, {"mt": Scripted(translator)}, monkeypatch)
+        return
+    rows, manifest = made(recipe, {"mt": Scripted(translator)}, monkeypatch)
+    assert manifest.counts.dropped == {"duplicate": 1} | ({} if reason is None else {reason: 1})
+    if reason is None:
+        answer = rows[0]["messages"][1]["content"]
+        assert answer == f"{DICTIONARY[reply]}\n```\ncode stays\n```"
+        assert rows[0]["metadata"]["language"] == "de"
+
+
+def test_an_answer_in_another_language_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    question, reply = DICTIONARY
+    content = [{"role": "user", "content": question}, {"role": "assistant", "content": reply}]
+    german = [{"role": "user", "content": f"{question} Or not?"}, content[1]]
+    path = write_rows(tmp_path / "rows.jsonl", [{"messages": content}, {"messages": german}])
+
+    def translator(request: Request, _: random.Random) -> str:
+        line = request.messages[0].content.rstrip().splitlines()[-1]
+        known = DICTIONARY.get(line)
+        # a sentence that is not in the dictionary comes back in Spanish
+        return (known or "¿Qué vende el mercado los domingos por la mañana temprano, o no?") + END
+
+    make = {
+        "kind": "translate",
+        "sources": [{"name": "rows", "path": str(path), "license": "MIT"}],
+        "language": "de",
+        "language_name": "German",
+        "letters": 20,
+    }
+    recipe = recipe_of(tmp_path / "out", make, {"translator": server("mt")})
+    rows, manifest = made(recipe, {"mt": Scripted(translator)}, monkeypatch)
+    assert len(rows) >= 1
+    assert manifest.counts.kept + manifest.counts.dropped.get("other_language", 0) == 2
