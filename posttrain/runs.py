@@ -311,6 +311,7 @@ _MADE_BY = {
     "genrm_data": "build_genrm",
     "samples": "sample",
     "pass_rates": "profile_prompts",
+    "synthetic_rows": "synthesize",
     "checkpoint": "a training stage",
     "evaluation": "eval",
 }

@@ -26,8 +26,8 @@ def main(argv: list[str] | None = None) -> None:
     from data_builders.prompts.build import refuse_changes
     from data_builders.synthesis import build as synthesis
     from posttrain.hashing import digest_of
+    from posttrain.pages.write import run_stage
     from posttrain.report.console import open_console
-    from posttrain.report.write import run_stage
     from posttrain.tokens.renderer import message_text
 
     console = open_console()

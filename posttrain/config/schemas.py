@@ -15,7 +15,6 @@ from posttrain.config.sft import SftConfig
 from posttrain.config.synthesize import SynthesizeConfig
 
 SCHEMAS: dict[str, type[BaseModel]] = {
-    "synthesize": SynthesizeConfig,
     "build_sft": BuildSftConfig,
     "sft": SftConfig,
     "sample": SampleConfig,
@@ -30,4 +29,5 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "eval_genrm": EvalGenRmConfig,
     "win_rate": WinRateConfig,
     "audit": AuditConfig,
+    "synthesize": SynthesizeConfig,
 }

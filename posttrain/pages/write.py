@@ -23,6 +23,7 @@ from posttrain.pages import (
     samples,
     sft_data,
     supervision,
+    synthesis,
     training,
 )
 from posttrain.pages.artifact import counts, kept_tile, parent_links, provenance
@@ -59,6 +60,7 @@ PAGES: dict[str, tuple[Callable[[Node], Sections], Callable[[Node], list[Tile]]]
     "pass_rates": (rlvr.profile_sections, rlvr.profile_tiles),
     "samples": (samples.sections, samples.tiles),
     "sft_data": (sft_data.sections, sft_data.tiles),
+    "synthetic_rows": (synthesis.sections, synthesis.tiles),
     "win_rate": (judging.win_rate_sections, effects.win_rate_tiles),
 }
 
