@@ -79,6 +79,8 @@ def test_defaults_are_the_papers(small, policy, tmp_path):
     assert (args.learning_rate, args.max_steps, recipe.batch) == (3e-6, 50, 128)
     assert (args.beta, args.loss_type, args.loss_weights) == (0.05, ["sigmoid", "sft"], [1.0, 0.2])
     assert args.per_device_train_batch_size * args.gradient_accumulation_steps * 2 == 128
+    # ours: a run of fifty steps has one resume checkpoint, and a row for every step
+    assert (args.save_strategy, args.save_steps, args.logging_steps) == ("steps", 25, 1)
 
 
 def test_more_steps_than_pairs_say_what_would_do(recipe):

@@ -11,7 +11,10 @@ from posttrain.training.rl.batch import ScoredGroup, with_advantages
 from posttrain.training.rl.metrics import (
     batch_metrics,
     check_health,
+    domain_stats,
+    domain_table,
     group_stats,
+    run_stats,
     step_line,
     verifier_seconds,
     why_untrained,
@@ -131,3 +134,31 @@ def test_a_run_without_a_trained_token_names_what_kept_rollouts_out():
     assert "truncated" not in why_untrained(rows, overlong="train").partition(":")[0]
     assert "25% of the rollouts were unscored" in why_untrained(rows, overlong="train")
     assert why_untrained([{"unscored": 0.0}], overlong="mask") == ""
+
+
+def test_the_card_shows_each_domain_from_the_first_batches_to_the_last():
+    rows = [
+        {"domain/math/reward": 0.25, "domain/math/truncated": 0.5, "domain/code/reward": 1.0},
+        {"domain/math/reward": 0.75, "domain/math/truncated": 0.0},
+    ]
+    stats = domain_stats(rows, averaged=1)
+    assert stats["math"]["first"] == {"reward": 0.25, "truncated": 0.5}
+    assert stats["math"]["last"] == {"reward": 0.75, "truncated": 0.0}
+    empty, head, _, code, math = domain_table(stats)
+    assert empty == ""
+    columns = [cell.strip() for cell in head.strip("|").split("|")]
+    assert columns == ["domain", "reward", "pass rate", "truncated", "unscored", "loss share"]
+    # a domain that is missing at one end has no change to show
+    assert code == "| code | – | – | – | – | – |"
+    assert math == "| math | 0.250 → 0.750 | – | 0.500 → 0.000 | – | – |"
+
+
+def test_a_runs_figures_are_means_of_its_ends_that_do_not_overlap_and_sums_of_its_counts():
+    rows = [{"reward": float(k), "count/judge_calls": 2.0} for k in range(12)]
+    stats = run_stats(rows)
+    assert stats["averaged"] == 5
+    assert (stats["first"]["reward"], stats["last"]["reward"]) == (2.0, 9.0)
+    assert stats["counts"] == {"judge_calls": 24.0}
+    short = run_stats(rows[:3])
+    assert short["averaged"] == 1
+    assert (short["first"]["reward"], short["last"]["reward"]) == (0.0, 2.0)
