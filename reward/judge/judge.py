@@ -1,8 +1,8 @@
-"""A judge over samplers: comparisons in, judgements out, everything in flight at once.
+"""Judge of comparisons over one or several samplers.
 
-A server gets every request at once, within its client's bound; a model in this process gets them
-in fixed chunks, so that a killed run goes on with the same ones. The order of the comparisons, and
-what else is judged, changes no request: its seeds come from its content.
+A server gets all requests concurrently, within its client's bound; a model in this process gets
+them in fixed chunks, so that an interrupted run resumes with the same chunks. A request's seeds
+come from its content alone: neither the order of the comparisons nor other comparisons matter.
 """
 
 from __future__ import annotations
@@ -37,43 +37,51 @@ from reward.judge.votes import (
 
 @dataclass(frozen=True, slots=True)
 class JudgeSampler:
-    """One model that judges, prompted in a layout of `LAYOUTS`.
+    """A judge model, prompted in a layout of `LAYOUTS`.
 
     Attributes:
-        at_once: requests under way with a server; None: all, within its client's bound.
+        concurrency: most requests in flight to a server; None for all, within its client's bound.
         tokens: special tokens of its tokenizer; () where a server hides them.
     """
 
     sampler: Sampler
     layout: str
     thinking: bool = True
-    at_once: int | None = None
+    concurrency: int | None = None
     tokens: tuple[str, ...] = ()
 
 
 def judge_sampler(
     model: JudgeModel, sampler: Sampler, *, template: str | None, tokens: tuple[str, ...] = ()
 ) -> JudgeSampler:
-    """A recipe's model as a judge; `template` is None and `tokens` () where a server hides them.
-    Raises ConfigError: as `layout_for`; or the checkpoint was trained in another layout."""
-    layout, trained = layout_for(model.layout, template), None
+    """Prepare a recipe's model as a judge.
+
+    Args:
+        template: source of its chat template; None where a server hides it.
+        tokens: special tokens of its tokenizer; () where a server hides them.
+
+    Raises:
+        ConfigError: no layout fits (see `layout_for`), or the checkpoint was trained in another.
+    """
+    layout = layout_for(model.layout, template)
+    trained_layout: str | None = None
     if model.checkpoint is not None and (Path(model.checkpoint) / MANIFEST).is_file():
-        trained = read_artifact(model.checkpoint, verify=False).stats.get("layout")
-    if trained not in (None, layout):
+        trained_layout = read_artifact(model.checkpoint, verify=False).stats.get("layout")
+    if trained_layout not in (None, layout):
         raise ConfigError(
-            f"the judge {model.checkpoint} was trained to be asked in the layout {trained}, and is "
-            f"asked in {layout}: set its layout to {trained}"
+            f"the judge {model.checkpoint} was trained to be asked in the layout {trained_layout}, "
+            f"and is asked in {layout}: set its layout to {trained_layout}"
         )
-    at_once = model.backend.concurrency if isinstance(model.backend, Server) else None
-    return JudgeSampler(sampler, layout, model.thinking, at_once, tokens)
+    concurrency = model.backend.concurrency if isinstance(model.backend, Server) else None
+    return JudgeSampler(sampler, layout, model.thinking, concurrency, tokens)
 
 
 class GenRmJudge:
-    """Judges comparisons; used from one event loop.
+    """Generative reward model that judges comparisons. Use it from one event loop.
 
     Args:
-        models: each gives every comparison a vote.
-        cache: where votes are kept; None keeps them only within one call of `judge`.
+        models: judge models, each of which gives every comparison a vote.
+        cache: votes on disk; without it they are kept only within one call of `judge`.
         on_progress: called with the number of votes since its last call.
     """
 
@@ -87,11 +95,14 @@ class GenRmJudge:
     ) -> None:
         assert models, "nobody judges"
         self.ledger = JudgeCosts()
-        self._models, self._config, self._cache = tuple(models), config, cache
+        self._models = tuple(models)
+        self._config = config
+        self._cache = cache
         self._on_progress = on_progress
 
     @property
     def identity(self) -> Mapping[str, Any]:
+        """Everything that decides a judgement beside the comparison and the seed."""
         return {
             "models": [
                 {"model": dict(m.sampler.identity), "layout": m.layout, "thinking": m.thinking}
@@ -104,101 +115,110 @@ class GenRmJudge:
         }
 
     def keep_failures(self) -> None:
-        """What failed so far stays so on a resume."""
+        """Keep the failures so far on disk, so that a resumed run repeats them."""
         if self._cache is not None:
             self._cache.keep_failures()
 
     async def judge(self, comparisons: Sequence[Comparison], *, seed: int) -> list[Judgement]:
-        """One judgement a comparison, in order; equal prompts share their votes. Raises
-        ConfigError: a model that cannot answer anything (wrong key, wrong address)."""
-        started = time.monotonic()
-        columns: list[list[Vote]] = [[] for _ in self._models]
+        """Judge comparisons; a judgement of each, in order. Equal prompts share their votes.
 
-        async def fill(number: int) -> None:
-            columns[number] = await self._votes(number, comparisons, seed)
+        Raises ConfigError: a model that cannot answer anything (wrong key, wrong address).
+        """
+        start = time.monotonic()
+        votes_by_model: list[list[Vote]] = [[] for _ in self._models]
 
-        await gather_or_cancel(fill(number) for number in range(len(self._models)))
-        judgements = [averaged(votes) for votes in zip(*columns, strict=True)]
-        self.ledger.add(judgements, seconds=time.monotonic() - started)
+        async def collect_votes(number: int) -> None:
+            votes_by_model[number] = await self._votes_of_model(number, comparisons, seed)
+
+        await gather_or_cancel(collect_votes(number) for number in range(len(self._models)))
+        judgements = [averaged(votes) for votes in zip(*votes_by_model, strict=True)]
+        self.ledger.add(judgements, seconds=time.monotonic() - start)
         return judgements
 
-    async def _votes(self, number: int, comparisons: Sequence[Comparison], seed: int) -> list[Vote]:
-        model, config = self._models[number], self._config
+    async def _votes_of_model(
+        self, number: int, comparisons: Sequence[Comparison], seed: int
+    ) -> list[Vote]:
+        """Votes of one model, in the order of the comparisons."""
+        model = self._models[number]
+        config = self._config
         parameters = config.sampling.parameters()
         settings = RequestSettings(
-            # the layout is in the messages; the same model twice has two opinions
+            # without the layout, which is in the messages; with the number, so that a model which
+            # is listed twice votes twice
             identity={"seat": number, "model": dict(model.sampler.identity)},
             parameters=parameters,
             thinking=model.thinking,
-            # at temperature 0 a model repeats itself
+            # no retries at temperature 0: a model repeats itself
             attempts=1 if parameters.temperature == 0 else config.retries + 1,
             max_characters=config.max_characters,
         )
-        # a prompt is written when its request is taken
-        requests = (self._request(comparison, model, settings) for comparison in comparisons)
+        # a generator: with a server, a prompt is rendered only when its request is sent
+        requests = (self._vote_request(comparison, model, settings) for comparison in comparisons)
         if model.sampler.batched:
-            answered = await self._in_process(model, list(requests), seed)
+            answered = await self._ask_in_process(model, list(requests), seed)
         else:
-            at_once = min(len(comparisons), model.at_once or len(comparisons))
-            answered = await self._from_server(model, requests, seed, at_once)
-        paid: set[str] = set()
+            concurrency = min(len(comparisons), model.concurrency or len(comparisons))
+            answered = await self._ask_server(model, requests, seed, concurrency)
+        counted_keys: set[str] = set()
         votes: list[Vote] = []
         for request in answered:
             assert request.vote is not None, "a request was left open"
-            votes.append(request.vote)
-            if request.key in paid:  # an equal comparison has paid for it
-                costs = {"calls": 0, "prompt_tokens": 0, "completion_tokens": 0}
-                votes[-1] = replace(request.vote, cached=True, **costs)
-            paid.add(request.key)
+            vote = request.vote
+            if request.key in counted_keys:  # the costs are those of the first equal comparison
+                vote = replace(vote, cached=True, calls=0, prompt_tokens=0, completion_tokens=0)
+            votes.append(vote)
+            counted_keys.add(request.key)
         return votes
 
-    async def _from_server(
-        self, model: JudgeSampler, requests: Iterator[VoteRequest], seed: int, at_once: int
+    async def _ask_server(
+        self, model: JudgeSampler, requests: Iterator[VoteRequest], seed: int, concurrency: int
     ) -> list[VoteRequest]:
-        """The requests, answered; each is taken when there is room to send it."""
+        """Answer requests with `concurrency` tasks; a free task takes the next request."""
         answered: dict[int, VoteRequest] = {}
-        distinct: dict[str, VoteRequest] = {}
-        waiting = enumerate(requests)
+        first_by_key: dict[str, VoteRequest] = {}
+        queue = enumerate(requests)
 
         async def work() -> None:
-            for position, request in waiting:
-                answered[position] = distinct.setdefault(request.key, request)
-                if answered[position] is request:  # the first of equal ones waits for the answer
+            for position, request in queue:
+                answered[position] = first_by_key.setdefault(request.key, request)
+                if answered[position] is request:  # equal requests share the first one's answer
                     await self._answer(model, [request], seed)
                 self._on_progress(1)
 
-        await gather_or_cancel(work() for _ in range(at_once))
+        await gather_or_cancel(work() for _ in range(concurrency))
         return [answered[position] for position in sorted(answered)]
 
-    async def _in_process(
+    async def _ask_in_process(
         self, model: JudgeSampler, requests: Sequence[VoteRequest], seed: int
     ) -> list[VoteRequest]:
-        """The requests, answered in chunks that are cut before what is known is left out."""
-        distinct = {request.key: request for request in requests}
-        unique = list(distinct.values())
-        for start in range(0, len(unique), self._config.chunk):
-            chunk = unique[start : start + self._config.chunk]
+        """Answer requests in chunks, which do not depend on what the cache has."""
+        by_key = {request.key: request for request in requests}
+        distinct = list(by_key.values())
+        for start in range(0, len(distinct), self._config.chunk):
+            chunk = distinct[start : start + self._config.chunk]
             await self._answer(model, chunk, seed)
             self._on_progress(len(chunk))
-        self._on_progress(len(requests) - len(unique))
-        return [distinct[request.key] for request in requests]
+        self._on_progress(len(requests) - len(distinct))
+        return [by_key[request.key] for request in requests]
 
     async def _answer(self, model: JudgeSampler, requests: Sequence[VoteRequest], seed: int):
-        """Take the votes that are kept, and call the model until the others have one."""
+        """Take votes from the cache, and call the model until every other request has its vote."""
         for request in requests:
             if self._cache is not None and request.vote is None:
                 request.vote = self._cache.get(request.key, seed=seed)
-        live = missing = [request for request in requests if request.vote is None]
-        while live:
-            generations = await model.sampler.sample([r.next_call(seed) for r in live])
-            for request, generation in zip(live, generations, strict=True):
+        not_cached = [request for request in requests if request.vote is None]
+        open_requests = not_cached
+        while open_requests:
+            calls = [request.next_call(seed) for request in open_requests]
+            generations = await model.sampler.sample(calls)
+            for request, generation in zip(open_requests, generations, strict=True):
                 request.take(generation)
-            live = [request for request in live if request.vote is None]
-        for request in missing:
+            open_requests = [request for request in open_requests if request.vote is None]
+        for request in not_cached:
             if self._cache is not None and request.keeps and request.vote is not None:
                 self._cache.add(request.key, request.vote, seed=seed)
 
-    def _request(
+    def _vote_request(
         self, comparison: Comparison, model: JudgeSampler, settings: RequestSettings
     ) -> VoteRequest:
         messages = judging_messages(
@@ -215,8 +235,11 @@ class GenRmJudge:
 async def open_judges(
     models: Sequence[JudgeModel], stack: contextlib.AsyncExitStack
 ) -> list[JudgeSampler]:
-    """Every model as a judge, until the stack closes; one that is named twice is opened once.
-    Raises ConfigError, DataError: it cannot be loaded or reached, or as `judge_sampler`."""
+    """Open judge models until the stack closes; a model that is listed twice is opened once.
+
+    Raises ConfigError, DataError: a model cannot be loaded or reached, or cannot judge (see
+    `judge_sampler`).
+    """
     from posttrain.sampling.open import opened_sampler
     from posttrain.sampling.render import RenderedSampler
 
@@ -244,12 +267,21 @@ async def judge_all(
     seed: int,
     on_progress: Callable[[int], None],
 ) -> tuple[list[Judgement], dict[str, Any], dict[str, Any]]:
-    """Judgements, all in flight at once, the judge's identity, and the costs. Votes are kept in
-    `folder` if the recipe names no other cache. Raises JudgeError where too many failed."""
+    """Open a recipe's judge and judge comparisons with it.
+
+    Args:
+        folder: where votes are kept if the recipe names no cache.
+
+    Returns:
+        The judgements in order, the judge's identity, and the costs.
+
+    Raises:
+        JudgeError: more comparisons failed than the recipe allows.
+    """
     async with contextlib.AsyncExitStack() as stack:
-        models, shared = await open_judges(config.models, stack), config.cache
-        kept = VerdictCache(Path(shared or folder), any_step=shared is not None)
-        cache = stack.enter_context(kept)
+        models = await open_judges(config.models, stack)
+        cache_folder = Path(config.cache or folder)
+        cache = stack.enter_context(VerdictCache(cache_folder, any_step=config.cache is not None))
         judge = GenRmJudge(models, config, cache=cache, on_progress=on_progress)
         judgements = await judge.judge(comparisons, seed=seed)
         failures = failures_of(judgements)
@@ -259,7 +291,7 @@ async def judge_all(
 
 
 def judge_parents(models: Sequence[JudgeModel], *, out: Path) -> list[Parent]:
-    """The lineage of the judges that are artifacts, each once."""
+    """Parents of a run among its judges: the checkpoints with a manifest, each once."""
     paths = dict.fromkeys(model.checkpoint for model in models if model.checkpoint is not None)
     return [
         parent_of(path, relative_to=out, manifest=read_artifact(path, kind="checkpoint"))

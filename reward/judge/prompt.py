@@ -1,6 +1,8 @@
-"""The judging prompt: a conversation and two final answers, in a layout: `roles` of the released
-GenRM, one user `message` of the same structure, or few tokens (`compact`) for small judges made
-here. Whatever of a conversation or an answer looks like part of the frame is written otherwise.
+"""The judging prompt: a conversation and two final answers in a layout.
+
+Layouts: the `roles` of the released GenRM, one user `message` of the same structure, or few tokens
+(`compact`) for small judges trained here. Text of a conversation or an answer that looks like a
+delimiter of the layout is quoted.
 """
 
 from __future__ import annotations
@@ -17,15 +19,18 @@ from posttrain.rollouts import Completion
 from reward.judge.quoting import look_alikes, quoted
 from reward.judge.verdict import Verdict
 
-EMPTY = "(no answer)"  # in the place of an answer that is not there; NVIDIA's code writes "None"
+EMPTY = "(no answer)"  # stands for a blank answer; NVIDIA's code writes "None"
 AUTO = "auto"
 
 
 class PromptLayout(NamedTuple):
-    """One way to ask: `write(history, answer_1, answer_2, principle)`, all of it quoted already."""
+    """A way to write the prompt, and the regex of where its delimiters begin (see `look_alikes`).
+
+    `write` takes the history, both answers and the principle, all of them quoted.
+    """
 
     write: Callable[[Sequence[Message], str, str, str | None], tuple[Message, ...]]
-    frame: str  # a regex of where its delimiters begin, for `look_alikes`
+    frame: str
 
 
 def judging_messages(
@@ -37,24 +42,27 @@ def judging_messages(
     principle: str | None = None,
     tokens: tuple[str, ...] = (),
 ) -> tuple[Message, ...]:
-    """The messages that ask for a verdict.
+    """Write the prompt that asks for a verdict.
 
     Args:
-        history: the conversation up to what the answers answer; its reasoning is left out.
+        history: the conversation before the answers; its reasoning is left out.
         answer_1, answer_2: final answers, without reasoning; a blank one is marked as missing.
         layout: a name of `LAYOUTS`.
-        principle: what to judge by; None: the layout's own words, or none.
+        principle: criterion to judge by; None for the layout's default.
         tokens: special tokens of the judge's tokenizer, where it is known.
     """
-    form = LAYOUTS[layout]
-    quote = functools.partial(quoted, frame=look_alikes(form.frame, tokens=tokens))
-    turns = [_turn(message, quote) for message in history]
-    first, second = (quote(a) if a.strip() else EMPTY for a in (answer_1, answer_2))
-    return form.write(turns, first, second, None if principle is None else quote(principle))
+    prompt_layout = LAYOUTS[layout]
+    quote = functools.partial(quoted, frame=look_alikes(prompt_layout.frame, tokens=tokens))
+    turns = [_shown_turn(message, quote) for message in history]
+    shown_1 = quote(answer_1) if answer_1.strip() else EMPTY
+    shown_2 = quote(answer_2) if answer_2.strip() else EMPTY
+    return prompt_layout.write(
+        turns, shown_1, shown_2, None if principle is None else quote(principle)
+    )
 
 
 def layout_for(wanted: str, template: str | None) -> str:
-    """The layout of a recipe.
+    """Resolve the layout of a recipe.
 
     Args:
         wanted: a name of `LAYOUTS`, or `auto`: `roles` where the template knows them, else
@@ -67,8 +75,8 @@ def layout_for(wanted: str, template: str | None) -> str:
     """
     if wanted not in (AUTO, *LAYOUTS):
         raise ConfigError(f"layout {wanted!r} is none of {AUTO}, {', '.join(LAYOUTS)}")
-    knows = template is not None and all(role in template for role in ("response_1", "response_2"))
-    if wanted == "roles" and template is not None and not knows:
+    knows_roles = template is not None and "response_1" in template and "response_2" in template
+    if wanted == "roles" and template is not None and not knows_roles:
         raise ConfigError(
             "layout roles: the judge's chat template does not know the roles response_1 and "
             "response_2 and may leave the answers out; set layout to message"
@@ -80,28 +88,28 @@ def layout_for(wanted: str, template: str | None) -> str:
             "layout: a chat endpoint hides its template; say `roles` for a judge that knows "
             "response_1 and response_2 (the released GenRM), `message` for any other"
         )
-    return "roles" if knows else "message"
+    return "roles" if knows_roles else "message"
 
 
 def shown_answer(completion: Completion) -> str:
-    """What a judge is shown of a completion: its final answer, and calls that it ended with."""
-    return _spoken(completion.steps[-1].parsed.message()) if completion.steps else ""
+    """The text of a completion that a judge sees: its final answer, and the calls that end it."""
+    return _text_and_calls(completion.steps[-1].parsed.message()) if completion.steps else ""
 
 
 def verdict_text(verdict: Verdict) -> str:
-    """The verdict as a judge should write it; `parse_verdict` reads it back."""
+    """The verdict in the form that a judge should write and `parse_verdict` reads."""
     fields = {name: getattr(verdict, name) for name in ("score_1", "score_2", "ranking")}
     return json_text({k: int(v) if float(v).is_integer() else v for k, v in fields.items()})
 
 
-def _turn(message: Message, quote: Callable[[str], str]) -> Message:
-    """A turn of the history as it may be shown: no reasoning, calls as text, all of it quoted."""
+def _shown_turn(message: Message, quote: Callable[[str], str]) -> Message:
+    """A turn of the history for the prompt: without reasoning, calls as text, quoted."""
     if message.role == "assistant":
         message = replace(message, content=split_think(message.content).content)
-    return Message(message.role, quote(_spoken(message)))
+    return Message(message.role, quote(_text_and_calls(message)))
 
 
-def _spoken(message: Message) -> str:
+def _text_and_calls(message: Message) -> str:
     calls = (json_text({"call": c.name, "arguments": c.arguments}) for c in message.tool_calls)
     return "\n".join(part for part in (message.content, *calls) if part.strip())
 
@@ -109,8 +117,10 @@ def _spoken(message: Message) -> str:
 def _roles(
     history: Sequence[Message], answer_1: str, answer_2: str, principle: str | None
 ) -> tuple[Message, ...]:
-    given = () if principle is None else (Message("principle", principle),)
-    return (*history, *given, Message("response_1", answer_1), Message("response_2", answer_2))
+    answers = (Message("response_1", answer_1), Message("response_2", answer_2))
+    if principle is None:
+        return (*history, *answers)
+    return (*history, Message("principle", principle), *answers)
 
 
 _LABELS = {role: role.title() for role in ("system", "user", "assistant", "tool")}
@@ -178,17 +188,14 @@ _MARKS: Mapping[str, str] = {"system": "[S]", "user": "[U]", "assistant": "[A]",
 def _compact(
     history: Sequence[Message], answer_1: str, answer_2: str, principle: str | None
 ) -> tuple[Message, ...]:
-    lines = [
-        *(_MARKS[m.role] + m.content for m in history),
-        *(() if principle is None else (f"[P]{principle}",)),
-        f"[A1]{answer_1}[/A1]",
-        f"[A2]{answer_2}[/A2]",
-        "[verdict]",
-    ]
+    lines = [_MARKS[message.role] + message.content for message in history]
+    if principle is not None:
+        lines.append(f"[P]{principle}")
+    lines += [f"[A1]{answer_1}[/A1]", f"[A2]{answer_2}[/A2]", "[verdict]"]
     return (Message("user", "\n".join(lines)),)
 
 
-# also where unseen characters, other spacing or none stand between the words; the bound keeps the
+# between the words of a delimiter: any spacing, unseen characters, or nothing; the bound keeps the
 # work linear
 _GAP = r"[\W_]{0,64}+"
 _RELEASED = "|".join(

@@ -1,4 +1,4 @@
-"""The verdict of a generative reward model on two answers, and what one in training earns for it.
+"""The verdict of a generative reward model on two answers, and the reward of one in training.
 
     parse_verdict('Both add up. {"score_1": 4, "score_2": 2.5, "ranking": 2}') → Verdict(4, 2.5, 2)
     training_reward(Verdict(4, 2, 2), Gold(5, 2, 1)) == -2.0
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any, cast
 
 from posttrain.errors import DataError
@@ -19,23 +19,27 @@ from posttrain.group_rewards import Failure, Group, GroupRewards
 from posttrain.jsontext import load_json
 from posttrain.rollouts import Completion, Prompt
 
-LOWEST_SCORE, HIGHEST_SCORE = 1.0, 5.0
-LOWEST_RANKING, HIGHEST_RANKING = 1.0, 6.0
+LOWEST_SCORE = 1.0
+HIGHEST_SCORE = 5.0
+LOWEST_RANKING = 1.0
+HIGHEST_RANKING = 6.0
 MIDDLE_RANKING = (LOWEST_RANKING + HIGHEST_RANKING) / 2
-_SCORES, _RANKINGS = (LOWEST_SCORE, HIGHEST_SCORE), (LOWEST_RANKING, HIGHEST_RANKING)
-BOUNDS = {"score_1": _SCORES, "score_2": _SCORES, "ranking": _RANKINGS}
-FORMAT_WEIGHT, RANKING_WEIGHT = 10.0, 1.0  # C1 and C2 of the paper's equation 1
+BOUNDS = {
+    "score_1": (LOWEST_SCORE, HIGHEST_SCORE),
+    "score_2": (LOWEST_SCORE, HIGHEST_SCORE),
+    "ranking": (LOWEST_RANKING, HIGHEST_RANKING),
+}
+FORMAT_WEIGHT = 10.0  # C1 of the paper's equation 1
+RANKING_WEIGHT = 1.0  # C2
 _FENCE = re.compile(r"^[ \t]*```json[ \t]*$", re.MULTILINE | re.IGNORECASE)
 # a brace, or a whole string; the group holds the closing quote, "" where the text ends before it
 _TOKEN = re.compile(r'[{}]|"(?:[^"\\]++|\\.)*+("?)', re.DOTALL)
-
-
 _FLAT_OBJECT = re.compile(r'\{(?:[^{}"]++|"(?:[^"\\]++|\\.)*+")*+\}', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a judge says of answer 1 and answer 2: scores in [1, 5], ranking in [1, 6]."""
+    """A judge's scores of answer 1 and answer 2, in [1, 5], and its ranking, in [1, 6]."""
 
     score_1: float
     score_2: float
@@ -44,47 +48,47 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Gold:
-    """The verdict that a judge should give. Pairs that are only ranked (safety) have no scores."""
+    """The right verdict on a pair. Pairs that are only ranked (safety) have no scores."""
 
     score_1: float | None
     score_2: float | None
     ranking: float
 
     def swapped(self) -> Gold:
-        """The same opinion had the answers come in the other order."""
+        """The right verdict for the two answers in the other order."""
         return Gold(self.score_2, self.score_1, 2 * MIDDLE_RANKING - self.ranking)
 
 
 def parse_verdict(text: str) -> Verdict | None:
-    """The verdict of a judge's final answer; None where it does not say one exactly.
+    """Parse the verdict of a judge's final answer; None where it does not state exactly one.
 
     Only the *last* top-level JSON object counts, bare or in a ```json fence, with or without prose
-    around it. An object that begins after it and never ends, a stray brace after it, an object
-    within a list or another object: all are None. `score_1`, `score_2` and `ranking` must be there,
-    as numbers (no booleans, no strings) in their ranges; other keys are not looked at; a key that
-    appears twice, NaN and infinities make the object unreadable. Where an earlier object is another
-    verdict, nobody can tell the judge's own from one that it quotes from an answer: None as well.
+    around it. An object that begins after it and never ends, a stray brace after it, and an object
+    inside a list or another object give None. `score_1`, `score_2` and `ranking` must be numbers
+    (no booleans, no strings) in their ranges; other keys are ignored; a repeated key, NaN and
+    infinities make the object unreadable. If an earlier object is another verdict, the judge's own
+    cannot be told from one that it quotes from an answer: None as well.
 
     Args:
-        text: without the judge's reasoning; of any length (the work is linear in it).
+        text: answer without the judge's reasoning, of any length (the work is linear in it).
     """
     fields = last_object(text)
-    verdict = None if fields is None else _verdict(fields)
+    verdict = None if fields is None else _verdict_from(fields)
     if verdict is None or text.count('"ranking"') < 2:
         return verdict
-    return verdict if all(other == verdict for other in _verdicts(text)) else None
+    return verdict if all(other == verdict for other in _all_verdicts(text)) else None
 
 
-def _verdict(fields: Mapping[str, Any]) -> Verdict | None:
+def _verdict_from(fields: Mapping[str, Any]) -> Verdict | None:
     numbers = [_number(fields.get(name), *bounds) for name, bounds in BOUNDS.items()]
     return None if None in numbers else Verdict(*cast(list[float], numbers))
 
 
-def _verdicts(text: str) -> Iterator[Verdict]:
-    """Every verdict that stands in a text as an object without objects inside."""
+def _all_verdicts(text: str) -> Iterator[Verdict]:
+    """All verdicts in a text that are objects without objects inside."""
     for written in _FLAT_OBJECT.findall(text):
         try:
-            verdict = _verdict(cast(dict[str, Any], load_json(written)))
+            verdict = _verdict_from(cast(dict[str, Any], load_json(written)))
         except ValueError:
             continue
         if verdict is not None:
@@ -92,8 +96,9 @@ def _verdicts(text: str) -> Iterator[Verdict]:
 
 
 def last_object(text: str) -> dict[str, Any] | None:
-    """The last top-level JSON object of a judge's final answer; None as for `parse_verdict`."""
-    written = _last_object(text)
+    """The last top-level JSON object of a judge's final answer; None where what comes last is not a
+    whole object."""
+    written = _last_object_text(text)
     try:
         return None if written is None else cast(dict[str, Any], load_json(written))
     except ValueError:
@@ -107,31 +112,34 @@ def _number(value: object, lowest: float, highest: float) -> float | None:
     return float(value) if lowest <= value <= highest else None
 
 
-def _last_object(text: str) -> str | None:
-    """The text of the last top-level {…}, None where what comes last is no whole object."""
+def _last_object_text(text: str) -> str | None:
+    """Text of the last top-level {…}; None where what comes last is no whole object."""
     fences = list(_FENCE.finditer(text))
     # no JSON string holds a line break: a fence on its own line is never within an object, and
     # unbalanced braces in the prose before it need not be understood
-    floor = at = fences[-1].end() if fences else 0
-    start = end = None
-    while (opening := text.find("{", at)) >= 0:
-        closing = _closing(text, opening)
+    search_start = fences[-1].end() if fences else 0
+    start: int | None = None
+    end = search_start
+    while (opening := text.find("{", end)) >= 0:
+        closing = _end_of_object(text, opening)
         if closing is None:
             return None
-        start, end, at = opening, closing, closing
-    if start is None or end is None or "}" in text[end:]:
+        start = opening
+        end = closing
+    if start is None or "}" in text[end:]:
         return None
-    before, behind = text[floor:start].rstrip(), text[end:].lstrip()
-    in_list = before.endswith("[") or behind.startswith("]")
-    among = before.endswith(",") and behind.startswith(",")
-    return None if in_list or among else text[start:end]
+    before = text[search_start:start].rstrip()
+    behind = text[end:].lstrip()
+    first_or_last_in_list = before.endswith("[") or behind.startswith("]")
+    inside_list = before.endswith(",") and behind.startswith(",")
+    return None if first_or_last_in_list or inside_list else text[start:end]
 
 
-def _closing(text: str, opening: int) -> int | None:
-    """Where the object that opens here is over; None: nowhere."""
+def _end_of_object(text: str, opening: int) -> int | None:
+    """Position behind the object that opens here; None where it does not close."""
     depth = 0
     for token in _TOKEN.finditer(text, opening):
-        if token[1] == "":
+        if token[1] == "":  # a string that does not end
             return None
         depth += {"{": 1, "}": -1}.get(token[0], 0)
         if depth == 0:
@@ -140,11 +148,14 @@ def _closing(text: str, opening: int) -> int | None:
 
 
 def preferred(verdict: Verdict | Gold) -> int:
-    """1 or 2, the response that is preferred by its score and, at equal scores or without scores,
-    by the ranking; 0 where neither is."""
-    scores = verdict.score_1, verdict.score_2
-    if scores[0] is not None and scores[1] is not None and scores[0] != scores[1]:
-        return 1 if scores[0] > scores[1] else 2
+    """Number of the preferred response, 1 or 2; 0 where neither is preferred.
+
+    The scores decide; at equal scores, or without scores, the ranking does.
+    """
+    score_1 = verdict.score_1
+    score_2 = verdict.score_2
+    if score_1 is not None and score_2 is not None and score_1 != score_2:
+        return 1 if score_1 > score_2 else 2
     if verdict.ranking == MIDDLE_RANKING:
         return 0
     return 1 if verdict.ranking < MIDDLE_RANKING else 2
@@ -158,32 +169,44 @@ def training_reward(predicted: Verdict | None, gold: Gold | Verdict) -> float:
 
     Args:
         predicted: None where the judge's answer could not be read.
-        gold: a score of it that is None takes no part.
+        gold: right verdict; a score of it that is None is left out.
     """
-    given = (None, None, None) if predicted is None else astuple(predicted)
-    *scores, ranking = (
-        max(abs(place - wanted) for place in (bounds if own is None else (own,)))
-        for own, wanted, bounds in zip(given, astuple(gold), BOUNDS.values(), strict=True)
-        if wanted is not None
-    )
+    distances: dict[str, float] = {}
+    for name, bounds in BOUNDS.items():
+        right_value = getattr(gold, name)
+        if right_value is None:
+            continue
+        if predicted is None:
+            distances[name] = max(abs(bound - right_value) for bound in bounds)
+        else:
+            distances[name] = abs(getattr(predicted, name) - right_value)
+    ranking_distance = distances.pop("ranking")
+    score_distance = sum(distances.values())
     if predicted is None:
-        return -FORMAT_WEIGHT - sum(scores) - RANKING_WEIGHT * ranking
-    return -sum(scores) - RANKING_WEIGHT * ranking
+        return -FORMAT_WEIGHT - score_distance - RANKING_WEIGHT * ranking_distance
+    return -score_distance - RANKING_WEIGHT * ranking_distance
 
 
 # -- the reward of training --------------------------------------------------------------------
 
 GRADER = "genrm"
 PARTS = ("format", "right_order", "score_error_1", "score_error_2", "ranking_error")
+_ERROR_PART = {
+    "score_1": "score_error_1",
+    "score_2": "score_error_2",
+    "ranking": "ranking_error",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class VerdictScore:
-    """One judgement held against its gold; `verdict` is None where malformed.
+    """A judgement compared with its gold.
 
-    `parts` has `PARTS`, logged beside the reward: errors are distances, None where there is nothing
-    to compare; `right_order` is whether it prefers what the gold prefers (half where it prefers
-    neither, 0.0 where malformed), None where the gold prefers neither.
+    Attributes:
+        verdict: None where malformed.
+        parts: the `PARTS`, logged beside the reward. Errors are distances, None where there is
+            nothing to compare. `right_order` is 1.0 if it prefers what the gold prefers, 0.5 if it
+            prefers neither, 0.0 otherwise or if malformed; None where the gold prefers neither.
     """
 
     verdict: Verdict | None
@@ -192,50 +215,55 @@ class VerdictScore:
 
     @property
     def figures(self) -> dict[str, float | None]:
-        """What an evaluation of judges measures of one judgement, but for its length."""
+        """Metrics of one judgement in an evaluation of judges, but for its length."""
         verdict = self.verdict
         choice = None if verdict is None else preferred(verdict)
-        right = self.parts["right_order"]
-        errors = [e for k in (1, 2) if (e := self.parts[f"score_error_{k}"]) is not None]
+        right_order = self.parts["right_order"]
+        errors = [self.parts["score_error_1"], self.parts["score_error_2"]]
+        score_errors = [error for error in errors if error is not None]
         return {
-            "pairwise_accuracy": right,
-            "pairwise_accuracy_readable": None if verdict is None else right,
+            "pairwise_accuracy": right_order,
+            "pairwise_accuracy_readable": None if verdict is None else right_order,
             "format": self.parts["format"],
             "prefers_first": float(choice == 1) if choice else None,
             "prefers_neither": None if choice is None else float(choice == 0),
             "same_scores": None if verdict is None else float(verdict.score_1 == verdict.score_2),
             "reward": self.reward,
-            "score_error": sum(errors) / len(errors) if errors else None,
+            "score_error": sum(score_errors) / len(score_errors) if score_errors else None,
             "ranking_error": self.parts["ranking_error"],
         }
 
 
 def outcome_of(completion: Completion, gold: Gold) -> VerdictScore | None:
-    """A judgement against its gold; None where the backend gave none."""
+    """Compare a judgement with its gold; None where the backend failed."""
     if completion.finish == "failed":
         return None
     verdict = None if completion.truncated else parse_verdict(completion.answer)
-    wanted, errors = preferred(gold), (None, None, None)
-    right = 0.0 if wanted else None
+    parts: dict[str, float | None] = dict.fromkeys(PARTS)
+    parts["format"] = float(verdict is not None)
+    gold_choice = preferred(gold)
+    if gold_choice:
+        parts["right_order"] = 0.0 if verdict is None else _agreement(verdict, gold_choice)
     if verdict is not None:
-        choice = preferred(verdict)
-        right = (0.5 if choice == 0 else float(choice == wanted)) if wanted else None
-        errors = tuple(
-            None if score is None else abs(given - score)
-            for given, score in zip(astuple(verdict), astuple(gold), strict=True)
-        )
-    figures = (float(verdict is not None), right, *errors)
-    parts: dict[str, float | None] = dict(zip(PARTS, figures, strict=True))
+        for name in BOUNDS:
+            right_value = getattr(gold, name)
+            if right_value is not None:
+                parts[_ERROR_PART[name]] = abs(getattr(verdict, name) - right_value)
     return VerdictScore(verdict, training_reward(verdict, gold), parts)
 
 
+def _agreement(verdict: Verdict, gold_choice: int) -> float:
+    choice = preferred(verdict)
+    return 0.5 if choice == 0 else float(choice == gold_choice)
+
+
 def gold_from(prompt: Prompt) -> Gold:
-    """The gold verdict of a judging prompt. Raises DataError: the prompt carries none that can be
-    read."""
+    """Read the gold verdict of a judging prompt. Raises DataError where it has no readable one."""
     try:
         row: Any = load_json(prompt.gold or "")
-        first, second = (None if row[n] is None else float(row[n]) for n in ("score_1", "score_2"))
-        return Gold(first, second, float(row["ranking"]))
+        score_1 = None if row["score_1"] is None else float(row["score_1"])
+        score_2 = None if row["score_2"] is None else float(row["score_2"])
+        return Gold(score_1, score_2, float(row["ranking"]))
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"prompt {prompt.id!r}: its gold {prompt.gold!r:.80} is no verdict ({error!r}); "
@@ -244,7 +272,7 @@ def gold_from(prompt: Prompt) -> Gold:
 
 
 class VerdictReward:
-    """A `GroupReward`: groups of judgements of one pair, each rewarded by itself."""
+    """`GroupReward` that rewards each judgement of a pair against the pair's gold."""
 
     @property
     def identity(self) -> Mapping[str, Any]:
@@ -259,16 +287,18 @@ class VerdictReward:
 
 def _rewards(group: Group) -> GroupRewards:
     gold = gold_from(group.prompt)
-    outcomes = [outcome_of(completion, gold) for completion in group.completions]
-    parts = {name: tuple(None if o is None else o.parts[name] for o in outcomes) for name in PARTS}
-    judged = [outcome for outcome in outcomes if outcome is not None]
-    choices = [preferred(o.verdict) for o in judged if o.verdict is not None]
+    scores = [outcome_of(completion, gold) for completion in group.completions]
+    parts: dict[str, tuple[float | None, ...]] = {}
+    for name in PARTS:
+        parts[name] = tuple(None if score is None else score.parts[name] for score in scores)
+    verdicts = [score.verdict for score in scores if score is not None]
+    choices = [preferred(verdict) for verdict in verdicts if verdict is not None]
     return GroupRewards(
-        rewards=tuple(None if o is None else o.reward for o in outcomes),
+        rewards=tuple(None if score is None else score.reward for score in scores),
         parts=parts,
         counts={
-            "judgements": len(judged),
-            "malformed": len(judged) - len(choices),
+            "judgements": len(verdicts),
+            "malformed": len(verdicts) - len(choices),
             "prefers_1": choices.count(1),
             "prefers_2": choices.count(2),
             "prefers_neither": choices.count(0),

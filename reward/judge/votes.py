@@ -1,4 +1,4 @@
-"""A comparison, the calls that a model answers it with, its votes, and where they are kept."""
+"""Comparisons, the calls that ask a model for its vote, votes, and their cache on disk."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from posttrain.rollouts import Parameters
 from posttrain.sampling.sampler import Generation, Request, seed_of
 from reward.judge.verdict import Verdict, parse_verdict, preferred
 
-_SHOWN = 200  # characters of an answer in a message
+_SHOWN = 200  # characters of an answer in an error message
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two final answers to one conversation; `principle` None: the judge's own."""
+    """Two final answers to one conversation; without a `principle` the judge's own applies."""
 
     history: tuple[Message, ...]
     answer_1: str
@@ -38,10 +38,10 @@ class Vote:
     """One model's verdict on a comparison.
 
     Attributes:
-        verdict: None where it failed; `reason` then says how.
-        text: its final answer as it was written, of the last call.
-        calls: model calls that this vote took, and their tokens; 0 where it was known already.
-        cached: whether it was taken from an equal comparison or another time.
+        verdict: None where the model failed; `reason` then says how.
+        text: final answer of the last call.
+        calls: model calls that the vote took, 0 if it was cached; likewise their tokens.
+        cached: True if it was taken from an equal comparison or an earlier run.
     """
 
     verdict: Verdict | None
@@ -66,11 +66,11 @@ class Judgement:
 
     @property
     def reason(self) -> str | None:
-        """Why there is no verdict; None where there is one."""
+        """Reason why there is no verdict; None where there is one."""
         return None if self.verdict is not None else self.votes[0].reason
 
     def row(self) -> dict[str, Any]:
-        """For a person to read; `preferred` as `verdict.preferred`, None without a verdict."""
+        """The judgement as a row for a person to read."""
         return {
             "verdict": self.verdict and [*astuple(self.verdict)],
             "preferred": self.verdict and preferred(self.verdict),
@@ -81,7 +81,7 @@ class Judgement:
 
 @dataclass(slots=True)
 class JudgeCosts:
-    """What judging has cost so far in this process; `seconds` are of the wall clock."""
+    """Costs of judging so far in this process; `seconds` of the wall clock."""
 
     matches: int = 0
     failed: int = 0
@@ -96,20 +96,30 @@ class JudgeCosts:
         self.matches += len(judgements)
         self.failed += sum(judgement.verdict is None for judgement in judgements)
         self.seconds += seconds
-        for name in ("calls", "retries", "cached", "prompt_tokens", "completion_tokens"):
-            votes = sum(getattr(vote, name) for one in judgements for vote in one.votes)
-            setattr(self, name, getattr(self, name) + votes)
+        for judgement in judgements:
+            for vote in judgement.votes:
+                self.calls += vote.calls
+                self.retries += vote.retries
+                self.cached += vote.cached
+                self.prompt_tokens += vote.prompt_tokens
+                self.completion_tokens += vote.completion_tokens
 
 
 def averaged(votes: Sequence[Vote]) -> Judgement:
-    given = [vote.verdict for vote in votes if vote.verdict is not None]
-    means = (sum(getattr(one, name) for one in given) / len(given) for name in _FIELDS)
-    return Judgement(Verdict(*means) if given else None, tuple(votes))
+    """The mean of the votes that have a verdict."""
+    verdicts = [vote.verdict for vote in votes if vote.verdict is not None]
+    if not verdicts:
+        return Judgement(None, tuple(votes))
+    means = [
+        sum(getattr(verdict, name) for verdict in verdicts) / len(verdicts) for name in _FIELDS
+    ]
+    return Judgement(Verdict(*means), tuple(votes))
 
 
 def failures_of(judgements: Sequence[Judgement]) -> tuple[Failure, ...]:
-    lost = [one for one in judgements if one.verdict is None]
-    return tuple(Failure(one.reason or "", one.votes[0].text[-_SHOWN:]) for one in lost)
+    """Failures among judgements, with the end of what the model answered."""
+    failed = [judgement for judgement in judgements if judgement.verdict is None]
+    return tuple(Failure(j.reason or "", j.votes[0].text[-_SHOWN:]) for j in failed)
 
 
 def refuse_failures(
@@ -131,9 +141,12 @@ def refuse_failures(
 
 @dataclass(frozen=True, slots=True)
 class RequestSettings:
-    """How one model is called; `identity` decides its answers beside the messages and the seed.
+    """Settings of the calls of one model.
 
-    `attempts` are the calls that a vote may take, `max_characters` those of a prompt's messages.
+    Attributes:
+        identity: everything else that decides its answers beside the messages and the seed.
+        attempts: most calls for one vote.
+        max_characters: most characters of a prompt's messages.
     """
 
     identity: Mapping[str, Any]
@@ -141,39 +154,44 @@ class RequestSettings:
     thinking: bool
     attempts: int
     max_characters: int | None = None
-    _digest: hashlib.blake2b = field(init=False)  # of all but the messages, taken once
+    _digest: hashlib.blake2b = field(init=False)  # everything but the messages, hashed once
 
     def __post_init__(self) -> None:
         parts = json_text([self.identity, asdict(self.parameters), self.thinking]).encode()
         object.__setattr__(self, "_digest", hashlib.blake2b(parts, digest_size=16))
 
     def key(self, messages: Sequence[Message]) -> str:
-        """32 hex digits of the messages and of who gets them."""
+        """Digest of a request, 32 hex digits: the messages and the settings that decide answers."""
         digest = self._digest.copy()
         for message in messages:
-            # judging prompts hold roles and texts alone; the length says where a text ends
+            # judging prompts have roles and texts only; the length marks where a text ends
             digest.update(f"\n{message.role} {len(message.content)}\n{message.content}".encode())
         return digest.hexdigest()
 
 
 class VoteRequest:
-    """Called (`next_call`, `take`) until there is a `vote`; it `keeps` one that the model gave.
+    """Request for one vote, over one or several calls (`next_call`, `take`) until `vote` is set.
 
-    Two requests of one key are the same request.
+    Two requests with the same `key` are the same request. `keeps` is True if the vote is the
+    model's, and not a failure of the backend, and so goes into the cache.
     """
 
     def __init__(self, messages: tuple[Message, ...], settings: RequestSettings) -> None:
         self.key = settings.key(messages)
         self.vote: Vote | None = None
         self.keeps = False
-        self._messages, self._settings = messages, settings
-        self._calls = self._prompt = self._completion = 0
-        length, limit = sum(len(message.content) for message in messages), settings.max_characters
+        self._messages = messages
+        self._settings = settings
+        self._calls = 0
+        self._prompt_tokens = 0
+        self._completion_tokens = 0
+        length = sum(len(message.content) for message in messages)
+        limit = settings.max_characters
         if limit is not None and length > limit:
-            self._end(reason=f"longer than judge.max_characters {limit:,}")
+            self._set_vote(reason=f"longer than judge.max_characters {limit:,}")
 
     def next_call(self, seed: int) -> Request:
-        """Every call has a seed of its own, which the content decides."""
+        """The next call to make, with a seed that depends on its content and number."""
         return Request(
             messages=self._messages,
             tools=None,
@@ -183,25 +201,28 @@ class VoteRequest:
         )
 
     def take(self, generation: Generation) -> None:
+        """Take the result of a call; sets the vote if there is a verdict or no attempt is left."""
         self._calls += 1
         step = generation.step
         if step is None or generation.error is not None:
-            # the backend has tried again by itself
-            self._end(reason=generation.error or "the backend gave nothing")
+            # no further attempt: the backend has retried by itself
+            self._set_vote(reason=generation.error or "the backend gave nothing")
             return
-        self._prompt += step.prompt_tokens
-        self._completion += step.reasoning_tokens + step.answer_tokens
+        self._prompt_tokens += step.prompt_tokens
+        self._completion_tokens += step.reasoning_tokens + step.answer_tokens
         complete = step.finish == "stop"
         verdict = parse_verdict(step.parsed.answer) if complete else None
         if verdict is not None:
-            self._end(verdict, text=step.parsed.answer)
+            self._set_vote(verdict, text=step.parsed.answer)
         elif self._calls >= self._settings.attempts:
-            limit = f"ran to judge.sampling.max_tokens {self._settings.parameters.max_tokens:,}"
-            reason = "no readable verdict in its answer" if complete else limit
-            self._end(reason=reason, text=step.parsed.answer or step.text)
+            max_tokens = self._settings.parameters.max_tokens
+            reason = f"ran to judge.sampling.max_tokens {max_tokens:,}"
+            if complete:
+                reason = "no readable verdict in its answer"
+            self._set_vote(reason=reason, text=step.parsed.answer or step.text)
         self.keeps = self.vote is not None
 
-    def _end(
+    def _set_vote(
         self, verdict: Verdict | None = None, *, reason: str | None = None, text: str = ""
     ) -> None:
         self.vote = Vote(
@@ -209,8 +230,8 @@ class VoteRequest:
             reason=reason,
             text=text,
             calls=self._calls,
-            prompt_tokens=self._prompt,
-            completion_tokens=self._completion,
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=self._completion_tokens,
         )
 
 
@@ -218,53 +239,57 @@ class VoteRequest:
 
 _FIELDS = ("score_1", "score_2", "ranking")
 _COSTS = ("calls", "prompt_tokens", "completion_tokens")
-_Place = tuple[int, int, int]  # file descriptor, offset, length
+_LinePosition = tuple[int, int, int]  # file descriptor, offset, length
 
 
 class VerdictCache:
-    """Votes by key and seed; a folder, used by any number of processes.
+    """Votes on disk by key and seed, in a folder that any number of processes may use.
 
-    A line is one vote. What a step finds depends on nothing that other steps or processes did: what
-    other processes add is seen when it is opened again. A vote that could not be read counts only
-    under the seed of its request. Calls that the backend gave up are not kept. Every process writes
-    a file of its own, held by the kernel's lock, and reads all.
+    Every process writes a file of its own, held by the kernel's lock, a line per vote, and reads
+    all files when it opens the cache; votes that others add later are not seen, so that a step does
+    not depend on other processes. An unreadable vote counts only under the seed of its request.
+    Calls that the backend gave up are not kept.
 
     Args:
-        any_step: a verdict counts under every seed: whoever asks the same gets it for nothing.
+        any_step: a verdict counts under every seed, so that equal requests of later steps are free.
     """
 
     def __init__(self, folder: Path, *, any_step: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._any_step = any_step
-        self._places: dict[tuple[str, int | None], _Place] = {}
-        self._lost: dict[tuple[str, int], Vote] = {}
-        self._own, own_path = _own_file(folder)
-        self._others: list[BinaryIO] = []
+        self._positions: dict[tuple[str, int | None], _LinePosition] = {}
+        self._failures: dict[tuple[str, int], Vote] = {}  # in memory until `keep_failures`
+        self._output, output_path = _open_locked_file(folder)
+        self._inputs: list[BinaryIO] = []
         for path in sorted(folder.glob("votes-*.jsonl")):
-            if path != own_path:
-                self._others.append(path.open("rb"))
-                self._read(self._others[-1])
-        # a line that a killed process left half-written is written over
-        self._end = self._read(self._own)
-        self._own.truncate(self._end)
+            if path != output_path:
+                file = path.open("rb")
+                self._inputs.append(file)
+                self._index_file(file)
+        # a line that a killed process left half-written is overwritten
+        self._end = self._index_file(self._output)
+        self._output.truncate(self._end)
 
     def __enter__(self) -> VerdictCache:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for file in (self._own, *self._others):
+        for file in (self._output, *self._inputs):
             file.close()
 
     def get(self, key: str, *, seed: int) -> Vote | None:
-        """The vote that is kept. Under the seed of its request it is as it was, costs and all, so
-        that a step which was killed and is done again has the same counts."""
-        if (lost := self._lost.get((key, seed))) is not None:
-            return lost
-        # a step's own vote first: a failure was there before any later success
-        place = self._places.get((key, seed)) or self._places.get((key, None))
-        if place is None:
+        """Look a vote up.
+
+        Under the seed of its request it has its costs, so that a step which is repeated after an
+        interruption has the same counts; otherwise it is marked as cached, without costs.
+        """
+        if (failure := self._failures.get((key, seed))) is not None:
+            return failure
+        # the step's own vote first: its failure came before any later success
+        position = self._positions.get((key, seed)) or self._positions.get((key, None))
+        if position is None:
             return None
-        file, offset, length = place
+        file, offset, length = position
         row: dict[str, Any] = load_json(os.pread(file, length, offset))
         verdict = Verdict(*(row[name] for name in _FIELDS)) if row["reason"] is None else None
         vote = Vote(verdict, reason=row["reason"], text=row["text"])
@@ -273,59 +298,67 @@ class VerdictCache:
         return replace(vote, cached=True)
 
     def add(self, key: str, vote: Vote, *, seed: int) -> None:
-        """Keep a vote. One without a verdict is only remembered until `keep_failures`: a judge that
-        fails too often to go on is called again by the same command."""
+        """Keep a vote; one without a verdict stays in memory until `keep_failures`.
+
+        Otherwise the same command, started again after too many failures, would not ask again.
+        """
         if vote.verdict is None:
-            if (key, seed) not in self._places:
-                self._lost.setdefault((key, seed), vote)
+            if (key, seed) not in self._positions:
+                self._failures.setdefault((key, seed), vote)
             return
         self._write(key, vote, seed=seed)
 
     def keep_failures(self) -> None:
-        """The step goes on: what failed in it stays failed, however often it is done again."""
-        lost, self._lost = self._lost, {}
-        for (key, seed), vote in lost.items():
+        """Write the failures so far: the step goes on, and if repeated it has the same failures."""
+        failures = self._failures
+        self._failures = {}
+        for (key, seed), vote in failures.items():
             self._write(key, vote, seed=seed)
 
     def _write(self, key: str, vote: Vote, *, seed: int) -> None:
-        if (key, seed) in self._places:
+        if (key, seed) in self._positions:
             return
-        scores = {n: None if vote.verdict is None else getattr(vote.verdict, n) for n in _FIELDS}
-        row = {"key": key, "seed": seed, **scores, "reason": vote.reason}
-        row |= {"text": vote.text, **{name: getattr(vote, name) for name in _COSTS}}
+        row: dict[str, Any] = {"key": key, "seed": seed}
+        for name in _FIELDS:
+            row[name] = None if vote.verdict is None else getattr(vote.verdict, name)
+        row["reason"] = vote.reason
+        row["text"] = vote.text
+        for name in _COSTS:
+            row[name] = getattr(vote, name)
         # half of a surrogate pair is no UTF-8: it is written as an escape
         line = (json_text(row).encode("utf-8", "backslashreplace")) + b"\n"
         offset = self._end
-        self._own.seek(offset)
-        self._own.write(line)
-        self._own.flush()
+        self._output.seek(offset)
+        self._output.write(line)
+        self._output.flush()
         self._end += len(line)
-        self._note(row, (self._own.fileno(), offset, len(line)))
+        self._index_row(row, (self._output.fileno(), offset, len(line)))
 
-    def _note(self, row: Mapping[str, Any], place: _Place) -> None:
-        key, seed, reason = row["key"], row["seed"], row["reason"]
-        self._places.setdefault((key, seed), place)
+    def _index_row(self, row: Mapping[str, Any], position: _LinePosition) -> None:
+        key = row["key"]
+        reason = row["reason"]
+        self._positions.setdefault((key, row["seed"]), position)
         if self._any_step and reason is None:
-            self._places.setdefault((key, None), place)
+            self._positions.setdefault((key, None), position)
 
-    def _read(self, file: BinaryIO) -> int:
-        """Note what a file holds; returns where its last whole line ends."""
+    def _index_file(self, file: BinaryIO) -> int:
+        """Index the votes of a file; returns the position behind its last whole line."""
         end = 0
         file.seek(0)
         for line in file:
             if not line.endswith(b"\n"):
                 break
-            place = (file.fileno(), end, len(line))
+            position = (file.fileno(), end, len(line))
             end += len(line)
             try:
-                self._note(load_json(line), place)
+                self._index_row(load_json(line), position)
             except (ValueError, KeyError, TypeError):
-                continue  # damaged: requested again
+                continue  # a damaged line: its vote is requested again
         return end
 
 
-def _own_file(folder: Path) -> tuple[BinaryIO, Path]:
-    """The first file that no other process holds."""
+def _open_locked_file(folder: Path) -> tuple[BinaryIO, Path]:
+    """Open and lock the first file of votes that no other process holds."""
     for number in itertools.count():
         path = folder / f"votes-{number:03}.jsonl"
         file = path.open("a+b")
@@ -335,6 +368,6 @@ def _own_file(folder: Path) -> tuple[BinaryIO, Path]:
             file.close()
             continue
         except OSError:
-            pass  # a network file system without locks: there the user takes care
+            pass  # a network file system without locks: the user must not share the folder
         return file, path
     raise AssertionError("there is always a next number")

@@ -149,7 +149,7 @@ def test_no_more_is_written_than_can_be_sent():
             finally:
                 under_way.pop()
 
-    seat = JudgeSampler(Counting(fair, batched=False), "compact", at_once=3)
+    seat = JudgeSampler(Counting(fair, batched=False), "compact", concurrency=3)
     found = judged(GenRmJudge([seat], config()), numbered(20))
     assert verdicts(found) == verdicts(judged(judge_of(fair), numbered(20)))
 
@@ -167,7 +167,7 @@ def test_too_many_failures_stop_with_counts_and_an_example():
 def test_a_recipe_seats_its_models(tmp_path: Path):
     model = config().models[0]
     seat = judge_sampler(model, Scripted(fair), template=None)
-    assert (seat.layout, seat.at_once) == ("compact", 32)
+    assert (seat.layout, seat.concurrency) == ("compact", 32)
     judge = Run.open(tmp_path / "judge", kind="checkpoint", config={})
     judge.finish(counts=Counts(0, 0), files={}, stats={"layout": "compact"})
     changed = {"checkpoint": str(tmp_path / "judge"), "layout": "roles"}
