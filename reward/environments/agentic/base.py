@@ -1,6 +1,7 @@
-"""What every agentic family is: a fixture from a seed, tools on its files, a checked end state.
-What a checker knows is never in a sandbox: a row carries the seed of its fixture and a digest, and
-the model's code runs in a further sandbox, whose results are compared here.
+"""Base class of agentic families: a fixture from a seed, tools on its files, a checked end state.
+
+Nothing that a checker knows is ever in a sandbox: a row carries only the seed of its fixture and a
+digest, and the model's code runs in a further sandbox, whose results are compared here.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from posttrain.environments.base import Environment, Tool
 from posttrain.environments.sandbox import Limits
 from posttrain.hashing import digest_of
 from posttrain.jsontext import load_json
-from posttrain.records import Score
+from posttrain.records import Message, Score
 from posttrain.rollouts import Completion, Prompt, metadata_of
 from reward.environments.agentic.workspace import (
     BASIC,
@@ -39,12 +40,12 @@ SYSTEM = (
     "the files when you end: write results to the files that the task names."
 )
 DATABASE = "data.db"
-# calls, each a turn of its own, and perhaps a text at the end: see `script`
+# calls, one per turn, and perhaps a text at the end (see `script`)
 ScriptedRun = Sequence[Call | str]
 _CHECK_LIMITS = Limits(seconds=20, cpu_seconds=10, output_bytes=1 << 20)
-_LARGEST_ANSWER = 100_000  # bytes of a file that holds an answer
-# The directory comes last on the path: no file in it stands in for the standard library. The
-# results are JSON that is compared outside
+_LARGEST_ANSWER = 100_000  # bytes of a file with an answer
+# The directory comes last on the path, so that no file in it replaces the standard library. The
+# results are JSON, which is compared outside the sandbox.
 _CALLS = """
 import importlib, json, marshal, os, sys
 files, calls = marshal.loads(sys.stdin.buffer.read())
@@ -71,12 +72,12 @@ os._exit(0)
 
 
 class Wrong(Exception):
-    """The final state does not solve the task; the message says in which way."""
+    """The final state does not solve the task; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A scripted run. `fails`: the failure mode that decides it; None: it passes."""
+    """A scripted run; `fails` is the failure mode that decides it, None if it passes."""
 
     script: Script
     fails: str | None
@@ -84,21 +85,25 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Final:
-    """The end of a run; `order`: paths as calls first wrote them since they were last empty or not
-    there, within one call as written."""
+    """The end of a run.
+
+    Attributes:
+        order: paths in the order of their first write since they were last empty or absent.
+    """
 
     initial: Files
     files: Files
     order: tuple[str, ...]
 
     def unchanged(self, *paths: str) -> None:
-        """Raises Wrong where a file is not what it was, or a directory's files are not."""
+        """Raise Wrong where a file, or any file of a directory, was changed."""
         changed = changed_paths(self.initial, self.files)
-        for path in paths:
-            if any(one == path or one.startswith(f"{path}/") for one in changed):
-                raise Wrong(f"{path} was changed")
+        for protected in paths:
+            if any(path == protected or path.startswith(f"{protected}/") for path in changed):
+                raise Wrong(f"{protected} was changed")
 
     def text(self, path: str) -> str:
+        """Text of a file. Raises Wrong where it is missing, too large or no text."""
         content = self.files.get(path)
         if content is None or len(content) > _LARGEST_ANSWER:
             raise Wrong(f"{path} is missing" if content is None else f"{path} is too large")
@@ -108,45 +113,57 @@ class Final:
             raise Wrong(f"{path} is no text") from None
 
     def answer(self, path: str, /, *, exactly: bool = False, **expected: Any) -> None:
-        """Raises Wrong where a file does not hold a JSON object with these fields; `exactly`: the
-        task says that there are no others."""
-        given = self.object(path)
-        if not expected.keys() <= given.keys() or (exactly and given.keys() != expected.keys()):
-            raise Wrong(f"{path}: its fields are {', '.join(sorted(given))[:200]}")
+        """Raise Wrong where a file is not a JSON object with these fields, or, with `exactly`, has
+        further ones."""
+        fields = self.object(path)
+        if not expected.keys() <= fields.keys() or (exactly and fields.keys() != expected.keys()):
+            raise Wrong(f"{path}: its fields are {', '.join(sorted(fields))[:200]}")
         for name, value in expected.items():
-            if not same_value(value, given[name]):
-                raise Wrong(f"{path}: {name} is {str(given[name])[:80]!r}")
+            if not same_value(value, fields[name]):
+                raise Wrong(f"{path}: {name} is {str(fields[name])[:80]!r}")
 
     def object(self, path: str) -> dict[str, Any]:
+        """JSON object in a file. Raises Wrong where there is none."""
         try:
-            given = load_json(self.text(path))
+            value = load_json(self.text(path))
         except ValueError as error:
             raise Wrong(f"{path} is no JSON: {str(error)[:100]}") from None
-        if not isinstance(given, dict):
+        if not isinstance(value, dict):
             raise Wrong(f"{path} is no JSON object")
-        return cast(dict[str, Any], given)
+        return cast(dict[str, Any], value)
 
     async def computes(self, expected: Sequence[tuple[str, str, list[Any], Any]]) -> None:
-        """Call functions of the final `.py` files (module, name, arguments) and compare results.
-        Raises Wrong: a result differs, or there is none; OSError: the sandbox did not start."""
-        code = {p: data for p, data in self.files.items() if p.endswith(".py")}
-        order = marshal.dumps((code, [(m, n, list(a)) for m, n, a, _ in expected]))
-        result = await run_program([*ISOLATED, _CALLS], order, _CHECK_LIMITS)
-        started, _, rest = result.stdout.partition(b"\n")
-        if started != b"started" and result.limit is None:
+        """Call functions of the final `.py` files in a sandbox and compare their results.
+
+        Args:
+            expected: (module, function, arguments, result) of each call.
+
+        Raises:
+            Wrong: a result differs, or there is none.
+            OSError: the sandbox did not start.
+        """
+        code = {path: data for path, data in self.files.items() if path.endswith(".py")}
+        calls = [(module, name, list(arguments)) for module, name, arguments, _ in expected]
+        stdin = marshal.dumps((code, calls))
+        result = await run_program([*ISOLATED, _CALLS], stdin, _CHECK_LIMITS)
+        greeting, _, output = result.stdout.partition(b"\n")
+        if greeting != b"started" and result.limit is None:
             raise OSError(f"the check did not start: {result.stderr[-200:]!r}")
         try:
-            given: Any = load_json(rest)
+            value: Any = load_json(output)
         except ValueError:
             raise Wrong(f"the code gives no results (limit {result.limit})") from None
-        results = cast(list[dict[str, Any]], given) if isinstance(given, list) else []
+        results = cast(list[Any], value) if isinstance(value, list) else []
         if len(results) != len(expected):
             raise Wrong("the code gives other results than were called for")
-        for (module, name, arguments, value), one in zip(expected, results, strict=True):
-            if not isinstance(one, dict) or "value" not in one:  # pyright: ignore[reportUnnecessaryIsInstance] - the code's
-                raise Wrong(f"{module}.{name}{tuple(arguments)!r:.100} raises")
-            if not same_value(value, one["value"]):
-                raise Wrong(f"{module}.{name}{tuple(arguments)!r:.100} is another value")
+        for (module, name, arguments, right_value), call_result in zip(
+            expected, results, strict=True
+        ):
+            call = f"{module}.{name}{tuple(arguments)!r:.100}"
+            if not isinstance(call_result, dict) or "value" not in call_result:
+                raise Wrong(f"{call} raises")
+            if not same_value(right_value, cast(dict[str, Any], call_result)["value"]):
+                raise Wrong(f"{call} is another value")
 
 
 Check = Callable[[Final], Awaitable[None]]  # raises Wrong where the task is not solved
@@ -155,7 +172,7 @@ Check = Callable[[Final], Awaitable[None]]  # raises Wrong where the task is not
 def answers(
     path: str, expected: Mapping[str, Any], *, unchanged: Sequence[str], exactly: bool = False
 ) -> Check:
-    """A check that a file holds an object with these fields and that others are as they were."""
+    """Check that a file is an object with these fields, and that other files are unchanged."""
 
     async def check(final: Final) -> None:
         final.unchanged(*unchanged)
@@ -166,15 +183,19 @@ def answers(
 
 @dataclass(frozen=True, slots=True)
 class Fixture:
-    """One task: texts by path, a run that solves it, and by name runs that end with a wrong answer
-    (`wrong`), with a right one in words alone (`told`), or give up before their end (`unfinished`).
+    """A task with its files, its check, and scripted runs by name.
 
     Attributes:
-        deliverables: files that a run has to write; () means any change.
-        tables: SQL that makes the database `DATABASE`; "" makes none.
-        first_error: the error that the first sound call gets.
-        in_prose: matches a last message that has the right answer and yet no file, which is wrong,
-            and not given up; "" where words alone answer nothing.
+        files: path → text.
+        oracle: run that solves the task.
+        wrong: runs that end with a wrong answer.
+        unfinished: runs that give up before the end.
+        told: runs that give the right answer in a message and not in a file.
+        deliverables: files that a run has to write; () for any change.
+        tables: SQL that makes the database `DATABASE`; "" for none.
+        first_error: error that the first valid call gets.
+        in_prose: pattern of a last message with the right answer. Without a file that is wrong, but
+            not counted as given up. "" where no message answers the task.
     """
 
     task: str
@@ -193,10 +214,12 @@ class Fixture:
 
     @property
     def digest(self) -> str:
-        seen = [self.task, dict(self.files), self.tables, self.first_error, self.tools]
-        return digest_of(seen)[:16]
+        """Digest of everything that a model can see of the task."""
+        visible = [self.task, dict(self.files), self.tables, self.first_error, self.tools]
+        return digest_of(visible)[:16]
 
     def initial(self) -> dict[str, bytes]:
+        """The files at the start of a run, with the database."""
         files = {path: text.encode() for path, text in self.files.items()}
         if self.tables:
             with sqlite3.connect(":memory:") as connection:
@@ -206,17 +229,18 @@ class Fixture:
 
 
 class Family(RLVREnvironment):
-    """A family. A subclass has `name` and `build`, the fixture of a seed."""
+    """A family of agentic tasks. A subclass has `name` and `build`."""
 
     def build(self, rng: random.Random) -> Fixture:
+        """Draw the fixture of a task."""
         raise NotImplementedError
 
     def fixture(self, prompt: Prompt) -> Fixture:
-        return _built(type(self), metadata_of(prompt)["fixture"])
+        return _fixture_of_key(type(self), metadata_of(prompt)["fixture"])
 
     def row(self, seed: int, number: int) -> dict[str, Any]:
         key = f"{seed}/{number}"
-        fixture = _built(type(self), key)
+        fixture = _fixture_of_key(type(self), key)
         return {
             "messages": [
                 {"role": "system", "content": SYSTEM.format(name=fixture.digest[:8])},
@@ -224,16 +248,18 @@ class Family(RLVREnvironment):
             ],
             "tools": [Tool(name, *TOOLS[name], str).schema() for name in fixture.tools],
             "metadata": {
-                "fixture": key, "digest": fixture.digest, "family": self.name,
+                "fixture": key,
+                "digest": fixture.digest,
+                "family": self.name,
                 "variant": fixture.variant,
             },
-        }  # fmt: skip
+        }
 
     def malformed(self, prompt: Prompt) -> str | None:
         if prompt.tools is None:
             return "no tools"
-        same = self.fixture(prompt).digest == metadata_of(prompt)["digest"]
-        return None if same else "another version made this task: generate the rows again"
+        same_digest = self.fixture(prompt).digest == metadata_of(prompt)["digest"]
+        return None if same_digest else "another version made this task: generate the rows again"
 
     def open(self, prompt: Prompt) -> Environment:
         fixture = self.fixture(prompt)
@@ -250,12 +276,12 @@ class Family(RLVREnvironment):
             return Score(None, None, state["infrastructure"], "sandbox")
         fixture = self.fixture(prompt)
         if state["missing"]:
-            last = completion.steps[-1].parsed.answer
-            told = fixture.in_prose and re.search(fixture.in_prose, last, re.IGNORECASE)
-            answer = last[:200] if told else None
+            message = completion.steps[-1].parsed.answer
+            told = fixture.in_prose and re.search(fixture.in_prose, message, re.IGNORECASE)
+            answer = message[:200] if told else None
             return Score(0.0, answer, f"not there at the end: {', '.join(state['missing'])}")
         initial = fixture.initial()
-        final = Final(initial, final_files(initial, state), _written(state["calls"]))
+        final = Final(initial, final_files(initial, state), _write_order(state["calls"]))
         try:
             await fixture.check(final)
         except Wrong as wrong:
@@ -271,29 +297,31 @@ class Family(RLVREnvironment):
         return [says("Done.")]
 
     def policies(self, prompt: Prompt) -> dict[str, Policy]:
-        fixture, look = self.fixture(prompt), ("list_files", {"path": "."})
+        """Scripted runs of a task, by name, with the failure mode of each."""
+        fixture = self.fixture(prompt)
+        list_files: Call = ("list_files", {"path": "."})
+        list_recursively: Call = ("list_files", {"path": ".", "recursive": True})
         path = next(iter(fixture.files))
         pages = [("read_file", {"path": path, "first_line": n, "lines": 1}) for n in range(1, 21)]
-        deep = ("list_files", {"path": ".", "recursive": True})
-        runs: dict[str | None, Mapping[str, ScriptedRun]] = {
+        runs_by_failure: dict[str | None, Mapping[str, ScriptedRun]] = {
             None: {"oracle": fixture.oracle},
             "gave_up_mid_plan": {"no_op": (), "out_of_turns": pages, **fixture.unfinished},
             "tool_call_hallucinated": {
-                "unknown_tool": (look, ("open_editor", {"path": "."})),
-                "invented_argument": (deep,),
+                "unknown_tool": (list_files, ("open_editor", {"path": "."})),
+                "invented_argument": (list_recursively,),
             },
-            "tool_call_redundancy": {"repeats": (look,) * 4},
+            "tool_call_redundancy": {"repeats": (list_files,) * 4},
             "wrong_answer": {**fixture.wrong, **fixture.told},
         }
-        return {
-            name: Policy(script(*run), fails)
-            for fails, own in runs.items()
-            for name, run in own.items()
-        }
+        policies: dict[str, Policy] = {}
+        for failure, runs in runs_by_failure.items():
+            for name, run in runs.items():
+                policies[name] = Policy(script(*run), failure)
+        return policies
 
 
-def _written(calls: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """As `Final.order`."""
+def _write_order(calls: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Paths in the order in which calls wrote them, see `Final.order`."""
     order: dict[str, None] = {}
     for call in calls:
         for path in call["changed"]:
@@ -305,15 +333,18 @@ def _written(calls: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
 
 
 @functools.lru_cache(maxsize=256)
-def _built(kind: type[Family], key: str) -> Fixture:
-    return kind().build(random.Random(f"agentic/{kind.name}/{key}"))
+def _fixture_of_key(family: type[Family], key: str) -> Fixture:
+    return family().build(random.Random(f"agentic/{family.name}/{key}"))
 
 
 # -- scripted runs -------------------------------------------------------------------------------
 
 
 def script(*parts: Call | str) -> Script:
-    """A run with one call a turn, and an answer at its end: the last part if that is a text."""
-    made = [part for part in parts if not isinstance(part, str)]
+    """A run with one call per turn, and a message at its end: the last part if that is a text."""
+    messages: list[Message] = []
+    for part in parts:
+        if not isinstance(part, str):
+            messages += calls(part)
     text = parts[-1] if parts and isinstance(parts[-1], str) else "Done."
-    return (*(message for call in made for message in calls(call)), *says(text))
+    return (*messages, *says(text))

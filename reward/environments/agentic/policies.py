@@ -1,6 +1,6 @@
-"""Scripted policies as a model: they go through the same tool loop as any checkpoint.
+"""Scripted policies as a sampler, so that they go through the same tool loop as any checkpoint.
 
-Nothing is rendered: a step is the script's next message, and a token is four characters.
+Nothing is rendered: a step is the script's next message, and four characters count as a token.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ def policies_of(prompt: Prompt) -> dict[str, Policy]:
 
 
 def policy_of(prompt: Prompt, name: str) -> Policy:
-    """A policy by its name; families that have none of it do nothing."""
+    """A policy by its name; for a family without this policy, the one that does nothing."""
     policies = policies_of(prompt)
     return policies.get(name, policies["no_op"])
 
 
 class PolicySampler:
-    """A `Sampler` that writes what the policy of a name writes for each prompt. Raises ConfigError:
-    no family of the prompts has such a policy, or one is of no family."""
+    """`Sampler` that writes the messages of a scripted policy.
+
+    Raises ConfigError: a prompt is of no agentic family, or no family has such a policy.
+    """
 
     batched = True
 
@@ -50,16 +52,20 @@ class PolicySampler:
         return [self._next(request) for request in requests]
 
     def _next(self, request: Request) -> Generation:
-        at = next(n for n, message in enumerate(request.messages) if message.role == "user") + 1
-        script = self._scripts[request.messages[:at]]
-        turn = sum(message.role == "assistant" for message in request.messages[at:])
+        roles = [message.role for message in request.messages]
+        prompt_length = roles.index("user") + 1
+        script = self._scripts[request.messages[:prompt_length]]
+        turn = roles[prompt_length:].count("assistant")
         message = script[min(turn, len(script) - 1)]
-        written = message.content + "".join(f"{c.name}{c.arguments}" for c in message.tool_calls)
         parsed = ParsedCompletion(
             message.reasoning, message.content, message.tool_calls, (), finished=True
         )
-        calls = (call for message in request.messages for call in message.tool_calls)
-        given = [*(m.content for m in request.messages), *(call.arguments for call in calls)]
-        tokens = len(written) // 4 + 1, sum(map(len, given)) // 4
-        own = Step(message.content, parsed, "stop", 0, *tokens)
-        return Generation(own)
+        written = message.content + "".join(f"{c.name}{c.arguments}" for c in message.tool_calls)
+        prompt_characters = 0
+        for earlier in request.messages:
+            prompt_characters += len(earlier.content)
+            prompt_characters += sum(len(call.arguments) for call in earlier.tool_calls)
+        step = Step(
+            message.content, parsed, "stop", 0, len(written) // 4 + 1, prompt_characters // 4
+        )
+        return Generation(step)

@@ -1,11 +1,11 @@
-"""Runs inside the sandbox, around one command: puts the files there, runs it, collects the files.
+"""Driver inside the sandbox: writes the files, runs one command, collects the files.
 
     stdin: marshal of ([b"/bin/sh", b"-c", b"ls"], {"a.py": b"…"}, seconds, most files, most bytes)
     stdout: b"0 5 0 1\\n" (exit code, bytes of output, entries not kept, files), the output, then
         for each file b"12 a.py\\n" and its content; -1 files: there were too many
 
-What the command can reach are its own files, so whatever it does to this process changes nothing
-but what is taken for its own result. Standard library only.
+The command can reach nothing but its own files: if it attacks this process, it changes only what
+counts as its own result. Standard library only.
 """
 
 import marshal
@@ -25,7 +25,7 @@ def write_all(files: dict[str, bytes]) -> None:
         if not path.endswith("/"):
             with open(path, "wb") as file:
                 file.write(data)
-            # modes do not last: a script stays one that can be run
+            # modes are not kept between commands; every file is executable, so that scripts run
             os.chmod(path, 0o755)  # noqa: S103
 
 
@@ -39,7 +39,7 @@ def run(words: list[bytes], seconds: int, out: int) -> int:
         argv = [b"timeout", b"-s", b"KILL", b"%d" % seconds, *words]
         os.execvp("timeout", argv)  # noqa: S606, S607 - inside the sandbox
     status = os.waitpid(child, 0)[1]
-    for _ in range(5):  # whatever it left in the background, of this namespace alone
+    for _ in range(5):  # kill what the command left in the background, in this namespace alone
         try:
             os.kill(-1, 9)
         except OSError:
@@ -48,17 +48,22 @@ def run(words: list[bytes], seconds: int, out: int) -> int:
 
 
 def collect(most_files: int, most_bytes: int) -> tuple[dict[str, bytes] | None, int]:
-    """Path → content, as they were last written, and how many entries are neither files nor
-    directories; None: too many."""
+    """Collect the files in the order in which they were last written.
+
+    Returns path → content, None where there are too many; and the number of entries that are not
+    kept, as links are not.
+    """
     files: dict[str, bytes] = {}
-    written: dict[str, tuple[int, int]] = {}
-    left, total, folders = 0, 0, [""]
+    write_times: dict[str, tuple[int, int]] = {}
+    not_kept = 0
+    total_bytes = 0
+    folders = [""]
     while folders:
         folder = folders.pop()
         try:
             entries = sorted(os.listdir(folder or "."))
         except OSError:
-            left += 1
+            not_kept += 1
             continue
         if not entries and folder:
             files[folder + "/"] = b""
@@ -67,42 +72,45 @@ def collect(most_files: int, most_bytes: int) -> tuple[dict[str, bytes] | None, 
             try:
                 if len(path) > 200 or not path.isprintable():
                     raise OSError("such a path is not kept")
-                kind = os.lstat(path)
-                if stat.S_ISDIR(kind.st_mode):
-                    folders += [path] * (name != "__pycache__")
-                elif stat.S_ISREG(kind.st_mode):
-                    total += kind.st_size
-                    if total > most_bytes:
-                        return None, left
+                entry = os.lstat(path)
+                if stat.S_ISDIR(entry.st_mode):
+                    if name != "__pycache__":
+                        folders.append(path)
+                elif stat.S_ISREG(entry.st_mode):
+                    total_bytes += entry.st_size
+                    if total_bytes > most_bytes:
+                        return None, not_kept
                     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
                         files[path] = file.read(most_bytes)
-                    # files of one tick of the clock are told apart by when they were made
-                    written[path] = kind.st_mtime_ns, kind.st_ino
+                    # within one tick of the clock, inode numbers tell which file is newer
+                    write_times[path] = (entry.st_mtime_ns, entry.st_ino)
                 else:
-                    left += 1
+                    not_kept += 1
             except OSError:
-                left += 1
+                not_kept += 1
             if len(files) + len(folders) > most_files:
-                return None, left
-    return {path: files[path] for path in sorted(files, key=lambda p: written.get(p, (0, 0)))}, left
+                return None, not_kept
+    paths = sorted(files, key=lambda path: write_times.get(path, (0, 0)))
+    return {path: files[path] for path in paths}, not_kept
 
 
 def main() -> None:
-    order = marshal.loads(sys.stdin.buffer.read())  # noqa: S302 - of this project
+    order = marshal.loads(sys.stdin.buffer.read())  # noqa: S302 - comes from this project
     words, files, seconds, most_files, most_bytes = order
     write_all(files)
     out = os.open(OUTPUT, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND)
-    os.unlink(OUTPUT)
-    code = run(words, seconds, out)
+    os.unlink(OUTPUT)  # the command cannot find the file, it only inherits the descriptor
+    exit_code = run(words, seconds, out)
     size = os.fstat(out).st_size
     output = os.pread(out, KEPT, 0)
     if size > 2 * KEPT:
         output += b"\n[... %d bytes left out ...]\n" % (size - 2 * KEPT)
     if size > KEPT:
         output += os.pread(out, KEPT, max(KEPT, size - KEPT))
-    files, left = collect(most_files, most_bytes)
+    files, not_kept = collect(most_files, most_bytes)
+    count = -1 if files is None else len(files)
     write = sys.stdout.buffer.write
-    write(b"%d %d %d %d\n" % (code, len(output), left, -1 if files is None else len(files)))
+    write(b"%d %d %d %d\n" % (exit_code, len(output), not_kept, count))
     write(output)
     for path, data in (files or {}).items():
         write(b"%d %s\n" % (len(data), path.encode()) + data)

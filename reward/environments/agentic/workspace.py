@@ -1,6 +1,8 @@
-"""The files of one run behind five tools: bytes in this process, by path, so that there is no
-directory to leave, no link to follow and nothing that two runs share. A command runs in a sandbox
-that is given the files, and the regular files that it leaves are taken back.
+"""The files of one run behind five tools.
+
+They are bytes by path in this process: there is no directory to leave, no link to follow, and
+nothing that two runs share. A command runs in a sandbox that gets the files; the regular files that
+it leaves are taken back.
 """
 
 from __future__ import annotations
@@ -23,10 +25,11 @@ from reward.environments.world import Refused
 
 Call = tuple[str, Mapping[str, Any]]
 Files = Mapping[str, bytes]  # path → content; a path that ends in "/" is an empty directory
-SECONDS = 10  # of one command
+SECONDS = 10  # limit of one command
 MOST_FILES = 500
-MOST_BYTES = 4 << 20  # of all files
-_PATH_CHARACTERS, _COMMAND_BYTES = 200, 100_000
+MOST_BYTES = 4 << 20  # of all files together
+_PATH_CHARACTERS = 200
+_COMMAND_BYTES = 100_000
 _DRIVER = Path(__file__).with_name("shell_driver.py").read_text("utf-8")
 _QUERY = """
 import sqlite3, sys
@@ -60,7 +63,7 @@ def _schema(*required: str, **optional: str) -> dict[str, Any]:
     }
 
 
-# name → what it does, its parameters
+# name → description, JSON schema of the parameters
 TOOLS: dict[str, tuple[str, dict[str, Any]]] = {
     "read_file": (
         "The text of a file; `first_line` (from 1) and `lines` choose a part of a long one.",
@@ -90,10 +93,12 @@ ISOLATED = ("-I", "-S", "-c")  # neither the directory nor variables reach a pro
 
 
 class Workspace(Environment):
-    """The files of one completion.
+    """The files of one completion, and the tools on them.
 
-    `tools` are names in `TOOLS`; `deliverables` files without which the task is not done, () means
-    any change; `first_error` is the result of the first sound call, which is not carried out.
+    Args:
+        tools: names in `TOOLS`.
+        deliverables: files without which the task is not done; () for any change.
+        first_error: result of the first valid call, which is then not carried out.
     """
 
     def __init__(
@@ -104,8 +109,10 @@ class Workspace(Environment):
         deliverables: tuple[str, ...] = (),
         first_error: str | None = None,
     ) -> None:
-        self._initial, self.files = dict(files), dict(files)
-        self._deliverables, self._first_error = deliverables, first_error
+        self.files = dict(files)
+        self._initial = dict(files)
+        self._deliverables = deliverables
+        self._first_error = first_error
         self._calls: list[dict[str, Any]] = []
         self._infrastructure: str | None = None
         self._toolbox = Toolbox([Tool(name, *TOOLS[name], getattr(self, name)) for name in tools])
@@ -114,20 +121,22 @@ class Workspace(Environment):
         before = dict(self.files)
         result = await self._toolbox.call(name, arguments)
         # a command's files are in the order in which it wrote them
-        places = {path: place for place, path in enumerate(self.files)}
-        changed = sorted(changed_paths(before, self.files), key=lambda path: places.get(path, -1))
+        write_order = {path: index for index, path in enumerate(self.files)}
+        changed = changed_paths(before, self.files)
+        changed.sort(key=lambda path: write_order.get(path, -1))
         emptied = [path for path in changed if not self.files.get(path)]
         self._calls.append({"changed": changed, "emptied": emptied})
         return result
 
-    def _inject(self) -> None:
-        """Raise the error that a family injects, once."""
-        error, self._first_error = self._first_error, None
+    def _raise_first_error(self) -> None:
+        """Raise the error that the task injects, once."""
+        error = self._first_error
+        self._first_error = None
         if error is not None:
             raise Refused(error)
 
     def read_file(self, path: str, first_line: int = 1, lines: int | None = None) -> str:
-        self._inject()
+        self._raise_first_error()
         path = inside(path)
         if path not in self.files:
             raise Refused(f"there is no file {path}")
@@ -135,11 +144,11 @@ class Workspace(Environment):
         if (first_line, lines) == (1, None):
             return text
         start = max(0, first_line - 1)
-        kept = text.splitlines(keepends=True)[start : None if lines is None else start + lines]
-        return "".join(kept)
+        end = None if lines is None else start + lines
+        return "".join(text.splitlines(keepends=True)[start:end])
 
     def write_file(self, path: str, content: str) -> str:
-        self._inject()
+        self._raise_first_error()
         path = inside(path)
         if path == "." or any(p.startswith(f"{path}/") for p in self.files):
             raise Refused(f"{path} is a directory")
@@ -151,12 +160,13 @@ class Workspace(Environment):
             data = content.encode()
         except UnicodeEncodeError:
             raise Refused("the content is not valid Unicode") from None
-        kept = {p: d for p, d in self.files.items() if not (p[-1] == "/" and path.startswith(p))}
-        self._keep({**kept, path: data})
+        # the entry of an empty directory goes when it gets a file
+        files = {p: d for p, d in self.files.items() if not (p[-1] == "/" and path.startswith(p))}
+        self._replace_files({**files, path: data})
         return f"wrote {len(data)} bytes to {path}"
 
     def list_files(self, path: str = ".") -> str:
-        self._inject()
+        self._raise_first_error()
         folder = inside(path)
         prefix = "" if folder == "." else f"{folder}/"
         below = [p for p in sorted(self.files) if p.startswith(prefix) or p == folder]
@@ -165,11 +175,11 @@ class Workspace(Environment):
         return "\n".join(p if p.endswith("/") else f"{p}  {len(self.files[p])}" for p in below)
 
     async def shell(self, command: str) -> str:
-        self._inject()
+        self._raise_first_error()
         return await self._run(["/bin/sh", "-c", command])
 
     async def sql(self, database: str, query: str) -> str:
-        self._inject()
+        self._raise_first_error()
         path = inside(database)
         if path not in self.files:
             raise Refused(f"there is no database {path}")
@@ -187,17 +197,17 @@ class Workspace(Environment):
             raise Refused("the text is not valid Unicode") from None
         if any(b"\0" in word or len(word) > _COMMAND_BYTES for word in words):
             raise Refused(f"a null character, or more than {_COMMAND_BYTES} bytes")
-        order = marshal.dumps((words, self.files, SECONDS, MOST_FILES, MOST_BYTES))
+        stdin = marshal.dumps((words, self.files, SECONDS, MOST_FILES, MOST_BYTES))
         limits = Limits(seconds=3 * SECONDS, cpu_seconds=SECONDS, output_bytes=3 * MOST_BYTES)
         try:
-            result = await run_program([*ISOLATED, _DRIVER], order, limits)
+            result = await run_program([*ISOLATED, _DRIVER], stdin, limits)
         except OSError as error:
             self._infrastructure = f"the sandbox: {error}"
             raise InfrastructureError(self._infrastructure) from error
         if result.limit is not None:
             raise Refused(f"stopped at the limit of {result.limit}; its changes are lost")
         try:
-            code, output, left, files = _collected(result.stdout)
+            exit_code, output, not_kept, files = _read_driver_output(result.stdout)
         except (ValueError, Refused):
             raise Refused("the command broke off; its changes are lost") from None
         if files is None:
@@ -205,17 +215,22 @@ class Workspace(Environment):
                 f"the command left more than {MOST_FILES} files or {MOST_BYTES} bytes: its changes "
                 "are lost"
             )
-        self._keep(files)
+        self._replace_files(files)
         text = output.decode("utf-8", "replace").rstrip("\n")
-        # a signal ended what runs the command: at its time, or because the command sent it
-        ended = f"killed, the most is {SECONDS} seconds" if code < 0 else f"exit code {code}"
-        notes = [ended] * (code != 0)
-        notes += [f"{left} links or special files were not kept"] * (left > 0)
+        status = f"exit code {exit_code}"
+        if exit_code < 0:  # a signal: at the time limit, or sent by the command itself
+            status = f"killed, the most is {SECONDS} seconds"
+        notes: list[str] = []
+        if exit_code != 0 or (not text and not_kept == 0):
+            notes.append(status)
+        if not_kept > 0:
+            notes.append(f"{not_kept} links or special files were not kept")
         if not text:
-            return f"({', '.join(['no output', *(notes or [ended])])})"
+            notes.insert(0, "no output")
+            return f"({', '.join(notes)})"
         return f"{text}\n({', '.join(notes)})" if notes else text
 
-    def _keep(self, files: Files) -> None:
+    def _replace_files(self, files: Files) -> None:
         if len(files) > MOST_FILES or sum(map(len, files.values())) > MOST_BYTES:
             raise Refused(f"more than {MOST_FILES} files or {MOST_BYTES} bytes in all")
         self.files = dict(files)
@@ -235,8 +250,10 @@ class Workspace(Environment):
 
 
 def inside(path: str) -> str:
-    """A path relative to the working directory, in its shortest form. Raises Refused: it leads out
-    of the working directory, or is none."""
+    """Shortest form of a path, relative to the working directory.
+
+    Raises Refused: it leads out of the working directory, or is no path.
+    """
     relative = posixpath.normpath(f"{path or '.'}/".removeprefix("/scratch/") or ".")
     if len(path) > _PATH_CHARACTERS or "\0" in path or not path.isprintable():
         raise Refused("no such path: too long, or with characters that do not print")
@@ -251,6 +268,7 @@ def changed_paths(before: Files, after: Files) -> list[str]:
 
 
 def final_files(initial: Files, state: Mapping[str, Any]) -> dict[str, bytes]:
+    """The files at the end of a run, from its snapshot."""
     files = dict(initial)
     for path, content in state["changes"].items():
         if content is None:
@@ -271,23 +289,27 @@ def _as_json(content: bytes | None) -> Any:
         return {"base64": binascii.b2a_base64(content, newline=False).decode()}
 
 
-def _collected(data: bytes) -> tuple[int, bytes, int, dict[str, bytes] | None]:
-    """Exit code, output, entries not kept, and the files, None where there were too many. Raises
-    ValueError, Refused: not what the driver writes."""
-    at = data.index(b"\n")
-    code, size, left, count = map(int, data[:at].split())
-    output, at = data[at + 1 : at + 1 + size], at + 1 + size
+def _read_driver_output(data: bytes) -> tuple[int, bytes, int, dict[str, bytes] | None]:
+    """Exit code, output, number of entries not kept, and the files, None where there were too many.
+
+    Raises ValueError, Refused: the driver does not write such output, so the command did.
+    """
+    header_end = data.index(b"\n")
+    exit_code, size, not_kept, count = map(int, data[:header_end].split())
+    output_start = header_end + 1
+    position = output_start + size
+    output = data[output_start:position]
     if count < 0:
-        return code, output, left, None
+        return exit_code, output, not_kept, None
     if size < 0 or count > MOST_FILES:
         raise ValueError("not of the driver")
     files: dict[str, bytes] = {}
     for _ in range(count):
-        end = data.index(b"\n", at)
-        length, _, name = data[at:end].decode().partition(" ")
-        at = end + 1 + max(0, int(length))
-        files[inside(name) + "/" * name.endswith("/")] = data[end + 1 : at]
-    return code, output, left, files
+        line_end = data.index(b"\n", position)
+        length, _, name = data[position:line_end].decode().partition(" ")
+        position = line_end + 1 + max(0, int(length))
+        files[inside(name) + "/" * name.endswith("/")] = data[line_end + 1 : position]
+    return exit_code, output, not_kept, files
 
 
 # -- calls of the tools --------------------------------------------------------------------------

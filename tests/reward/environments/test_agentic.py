@@ -104,7 +104,7 @@ def test_paths_are_of_the_working_directory(path: str, kept: str):
 )  # fmt: skip
 def test_a_forged_listing_is_no_listing_and_ends(forged: bytes):
     with pytest.raises((ValueError, Refused)):
-        workspace._collected(forged)
+        workspace._read_driver_output(forged)
 
 
 def test_a_row_of_another_version_is_refused_and_variants_vary():
