@@ -17,11 +17,12 @@ KIND = "dpo_data"
 def main(argv: list[str] | None = None) -> None:
     parser = recipe_parser("Build preference pairs from graded samples.")
     recipe, options = parse_recipe(parser, BuildDpoConfig, argv)
+
     from data_builders.pairs import build as pairs
     from data_builders.registry import all_graders
     from posttrain.pages.samples import pair_figures, pair_rows, planned_pairs
-    from posttrain.pages.write import run_stage
     from posttrain.report.console import open_console, print_sections
+    from posttrain.runner import run_data_stage
     from posttrain.runs import parent_of, read_artifact
 
     console = open_console()
@@ -30,7 +31,7 @@ def main(argv: list[str] | None = None) -> None:
     # -- the samples, and the tokenizer and template they were made with
     parents = [read_artifact(path, kind="samples") for path in recipe.samples]
     renderer = pairs.load_pair_renderer(recipe, parents)
-    # what names this data set: the recipe with its samples by digest, without `out`
+    # the samples by digest, wherever they lie
     config = recipe.model_dump(mode="json", exclude={"out", "samples"})
     config["samples_digests"] = [parent.digest for parent in parents]
 
@@ -45,15 +46,13 @@ def main(argv: list[str] | None = None) -> None:
                 on_progress=lambda what, n: line.update(f"{what}: {n:,}"),
             )
 
-    if options.dry_run:
-        Run.open(out, kind=KIND, config=config, dry_run=True)
+    def plan() -> None:
         print_sections(console, [planned_pairs(recipe, parents)])
-        # all of it, elsewhere: what is dropped follows from every score and every length
+        # the whole build, elsewhere: what is dropped follows from every score and every length
         with tempfile.TemporaryDirectory() as folder:
             built = build(Path(folder))
-        counts, stats = built.counts(), built.stats()
-        print_sections(console, [pair_rows(counts), *pair_figures(stats)], charts=False)
-        return
+        sections = [pair_rows(built.counts()), *pair_figures(built.stats())]
+        print_sections(console, sections, charts=False)
 
     def make(run: Run) -> None:
         built = build(out)
@@ -69,7 +68,16 @@ def main(argv: list[str] | None = None) -> None:
             stats=built.stats() | renderer.stats(),
         )
 
-    run_stage(console, out, kind=KIND, config=config, make=make, scratch="work")
+    run_data_stage(
+        console,
+        out,
+        kind=KIND,
+        config=config,
+        dry_run=options.dry_run,
+        make=make,
+        plan=plan,
+        scratch="work",
+    )
 
 
 if __name__ == "__main__":

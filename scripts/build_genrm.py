@@ -16,11 +16,12 @@ KIND = "genrm_data"
 def main(argv: list[str] | None = None) -> None:
     parser = recipe_parser("Build judging prompts from preference data.")
     recipe, options = parse_recipe(parser, BuildGenRmConfig, argv)
+
     from data_builders.judging.build import build, token_counter
     from data_builders.prompts.build import prompt_inputs, refuse_changes
     from posttrain.pages.judging import judging_prompts, pairs_by_source
-    from posttrain.pages.write import run_stage
     from posttrain.report.console import open_console, print_sections
+    from posttrain.runner import run_data_stage
     from posttrain.runs import read_artifact
 
     console = open_console()
@@ -29,12 +30,11 @@ def main(argv: list[str] | None = None) -> None:
 
     inputs, parents = prompt_inputs(recipe.sources, Path(), out=out)
     count = None if recipe.tokenizer is None else token_counter(recipe.tokenizer)
-    if options.dry_run:
-        Run.open(out, kind=KIND, config=config, dry_run=True)
+
+    def plan() -> None:
         stats = build(recipe, None, base_dir=Path(), count=count).stats(inputs)
         sections = [judging_prompts(stats), pairs_by_source(stats["sources"])]
         print_sections(console, sections, charts=False)
-        return
 
     def make(run: Run) -> None:
         with console.status("reading") as line:
@@ -43,15 +43,27 @@ def main(argv: list[str] | None = None) -> None:
                 line.update(f"{name}: {n:,} pairs")
 
             built = build(recipe, out, base_dir=Path(), count=count, on_progress=show)
-        stats, seed = built.stats(inputs), recipe.seed
         run.finish(
-            counts=built.counts(), files=built.files(), parents=parents, seed=seed, stats=stats
+            counts=built.counts(),
+            files=built.files(),
+            parents=parents,
+            seed=recipe.seed,
+            stats=built.stats(inputs),
         )
 
-    def check() -> None:
+    def check(_: Run) -> None:
         refuse_changes(read_artifact(out, verify=False), inputs, parents)
 
-    run_stage(console, out, kind=KIND, config=config, make=make, check=check)
+    run_data_stage(
+        console,
+        out,
+        kind=KIND,
+        config=config,
+        dry_run=options.dry_run,
+        make=make,
+        plan=plan,
+        check=check,
+    )
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pathlib import Path
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.paths import refuse_missing_template, refuse_out_of_reach
-from posttrain.runs import open_run
+from posttrain.runs import Run
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -28,21 +28,26 @@ def main(argv: list[str] | None = None) -> None:
     refuse_missing_template(tokenizer.path, tokenizer.chat_template, key=key)
 
     from data_builders.sft.build import KIND, build, build_config, set_up, show_plan
-    from posttrain.pages.write import ensure_report, write_report
     from posttrain.report.console import open_console
+    from posttrain.runner import run_data_stage
 
     console = open_console()
-    out = Path(recipe.out)
     setup = set_up(recipe, Path(), console, dry_run=options.dry_run)
-    if options.dry_run:
-        show_plan(setup, console)
-        return
-    with open_run(out, kind=KIND, config=build_config(recipe), scratch="work") as stage:
-        if build(setup, stage, console):
-            console.print(f"{write_report(out)}")
-        else:
-            ensure_report(out)
-            console.print(f"{out} is complete, nothing to do")
+
+    def make_or_check(run: Run) -> None:
+        build(setup, run, console)
+
+    run_data_stage(
+        console,
+        recipe.out,
+        kind=KIND,
+        config=build_config(recipe),
+        dry_run=options.dry_run,
+        plan=lambda: show_plan(setup, console),
+        make=make_or_check,
+        check=make_or_check,
+        scratch="work",
+    )
 
 
 if __name__ == "__main__":

@@ -18,18 +18,20 @@ from posttrain.runs import Run, parent_of, read_artifact
 if TYPE_CHECKING:
     from posttrain.evaluation.judges import Judged
 
-KIND, WORK = "genrm_evaluation", "work"
+KIND = "genrm_evaluation"
+WORK = "work"
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = recipe_parser("Evaluate judges on held-out pairs.")
     recipe, options = parse_recipe(parser, EvalGenRmConfig, argv)
     recipe, choices = with_choices(recipe)
-    out, data = Path(recipe.out), read_artifact(recipe.data, kind="genrm_data")
+    out = Path(recipe.out)
+    data = read_artifact(recipe.data, kind="genrm_data")
 
     from posttrain.evaluation.judges import held_out, run_evaluation
-    from posttrain.pages.write import run_stage
     from posttrain.report.console import open_console
+    from posttrain.runner import run_data_stage
     from posttrain.sampling.open import checkpoint_parents
 
     console = open_console()
@@ -39,17 +41,26 @@ def main(argv: list[str] | None = None) -> None:
     parents = [parent_of(recipe.data, relative_to=out, manifest=data)]
     parents += checkpoint_parents(map(recipe.path_of, recipe.checkpoints), out=out)
     config = recipe.owner_config() | {"parents": [parent.digest for parent in parents]}
-    if options.dry_run:
-        Run.open(out, kind=KIND, config=config, dry_run=True)
-        total, names = len(prompts) * recipe.n, ", ".join(recipe.checkpoints)
+
+    def plan() -> None:
+        total = len(prompts) * recipe.n
+        names = ", ".join(recipe.checkpoints)
         console.print(f"{len(prompts):,} prompts × {recipe.n} = {total:,} for each: {names}")
         console.print(printable(prompts[0].messages[-1].content), soft_wrap=True)
-        return
 
     def make(run: Run) -> None:
         run_evaluation(run, recipe, prompts, judged_of, data=data, parents=parents, console=console)
 
-    run_stage(console, out, kind=KIND, config=config, make=make, scratch=WORK)
+    run_data_stage(
+        console,
+        out,
+        kind=KIND,
+        config=config,
+        dry_run=options.dry_run,
+        make=make,
+        plan=plan,
+        scratch=WORK,
+    )
 
 
 def judged_of(checkpoint: str, prompt: Prompt, completion: Completion) -> Judged | None:
@@ -57,9 +68,10 @@ def judged_of(checkpoint: str, prompt: Prompt, completion: Completion) -> Judged
     from posttrain.evaluation.judges import Judged
     from reward.judge.verdict import gold_from, outcome_of, preferred
 
-    outcome, about = outcome_of(completion, gold_from(prompt)), metadata_of(prompt)
+    outcome = outcome_of(completion, gold_from(prompt))
     if outcome is None:
         return None
+    about = metadata_of(prompt)
     length = completion.reasoning_tokens + completion.answer_tokens
     return Judged(
         checkpoint=checkpoint,

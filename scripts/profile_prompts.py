@@ -22,8 +22,10 @@ def main(argv: list[str] | None = None) -> None:
 
     from data_builders.prompts.build import PromptPlan, refuse_changes
 
-    out, config, n = Path(recipe.out), recipe.owner_config(), recipe.n
-    plan = PromptPlan(recipe.prompts, recipe.settings, seed=recipe.seed, out=out)
+    out = Path(recipe.out)
+    config = recipe.owner_config()
+    # the names of graders and tools, and the files, before torch is loaded
+    prompt_plan = PromptPlan(recipe.prompts, recipe.settings, seed=recipe.seed, out=out)
     if recipe.previous is not None:
         config["previous"] = read_artifact(recipe.previous, kind="pass_rates", verify=False).digest
 
@@ -31,8 +33,8 @@ def main(argv: list[str] | None = None) -> None:
     from data_builders.prompts import profile
     from data_builders.sft.inputs import as_stats
     from posttrain.pages.samples import planned, prompts_by_source
-    from posttrain.pages.write import run_stage
     from posttrain.report.console import open_console, print_sections
+    from posttrain.runner import run_data_stage
     from posttrain.sampling.generate import finish, time_line
     from posttrain.sampling.open import checkpoint_parents, refuse_prompts_beyond_context
     from posttrain.tokens.renderer import renderer_of
@@ -40,25 +42,25 @@ def main(argv: list[str] | None = None) -> None:
     console = open_console()
     console.print(choice)
     renderer = renderer_of(recipe.backend, recipe.checkpoint)
-    given = profile.prompts_to_profile(recipe, plan, renderer, base_dir=Path(), out=out)
+    profiled = profile.prompts_to_profile(recipe, prompt_plan, renderer, base_dir=Path(), out=out)
     checkpoints = checkpoint_parents([recipe.checkpoint], out=out)
-    parents = [*plan.parents, *checkpoints, *given.parents]
+    parents = [*prompt_plan.parents, *checkpoints, *profiled.parents]
 
-    if options.dry_run:
-        Run.open(out, kind=profile.KIND, config=config, dry_run=True)
+    def plan() -> None:
         most = recipe.sampling.max_tokens
-        refuse_prompts_beyond_context(recipe.backend, given.prompts, renderer, max_tokens=most)
-        shown = [prompts_by_source(given.stats)] if given.stats else []
+        refuse_prompts_beyond_context(recipe.backend, profiled.prompts, renderer, max_tokens=most)
+        sections = [planned(profiled.prompts, recipe.n_of, recipe.most_tokens)]
+        if profiled.stats:
+            sections.insert(0, prompts_by_source(profiled.stats))
         if recipe.decontamination is not None:
-            console.print(f"{given.contaminated:,} prompts overlap evaluation items")
-        if given.room is not None:
-            console.print(f"prompts {given.room}")
-        print_sections(console, [*shown, planned(given.prompts, recipe.n_of, recipe.most_tokens)])
-        console.print(asyncio.run(time_line(recipe, given.prompts)), soft_wrap=True)
-        return
+            console.print(f"{profiled.contaminated:,} prompts overlap evaluation items")
+        if profiled.room is not None:
+            console.print(f"prompts {profiled.room}")
+        print_sections(console, sections)
+        console.print(asyncio.run(time_line(recipe, profiled.prompts)), soft_wrap=True)
 
     def make(run: Run) -> None:
-        making = profile.sample_and_verify(recipe, given.prompts, given.before, console)
+        making = profile.sample_and_verify(recipe, profiled.prompts, profiled.before, console)
         samples, rates = asyncio.run(making)
         atomic_write_text(out / profile.FILE, profile.rate_lines(rates))
         alerts = samples.alerts(unformatted_by_setting(out))
@@ -66,20 +68,33 @@ def main(argv: list[str] | None = None) -> None:
             run,
             recipe,
             samples,
-            prompts=given.prompts,
-            counts=given.counts(rates),
+            prompts=profiled.prompts,
+            counts=profiled.counts(rates),
             parents=parents,
             renderer=renderer,
-            prompt_stats=given.stats
-            | {"inputs": as_stats(given.inputs), "n": n, "rates": profile.rate_stats(rates, n=n)},
+            prompt_stats={
+                **profiled.stats,
+                "inputs": as_stats(profiled.inputs),
+                "n": recipe.n,
+                "rates": profile.rate_stats(rates, n=recipe.n),
+            },
             alerts=alerts,
             files={profile.FILE: len(rates)},
         )
 
-    def check() -> None:
-        refuse_changes(read_artifact(out, verify=False), given.inputs, parents)
+    def check(_: Run) -> None:
+        refuse_changes(read_artifact(out, verify=False), profiled.inputs, parents)
 
-    run_stage(console, out, kind=profile.KIND, config=config, make=make, check=check)
+    run_data_stage(
+        console,
+        out,
+        kind=profile.KIND,
+        config=config,
+        dry_run=options.dry_run,
+        make=make,
+        plan=plan,
+        check=check,
+    )
 
 
 if __name__ == "__main__":

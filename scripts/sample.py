@@ -22,16 +22,18 @@ def main(argv: list[str] | None = None) -> None:
     recipe, options = parse_recipe(parser, SampleConfig, argv)
     refuse_missing_checkpoint(recipe.checkpoint, key="checkpoint")
     recipe, choice = recipe.with_choice()
+
     from data_builders.prompts.build import PromptPlan, refuse_changes
 
-    out, config = Path(recipe.out), recipe.owner_config()
-    plan = PromptPlan(recipe.prompts, recipe.settings, seed=recipe.seed, out=out)
+    out = Path(recipe.out)
+    # the names of graders and tools, and the files, before torch is loaded
+    prompt_plan = PromptPlan(recipe.prompts, recipe.settings, seed=recipe.seed, out=out)
 
     from data_builders.pairs.grading import unformatted_by_setting
     from data_builders.sft.inputs import as_stats
     from posttrain.pages.samples import planned, prompts_by_source
-    from posttrain.pages.write import run_stage
     from posttrain.report.console import open_console, print_sections
+    from posttrain.runner import run_data_stage
     from posttrain.sampling.alerts import alert_text
     from posttrain.sampling.generate import finish, make_samples, time_line
     from posttrain.sampling.open import checkpoint_parents, refuse_prompts_beyond_context
@@ -39,28 +41,27 @@ def main(argv: list[str] | None = None) -> None:
 
     console = open_console()
     console.print(choice)
-    parents = plan.parents + checkpoint_parents([recipe.checkpoint], out=out)
+    parents = prompt_plan.parents + checkpoint_parents([recipe.checkpoint], out=out)
     renderer = renderer_of(recipe.backend, recipe.checkpoint)
 
-    if options.dry_run:
-        Run.open(out, kind=KIND, config=config, dry_run=True)
-        built = plan.build()
+    def plan() -> None:
+        built = prompt_plan.build()
         most = recipe.sampling.max_tokens
         refuse_prompts_beyond_context(recipe.backend, built.prompts, renderer, max_tokens=most)
-        settings = planned(built.prompts, recipe.n_of, recipe.most_tokens)
-        print_sections(console, [prompts_by_source(built.stats()), settings])
+        by_setting = planned(built.prompts, recipe.n_of, recipe.most_tokens)
+        print_sections(console, [prompts_by_source(built.stats()), by_setting])
         if built.prompts:
             console.print(asyncio.run(time_line(recipe, built.prompts)), soft_wrap=True)
-        first = {prompt.setting: prompt for prompt in reversed(built.prompts)}
-        for name, prompt in reversed(first.items()):
+        first_prompts = {prompt.setting: prompt for prompt in reversed(built.prompts)}
+        for name, prompt in reversed(first_prompts.items()):
             text = message_text(prompt) if renderer is None else renderer.text(prompt)
             console.print(f"\nfirst prompt of {name} ({prompt.id}):")
             console.print(printable(text), soft_wrap=True)
-        return
 
     def make(run: Run) -> None:
-        built = plan.build()
-        samples = asyncio.run(make_samples(recipe, built.prompts, plan.open_environment, console))
+        built = prompt_plan.build()
+        sampling = make_samples(recipe, built.prompts, prompt_plan.open_environment, console)
+        samples = asyncio.run(sampling)
         alerts = samples.alerts(unformatted_by_setting(out))
         finish(
             run,
@@ -70,17 +71,26 @@ def main(argv: list[str] | None = None) -> None:
             counts=built.counts(),
             parents=parents,
             renderer=renderer,
-            prompt_stats={**built.stats(), "inputs": as_stats(plan.inputs)},
+            prompt_stats={**built.stats(), "inputs": as_stats(prompt_plan.inputs)},
             alerts=alerts,
         )
         for line in [*map(alert_text, alerts), *samples.lines()]:
             console.print(line)
 
-    def check() -> None:
-        refuse_changes(read_artifact(out, verify=False), plan.inputs, parents)
+    def check(_: Run) -> None:
+        refuse_changes(read_artifact(out, verify=False), prompt_plan.inputs, parents)
         shutil.rmtree(out / "work", ignore_errors=True)
 
-    run_stage(console, out, kind=KIND, config=config, make=make, check=check)
+    run_data_stage(
+        console,
+        out,
+        kind=KIND,
+        config=recipe.owner_config(),
+        dry_run=options.dry_run,
+        make=make,
+        plan=plan,
+        check=check,
+    )
 
 
 if __name__ == "__main__":

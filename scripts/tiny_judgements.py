@@ -4,7 +4,6 @@ posttrain tiny_judgements --config tiny/judgements [key=value …] [--dry-run]
 """
 
 from functools import partial
-from pathlib import Path
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.tiny_world import TinyJudgementsConfig
@@ -17,19 +16,21 @@ def main(argv: list[str] | None = None) -> None:
     config, options = parse_recipe(parser, TinyJudgementsConfig, argv)
 
     from data_builders.tiny_world.judgements import write_judgements
-    from posttrain.pages.write import run_stage
     from posttrain.report.console import open_console
-    from posttrain.runs import Run
+    from posttrain.runner import run_data_stage
 
     print(f"judgements → {config.out} (seed {config.seed}, held-out seed {config.heldout_seed})")
     for name, rows in config.families.items():
         train = f"{rows.warm_up:,} to warm up on, {rows.train:,} to train on"
         print(f"  {name:<8} {train}, {rows.heldout:,} held out")
-    if options.dry_run:
-        Run.open(config.out, kind=KIND, config=config.owner_config(), dry_run=True)
-        return
-    make = partial(write_judgements, config=config)
-    run_stage(open_console(), Path(config.out), kind=KIND, config=config.owner_config(), make=make)
+    run_data_stage(
+        open_console(),
+        config.out,
+        kind=KIND,
+        config=config.owner_config(),
+        dry_run=options.dry_run,
+        make=partial(write_judgements, config=config),
+    )
 
 
 if __name__ == "__main__":

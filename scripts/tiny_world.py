@@ -4,7 +4,6 @@ posttrain tiny_world --config tiny/world [key=value …] [--dry-run]
 """
 
 from functools import partial
-from pathlib import Path
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.tiny_world import TinyWorldConfig
@@ -18,20 +17,22 @@ def main(argv: list[str] | None = None) -> None:
 
     from data_builders.tiny_world.write import check_families, write_world
     from posttrain.chat.template import nemotron_3_nano_template
-    from posttrain.pages.write import run_stage
     from posttrain.report.console import open_console
-    from posttrain.runs import Run
+    from posttrain.runner import run_data_stage
 
     check_families(config)
     print(f"tiny world → {config.out} (seed {config.seed}, held-out seed {config.heldout_seed})")
     for name, rows in config.families.items():
         held = "held out of training" if rows.train == 0 else f"{rows.train:,} training rows"
         print(f"  {name:<10} {held}, {rows.heldout:,} held-out prompts")
-    if options.dry_run:
-        Run.open(config.out, kind=KIND, config=config.owner_config(), dry_run=True)
-        return
-    make = partial(write_world, config=config, template=nemotron_3_nano_template())
-    run_stage(open_console(), Path(config.out), kind=KIND, config=config.owner_config(), make=make)
+    run_data_stage(
+        open_console(),
+        config.out,
+        kind=KIND,
+        config=config.owner_config(),
+        dry_run=options.dry_run,
+        make=partial(write_world, config=config, template=nemotron_3_nano_template()),
+    )
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.eval import WinRateConfig
 from posttrain.runs import Run, parent_of, read_artifact
 
-KIND, WORK = "win_rate", "work"
+KIND = "win_rate"
+WORK = "work"
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -23,8 +24,8 @@ def main(argv: list[str] | None = None) -> None:
     from data_builders.keyed import key64
     from posttrain.evaluation.compare import side_of
     from posttrain.evaluation.win_rate import pair_up, write_duels
-    from posttrain.pages.write import run_stage
     from posttrain.report.console import open_console
+    from posttrain.runner import run_data_stage
     from posttrain.sampling.progress import ProgressBar
     from reward.judge.judge import judge_all, judge_parents
     from reward.judge.prompt import shown_answer
@@ -33,8 +34,8 @@ def main(argv: list[str] | None = None) -> None:
 
     console = open_console()
     sides = [side_of(path) for path in (recipe.before, recipe.after)]
-    made = {side.run: read_artifact(side.run, verify=False) for side in sides}
-    parents = [parent_of(side.run, relative_to=out, manifest=made[side.run]) for side in sides]
+    manifests = {side.run: read_artifact(side.run, verify=False) for side in sides}
+    parents = [parent_of(side.run, relative_to=out, manifest=manifests[side.run]) for side in sides]
     order = partial(key64, recipe.seed, "duel")
     pairs, counts = pair_up(*sides, prompts=recipe.prompts, order=order, answer_of=shown_answer)
     judges = judge_parents(recipe.judge.models, out=out)
@@ -43,26 +44,24 @@ def main(argv: list[str] | None = None) -> None:
         "sides": [[p.digest, s.checkpoint] for p, s in zip(parents, sides, strict=True)],
         "judges": [parent.digest for parent in judges],
     }
-    matches = [
-        Comparison(pair.prompt.messages, first, second, principle_of(pair.prompt))
-        for pair in pairs
-        if pair.decided is None
-        for first, second in (pair.answers, pair.answers[::-1])
-    ]
-    judged = f"{len(matches) // 2:,} of them to judge, in both orders"
-    console.print(f"{len(pairs):,} pairs of answers, {judged}")
-    if options.dry_run:
-        Run.open(out, kind=KIND, config=config, dry_run=True)
-        return
+    comparisons: list[Comparison] = []
+    for pair in pairs:
+        if pair.decided is not None:
+            continue
+        principle = principle_of(pair.prompt)
+        for first, second in (pair.answers, pair.answers[::-1]):
+            comparisons.append(Comparison(pair.prompt.messages, first, second, principle))
+    to_judge = f"{len(comparisons) // 2:,} of them to judge, in both orders"
+    console.print(f"{len(pairs):,} pairs of answers, {to_judge}")
 
     def make(run: Run) -> None:
-        total = len(matches) * len(recipe.judge.models)
+        total = len(comparisons) * len(recipe.judge.models)
         work = out / WORK / "judgements"
         bar = ProgressBar(total=total, most_tokens=None, console=console, unit="judgements")
         with bar as progress:
             judging = judge_all(
                 recipe.judge,
-                matches,
+                comparisons,
                 folder=work,
                 seed=recipe.seed,
                 on_progress=lambda votes: progress.add(done=votes),
@@ -70,13 +69,26 @@ def main(argv: list[str] | None = None) -> None:
             judgements, identity, ledger = asyncio.run(judging)
         # seconds differ from run to run: they are printed, not kept
         print(f"{ledger['calls']:,} calls in {ledger.pop('seconds'):.0f} s")
-        rows = [judgement.row() for judgement in judgements]
-        made_of = [*parents, *judges]
         write_duels(
-            run, recipe, pairs, rows, counts=counts, ledger=ledger, parents=made_of, judge=identity
+            run,
+            recipe,
+            pairs,
+            [judgement.row() for judgement in judgements],
+            counts=counts,
+            ledger=ledger,
+            parents=[*parents, *judges],
+            judge=identity,
         )
 
-    run_stage(console, out, kind=KIND, config=config, make=make, scratch=WORK)
+    run_data_stage(
+        console,
+        out,
+        kind=KIND,
+        config=config,
+        dry_run=options.dry_run,
+        make=make,
+        scratch=WORK,
+    )
 
 
 if __name__ == "__main__":

@@ -55,10 +55,7 @@ from posttrain.chat import profile_of, variants_hint
 from posttrain.config.build_sft import EXECUTION, OPTIONAL, BuildSftConfig
 from posttrain.errors import ConfigError, DataError, RenderError
 from posttrain.hashing import digest_of
-from posttrain.pages import sft_data as page
 from posttrain.pages.supervision import ROWS as SUPERVISION
-from posttrain.pages.supervision import supervision as supervision_section
-from posttrain.report.console import print_sections
 from posttrain.runs import Run, read_artifact
 from posttrain.tokens.renderer import DataRenderer, load_data_renderer
 
@@ -241,7 +238,7 @@ def build(setup: Setup, stage: Run, console: Console) -> bool:
         "warnings": [*setup.warnings, *late],
         **data_stats(sources, plan, counts, recipe.packing.max_length),
     }
-    manifest = stage.finish(
+    stage.finish(
         counts=total_counts(counts),
         files=files,
         parents=parents,
@@ -251,14 +248,6 @@ def build(setup: Setup, stage: Run, console: Console) -> bool:
         run={"tokenizer": encoder.name},
     )
     shutil.rmtree(work, ignore_errors=True)
-    sections = [page.drops(stats), page.mixture(stats), page.packing(stats)]
-    sections += [
-        supervision_section(supervision, bounds(recipe.limits)),
-        page.control(stats),
-        page.origins(stats),
-    ]
-    print_sections(console, sections, charts=False)
-    console.print(f"{out}  digest {manifest.digest[:16]}")
     return True
 
 

@@ -6,11 +6,9 @@ The same artifact gives the same bytes.
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -47,7 +45,7 @@ from posttrain.report.section import (
     Table,
     Tile,
 )
-from posttrain.runs import REPORT, Run, atomic_write_text, open_run
+from posttrain.runs import REPORT, atomic_write_text
 
 # kind of artifact → its sections, and on its own page the figures to read first
 PAGES: dict[str, tuple[Callable[[Node], Sections], Callable[[Node], list[Tile]]]] = {
@@ -176,33 +174,3 @@ def show_finished(console: Console, artifact: Path) -> None:
 def show_up_to_date(console: Console, artifact: Path) -> None:
     ensure_report(artifact)
     console.print(f"{artifact} is complete, nothing to do")
-
-
-def run_stage(
-    console: Console,
-    out: Path,
-    *,
-    kind: str,
-    config: Mapping[str, Any],
-    make: Callable[[Run], object],
-    check: Callable[[], object] = lambda: None,
-    scratch: str | None = None,
-) -> None:
-    """Make an artifact in its output directory and show it; one that is complete is left alone.
-
-    Args:
-        make: writes the files and calls `finish`.
-        check: called where the artifact is complete: refuses inputs that have changed.
-        scratch: a folder in `out` that is removed at the end.
-
-    Raises:
-        ConfigError: the directory belongs to another config, or another process is at work in it.
-    """
-    with open_run(out, kind=kind, config=config, scratch=scratch) as run:
-        if complete := run.complete:
-            check()
-        else:
-            make(run)
-        if scratch is not None:
-            shutil.rmtree(out / scratch, ignore_errors=True)
-        (show_up_to_date if complete else show_finished)(console, out)

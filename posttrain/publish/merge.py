@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,19 +19,8 @@ from posttrain.config.sft import ModelConfig
 from posttrain.errors import ConfigError
 from posttrain.hashing import sha256_file
 from posttrain.models.adapters import adapted_model
-from posttrain.models.inference import weights_digest
 from posttrain.models.load import embedding_rows, set_special_tokens
-from posttrain.publish.card import CARD, checkpoint_card, origins_of
-from posttrain.runs import (
-    MANIFEST,
-    STAGE,
-    Counts,
-    Manifest,
-    atomic_write_text,
-    open_run,
-    parent_of,
-    read_artifact,
-)
+from posttrain.publish.derive import Derived, Source, derive_checkpoint, read_source
 from posttrain.tokens.renderer import chat_template_of
 from posttrain.tokens.tokenizer import largest_id, load_any_tokenizer, special_tokens
 
@@ -38,10 +28,19 @@ MergeDtype = Literal["float32", "bfloat16"]
 # root mean square of the difference of logits, over that of the logits. Sums in another order move
 # float32 by about 1e-6; rounding the weights to 8 bits moves bfloat16 by a few thousandths
 TOLERANCE: dict[MergeDtype, float] = {"float32": 1e-4, "bfloat16": 2e-2}
-_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_CARRIED = ("tokenizer", "chat_template", "special_tokens", "added_tokens", "vocab", "merges",
-            "generation_config.json")  # fmt: skip
-_PROBE = (4, 64)  # rows and columns of token ids
+_CONFIG = "adapter_config.json"
+_WEIGHTS = "adapter_model.safetensors"
+# beginnings of the names of files that are copied beside the merged weights
+_COPIED = (
+    "tokenizer",
+    "chat_template",
+    "special_tokens",
+    "added_tokens",
+    "vocab",
+    "merges",
+    "generation_config.json",
+)
+_PROBE = (4, 64)  # rows and columns of the random token ids that logits are compared on
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,30 +48,35 @@ class AdapterSource:
     """An adapter and what it belongs to.
 
     Attributes:
-        folder: what the user named; `adapter` is it or lies in it.
-        base: folder or hub id; `revision` of a hub id.
-        manifest: of `folder`, where it is a checkpoint of ours; `base_manifest` of the base.
+        folder: the folder that the user named, which is `adapter` or holds it.
+        adapter: the folder of the adapter's config and weights.
+        base: the model that it was trained on.
+        revision: revision of the base, where that is a hub id.
     """
 
-    folder: Path
+    folder: Source
     adapter: Path
-    base: str
+    base: Source
     revision: str | None
-    manifest: Manifest | None
-    base_manifest: Manifest | None
 
     @property
     def tokenizer(self) -> str:
         """Where the tokenizer lies: beside the adapter, or else with the base."""
-        own = [self.folder, self.adapter]
-        named = [f for f in own if (f / "tokenizer_config.json").is_file()]
-        return str(named[0]) if named else self.base
+        for folder in (Path(self.folder.path), self.adapter):
+            if (folder / "tokenizer_config.json").is_file():
+                return str(folder)
+        return self.base.path
 
 
 @dataclass(frozen=True, slots=True)
 class MergeCheck:
-    """Relative root mean squares over the logits of a probe: what merging changed, what the adapter
-    changes of its base, and how much the first may be."""
+    """Relative root mean squares over the logits of a probe.
+
+    Attributes:
+        difference: between the adapted model and the merged files.
+        effect: between the base and the adapted model.
+        tolerance: how much `difference` may be.
+    """
 
     difference: float
     effect: float
@@ -84,7 +88,7 @@ def adapter_source(folder: Path, *, base: str | None) -> AdapterSource:
 
     Args:
         folder: an adapter as peft saves it, or a checkpoint with `adapter/`.
-        base: instead of the one that the adapter's config names.
+        base: replaces the base that the adapter's config names.
 
     Raises:
         ConfigError: no LoRA adapter in safetensors, no base, or not the base it was trained on.
@@ -102,24 +106,30 @@ def adapter_source(folder: Path, *, base: str | None) -> AdapterSource:
         raise ConfigError(f"{adapter / _CONFIG} is no JSON object: {error}") from error
     if method != "LORA":
         raise ConfigError(f"{adapter} is {method}; only LORA is merged")
-    named = base or config.get("base_model_name_or_path")
-    if not named or not isinstance(named, str):
+    base_path = base or config.get("base_model_name_or_path")
+    if not base_path or not isinstance(base_path, str):
         raise ConfigError(f"{adapter / _CONFIG} names no base model: give --base")
-    manifest = _manifest(folder)
-    base_manifest = _manifest(Path(named))
-    trained_on = [p.digest for p in manifest.parents if p.kind == "checkpoint"] if manifest else []
-    if trained_on and (base_manifest is None or base_manifest.digest not in trained_on):
-        found = base_manifest.digest[:12] if base_manifest else "no checkpoint with a manifest"
+    folder_source = read_source(folder)
+    base_source = read_source(base_path)
+    _check_trained_on(folder_source, base_source)
+    is_hub_id = base is None and not Path(base_path).is_dir()
+    revision = config.get("revision") if is_hub_id else None
+    return AdapterSource(folder_source, adapter, base_source, revision)
+
+
+def _check_trained_on(folder: Source, base: Source) -> None:
+    """Raises ConfigError if the adapter's manifest names another checkpoint as its base."""
+    if folder.manifest is None:
+        return
+    trained_on = [p.digest for p in folder.manifest.parents if p.kind == "checkpoint"]
+    if not trained_on:
+        return
+    if base.manifest is None or base.manifest.digest not in trained_on:
+        actual = base.manifest.digest[:12] if base.manifest else "no checkpoint with a manifest"
         raise ConfigError(
-            f"{folder} was trained on checkpoint {trained_on[0][:12]}, {named} is {found}: name "
-            "the right one with --base"
+            f"{folder.path} was trained on checkpoint {trained_on[0][:12]}, {base.path} is "
+            f"{actual}: name the right one with --base"
         )
-    revision = None if base or Path(named).is_dir() else config.get("revision")
-    return AdapterSource(folder, adapter, named, revision, manifest, base_manifest)
-
-
-def _manifest(folder: Path) -> Manifest | None:
-    return read_artifact(folder, kind="checkpoint") if (folder / MANIFEST).is_file() else None
 
 
 def base_dtype(source: AdapterSource) -> MergeDtype:
@@ -129,10 +139,10 @@ def base_dtype(source: AdapterSource) -> MergeDtype:
         ConfigError: the base cannot be read.
     """
     try:
-        config = AutoConfig.from_pretrained(source.base, revision=source.revision)
+        config = AutoConfig.from_pretrained(source.base.path, revision=source.revision)
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
-        raise ConfigError(f"base {source.base} cannot be read: {reason}") from error
+        raise ConfigError(f"base {source.base.path} cannot be read: {reason}") from error
     return "bfloat16" if config.dtype == torch.bfloat16 else "float32"
 
 
@@ -143,70 +153,46 @@ def merge(source: AdapterSource, out: Path, *, dtype: MergeDtype) -> MergeCheck:
         ConfigError: it cannot be loaded, does not fit its tokenizer, `out` belongs to something
             else, or the written weights differ by more than the tolerance; then nothing stays.
     """
-    base = source.base_manifest
-    identity = {
-        "adapter": sha256_file(source.adapter / _WEIGHTS),
-        "adapter_config": sha256_file(source.adapter / _CONFIG),
-        "base": base.digest if base else weights_digest(source.base),
-        "dtype": dtype,
-    }
-    with open_run(out, kind="checkpoint", config={"merge": identity}) as run:
-        if run.complete:
-            return MergeCheck(**read_artifact(out, verify=False).stats["check"])
-        partial = out / ".merge.partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        try:
-            check = _write(source, partial, dtype)
-            for path in sorted(partial.iterdir()):
-                path.replace(out / path.name)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-        folders = [(source.folder, source.manifest), (source.base, base)]
-        parents = [
-            parent_of(path, relative_to=out, manifest=manifest)
-            for path, manifest in folders
-            if manifest is not None
-        ]
-        ours = source.manifest is not None
-        origins = origins_of(
-            out,
-            base=str(source.folder) if ours else source.base,
-            adapter=None if ours else source.folder,
-        )
-        card = checkpoint_card(
-            "lora",
-            origins,
-            folder=out,
-            summary=[
-                f"A LoRA adapter merged into its base in {dtype}. Root mean square of the logits' "
-                f"difference over that of the logits: {check.difference:.1g} (allowed "
-                f"{check.tolerance:.1g}; the adapter itself changes {check.effect:.1g})."
-            ],
-            parents=parents,
-            details=[],
-        )
-        atomic_write_text(out / CARD, card)
-        own = {path.name for path in out.iterdir() if path.is_file()} - {CARD, STAGE}
-        known = source.manifest or base
-        run.finish(
-            counts=Counts(0, 0),
-            files=dict.fromkeys(own),
-            parents=parents,
-            template_digest=known.template_digest if known else None,
-            stats={"check": asdict(check), "dtype": dtype},
-        )
-        return check
+    # the license of an adapter that is no checkpoint of ours stands in its own card, not the base's
+    is_foreign = source.folder.manifest is None
+    stats = derive_checkpoint(
+        out,
+        stage="merge",
+        method="lora",
+        identity={
+            "adapter": sha256_file(source.adapter / _WEIGHTS),
+            "adapter_config": sha256_file(source.adapter / _CONFIG),
+            "base": source.base.digest,
+            "dtype": dtype,
+        },
+        sources=[source.folder, source.base],
+        base=source.base.path if is_foreign else source.folder.path,
+        adapter=Path(source.folder.path) if is_foreign else None,
+        write=partial(_write_merged, source=source, dtype=dtype),
+    )
+    return MergeCheck(**stats["check"])
 
 
-def _write(source: AdapterSource, partial: Path, dtype: MergeDtype) -> MergeCheck:
+def _write_merged(folder: Path, *, source: AdapterSource, dtype: MergeDtype) -> Derived:
+    check = _merge_and_check(source, folder, dtype)
+    summary = (
+        f"A LoRA adapter merged into its base in {dtype}. Root mean square of the logits' "
+        f"difference over that of the logits: {check.difference:.1g} (allowed "
+        f"{check.tolerance:.1g}; the adapter itself changes {check.effect:.1g})."
+    )
+    return Derived([summary], {"check": asdict(check), "dtype": dtype})
+
+
+def _merge_and_check(source: AdapterSource, folder: Path, dtype: MergeDtype) -> MergeCheck:
+    """Write the merged model and its tokenizer, and compare its logits with the adapted model's."""
     tokenizer = load_any_tokenizer(source.tokenizer)
     try:
-        spec = ModelConfig(path=source.base, revision=source.revision)
+        spec = ModelConfig(path=source.base.path, revision=source.revision)
         adapted: Any = adapted_model(source.adapter, spec).eval()
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(
-            f"{source.adapter} on {source.base} cannot be loaded: {reason}"
+            f"{source.adapter} on {source.base.path} cannot be loaded: {reason}"
         ) from error
     rows = embedding_rows(adapted.get_base_model())
     if rows <= largest_id(tokenizer):
@@ -215,46 +201,53 @@ def _write(source: AdapterSource, partial: Path, dtype: MergeDtype) -> MergeChec
             f"has {rows} rows: they do not belong together"
         )
     generator = torch.Generator().manual_seed(0)
-    probe = torch.randint(0, rows, _PROBE, generator=generator)
-    before = _logits(adapted, probe)
+    ids_B_T = torch.randint(0, rows, _PROBE, generator=generator)
+    adapted_logits_B_T_V = _logits(adapted, ids_B_T)
     with adapted.disable_adapter():
-        effect = _relative(_logits(adapted, probe), before)
+        effect = _relative_difference(_logits(adapted, ids_B_T), adapted_logits_B_T_V)
+
     merged: PreTrainedModel = adapted.merge_and_unload(safe_merge=True)
     template = None
     if isinstance(tokenizer.chat_template, str):
         template = chat_template_of(tokenizer, choice="own")
     set_special_tokens(merged, special_tokens(tokenizer, template=template))
-    merged.to(getattr(torch, dtype)).save_pretrained(partial)
-    _carry(source, tokenizer, partial)
-    again = AutoModelForCausalLM.from_pretrained(partial, dtype=torch.float32).eval()
-    difference = _relative(_logits(again, probe), before)
+    merged.to(getattr(torch, dtype)).save_pretrained(folder)
+    _copy_tokenizer(source, tokenizer, folder)
+
+    # the files that were written are checked, not the model in memory
+    written = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    difference = _relative_difference(_logits(written, ids_B_T), adapted_logits_B_T_V)
     tolerance = TOLERANCE[dtype]
+    # rounding may not undo what a weak adapter changes
     if difference > min(tolerance, effect / 2 if effect else tolerance):
+        advice = "; merge in float32" if dtype == "bfloat16" else ""
         raise ConfigError(
             f"merged in {dtype}, the logits differ by {difference:.1g} of their size; allowed are "
-            f"{tolerance:.1g} and half of what the adapter changes ({effect:.1g})"
-            + ("; merge in float32" if dtype == "bfloat16" else "")
+            f"{tolerance:.1g} and half of what the adapter changes ({effect:.1g}){advice}"
         )
     # one digit: the others differ between machines, and the manifest must not
     return MergeCheck(float(f"{difference:.0e}"), float(f"{effect:.0e}"), tolerance)
 
 
-def _carry(source: AdapterSource, tokenizer: Any, partial: Path) -> None:
-    """Put tokenizer, template and generation config beside the weights, byte for byte where they
-    are files here."""
-    folder = Path(source.tokenizer)
-    if not folder.is_dir():
-        tokenizer.save_pretrained(partial)
+def _copy_tokenizer(source: AdapterSource, tokenizer: Any, folder: Path) -> None:
+    """Put tokenizer, template and generation config beside the weights.
+
+    Files on this machine are copied byte for byte; those of a hub id are saved anew.
+    """
+    origin = Path(source.tokenizer)
+    if not origin.is_dir():
+        tokenizer.save_pretrained(folder)
         return
-    for path in sorted(folder.iterdir()):
-        if path.is_file() and path.name.startswith(_CARRIED):
-            shutil.copyfile(path, partial / path.name)
+    for path in sorted(origin.iterdir()):
+        if path.is_file() and path.name.startswith(_COPIED):
+            shutil.copyfile(path, folder / path.name)
 
 
 @torch.inference_mode()
-def _logits(model: Any, probe: torch.Tensor) -> torch.Tensor:
-    return model(input_ids=probe, use_cache=False).logits.float()
+def _logits(model: Any, ids_B_T: torch.Tensor) -> torch.Tensor:
+    return model(input_ids=ids_B_T, use_cache=False).logits.float()
 
 
-def _relative(a: torch.Tensor, b: torch.Tensor) -> float:
-    return float((a - b).square().mean().sqrt() / b.square().mean().sqrt())
+def _relative_difference(logits: torch.Tensor, reference: torch.Tensor) -> float:
+    """Root mean square of the difference over that of the reference."""
+    return float((logits - reference).square().mean().sqrt() / reference.square().mean().sqrt())

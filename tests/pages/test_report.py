@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -17,10 +16,11 @@ from rich.console import Console
 
 from posttrain.errors import DataError
 from posttrain.pages.sft_data import lengths, mixture
-from posttrain.pages.write import run_stage, write_report
+from posttrain.pages.write import write_report
 from posttrain.report.console import open_console, print_sections
 from posttrain.report.html import page_html
 from posttrain.report.section import Section, Table
+from posttrain.runner import run_data_stage
 from posttrain.runs import Counts, Run, read_artifact
 from tests.pages.conftest import write_checkpoint
 from tests.pages.reading import Reader, cells, page_of, section, sections
@@ -109,9 +109,16 @@ def test_started_again_a_stage_leaves_the_page_that_is_there(tmp_path):
         run.finish(counts=Counts(1, 1), files={})
 
     def start() -> None:
-        check = partial(made.append, None)
-        console = Console(file=io.StringIO())
-        run_stage(console, out, kind="toy", config={}, make=make, check=check, scratch="work")
+        run_data_stage(
+            Console(file=io.StringIO()),
+            out,
+            kind="toy",
+            config={},
+            dry_run=False,
+            make=make,
+            check=lambda _: made.append(None),
+            scratch="work",
+        )
         assert not (out / "work").exists()
 
     start()

@@ -1,0 +1,133 @@
+"""A checkpoint made from a checkpoint: what every stage that does so needs beside its weights."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from posttrain.models.inference import weights_digest
+from posttrain.publish.card import CARD, checkpoint_card, origins_of
+from posttrain.runs import (
+    MANIFEST,
+    STAGE,
+    Counts,
+    Manifest,
+    Parent,
+    atomic_write_text,
+    open_run,
+    parent_of,
+    read_artifact,
+)
+
+KIND = "checkpoint"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Weights that a checkpoint is made from.
+
+    Attributes:
+        path: folder or hub id.
+        manifest: None if the folder is no checkpoint of a stage of ours.
+    """
+
+    path: str
+    manifest: Manifest | None
+
+    @property
+    def digest(self) -> str:
+        """Digest of the artifact, or else of the weights."""
+        return self.manifest.digest if self.manifest else weights_digest(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """What a stage says of the weights that it wrote.
+
+    Attributes:
+        summary: lines of the card on what was done.
+        stats: stats of the manifest.
+    """
+
+    summary: Sequence[str]
+    stats: Mapping[str, Any]
+
+
+def read_source(path: Path | str) -> Source:
+    """A folder or hub id, with its manifest where it is an artifact.
+
+    Raises:
+        DataError: an artifact of another kind, or whose files have changed.
+    """
+    is_artifact = (Path(path) / MANIFEST).is_file()
+    return Source(str(path), read_artifact(path, kind=KIND) if is_artifact else None)
+
+
+def derive_checkpoint(
+    out: Path,
+    *,
+    stage: str,
+    method: str,
+    identity: Mapping[str, Any],
+    sources: Sequence[Source],
+    base: str,
+    write: Callable[[Path], Derived],
+    adapter: Path | None = None,
+) -> Mapping[str, Any]:
+    """Write a checkpoint with its card and manifest, or leave a complete one alone.
+
+    Args:
+        stage: name of the stage, under which `identity` stands in the manifest's config.
+        method: method that the card names.
+        identity: what decides the weights; sources by digest, no paths.
+        sources: what the checkpoint is made from; those with a manifest become its parents, and
+            the first of these names the chat template.
+        base: folder or hub id whose license, datasets and base model the card takes over.
+        write: writes all files of the model into a folder, which appears whole in `out`.
+        adapter: a folder of foreign weights that were merged in; its license goes into the card.
+
+    Returns:
+        The stats of the manifest.
+
+    Raises:
+        ConfigError: `out` belongs to something else, or as `write` raises; then nothing stays.
+    """
+    with open_run(out, kind=KIND, config={stage: identity}) as run:
+        if run.complete:
+            return read_artifact(out, verify=False).stats
+        partial = out / f".{stage}.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            derived = write(partial)
+            for path in sorted(partial.iterdir()):
+                path.replace(out / path.name)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+        template_digest = None
+        parents: list[Parent] = []
+        for source in sources:
+            if source.manifest is not None:
+                if not parents:
+                    template_digest = source.manifest.template_digest
+                parents.append(parent_of(source.path, relative_to=out, manifest=source.manifest))
+        card = checkpoint_card(
+            method,
+            origins_of(out, base=base, adapter=adapter),
+            folder=out,
+            summary=derived.summary,
+            parents=parents,
+            details=[],
+        )
+        atomic_write_text(out / CARD, card)
+        written = {path.name for path in out.iterdir() if path.is_file()} - {CARD, STAGE}
+        manifest = run.finish(
+            counts=Counts(0, 0),
+            files=dict.fromkeys(written),
+            parents=parents,
+            template_digest=template_digest,
+            stats=derived.stats,
+        )
+        return manifest.stats
