@@ -26,8 +26,8 @@ def main(argv: list[str] | None = None) -> None:
     from data_builders.prompts.build import refuse_changes
     from data_builders.synthesis import build as synthesis
     from posttrain.hashing import digest_of
-    from posttrain.pages.write import run_stage
     from posttrain.report.console import open_console
+    from posttrain.runner import run_data_stage
     from posttrain.tokens.renderer import message_text
 
     console = open_console()
@@ -39,8 +39,7 @@ def main(argv: list[str] | None = None) -> None:
     config = recipe.owner_config() | {"templates": digests}
     kind = synthesis.open_kind(recipe, templates)
 
-    if options.dry_run:
-        Run.open(out, kind=synthesis.KIND, config=config, dry_run=True)
+    def plan() -> None:
         with tempfile.TemporaryDirectory() as grades:
             seed_set = synthesis.read_seeds(recipe, templates, out=out, work=Path(grades))
         for reason, count in seed_set.dropped.most_common():
@@ -59,7 +58,6 @@ def main(argv: list[str] | None = None) -> None:
         if first is not None:
             console.print(f"\nfirst prompt, to {first.role} ({first.prompt.id}):")
             console.print(printable(message_text(first.prompt)), soft_wrap=True)
-        return
 
     def make(run: Run) -> None:
         seed_set = synthesis.read_seeds(recipe, templates, out=out, work=out / "work")
@@ -67,17 +65,19 @@ def main(argv: list[str] | None = None) -> None:
         seeds = f"{result.kept:,} of {len(seed_set.seeds):,} seeds"
         console.print(f"{seeds} gave {len(result.rows):,} rows")
 
-    def check() -> None:
+    def check(_: Run) -> None:
         manifest = read_artifact(out, verify=False)
         inputs, parents = synthesis.inputs_of(recipe, out=out)
         refuse_changes(manifest, inputs, parents)
 
-    run_stage(
+    run_data_stage(
         console,
         out,
         kind=synthesis.KIND,
         config=config,
+        dry_run=options.dry_run,
         make=make,
+        plan=plan,
         check=check,
         scratch="work",
     )
