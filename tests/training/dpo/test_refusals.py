@@ -183,9 +183,10 @@ def test_a_policy_trained_with_another_template(tmp_path):
     attention_model().save_pretrained(policy)
     files = {p.name: None for p in policy.iterdir() if p.name != "stage.json"}
     stage.finish(counts=Counts(0, 0), files=files, template_digest="a" * 64)
-    other = write_pairs(tmp_path / "other", make_pairs(8), template="b" * 64)
-    with pytest.raises(ConfigError, match="policy was trained with aaaaaaaaaaaa"):
-        start(make_recipe(other, policy, tmp_path / "o", {"max_steps": 1}))
+    for digit in "0b":
+        other = write_pairs(tmp_path / digit, make_pairs(8), template=digit * 64)
+        with pytest.raises(ConfigError, match="policy was trained with aaaaaaaaaaaa"):
+            start(make_recipe(other, policy, tmp_path / "o", {"max_steps": 1}))
     same = write_pairs(tmp_path / "same", make_pairs(8), template="a" * 64)
     start(make_recipe(same, policy, tmp_path / "o", {"max_steps": 1}))
 
