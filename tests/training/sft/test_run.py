@@ -20,7 +20,7 @@ from posttrain.errors import ConfigError, DataError, TrainingError
 from posttrain.runs import read_artifact
 from posttrain.training.document_masking import sequences
 from posttrain.training.output import RESUME
-from posttrain.training.sft.data import load_split
+from posttrain.training.sft.data import load_split, split_size
 from posttrain.training.sft.stage import SftStage
 from tests.training.conftest import MakeRecipe, sft_recipe
 from tests.training.tiny import END, PAD, log_rows, losses
@@ -66,6 +66,12 @@ def test_a_run_ends_in_a_checkpoint_that_learns_and_stops(learned: SftConfig, da
     assert card.data.license == "unknown"  # of the data it is known, of the base not
     assert str(out.parent) not in card.text
     assert card.data.tags == ["sft"]
+    size = split_size(data, "train")
+    sources = [line for line in card.text.splitlines() if line.startswith(("| s0 |", "| s1 |"))]
+    trained = [int(line.split("|")[4].replace(",", "")) for line in sources]
+    assert sum(trained) == size.trained
+    for line, count in zip(sources, trained, strict=True):
+        assert line.endswith(f"| {count / size.trained:.1%} |")
     # the saved model stops on its end token; in the data a prompt has a third of the tokens
     model = AutoModelForCausalLM.from_pretrained(out)
     for ids, labels in sequences(load_split(data, "train", pad_id=PAD)[0]):
