@@ -6,10 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from posttrain.tokens.tokenizer import special_tokens
 from posttrain.training.sft import data as packed
-from posttrain.training.sft.data import load_split, sampled_rows, sizes_by_value, split_size
+from posttrain.training.sft.data import (
+    check_packs,
+    load_split,
+    sampled_rows,
+    sizes_by_value,
+    split_size,
+)
 from posttrain.training.sft.trainer import describe_step, held_out_group
-from tests.training.tiny import PAD
+from tests.training.tiny import PAD, make_tokenizer
 
 
 def test_a_split_has_the_size_of_its_packs(data: Path):
@@ -49,6 +56,23 @@ def test_sampled_rows_are_evenly_spaced(monkeypatch: pytest.MonkeyPatch):
     assert sampled_rows(3) == [0, 1, 2]
     assert sampled_rows(4) == [0, 1, 2, 3]
     assert sampled_rows(10) == [0, 2, 5, 7]
+
+
+def test_a_sample_of_all_packs_is_looked_at_and_not_the_filler(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+):
+    packs = load_split(data, "train", pad_id=PAD)
+    assert packs is not None
+    special = special_tokens(make_tokenizer())
+    size = split_size(data, "train")
+    lines, end_share = check_packs(packs, special, embeddings=64, positions=256)
+    assert end_share == 1.0
+    texts = dict(lines)
+    assert texts["tokens"].startswith("40 of 40 packs looked at: ids 1…63 of 64 rows")
+    assert texts["end token"] == f"<|im_end|> is trained in 100.0% of {size.sequences} sequences"
+    monkeypatch.setattr(packed, "SAMPLED_PACKS", 10)
+    lines, _ = check_packs(packs, special, embeddings=64, positions=256)
+    assert dict(lines)["tokens"].startswith("10 of 40 packs looked at")
 
 
 def test_a_line_says_of_a_step_what_its_row_has_and_names_the_held_out_group():
