@@ -263,7 +263,7 @@ def test_two_nodes_are_one_run(data: Path, policy: Path, tmp_path: Path):
 def test_an_output_directory_that_is_not_shared_is_refused(
     data: Path, policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(training_stage, "PATIENCE", 0.0)
+    monkeypatch.setattr(training_stage, "DIRECTORY_TIMEOUT", 0.0)
 
     def run() -> None:
         out = tmp_path / f"disk-of-{os.environ['RANK']}" / "out"
