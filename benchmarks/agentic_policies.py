@@ -15,29 +15,18 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from posttrain.evaluation.agentic import failures
-from posttrain.rollouts import Completion, Parameters, Prompt, RolloutLimits
-from posttrain.sampling.rollout import Task, roll_out
+from posttrain.rollouts import Prompt
 from reward.environments.agentic.base import Family, Final, Wrong
-from reward.environments.agentic.policies import ENVIRONMENT_OF, PolicySampler, policy_of
+from reward.environments.agentic.policies import ENVIRONMENT_OF, policy_of
 from reward.environments.base import Script
+from tests.reward.environments.scoring import run_policy
 
 Answer = tuple[tuple[str, str], ...]  # each file that is written, with its content
-LIMITS = RolloutLimits(Parameters(max_tokens=8192), max_turns=15)
-
-
-async def run_policy(prompts: Sequence[Prompt], name: str) -> list[Completion]:
-    return await roll_out(
-        [Task(prompt, 0, 0) for prompt in prompts],
-        PolicySampler(prompts, name),
-        open_environment=lambda p: ENVIRONMENT_OF[str(p.environment)]().open(p),
-        limits=LIMITS,
-    )
 
 
 async def outcomes(

@@ -26,13 +26,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.attacks.programs import mutants
-from benchmarks.environment_tasks import rows
 from posttrain.environments.sandbox import Limits, run_sandboxed
 from posttrain.errors import ConfigError
 from reward.environments import ENVIRONMENTS
 from reward.environments.base import Admitted, admit, replay, says
 from reward.environments.gym_rows import gym_row, server_of
+from tests.reward.environments.attacks.programs import mutants
+from tests.reward.environments.generated_tasks import rows
 
 Row = dict[str, Any]
 

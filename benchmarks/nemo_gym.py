@@ -2,11 +2,11 @@
 
     python benchmarks/nemo_gym.py mcqa http://127.0.0.1:8101 [--tasks 30] [--rows example.jsonl]
 
-The same completions (`benchmarks/attacks/`, without floods) go to our environment and, through the
-environment `gym_http`, to `/verify` of a resources server of a checkout of NVIDIA-NeMo/Gym. Tasks
-are generated in Gym's form, or read from a file of Gym's. The labels are those of the attacks.
-Programs that attack their own machine are left out: Gym's `code_gen` has no sandbox. Servers that
-ask a judge are not compared: their verdict is the judge model's.
+The same completions (`tests/reward/environments/attacks/`, without floods) go to our environment
+and, through the environment `gym_http`, to `/verify` of a resources server of a checkout of NVIDIA-
+NeMo/Gym. Tasks are generated in Gym's form, or read from a file of Gym's. The labels are those of
+the attacks. Programs that attack their own machine are left out: Gym's `code_gen` has no sandbox.
+Servers that ask a judge are not compared: their verdict is the judge model's.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.attacks.base import Attack
-from benchmarks.attacks.right_texts import right_texts
-from benchmarks.environment_tasks import rows
-from benchmarks.red_team import attacks_on
 from posttrain.rollouts import Prompt, metadata_of
 from reward.environments import ENVIRONMENTS
 from reward.environments.base import RLVREnvironment, Row, admit, replay, says
 from reward.environments.gym_http import GymHttpEnvironment, gym_http_row
 from reward.environments.gym_rows import INSTRUCTIONS, SERVERS, Fields, gym_row
+from tests.reward.environments.attacks.base import Attack
+from tests.reward.environments.attacks.every_form import attacks_on
+from tests.reward.environments.attacks.right_texts import right_texts
+from tests.reward.environments.generated_tasks import rows
 
 AT_ONCE = 8
 FAMILIES = (

@@ -14,71 +14,28 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import random
 import sys
 import time
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.attacks import ATTACKS
-from benchmarks.attacks.agentic import agentic_tricks
-from benchmarks.attacks.base import Attack, common
-from benchmarks.attacks.instruction_tricks import instruction_tricks
-from benchmarks.attacks.instructions import instruction_forms
-from benchmarks.attacks.right import RIGHT
-from benchmarks.attacks.right_texts import right_texts
-from benchmarks.attacks.state_tricks import STATE_TRICKS
-from benchmarks.attacks.states import STATE_ATTACKS
-from benchmarks.attacks.structure_tricks import CALL_TRICKS, documents
-from benchmarks.environment_tasks import rows
 from posttrain.evaluation.intervals import wilson
 from posttrain.rollouts import Prompt
 from reward.environments import ENVIRONMENTS
-from reward.environments.agentic.base import Family
-from reward.environments.base import RLVREnvironment, admit, replay, says
+from reward.environments.base import admit, replay
+from tests.reward.environments.attacks.base import Attack
+from tests.reward.environments.attacks.every_form import RIGHT_FORM, TRICK, attacks_on
+from tests.reward.environments.generated_tasks import rows
 
 HALVES = {
     "first": (0,), "second": (1,), "later": (2,), "last": (3,), "all": (0, 1, 2, 3),
     "right-first": (4,), "right-second": (5,), "right": (4, 5),
     "tricks-first": (6,), "tricks-second": (7,), "tricks": (6, 7),
 }  # fmt: skip
-RIGHT_FORM = "right: "
-TRICK = "trick: "
 AT_ONCE = 64
-
-
-def attacks_on(
-    environment: RLVREnvironment, prompts: list[Prompt], seed: int
-) -> Iterator[tuple[Prompt, Attack]]:
-    """Every attack on every task."""
-    for place, prompt in enumerate(prompts):
-        other = prompts[(place + 1) % len(prompts)]
-        for attack in common(environment, prompt, other):
-            yield prompt, attack
-        if isinstance(environment, Family):
-            yield from ((prompt, attack) for attack in agentic_tricks(environment, prompt))
-        for attacks in (ATTACKS, STATE_ATTACKS, STATE_TRICKS, CALL_TRICKS):
-            if (own := attacks.get(environment.name)) is not None:
-                for attack in own(prompt, random.Random(f"{seed}/{prompt.id}")):
-                    yield prompt, attack
-        if (right := RIGHT.get(environment.name)) is not None:
-            for form, script in right(prompt, random.Random(f"{seed}/{prompt.id}")):
-                yield prompt, Attack(RIGHT_FORM + form, True, script)
-        if environment.name == "instruction_following":
-            for constraint, form, text in right_texts(random.Random(f"{seed}/{prompt.id}")):
-                row = {"question": "x", "metadata": {"constraints": [constraint]}}
-                yield environment.prompt(row), Attack(RIGHT_FORM + form, True, says(text))
-    if environment.name == "structured_output":
-        for row, attack in documents():
-            yield environment.prompt(row), attack
-    if environment.name == "instruction_following":
-        for constraint, attack in (*instruction_forms(), *instruction_tricks()):
-            row = {"question": "x", "metadata": {"constraints": [constraint]}}
-            yield environment.prompt(row), attack
 
 
 async def measure(name: str, *, tasks: int, half: str, seed: int) -> None:

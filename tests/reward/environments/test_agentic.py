@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.agentic_policies import run_policy
 from posttrain.environments.sandbox import SandboxResult
 from posttrain.errors import DataError
 from posttrain.evaluation.agentic import failures
@@ -23,6 +22,7 @@ from reward.environments.agentic.policies import ENVIRONMENT_OF, policy_of
 from reward.environments.agentic.workspace import Call, read, sh, write
 from reward.environments.base import Script, replay
 from reward.environments.world import Refused
+from tests.reward.environments.scoring import run_policy
 
 contained = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is missing")
 SEEDS = (0, 1)

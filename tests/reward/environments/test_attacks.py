@@ -10,11 +10,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.attacks import ATTACKS
-from benchmarks.attacks.state_tricks import STATE_TRICKS
-from benchmarks.attacks.structure_tricks import KNOWN_TO_PASS
-from benchmarks.environment_tasks import rows
-from benchmarks.red_team import attacks_on
 from data_builders.prompts.questions import read_environment
 from posttrain.config.prompts import EnvironmentPrompts
 from posttrain.errors import DataError
@@ -24,6 +19,11 @@ from reward.environments.base import replay, same_value, says, unusable
 from reward.environments.code import find_program, same_output
 from reward.environments.instruction_following import CONSTRAINTS
 from reward.rlvr import Domain, RoutedReward
+from tests.reward.environments.attacks import ATTACKS
+from tests.reward.environments.attacks.every_form import attacks_on
+from tests.reward.environments.attacks.state_tricks import STATE_TRICKS
+from tests.reward.environments.attacks.structure_tricks import KNOWN_TO_PASS
+from tests.reward.environments.generated_tasks import rows
 from tests.reward.environments.scoring import verify
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import random
 
-from benchmarks.attacks.base import Attack, Attacks
 from posttrain.rollouts import Prompt, metadata_of
 from reward.environments.base import says
 from reward.graders.choice import options_of
+from tests.reward.environments.attacks.base import Attack, Attacks
 
 
 def math(prompt: Prompt, rng: random.Random) -> Attacks:

@@ -7,9 +7,9 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.attacks.base import Attack, Attacks
 from posttrain.rollouts import Prompt, metadata_of
 from reward.environments.base import says
+from tests.reward.environments.attacks.base import Attack, Attacks
 
 _LATER_PROGRAMS = {
     "later: sys.exit in thread": "import threading, os\nthreading.Thread(target=lambda: os._exit(0)).start()",

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from benchmarks.attacks.base import Attack
 from reward.environments.base import says
+from tests.reward.environments.attacks.base import Attack
 
 TEXT = "The lamp in the hall was made by a patient worker"
 CYRILLIC = str.maketrans("aeopcxyi", "аеорсхуі")

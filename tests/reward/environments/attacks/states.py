@@ -12,11 +12,11 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-from benchmarks.attacks.base import Attack, Attacks
 from posttrain.records import Message
 from posttrain.rollouts import Prompt, metadata_of
 from reward.environments import ENVIRONMENTS
 from reward.environments.base import Script, calls, says
+from tests.reward.environments.attacks.base import Attack, Attacks
 
 Entries = list[dict[str, Any]]
 

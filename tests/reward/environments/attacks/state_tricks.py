@@ -14,10 +14,10 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
-from benchmarks.attacks.base import Attack, Attacks
 from posttrain.rollouts import Prompt, metadata_of
 from reward.environments import ENVIRONMENTS
 from reward.environments.base import Script, calls, says
+from tests.reward.environments.attacks.base import Attack, Attacks
 
 Made = tuple[str, dict[str, Any]]
 NATO = dict(zip("abcdefghijklmnopqrstuvwxyz", ["Alpha", "Bravo", "Charlie", "Delta", "Echo", "Foxtrot", "Golf", "Hotel", "India", "Juliett", "Kilo", "Lima", "Mike", "November", "Oscar", "Papa", "Quebec", "Romeo", "Sierra", "Tango", "Uniform", "Victor", "Whiskey", "X-ray", "Yankee", "Zulu"], strict=True))  # fmt: skip

@@ -6,9 +6,9 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from benchmarks.attacks.base import Attack, Attacks
 from posttrain.rollouts import Prompt, metadata_of
 from reward.environments.base import says
+from tests.reward.environments.attacks.base import Attack, Attacks
 
 # kind → arguments, texts that keep the constraint, texts that do not
 _FORMS: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = {

@@ -9,11 +9,11 @@ from typing import Any
 
 import yaml
 
-from benchmarks.attacks.base import Attack, Attacks
 from posttrain.rollouts import Prompt, metadata_of
 from reward.environments.base import Script, calls, says
 from reward.environments.structured_output import filler
 from reward.environments.tool_call import declared
+from tests.reward.environments.attacks.base import Attack, Attacks
 
 
 def structured_output(prompt: Prompt, rng: random.Random) -> Attacks:

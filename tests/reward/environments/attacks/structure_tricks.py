@@ -14,10 +14,10 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.attacks.base import Attack, Attacks
 from posttrain.records import json_text
 from posttrain.rollouts import Prompt
 from reward.environments.base import calls, says
+from tests.reward.environments.attacks.base import Attack, Attacks
 
 Value = dict[str, Any]
 TEXT = {"type": "string"}

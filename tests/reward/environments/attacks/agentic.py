@@ -13,10 +13,10 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from benchmarks.attacks.base import Attack, Attacks
 from posttrain.rollouts import Prompt
 from reward.environments.agentic.base import Family, script
 from reward.environments.agentic.workspace import Call, read, sh, write
+from tests.reward.environments.attacks.base import Attack, Attacks
 
 Runs = Mapping[str, Sequence[Call]]
 Object = dict[str, Any]
