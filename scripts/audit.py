@@ -36,9 +36,29 @@ def main(argv: list[str] | None = None) -> None:
     raw = apply_overrides(raw, [argument for argument in options.arguments if "=" in argument])
     recipe = validate(raw, AuditConfig, where=options.config or "audit")
 
-    from posttrain.audit.stage import audit_data
+    from posttrain.audit.stage import KIND, audit_data, keep_audit, load_inputs
+    from posttrain.pages.supervision import left_out_lines, supervision
+    from posttrain.report.console import open_console, print_sections
+    from posttrain.runner import run_data_stage
+    from posttrain.runs import Run, read_artifact
 
-    if crossed := audit_data(recipe):
+    console = open_console()
+    inputs = load_inputs(recipe)
+
+    if recipe.out is None:
+        stats = audit_data(inputs).stats
+        print_sections(console, [supervision(stats["supervision"], stats["supervision_limits"])])
+        for line in left_out_lines(stats["rows"]):
+            console.print(line)
+    else:
+
+        def make(run: Run) -> None:
+            keep_audit(run, inputs, audit_data(inputs))
+
+        config = inputs.config
+        run_data_stage(console, recipe.out, kind=KIND, config=config, dry_run=False, make=make)
+        stats = read_artifact(recipe.out, verify=False).stats
+    if crossed := stats["violations"]:
         raise DataError("\n  ".join(["limits were crossed:", *crossed]))
 
 

@@ -1,29 +1,24 @@
-"""The audit of a data set as a stage: read it, print its figures, keep them as an artifact."""
+"""The audit of a data set: what of it is read, its figures, and the artifact that keeps them."""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
 
 from posttrain.audit.figures import Audit, audit_set
 from posttrain.audit.limits import bounds, violations
 from posttrain.audit.reader import SetReader, data_files
 from posttrain.config.audit import AuditConfig
 from posttrain.hashing import sha256_file
-from posttrain.pages.supervision import ROWS, supervision
-from posttrain.pages.write import ensure_report, write_report
 from posttrain.records import json_text
-from posttrain.report.console import open_console, print_sections
-from posttrain.report.section import counted
 from posttrain.runs import (
     MANIFEST,
     Counts,
     Parent,
+    Run,
     atomic_write_text,
-    open_run,
     parent_of,
     read_artifact,
 )
@@ -31,47 +26,62 @@ from posttrain.tokens.marks import marks_of
 from posttrain.tokens.renderer import AuditTokens, audit_tokens
 
 KIND = "audit"
+ROWS = "supervision.jsonl"
 
 
-def audit_data(recipe: AuditConfig) -> list[str]:
-    """Print the figures of a data set and, with `out`, keep them; returns what crosses a limit."""
-    console = open_console()
+@dataclass(frozen=True, slots=True)
+class AuditInputs:
+    """What an audit reads.
+
+    Attributes:
+        parents: artifacts among the data.
+        config: the recipe with its data by digest and without `out`, which names the audit.
+    """
+
+    recipe: AuditConfig
+    tokens: AuditTokens
+    parents: list[Parent]
+    config: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class AuditedData:
+    """Results of an audit.
+
+    Attributes:
+        stats: figures of each source, limits and what crosses them, for the manifest.
+    """
+
+    reader: SetReader
+    audit: Audit
+    stats: dict[str, Any]
+
+
+def load_inputs(recipe: AuditConfig) -> AuditInputs:
+    """Load the tokenizer and identify the data. Without `out` the data is not hashed."""
     tokens = audit_tokens(recipe, first=Path(recipe.data[0]))
+    parents: list[Parent] = []
     if recipe.out is None:
-        return _show(console, recipe, *_audit(recipe, tokens))["violations"]
-    out, parents, files = Path(recipe.out), list[Parent](), list[str]()
+        return AuditInputs(recipe, tokens, parents, {})
+    files: list[str] = []
     for path in map(Path, recipe.data):
         if (path / MANIFEST).is_file():
-            parents.append(parent_of(path, relative_to=out, manifest=read_artifact(path)))
+            manifest = read_artifact(path)
+            parents.append(parent_of(path, relative_to=Path(recipe.out), manifest=manifest))
         else:
             files += [sha256_file(file) for file, _ in data_files(path)]
     config = recipe.model_dump(mode="json", exclude={"out", "data"}) | {
         "data": [parent.digest for parent in parents] + files,
         "tokenizer_digest": tokens.encoder.digest,
     }
-    with open_run(out, kind=KIND, config=config) as stage:
-        if stage.complete:
-            ensure_report(out)
-            console.print(f"{out} is complete, nothing to do")
-            return list(read_artifact(out, verify=False).stats["violations"])
-        reader, audit = _audit(recipe, tokens)
-        stats = _show(console, recipe, reader, audit)
-        rows = audit.worst.rows(tokens.encoder.decode)
-        atomic_write_text(stage.path / ROWS, "".join(json_text(row) + "\n" for row in rows))
-        dropped = sum(reader.dropped.values(), Counter[str]())
-        rows_in = reader.rows_in.total()
-        stage.finish(
-            counts=Counts(rows_in, rows_in - dropped.total(), dict(sorted(dropped.items()))),
-            files={ROWS: len(rows)},
-            parents=parents,
-            stats=stats,
-        )
-        console.print(f"{write_report(out)}")
-        return stats["violations"]
+    return AuditInputs(recipe, tokens, parents, config)
 
 
-def _audit(recipe: AuditConfig, tokens: AuditTokens) -> tuple[SetReader, Audit]:
-    reader = SetReader([Path(p) for p in recipe.data], largest_id=tokens.largest_id)
+def audit_data(inputs: AuditInputs) -> AuditedData:
+    """Read the whole data set and count what its masks teach."""
+    recipe = inputs.recipe
+    tokens = inputs.tokens
+    reader = SetReader([Path(path) for path in recipe.data], largest_id=tokens.largest_id)
     marks = marks_of(
         tokens.encoder.encode,
         special=tokens.special,
@@ -79,29 +89,42 @@ def _audit(recipe: AuditConfig, tokens: AuditTokens) -> tuple[SetReader, Audit]:
         pad_id=tokens.pad_id,
         template=tokens.template,
     )
-    return reader, audit_set(reader, marks)
+    audit = audit_set(reader, marks)
+    return AuditedData(reader, audit, _stats(recipe, reader, audit))
 
 
-def _show(console: Console, recipe: AuditConfig, reader: SetReader, audit: Audit) -> dict[str, Any]:
-    """Print the figures; returns the stats, with what crosses a limit as `violations`."""
+def _stats(recipe: AuditConfig, reader: SetReader, audit: Audit) -> dict[str, Any]:
     figures = {name: found.stats() for name, found in audit.figures.items()}
-    limits = bounds(recipe.limits)
-    print_sections(console, [supervision(figures, limits)])
-    rows = {
-        source: {"in": number, "dropped": dict(sorted(reader.dropped.get(source, {}).items()))}
-        for source, number in reader.rows_in.items()
-    }
-    for source, own in rows.items():
-        if own["dropped"]:
-            console.print(f"{source}: of {own['in']:,} rows left out: {counted(own['dropped'])}")
-    crossed = [
-        f"source {source!r}: none of its {own['in']:,} rows could be audited"
-        for source, own in rows.items()
-        if source not in figures
-    ]
+    rows: dict[str, dict[str, Any]] = {}
+    for source, rows_in in reader.rows_in.items():
+        dropped = dict(sorted(reader.dropped.get(source, {}).items()))
+        rows[source] = {"in": rows_in, "dropped": dropped}
+    crossed: list[str] = []
+    for source, counts in rows.items():
+        if source not in figures:
+            crossed.append(f"source {source!r}: none of its {counts['in']:,} rows could be audited")
     if not rows:
         crossed = ["nothing was audited: the data has no rows"]
-    for name, found in figures.items():
-        crossed += violations(name, found, recipe.limits)
-    stats = {"rows": rows, "supervision": figures, "supervision_limits": limits}
-    return stats | {"violations": crossed}
+    for name, source_figures in figures.items():
+        crossed += violations(name, source_figures, recipe.limits)
+    return {
+        "rows": rows,
+        "supervision": figures,
+        "supervision_limits": bounds(recipe.limits),
+        "violations": crossed,
+    }
+
+
+def keep_audit(run: Run, inputs: AuditInputs, audited: AuditedData) -> None:
+    """Write the worst sequences and the manifest."""
+    rows = audited.audit.worst.rows(inputs.tokens.encoder.decode)
+    atomic_write_text(run.path / ROWS, "".join(json_text(row) + "\n" for row in rows))
+    reader = audited.reader
+    dropped = sum(reader.dropped.values(), Counter[str]())
+    rows_in = reader.rows_in.total()
+    run.finish(
+        counts=Counts(rows_in, rows_in - dropped.total(), dict(sorted(dropped.items()))),
+        files={ROWS: len(rows)},
+        parents=inputs.parents,
+        stats=audited.stats,
+    )

@@ -1,22 +1,22 @@
-"""What is done with finished evaluations: graded again, compared pairwise, ranked."""
+"""Finished evaluations: grade their records again, rank checkpoints by their agentic runs."""
 
 from __future__ import annotations
 
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from posttrain.config.eval import GateConfig
 from posttrain.errors import ConfigError
 from posttrain.evaluation.agentic import agentic_rows
-from posttrain.evaluation.compare import comparable, compare_runs, gate_rows, passes, side_of
+from posttrain.evaluation.compare import comparable, side_of
 from posttrain.evaluation.run import (
     INSPECT,
     JOURNALS,
-    KIND,
     PACKAGES,
     Grade,
     Record,
@@ -30,53 +30,68 @@ from posttrain.evaluation.run import (
     unit_name,
     write_records,
 )
-from posttrain.pages import agentic, evaluation
-from posttrain.pages.write import write_report
-from posttrain.report.console import open_console, print_sections
-from posttrain.runs import Manifest, atomic_write_json, open_run, parent_of
+from posttrain.runs import Manifest, Run, parent_of
 from posttrain.versions import package_versions
 
-_OF_PROMPTS = ("sources", "inputs", "inspect")  # stats that a run which is graded anew keeps
+_PROMPT_STATS = ("sources", "inputs", "inspect")  # stats that a run which is graded anew keeps
 
 
-def rescore(run: Path, grade: Grade, *, out: Path | None) -> None:
-    """Grade a run's records again and print their figures; `out` keeps them as a run of its own."""
-    # loads transformers, which comparing does without
-    from posttrain.evaluation.stage import finish_run, metrics_of, write_tables
+@dataclass(frozen=True, slots=True)
+class Rescored:
+    """A finished run graded anew.
 
-    console = open_console()
+    Attributes:
+        manifest: manifest of the run.
+        before: records of each checkpoint as the run has them.
+        after: the same records with their new scores.
+    """
+
+    manifest: Manifest
+    before: dict[str, list[Record]]
+    after: dict[str, list[Record]]
+
+    def changes(self) -> Iterator[str]:
+        """A line for each checkpoint: records, and scores and verdicts that changed."""
+        for name, records in self.before.items():
+            pairs = list(zip(records, self.after[name], strict=True))
+            scores = sum(old.score.value != new.score.value for old, new in pairs)
+            verdicts = sum(old.verdict.calls != new.verdict.calls for old, new in pairs)
+            changed = f"{scores:,} scores and {verdicts:,} verdicts changed"
+            yield f"{name}: {len(records):,} records, {changed}"
+
+
+def rescore(run: Path, grade: Grade) -> Rescored:
+    """Grade a run's records again."""
     manifest, before = read_run(run)
-    after = _rescored(run, manifest, before, grade)
-    for name, records in before.items():
-        pairs = list(zip(records, after[name], strict=True))
-        scores = sum(a.score.value != b.score.value for a, b in pairs)
-        calls = sum(a.verdict.calls != b.verdict.calls for a, b in pairs)
-        changed = f"{scores:,} scores and {calls:,} verdicts changed"
-        console.print(f"{name}: {len(records):,} records, {changed}")
-    figures = evaluation.figures(metrics_of(after, seed=manifest.seed))
-    print_sections(console, figures, charts=False)
-    if out is None:
-        return
-    config = {**manifest.config, "rescored": manifest.digest}
-    with open_run(out, kind=KIND, config=config) as stage:
-        if not stage.complete:
-            versions = {"versions": package_versions(PACKAGES)}
-            bind_lock(stage.path, read_lock(run) | versions)
-            for name, own in after.items():
-                for unit, rows in by_unit(own).items():
-                    write_records(record_path(stage.path, name, unit), rows)
-            if (run / JOURNALS).is_dir():
-                shutil.copytree(run / JOURNALS, stage.path / JOURNALS, dirs_exist_ok=True)
-            kept = finish_run(
-                stage,
-                after,
-                counts=manifest.counts,
-                parents=[parent_of(run, relative_to=stage.path, manifest=manifest)],
-                seed=manifest.seed,
-                stats={key: manifest.stats[key] for key in _OF_PROMPTS if key in manifest.stats},
-            )
-            write_tables(stage.path, kept, after, {})
-        console.print(str(write_report(out)))
+    return Rescored(manifest, before, _rescored(run, manifest, before, grade))
+
+
+def keep_rescored(stage: Run, run: Path, rescored: Rescored) -> None:
+    """Write records that were graded anew as a run of their own.
+
+    Args:
+        run: the run that they were first graded in.
+    """
+    # loads transformers, which comparing does without
+    from posttrain.evaluation.stage import finish_run, write_tables
+
+    manifest = rescored.manifest
+    out = stage.path
+    bind_lock(out, read_lock(run) | {"versions": package_versions(PACKAGES)})
+    for name, records in rescored.after.items():
+        for unit, unit_records in by_unit(records).items():
+            write_records(record_path(out, name, unit), unit_records)
+    if (run / JOURNALS).is_dir():
+        shutil.copytree(run / JOURNALS, out / JOURNALS, dirs_exist_ok=True)
+    kept = finish_run(
+        stage,
+        rescored.after,
+        counts=manifest.counts,
+        parents=[parent_of(run, relative_to=out, manifest=manifest)],
+        seed=manifest.seed,
+        stats={key: manifest.stats[key] for key in _PROMPT_STATS if key in manifest.stats},
+    )
+    write_tables(out, kept, rescored.after, {})
 
 
 def _rescored(
@@ -108,33 +123,20 @@ def _rescored(
     return after
 
 
-def compare(
-    a: str, b: str, despite: Collection[str], gate: GateConfig | None, json: Path | None
-) -> bool:
-    """Print the paired differences of two checkpoints, each `RUN` or `RUN:NAME`, and write them to
-    `json`; `despite` is that of `comparable`. Returns whether b passes the gate, if there is one.
+def leaderboard_rows(names: Sequence[str]) -> dict[str, Any]:
+    """Figures of checkpoints' agentic runs, the best checkpoint first.
+
+    Args:
+        names: each `RUN`, or `RUN:NAME` of one of its checkpoints.
+
+    Raises:
+        ConfigError: a checkpoint is named twice, has other tasks, or none that is agentic.
     """
-    console = open_console()
-    sides = side_of(a), side_of(b)
-    rows = compare_runs(*sides, despite=despite)
-    for name, side in zip("ab", sides, strict=True):
-        console.print(f"{name}: {side.run} {side.checkpoint}")
-    print_sections(console, [evaluation.differences(rows)])
-    if json is not None:
-        atomic_write_json(json, {"a": a, "b": b, "pairs": rows})
-    if gate is None:
-        return True
-    verdicts = gate_rows(gate, *comparable(*sides, despite=despite))
-    print_sections(console, [evaluation.gated(verdicts)])
-    return passes(gate, verdicts)
-
-
-def leaderboard(names: Sequence[str]) -> None:
-    """Rank checkpoints, each `RUN` or `RUN:NAME`, by their agentic runs; raises ConfigError."""
     if len(set(names)) < len(names):
         raise ConfigError("a leaderboard takes each model once")
     sides = {name: side_of(name) for name in names}
-    first, records = sides[names[0]], {names[0]: sides[names[0]].records}
+    first = sides[names[0]]
+    records = {names[0]: first.records}
     for name in names[1:]:
         if sides[name].lock["prompts"].keys() != first.lock["prompts"].keys():
             raise ConfigError(f"{name} has other tasks than {names[0]}")
@@ -142,4 +144,4 @@ def leaderboard(names: Sequence[str]) -> None:
     rows = agentic_rows(records)
     if rows is None:
         raise ConfigError("these evaluations have no agentic tasks")
-    print_sections(open_console(), agentic.figures(rows, {}, ()), charts=False)
+    return rows

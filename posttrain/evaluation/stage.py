@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import itertools
 import json
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -57,11 +56,8 @@ from posttrain.evaluation.run import (
 from posttrain.evaluation.sensitivity import sensitivity_rows
 from posttrain.hashing import digest_of
 from posttrain.jsontext import printable
-from posttrain.pages.evaluation import estimated
-from posttrain.pages.write import show_finished, show_up_to_date, write_report
-from posttrain.report.console import print_sections
 from posttrain.rollouts import prompt_to_row
-from posttrain.runs import Counts, Manifest, Parent, Run, atomic_write_json
+from posttrain.runs import REPORT, Counts, Manifest, Parent, Run, atomic_write_json
 from posttrain.sampling.generate import generate, read_completions, rollouts_at_once, tasks_of
 from posttrain.sampling.measure import (
     MEASURING_SECONDS,
@@ -106,12 +102,24 @@ class EvaluationPlan:
     scripted: Callable[[str], Sampler] | None = None
 
 
-def show_plan(console: Console, recipe: EvalConfig, plan: EvaluationPlan) -> None:
-    """Print counts, what the run would take, and each unit's first prompt as each checkpoint is
-    given it.
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a run would take.
+
+    Attributes:
+        rows: calls and tokens of each unit on each checkpoint, as `estimate_rows` counts them.
+        speeds: how fast each checkpoint samples, in words.
+    """
+
+    rows: list[dict[str, Any]]
+    speeds: dict[str, str]
+
+
+def show_counts(console: Console, recipe: EvalConfig, plan: EvaluationPlan) -> None:
+    """Print how many rows each source gives and how many completions are sampled.
 
     Raises:
-        ConfigError: as `measure_speeds`, or a server allows no completion of the recipe's length.
+        ConfigError: a prompt and its longest completion do not fit a checkpoint's context.
     """
     for name, renderer in plan.renderers.items():
         for unit in plan.units:
@@ -121,35 +129,55 @@ def show_plan(console: Console, recipe: EvalConfig, plan: EvaluationPlan) -> Non
             )
     for name, source in plan.stats["sources"].items():
         console.print(f"{name}: {source['rows_in']:,} rows, {source['kept']:,} kept")
-        for reason, n in source["dropped"].items():
-            console.print(f"  {reason} {n:,} {source['examples'].get(reason, '')}")
+        for reason, count in source["dropped"].items():
+            console.print(f"  {reason} {count:,} {source['examples'].get(reason, '')}")
     names = ", ".join(recipe.checkpoints)
     for unit in plan.units:
         console.print(f"{unit.name}: {len(unit.prompts):,} prompts × {unit.samples} × ({names})")
-    units = [_as_called(unit, plan, console) for unit in plan.units]
+
+
+def called_units(plan: EvaluationPlan, console: Console) -> list[Unit]:
+    """The units with the prompts that models are sent.
+
+    The solver of a task of inspect writes these. Its first prompts are solved and repeated to the
+    number of samples, since solving all would take as long as an evaluation.
+    """
+    return [_as_called(unit, plan, console) for unit in plan.units]
+
+
+def estimate(recipe: EvalConfig, plan: EvaluationPlan, units: Sequence[Unit]) -> Estimate:
+    """Calls, tokens and seconds of the run; seconds from a measured slice of it.
+
+    Raises:
+        ConfigError, DataError: as `measure_speeds`.
+    """
     speeds = asyncio.run(measure_speeds(recipe, plan, units))
     rows = estimate_rows(recipe, units, plan.renderers, speeds)
-    most = {name: max(rows_at_once(recipe, name, unit) for unit in units) for name in speeds}
-    texts = {
-        name: f"not measured: {speed}" if isinstance(speed, str) else speed.text(most[name])
-        for name, speed in speeds.items()
-    }
-    print_sections(console, [estimated(rows, texts)])
+    in_words: dict[str, str] = {}
+    for name, speed in speeds.items():
+        if isinstance(speed, str):
+            in_words[name] = f"not measured: {speed}"
+        else:
+            most_rows = max(rows_at_once(recipe, name, unit) for unit in units)
+            in_words[name] = speed.text(most_rows)
+    return Estimate(rows, in_words)
+
+
+def show_first_prompts(console: Console, plan: EvaluationPlan, units: Sequence[Unit]) -> None:
+    """Print each unit's first prompt as each checkpoint is given it; equal prompts only once."""
     for unit in units:
-        first, shown = unit.prompts[0], None
+        prompt = unit.prompts[0]
+        shown = None
         for name, renderer in plan.renderers.items():
-            text = message_text(first) if renderer is None else renderer.text(first)
-            if text != shown:  # else the same prompt as another checkpoint's
+            text = message_text(prompt) if renderer is None else renderer.text(prompt)
+            if text != shown:
                 console.print(f"\nfirst prompt of {unit.name} for {name}:")
                 console.print(printable(text), soft_wrap=True)
             shown = text
 
 
 def _as_called(unit: Unit, plan: EvaluationPlan, console: Console) -> Unit:
-    """The unit; of a task of inspect its first prompts as the solver sends them, again and again.
-
-    Running the solver for every sample would take as long as an evaluation.
-    """
+    """The unit; if it is a task of inspect, with the calls of its solver as its prompts."""
     if unit.prompts[0].grader != INSPECT:
         return unit
     from posttrain.evaluation.inspect_adapter.tasks import first_calls
@@ -196,42 +224,54 @@ async def measure_speeds(
     return speeds
 
 
-def run_evaluation(stage: Run, recipe: EvalConfig, plan: EvaluationPlan, console: Console) -> None:
-    """Make what is missing of the run, then its figures, report and manifest.
+def make_evaluation(run: Run, recipe: EvalConfig, plan: EvaluationPlan, console: Console) -> None:
+    """Make what is missing of the run, then its figures and manifest.
 
     Raises:
         ConfigError: the run was begun with something else.
         DataError: a backend gave up too often.
     """
-    out = stage.path
-    lock = _lock_of(recipe, plan, stage.config_digest)
-    bind_lock(out, lock, finished=stage.complete)
-    if stage.complete:
-        write_tables(out, *read_run(out), recipe.prices)
-        write_report(out)
-        show_up_to_date(console, out)
-    else:
-        total = len(recipe.checkpoints) * sum(unit.size for unit in plan.units)
-        try:
-            most = most_tokens(recipe, plan.units)
-            with ProgressBar(total=total, most_tokens=most, console=console) as progress:
-                asyncio.run(make_records(recipe, plan, progress))
-        except PosttrainError:
-            if not any((out / folder).is_dir() for folder in (RECORDS, WORK)):
-                (out / LOCK).unlink()  # nothing is bound yet: a corrected recipe may have the place
-            raise
-        records = records_of(out, recipe.checkpoints, [unit.name for unit in plan.units])
-        manifest = finish_run(
-            stage,
-            records,
-            counts=plan.counts,
-            parents=plan.parents,
-            seed=recipe.seed,
-            stats=plan.stats,
-        )
-        write_tables(out, manifest, records, recipe.prices)
-        show_finished(console, out)
-    shutil.rmtree(out / WORK, ignore_errors=True)
+    out = run.path
+    bind_lock(out, _lock_of(recipe, plan, run.config_digest))
+    total = len(recipe.checkpoints) * sum(unit.size for unit in plan.units)
+    try:
+        most = most_tokens(recipe, plan.units)
+        with ProgressBar(total=total, most_tokens=most, console=console) as progress:
+            asyncio.run(make_records(recipe, plan, progress))
+    except PosttrainError:
+        if not any((out / folder).is_dir() for folder in (RECORDS, WORK)):
+            (out / LOCK).unlink()  # nothing is bound yet: a corrected recipe may have the directory
+        raise
+    records = records_of(out, recipe.checkpoints, [unit.name for unit in plan.units])
+    manifest = finish_run(
+        run,
+        records,
+        counts=plan.counts,
+        parents=plan.parents,
+        seed=recipe.seed,
+        stats=plan.stats,
+    )
+    write_tables(out, manifest, records, recipe.prices)
+    _write_inspect_logs(out, recipe)
+
+
+def refresh_evaluation(run: Run, recipe: EvalConfig, plan: EvaluationPlan) -> None:
+    """Write the tables of a finished run again, since prices may have changed.
+
+    Its page shows them: it is removed, to be written again.
+
+    Raises:
+        ConfigError: the run was made with something else.
+    """
+    out = run.path
+    bind_lock(out, _lock_of(recipe, plan, run.config_digest), finished=True)
+    write_tables(out, *read_run(out), recipe.prices)
+    (out / REPORT).unlink(missing_ok=True)
+    _write_inspect_logs(out, recipe)
+
+
+def _write_inspect_logs(out: Path, recipe: EvalConfig) -> None:
+    """Write logs for the viewer of inspect, where the recipe wants them and none are there."""
     if recipe.inspect_logs and not (out / INSPECT_LOGS).is_dir():
         from posttrain.evaluation.inspect_adapter.log import write_logs
 

@@ -34,6 +34,13 @@ def audit_tiles(node: Node) -> list[ui.Tile]:
     ]
 
 
+def left_out_lines(sources: Mapping[str, ui.Row]) -> Iterator[str]:
+    """A line for each source that has rows which could not be audited."""
+    for source, counts in sources.items():
+        if counts["dropped"]:
+            yield f"{source}: of {counts['in']:,} rows left out: {ui.counted(counts['dropped'])}"
+
+
 @ui.section("Rows")
 def audited_rows(sources: Mapping[str, ui.Row]) -> Iterator[ui.Block]:
     rows = [
