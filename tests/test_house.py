@@ -76,6 +76,56 @@ def test_imports_point_inwards():
     assert bad == []
 
 
+# rooms of posttrain from the ground up (design, section 2): each imports from lower floors alone
+FLOORS = (
+    {"ground"},
+    {"config", "report"},
+    {"chat"},
+    {"tokens", "environments"},
+    {"models", "audit"},
+    {"sampling"},
+    {"publish", "conversation"},
+    {"training"},
+    {"evaluation"},
+    {"pages"},
+    {"commands"},
+)
+FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+COMMANDS = {"chain", "few_steps", "one_line", "runner"}  # what scripts share
+
+
+def room_of(module: str) -> str:
+    """The room of a module of posttrain, such as `chat` of `posttrain.chat.masks`."""
+    name = module.split(".")[1]
+    if name in COMMANDS:
+        return "commands"
+    return name if name in FLOOR_OF else "ground"  # records, runs, errors and other single files
+
+
+def test_rooms_import_from_lower_floors_alone():
+    rooms = {
+        path.name for path in (ROOT / "posttrain").iterdir() if (path / "__init__.py").is_file()
+    }
+    assert rooms <= FLOOR_OF.keys()
+    upward: list[tuple[str, str]] = []
+    for path in sorted((ROOT / "posttrain").rglob("*.py")):
+        relative = path.relative_to(ROOT)
+        room = room_of(".".join(relative.with_suffix("").parts))
+        for node in nodes(path):
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith(
+                "posttrain"
+            ):
+                continue
+            modules = [node.module or ""]
+            if node.module == "posttrain":
+                modules = [f"posttrain.{alias.name}" for alias in node.names]
+            for module in modules:
+                other = room_of(module)
+                if other != room and FLOOR_OF[other] >= FLOOR_OF[room]:
+                    upward.append((str(relative), module))
+    assert upward == []
+
+
 def test_encoding_and_packing_load_no_tokenizer():
     files = sorted((ROOT / "posttrain/tokens").rglob("*.py"))
     with_tokenizer = ["pad.py", "renderer.py", "tokenizer.py"]
