@@ -103,7 +103,7 @@ class EvaluationPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class RunEstimate:
     """What a run would take.
 
     Attributes:
@@ -145,7 +145,7 @@ def called_units(plan: EvaluationPlan, console: Console) -> list[Unit]:
     return [_as_called(unit, plan, console) for unit in plan.units]
 
 
-def estimate(recipe: EvalConfig, plan: EvaluationPlan, units: Sequence[Unit]) -> Estimate:
+def estimate(recipe: EvalConfig, plan: EvaluationPlan, units: Sequence[Unit]) -> RunEstimate:
     """Calls, tokens and seconds of the run; seconds from a measured slice of it.
 
     Raises:
@@ -160,7 +160,7 @@ def estimate(recipe: EvalConfig, plan: EvaluationPlan, units: Sequence[Unit]) ->
         else:
             most_rows = max(rows_at_once(recipe, name, unit) for unit in units)
             in_words[name] = speed.text(most_rows)
-    return Estimate(rows, in_words)
+    return RunEstimate(rows, in_words)
 
 
 def show_first_prompts(console: Console, plan: EvaluationPlan, units: Sequence[Unit]) -> None:

@@ -25,19 +25,19 @@ TIMING = "timing.jsonl"
 
 
 def sections(node: Node, stats: ui.Row, rows: Sequence[ui.Row]) -> ui.Sections:
-    """All sections but the speed of one run, by its reward."""
+    """All sections but the speed of one run; which of them, its stats and its log say."""
     logs = [row for row in rows if "rollouts" in row]  # rows about a whole batch of rollouts
-    groups, timing = read_groups(node), side_rows(node, TIMING)
-    head, means, charts = _HEADS[stats["method"]]
+    groups = read_groups(node)
+    timing = side_rows(node, TIMING)
+    head, means, charts = _HEADS.get(stats["method"]) or _described_by_parts(stats, logs)
     yield ui.Section(head, [*_run(stats, means), *curves(logs, charts)])
-    if stats["method"] == "genrm":
-        yield verdicts(logs)
-    elif stats["method"] == "rlvr":
+    if "curriculum" in stats:
         yield rlvr.curriculum(stats["curriculum"], logs)
+    if "domains" in stats:
         yield rlvr.domains(stats["domains"], timing)
-    else:
-        yield added_rewards(rollouts_of(groups))
-        yield the_judge(logs)
+    yield verdicts(logs)
+    yield added_rewards(rollouts_of(groups))
+    yield the_judge(logs)
     yield ui.Section("Lengths of rollouts", curves(logs, _LENGTH_CURVES))
     yield ui.Section(f"Health of {head}", curves(rows, _HEALTH_CURVES))
     yield spreads(f"Advantages and importance weights of {head}", groups)
@@ -46,6 +46,18 @@ def sections(node: Node, stats: ui.Row, rows: Sequence[ui.Row]) -> ui.Sections:
     title = f"Seconds of {head}"
     why = f"{node.name} has no {TIMING}"
     yield seconds(title, timing) if timing else ui.Section(title, missing=why)
+
+
+def _described_by_parts(
+    stats: ui.Row, logs: Sequence[ui.Row]
+) -> tuple[str, Mapping[str, str], Sequence[Curve]]:
+    """Name, means and charts of a method with a reward of its own: the parts that it logged."""
+    parts = sorted({key for row in logs for key in row if key.startswith("part/")})
+    names = {key: key.removeprefix("part/").replace("_", " ") for key in parts}
+    means = {"reward": "reward", "reward_std": "deviation of the rewards", **names, **MEANS}
+    charts = [Curve("Mean over the scored rollouts of a batch.", "reward", "reward")]
+    charts += [Curve(f"Part of the reward: {name}.", "reward", key) for key, name in names.items()]
+    return stats["method"].upper(), means, charts
 
 
 def tiles(stats: ui.Row, rows: Sequence[ui.Row]) -> list[ui.Tile]:

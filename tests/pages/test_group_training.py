@@ -267,3 +267,11 @@ def test_rlvr_is_measured_on_the_prompts_that_it_was_given():
     low, high = (f"{bound:+.1f}".replace("-", "−") for bound in (found.low, found.high))
     assert about == f"+15.0 ({low} … {high}), prompts of the last 3 batches"
     assert learned_tile({"a": 3, "b": 1}, logs[:1])[2] == "+10.0, of one batch: no interval"
+
+
+def test_a_method_that_the_page_does_not_know_is_described_by_the_parts_of_its_reward(tmp_path):
+    page = page_of(write_run(tmp_path / "distilled", method="distill"))
+    assert sections(page)[0] == "DISTILL"
+    assert "Part of the reward: score error 1" in section(page, "DISTILL")
+    assert cells(section(page, "DISTILL"), "score error 1")[1:]
+    assert "Not in this report" not in sections(page)
