@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import ast
 import html
-import importlib
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -32,14 +31,16 @@ def pages() -> dict[str, str]:
         sys.path.insert(0, str(ROOT))
 
     from posttrain.config.recipe_files import recipe_names
+    from posttrain.config.schemas import stage_schemas
     from scripts.__main__ import STAGES, sentence
 
+    schemas = stage_schemas()
     made: dict[str, str] = {}
     lines = ["# Stages", "", "| `posttrain …` | |", "|---|---|"]
     for stage, path in STAGES.items():
         tree = ast.parse(path.read_text("utf-8"))
         name = f"`{stage}`"
-        if schema := schema_of(tree):
+        if schema := schemas.get(stage):
             name = f"[{name}](stages/{stage}.md)"
             made[f"reference/stages/{stage}.md"] = page(
                 stage, ast.get_docstring(tree) or "", schema
@@ -48,21 +49,6 @@ def pages() -> dict[str, str]:
     lines += ["", "## Recipes", "", "Each is a `--config`:", ""]
     lines += [f"- `{name}`" for name in recipe_names()]
     return {"reference/stages.md": "\n".join(lines) + "\n"} | made
-
-
-def schema_of(script: ast.Module) -> type[BaseModel] | None:
-    """The schema that a stage's script gives to `parse_recipe`; None where it reads no recipe."""
-    imported = {
-        alias.name: node.module
-        for node in ast.walk(script)
-        if isinstance(node, ast.ImportFrom) and node.module
-        for alias in node.names
-    }
-    for node in ast.walk(script):
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "parse_recipe":
-            name: Any = node.args[1]
-            return getattr(importlib.import_module(imported[name.id]), name.id)
-    return None
 
 
 def page(stage: str, docstring: str, schema: type[BaseModel]) -> str:

@@ -71,6 +71,16 @@ def scripts_with_recipes(scripts: Path) -> list[str]:
     return sorted(path.stem for path in files if "recipe_parser(" in path.read_text("utf-8"))
 
 
+def stage_of(recipe: str, stages: Sequence[str]) -> str | None:
+    """The stage that a recipe is named after: the longest name that its name begins with.
+
+    `eval_rlhf` is a recipe of `eval`, `genrm_sft` one of `sft`. None if there is no such stage.
+    """
+    names = {**{stage: stage for stage in stages}, **_NAMED}
+    fitting = [name for name in names if f"{recipe}_".startswith(f"{name}_")]
+    return names[max(fitting, key=len)] if fitting else None
+
+
 def folder_steps(folder: Path, scripts: Path, *, show: Callable[[str], object]) -> list[StageStep]:
     """A step for every recipe of a folder, by the stage that its name begins with.
 
@@ -78,21 +88,20 @@ def folder_steps(folder: Path, scripts: Path, *, show: Callable[[str], object]) 
         ConfigError: no recipe there is named after a stage.
     """
     stages = scripts_with_recipes(scripts)
-    stage_of = {**{stage: stage for stage in stages}, **_NAMED}
+    names = [*stages, *_NAMED]
     steps: list[StageStep] = []
     for path in sorted(folder.glob("*.yaml")):
-        names = [name for name in stage_of if f"{path.stem}_".startswith(f"{name}_")]
-        if not names:
-            hint = nearest(path.stem, [*stage_of], or_list=False)
+        stage = stage_of(path.stem, stages)
+        if stage is None:
+            hint = nearest(path.stem, names, or_list=False)
             show(f"{path.name}: left out, no stage has this name{hint}")
             continue
-        stage = stage_of[max(names, key=len)]
         if stage != _NOT_IN_A_FOLDER:
             steps.append(StageStep(stage=stage, recipe=str(path.resolve())))
     if not steps:
         raise ConfigError(
             f"nothing to run: no recipe in {folder} is named after a stage, such as sft.yaml or "
-            f"eval_after.yaml (stages: {', '.join(sorted(stage_of))})"
+            f"eval_after.yaml (stages: {', '.join(sorted(names))})"
         )
     return steps
 

@@ -24,7 +24,7 @@ from posttrain.chain import resolve_chain, run_chain
 from posttrain.config.load import apply_overrides, validate
 from posttrain.config.paths import HUB_ID, refuse_missing_checkpoint
 from posttrain.config.recipe_files import read_mapping, recipe_file
-from posttrain.config.schemas import SCHEMAS
+from posttrain.config.schemas import stage_schemas
 from posttrain.config.stages import StagesConfig, StageStep
 from posttrain.errors import ConfigError, PosttrainError
 from posttrain.revisions import newest_commit
@@ -135,7 +135,7 @@ class OneLine:
             merged = isinstance(value, dict) and key != "tokenizer"
             recipe[key] = {**recipe.get(key, {}), **value} if merged else value
         recipe = apply_overrides(recipe, self._overrides_of(stage))
-        validate(recipe, SCHEMAS[stage], where=stage)
+        validate(recipe, stage_schemas()[stage], where=stage)
         return recipe
 
     def _overrides_of(self, stage: str) -> list[str]:

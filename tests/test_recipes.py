@@ -12,32 +12,16 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from posttrain.chain import resolve_chain
-from posttrain.config.build_dpo import BuildDpoConfig
-from posttrain.config.build_genrm import BuildGenRmConfig
-from posttrain.config.build_sft import BuildSftConfig
+from posttrain.chain import resolve_chain, stage_of
 from posttrain.config.command import parse_recipe, recipe_parser
-from posttrain.config.dpo import DpoConfig
-from posttrain.config.eval import EvalConfig, EvalGenRmConfig, WinRateConfig
 from posttrain.config.load import load_recipe
 from posttrain.config.recipe_files import read_mapping
-from posttrain.config.rlhf import GenRmConfig, RlhfConfig
-from posttrain.config.rlvr import RlvrConfig
-from posttrain.config.sample import ProfileConfig, SampleConfig
-from posttrain.config.sft import SftConfig
+from posttrain.config.schemas import stage_schemas
 from posttrain.config.stages import StagesConfig
-from posttrain.config.synthesize import SynthesizeConfig
-from posttrain.config.tiny_world import TinyJudgementsConfig, TinyWorldConfig
 
 ROOT = Path(__file__).resolve().parent.parent
-# a recipe is named after its stage; recipes/accelerate holds accelerate's own files
-SCHEMAS: dict[str, type[BaseModel]] = {
-    "build_dpo": BuildDpoConfig, "build_genrm": BuildGenRmConfig, "build_genrm_sft": BuildSftConfig,
-    "build_sft": BuildSftConfig, "chain": StagesConfig, "dpo": DpoConfig, "eval": EvalConfig, "eval_genrm": EvalGenRmConfig,
-    "genrm": GenRmConfig, "genrm_sft": SftConfig, "judgements": TinyJudgementsConfig,
-    "profile": ProfileConfig, "rlhf": RlhfConfig, "rlvr": RlvrConfig, "rlvr_stages": StagesConfig,
-    "sample": SampleConfig, "sft": SftConfig, "synthesize": SynthesizeConfig, "win_rate": WinRateConfig, "world": TinyWorldConfig,
-}  # fmt: skip
+# recipes/accelerate holds accelerate's own files
+SCHEMAS = stage_schemas()
 LISTS = {"narratives.yaml", "untranslated.yaml"}  # of patterns, that recipes name
 RECIPES = sorted(
     path
@@ -47,8 +31,12 @@ RECIPES = sorted(
 
 
 def schema_of(path: Path) -> type[BaseModel]:
-    """By the longest name of a stage that its name begins with, such as `eval` of eval_rlhf."""
-    return SCHEMAS[max((n for n in SCHEMAS if f"{path.stem}_".startswith(f"{n}_")), key=len)]
+    """The schema of the stage that a recipe is named after, such as `eval` of eval_rlhf."""
+    if path.stem == "chain" or path.stem.endswith("_stages"):
+        return StagesConfig
+    stage = stage_of(path.stem, [*SCHEMAS])
+    assert stage is not None, path
+    return SCHEMAS[stage]
 
 
 def repeated(raw: Any, kept: Any, prefix: str = "") -> list[str]:

@@ -50,7 +50,7 @@ class AuditTokenizer(Strict):
     stop_tokens: tuple[str, ...] = ()
 
 
-class AuditConfig(Strict):
+class AuditConfig(Strict, stage="audit"):
     """One look at the loss masks of tokenised data.
 
     data: artifacts of the build stages, saved `datasets`, Parquet and Arrow files, folders of them.

@@ -11,6 +11,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from posttrain.config.load import nearest
 
+# stage → schema of its recipe, of the files imported so far; a class says `stage="sft"` beside its
+# base. `stage_schemas` imports the others
+STAGES: dict[str, type[BaseModel]] = {}
+
 
 class Strict(BaseModel):
     """A schema that forbids unknown keys, coerces nothing but int → float, and is immutable.
@@ -26,6 +30,11 @@ class Strict(BaseModel):
         # `model_init_kwargs`-like names are ordinary keys in a recipe
         protected_namespaces=(),
     )
+
+    def __init_subclass__(cls, *, stage: str | None = None, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if stage is not None:
+            STAGES[stage] = cls
 
     def model_post_init(self, context: Any, /) -> None:
         # no validator: pydantic would then name a union's member by it, in the place of an error

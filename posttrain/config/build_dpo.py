@@ -12,7 +12,7 @@ from posttrain.records import Category
 PairingRule = Literal["even", "once"]
 
 
-class BuildDpoConfig(Strict):
+class BuildDpoConfig(Strict, stage="build_dpo"):
     """One preference data set (paper, Appendix C).
 
     samples: artifacts of the sampling stage, graded here.

@@ -69,7 +69,7 @@ class PreferenceSource(RowPlace):
         return SourceConfig(**{key: getattr(self, key) for key in _SHARED})
 
 
-class BuildGenRmConfig(Strict):
+class BuildGenRmConfig(Strict, stage="build_genrm"):
     """One set of judging prompts with gold verdicts (paper, section 3.3.1).
 
     layout: how a judge is shown a pair; the same must be used when it judges.

@@ -234,7 +234,7 @@ OPTIONAL = ("deduplication", "decontamination")
 EXECUTION = frozenset({"executor", "workers", "part_bytes", "parts_dir"})
 
 
-class BuildSftConfig(Strict):
+class BuildSftConfig(Strict, stage="build_sft"):
     """One SFT data set. `out` is where it goes; all but `EXECUTION` decides what it holds.
 
     deduplication: records that say what another says are dropped; null keeps all.

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from posttrain.config.load import keys_of_recipe
 from posttrain.config.recipe_files import recipe_names
-from posttrain.config.schemas import SCHEMAS
+from posttrain.config.schemas import stage_schemas
 from posttrain.errors import ConfigError
 
 SHELLS = ("bash", "zsh", "fish")
@@ -78,7 +78,7 @@ def completion(arguments: Sequence[str], stages: Sequence[str]) -> str:
         ConfigError: another shell.
     """
     if len(arguments) == 2 and arguments[0] == "keys":
-        schema = SCHEMAS.get(arguments[1])
+        schema = stage_schemas().get(arguments[1])
         keys = [] if schema is None else [*keys_of_recipe(schema)]
         return "".join(f"{key}=\n" for key in keys)
     if len(arguments) != 1 or arguments[0] not in SHELLS:

@@ -55,7 +55,7 @@ class LossConfig(Strict):
     kl_weight: float = Field(default=0.0, ge=0)
 
 
-class DpoConfig(PolicyRecipe):
+class DpoConfig(PolicyRecipe, stage="dpo"):
     """One DPO run.
 
     data: the directory that build_dpo wrote.

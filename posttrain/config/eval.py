@@ -147,7 +147,7 @@ class EstimateConfig(Strict):
     output_tokens: int | None = Field(default=None, ge=1)
 
 
-class EvalConfig(CheckpointsConfig):
+class EvalConfig(CheckpointsConfig, stage="eval"):
     """One evaluation.
 
     expect: agentic family, or `all` → the predicted range of the share of its solved runs; a run
@@ -301,7 +301,7 @@ class GateConfig(Strict):
     max_unscored: float = Field(default=0.01, ge=0, lt=1)
 
 
-class EvalGenRmConfig(CheckpointsConfig):
+class EvalGenRmConfig(CheckpointsConfig, stage="eval_genrm"):
     """One evaluation of judges on the same held-out pairs, `n` judgements of each in each order.
 
     data: a `genrm_data` artifact.
@@ -369,7 +369,7 @@ def with_choices(recipe: Evaluated) -> tuple[Evaluated, list[str]]:
     return recipe.model_copy(update=changed), shown
 
 
-class WinRateConfig(Strict):
+class WinRateConfig(Strict, stage="win_rate"):
     """One policy against another on the same prompts, each pair of answers judged in both orders.
 
     before, after: an evaluation, as RUN:NAME where it has several checkpoints.

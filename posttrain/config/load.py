@@ -200,11 +200,10 @@ def _blocks_at(schema: type[BaseModel], loc: Sequence[Any]) -> list[type[BaseMod
 
 def _stage_of(raw: Mapping[str, Any]) -> str:
     """Whose recipe it is."""
-    from posttrain.config.schemas import SCHEMAS  # which import this module
+    from posttrain.config.schemas import stage_schemas  # which import this module
 
-    fitting = [
-        stage for stage, schema in SCHEMAS.items() if raw.keys() <= schema.model_fields.keys()
-    ]
+    schemas = stage_schemas()
+    fitting = [name for name, schema in schemas.items() if raw.keys() <= schema.model_fields.keys()]
     return (
         f"it is a recipe of {' or '.join(fitting)}" if fitting else "is it a recipe of another one?"
     )
@@ -314,15 +313,20 @@ def _did_you_mean(keys: Sequence[str]) -> str:
 
 
 def _of_other_stages(schema: type[BaseModel], dotted: str, last: str) -> str:
-    from posttrain.config.schemas import SCHEMAS  # which import this module
+    """A stage that has the key, and else one that has a key of the same last name."""
+    from posttrain.config.schemas import stage_schemas  # which import this module
 
-    for stage, other in SCHEMAS.items():
-        keys = [] if other is schema else [*keys_of_recipe(other)]
-        fitting = [key for key in keys if key == dotted]
-        fitting += [key for key in keys if key.rpartition(".")[2] == last]
-        if fitting:
-            return f"{fitting[0]!r} of {stage}"
-    return ""
+    fallback = ""
+    for stage, other in stage_schemas().items():
+        if other is schema:
+            continue
+        keys = keys_of_recipe(other)
+        if dotted in keys:
+            return f"{dotted!r} of {stage}"
+        fitting = [key for key in keys if key.rpartition(".")[2] == last]
+        if fitting and not fallback:
+            fallback = f"{fitting[0]!r} of {stage}"
+    return fallback
 
 
 @functools.cache

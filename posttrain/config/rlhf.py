@@ -8,7 +8,7 @@ from posttrain.config.judge import JudgeConfig, LengthConfig, PairingConfig
 from posttrain.config.prompts import AnySource, Setting, check_prompts
 
 
-class RlhfConfig(GroupTraining):
+class RlhfConfig(GroupTraining, stage="rlhf"):
     """One RLHF run: rollouts are judged in pairs, and what their length adds comes on top.
 
     prompts, settings: as in a sampling recipe. A source's grader is watched beside the reward.
@@ -27,7 +27,7 @@ class RlhfConfig(GroupTraining):
             refuse(f"setting {setting.name!r}", {why: setting.n is not None})
 
 
-class GenRmConfig(GroupTraining):
+class GenRmConfig(GroupTraining, stage="genrm"):
     """One run of the judge's training, rewarded by equation 1 of the paper.
 
     data: a `genrm_data` artifact.

@@ -102,7 +102,7 @@ class CurriculumConfig(Strict):
             raise ValueError("pools: is for order: difficulty_pools")
 
 
-class RlvrConfig(GroupTraining):
+class RlvrConfig(GroupTraining, stage="rlvr"):
     """One RLVR run over all environments at once.
 
     pass_rates: a `pass_rates` artifact, of the policy that is trained.

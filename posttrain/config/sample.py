@@ -48,7 +48,7 @@ class ToolLoopSampling(SamplingConfig):
         )
 
 
-class SampleConfig(Strict):
+class SampleConfig(Strict, stage="sample"):
     """One set of samples.
 
     checkpoint: a directory; with a server, what it serves (optional: for tokenizer and lineage).
@@ -122,7 +122,7 @@ def check_chat(backend: BackendConfig, settings: Sequence[Setting]) -> None:
         )
 
 
-class ProfileConfig(SampleConfig):
+class ProfileConfig(SampleConfig, stage="profile_prompts"):
     """One profile: samples of every prompt, verified, and the share of them that passes.
 
     n: rollouts of each prompt; 8 as in the published blend of NVIDIA.

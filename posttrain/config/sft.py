@@ -284,7 +284,7 @@ class PolicyRecipe(TrainingRecipe):
             raise ValueError("adapter.dropout must be 0: two policies are compared without dropout")
 
 
-class SftConfig(TrainingRecipe):
+class SftConfig(TrainingRecipe, stage="sft"):
     """One SFT run.
 
     data: the directory that build_sft wrote.

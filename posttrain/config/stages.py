@@ -39,7 +39,7 @@ class StageStep(Strict):
         return self.name or Path(self.recipe).stem
 
 
-class StagesConfig(Strict):
+class StagesConfig(Strict, stage="stages"):
     """Stages in processes of their own, each behind those whose output its recipe names.
 
     targets: names of the stages to reach, the first one's way first, with all that they need;

@@ -150,7 +150,7 @@ ROLES: dict[str, tuple[str, ...]] = {
 OPTIONAL_ROLES = frozenset({"judge"})
 
 
-class SynthesizeConfig(Strict):
+class SynthesizeConfig(Strict, stage="synthesize"):
     """One set of synthetic rows.
 
     make: what is made, and from which rows.

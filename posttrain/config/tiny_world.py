@@ -63,7 +63,7 @@ class TinyTokenizerConfig(Strict):
     rows_per_family: Annotated[int, Field(ge=1)] = 400
 
 
-class TinyWorldConfig(_Artifact):
+class TinyWorldConfig(_Artifact, stage="tiny_world"):
     """Everything that shapes the artifact; the same config gives the same bytes.
 
     families: the families of rows, by name.
@@ -99,7 +99,7 @@ class JudgedFamily(Strict):
     difficulties: Annotated[tuple[Difficulty, ...], Field(min_length=1, strict=False)] = (1, 2)
 
 
-class TinyJudgementsConfig(_Artifact):
+class TinyJudgementsConfig(_Artifact, stage="tiny_judgements"):
     """Everything that shapes the artifact; the same config gives the same bytes.
 
     families: those whose answers are numbers.

@@ -16,7 +16,7 @@ from posttrain.config.eval import EvalConfig
 from posttrain.config.load import load_recipe
 from posttrain.config.rlhf import RlhfConfig
 from posttrain.config.sample import ProfileConfig
-from posttrain.config.schemas import SCHEMAS
+from posttrain.config.schemas import stage_schemas
 from posttrain.config.sft import SftConfig
 from posttrain.errors import ConfigError
 
@@ -179,13 +179,13 @@ def test_overrides_win_and_a_file_that_is_missing_has_neighbours(tmp_path):
 def test_words_of_other_trainers_name_the_key_here(stage: str, override: str, meant: str):
     folder = "one-gpu" if stage == "rlvr" else "cpu"
     with pytest.raises(ConfigError, match=rf"\(did you mean '{re.escape(meant)}'\?\)"):
-        load_recipe(f"{folder}/{stage}", SCHEMAS[stage], [override])
+        load_recipe(f"{folder}/{stage}", stage_schemas()[stage], [override])
 
 
 def test_a_value_in_the_place_of_a_block_or_a_list_names_what_fits():
     with pytest.raises(ConfigError, match=r"'model' is a block of keys, such as 'model\.path'"):
-        load_recipe("cpu/sft", SCHEMAS["sft"], ["model=runs/a"])
+        load_recipe("cpu/sft", stage_schemas()["sft"], ["model=runs/a"])
     with pytest.raises(ConfigError, match=r"'samples' is a list, such as 'samples=\[runs/a\]'"):
-        load_recipe("cpu/build_dpo", SCHEMAS["build_dpo"], ["samples=runs/a"])
+        load_recipe("cpu/build_dpo", stage_schemas()["build_dpo"], ["samples=runs/a"])
     with pytest.raises(ConfigError, match="it is a recipe of build_sft"):
-        load_recipe("cpu/build_sft", SCHEMAS["sft"])
+        load_recipe("cpu/build_sft", stage_schemas()["sft"])
