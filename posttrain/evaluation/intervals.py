@@ -2,9 +2,9 @@
 
 A rate is the mean over questions of the mean over each one's samples. Its interval is Wilson's
 (1927) with an effective number of samples, as for surveys (Korn and Graubard 1998; Franco et al.
-2019): p(1 − p) over the cluster-robust variance, between the number of questions and that of
-samples. It has a width at 0 and at 1, where a bootstrap has none. Lengths have percentile
-bootstraps that draw questions.
+2019): p(1 − p) over the cluster-robust variance, at least the number of questions. It has a width
+at 0 and at 1, where a bootstrap has none, and takes scores between 0 and 1 too, as a tie's. Lengths
+have percentile bootstraps that draw questions.
 """
 
 from __future__ import annotations
@@ -62,19 +62,26 @@ def rate(values: Values) -> Estimate | None:
 def rate_of_means(means: Floats, *, samples: int) -> Estimate:
     """A share from the means of its questions, which `samples` samples have."""
     share = float(np.clip(means.mean(), 0.0, 1.0))
-    low, high = wilson(share, effective_samples(means, samples=samples))
+    low, high = wilson(share, effective_samples(means))
     return Estimate(share, low, high, questions=len(means), samples=samples)
 
 
-def effective_samples(means: Floats, *, samples: int) -> float:
-    """The number of independent samples that carry as much. The t quantile of so many questions
-    stands in for the normal one, as in Korn and Graubard."""
+def p_of_half(means: Floats) -> float:
+    """Two-sided p of a true share of one half, by the score test that the interval of
+    `rate_of_means` inverts: below 0.05 exactly where that leaves out one half."""
+    z = 2 * abs(float(means.mean()) - 0.5) * math.sqrt(effective_samples(means))
+    return 2 * float(stats.norm.sf(z))
+
+
+def effective_samples(means: Floats) -> float:
+    """The number of independent yes-or-no samples that carry as much, at least one a question. The
+    t quantile of so many questions stands in for the normal one, as in Korn and Graubard."""
     questions, share = len(means), float(means.mean())
     if questions == 1:
         return 1.0
     effective, variance = float(questions), float(means.var(ddof=1)) / questions
     if variance > 0 and 0 < share < 1:
-        effective = min(max(share * (1 - share) / variance, questions), samples)
+        effective = max(share * (1 - share) / variance, questions)
     return effective * (Z95 / float(stats.t.ppf(0.975, questions - 1))) ** 2
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from posttrain.config.eval import WinRateConfig
 from posttrain.errors import ConfigError
-from posttrain.evaluation.compare import RunCheckpoint, length_difference, rate_difference
-from posttrain.evaluation.intervals import Estimate, Values, by_question, rate
+from posttrain.evaluation.compare import RunCheckpoint, length_difference
+from posttrain.evaluation.intervals import Values, by_question, p_of_half, rate, rate_of_means
 from posttrain.evaluation.metrics import ALL
 from posttrain.evaluation.run import unit_name
 from posttrain.rollouts import Completion, Prompt
@@ -128,20 +128,11 @@ def _row(unit: str, duels: Sequence[Duel]) -> Row:
 
 
 def _score(scores: Values) -> Row | None:
-    """Wins and half of the ties. Its interval is that of the paired change from −1, all lost, to 1,
-    all won, since ties vary less than wins and losses; `p` is of as many won as lost."""
+    """Wins and half of the ties, as a share; `p` is of as many won as lost."""
     if not scores:
         return None
-    lost = by_question([(1 - value, question) for value, question in scores])
-    change = rate_difference(lost, by_question(scores))
-    estimate = Estimate(
-        value=(1 + change.difference) / 2,
-        low=(1 + change.low) / 2,
-        high=(1 + change.high) / 2,
-        questions=change.questions,
-        samples=len(scores),
-    )
-    return {**asdict(estimate), "p": change.p}
+    means = by_question(scores).means
+    return {**asdict(rate_of_means(means, samples=len(scores))), "p": p_of_half(means)}
 
 
 def _tokens(completion: Completion) -> int:

@@ -21,10 +21,11 @@ from posttrain.records import NOT_IN_FORMAT, Message, Score
 from posttrain.rollouts import Completion, Prompt
 from reward.environments.base import RLVREnvironment, Script, says
 from reward.graders.base import compared_score
+from reward.graders.tidy import visible
 
 N_GRAM = 16
 FEWEST_NEEDED = 5
-_MARKS = " \t*_#>`$\"'."
+_MARKS = " \t*_#>`$\"'.!()"
 _GROUPED = re.compile(r"-?\d{1,3}(?:,\d{3})+")
 
 
@@ -39,7 +40,7 @@ class LongContextEnvironment(RLVREnvironment):
         return None if requested else "no message asks for a line Answer:"
 
     async def score(self, prompt: Prompt, completion: Completion) -> Score:
-        answers = {_plain(answer) for answer in _answers(completion.answer)}
+        answers = {_plain(answer) for answer in _answers(visible(completion.answer))}
         if len(answers) != 1:
             problem = f"{NOT_IN_FORMAT}: {len(answers)} different lines Answer:, not one"
             return Score(0.0, None, problem)
@@ -109,11 +110,14 @@ def _ngram_hashes(text: str) -> list[int]:
 
 
 def _answers(text: str) -> list[str]:
-    """The texts behind "Answer:" or "Final answer:" on lines of their own."""
+    """The texts behind "Answer:" or "Final answer:" on lines of their own, and behind any further
+    answer below them: "Actually, answer: 5"."""
     answers: list[str] = []
     for line in text.splitlines():
         label, colon, answer = line.strip(_MARKS + "-•").partition(":")
-        if colon and label.strip(_MARKS).casefold() in ("answer", "final answer"):
+        words = label.strip(_MARKS).casefold()
+        takes_back = bool(answers) and words.endswith("answer")
+        if colon and (takes_back or words in ("answer", "final answer")):
             answers.append(answer)
     return answers
 

@@ -33,7 +33,7 @@ from reward.graders.choice import (
 )
 from reward.graders.final_answer import answer_places, last_boxes
 from reward.graders.math import Math, gold_text, tolerance_of
-from reward.graders.tidy import tidy
+from reward.graders.tidy import tidy, visible
 
 LONGEST = 200_000  # characters of an answer
 
@@ -58,7 +58,7 @@ class MathEnvironment(RLVREnvironment):
         # imported here: it loads sympy, which only a worker needs
         from reward.graders.worker_main import run_inline
 
-        answer = completion.answer
+        answer = visible(completion.answer)
         box = last_boxes(answer) if len(answer) <= LONGEST else None
         if not box:
             return Score(0.0, None, f"{NOT_IN_FORMAT}: no closed \\boxed{{}} in the answer")
@@ -102,7 +102,7 @@ class MultipleChoiceEnvironment(RLVREnvironment):
         return [_answer_script(prompt, wrong_letter), _answer_script(prompt, " or ".join(letters))]
 
     def check(self, prompt: Prompt, completion: Completion) -> Score:
-        answer = completion.answer
+        answer = visible(completion.answer)
         options = options_of(prompt)
         gold = read_option(prompt.gold or "", options)
         assert gold is not None, "the gold is an option"
@@ -138,11 +138,15 @@ def _boxed_option(answer: str, options: dict[str, str]) -> str | None:
 
 def _option_in_prose(answer: str, options: dict[str, str]) -> str | None:
     """Letter that the grader reads; SEVERAL where the text behind it names another option."""
+    chosen = chosen_option(answer, options)
     place = next(answer_places(tidy(answer)), None)
     letter = _LETTER.match(place.text) if place else None
+    if place and place.kind == "label" and letter is None and chosen in options:
+        line = place.text.split("\n", 1)[0]
+        letter = re.search(rf"(?<![\w'’])({chosen})(?![\w'’])", line)
     if letter and _contradicted(letter[1], letter.string[letter.end() :], options):
         return SEVERAL
-    return chosen_option(answer, options)
+    return chosen
 
 
 def _contradicted(letter: str, behind: str, options: dict[str, str]) -> bool:

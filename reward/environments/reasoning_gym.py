@@ -27,6 +27,7 @@ from posttrain.rollouts import Completion, Prompt, metadata_of
 from reward.environments.base import RLVREnvironment, Script, says
 from reward.graders.base import compared_score
 from reward.graders.final_answer import last_boxes
+from reward.graders.tidy import visible
 
 _WORD = re.compile(r"\d+(?:\.\d+)?|\w+")
 _HEDGES = frozenset({"or", "either", "maybe", "true", "false", "yes", "no"})
@@ -48,7 +49,7 @@ class ReasoningGymEnvironment(RLVREnvironment):
     def check(self, prompt: Prompt, completion: Completion) -> Score:
         metadata = metadata_of(prompt)
         scorer = _scorer(metadata["source_dataset"])
-        answer = _read_answer(completion.answer)
+        answer = _read_answer(visible(completion.answer))
         if answer is None:
             return Score(0.0, None, f"{NOT_IN_FORMAT}: several different answers, or an open tag")
         gold = prompt.gold or ""

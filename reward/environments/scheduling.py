@@ -23,6 +23,7 @@ from posttrain.records import Score
 from posttrain.rollouts import Completion, Prompt, metadata_of
 from reward.environments.base import RLVREnvironment, Script, says
 from reward.graders.base import one_line
+from reward.graders.tidy import visible
 
 LONGEST = 100_000  # characters of an answer
 MOST_EVENTS = 12  # the search for a calendar is exponential in the events
@@ -63,7 +64,7 @@ class SchedulingEnvironment(RLVREnvironment):
     def check(self, prompt: Prompt, completion: Completion) -> Score:
         events = _events(prompt)
         try:
-            problem = _violation(events, _read_starts(completion.answer, events))
+            problem = _violation(events, _read_starts(visible(completion.answer), events))
         except ValueError as error:
             return Score(0.0, None, str(error))
         shown = one_line(completion.answer)

@@ -67,7 +67,7 @@ def formulas_equal(gold: str, answer: str) -> bool:
         return False  # a set is no tuple and no interval
     try:
         answer_formula = read_formula(answer, natural_log=natural_log)
-    except Unreadable:
+    except ValueError:  # no formula, or one that sympy itself refuses
         return False
     if isinstance(gold_formula, Relational) and isinstance(answer_formula, Relational):
         return _same_relation(gold_formula, answer_formula)
@@ -122,7 +122,7 @@ def _with_exact_numbers(formula: Any) -> Any:
     if not isinstance(formula, sympy.Basic):  # a mutable matrix
         formula = formula.as_immutable()
     changes: dict[Any, Any] = {f: sympy.Rational(str(f)) for f in formula.atoms(sympy.Float)}
-    for symbol in formula.atoms(sympy.Symbol):
+    for symbol in formula.free_symbols:  # the index of a sum may be i
         name = symbol.name
         changes[symbol] = sympy.I if name == "i" else sympy.Symbol(name.lower(), real=True)
     return formula.xreplace(changes)

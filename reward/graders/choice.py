@@ -170,6 +170,10 @@ def _without_list_of_options(answer: str, options: Options) -> str:
 
     A line that names an option a second time stays.
     """
+    in_one_line = r"[\s,;|]+".join(
+        rf"\(?{re.escape(letter)}\b[\s.:)\]-]*{re.escape(text)}" for letter, text in options.items()
+    )
+    answer = re.sub(in_one_line, " ", answer, count=1)
     letters = [read_option(line, options) for line in answer.split("\n")]
     if not options.keys() <= set(letters):
         return answer

@@ -31,7 +31,9 @@ _COPULAS = (
     r"|[是为為は는은])"
 )
 LABEL = re.compile(
-    rf"(?:(?:{_ANSWER_WORDS})[ \t*_]*[^\n.:=?!不]{{0,60}}?{_COPULAS}|^[ \t]*\#{{4}})[ \t*_:]*",
+    rf"(?:(?:{_ANSWER_WORDS})[ \t*_]*[^\n.:=?!不]{{0,60}}?{_COPULAS}|^[ \t]*\#{{4}})[ \t*_:]*"
+    # the brace of a label that is set in type: "\text{Answer: } 18"
+    r"(?:\}(?:[ \t~]|\\[,;:! ])*)?",
     re.IGNORECASE | re.MULTILINE,
 )
 # inside a box a label may be less explicit than in prose: "Total: 18"

@@ -20,18 +20,20 @@ _SIGNS = str.maketrans({
 })  # fmt: skip
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
 _LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
+_COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 # chat markup and HTML
-_MARKUP = re.compile(
-    r"<\|[^|<>\n]{1,40}\|>|</?(?:s|b|i|u|em|strong|p|br|span|center)\s*/?>"
-    # the reader of a rendered page sees no comment, so an answer in one does not count
-    r"|<!--.*?(?:-->|\Z)",
-    re.DOTALL,
-)
+_MARKUP = re.compile(r"<\|[^|<>\n]{1,40}\|>|</?(?:s|b|i|u|em|strong|p|br|span|center)\s*/?>")
+
+
+def visible(text: str) -> str:
+    """The text without HTML comments: the reader of a rendered page sees none, so an answer in one
+    does not count."""
+    return _COMMENT.sub("", text)
 
 
 def tidy(text: str) -> str:
     """The text with typographic digits, signs, spaces and fractions in plain characters."""
-    text = _MARKUP.sub("", text)
+    text = _MARKUP.sub("", visible(text))
     if text.isascii():
         return text
     text = text.translate(_SIGNS)

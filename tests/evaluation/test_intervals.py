@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 
 from posttrain.evaluation.intervals import Estimate, Length, length, pass_at, rate, welch, wilson
+from tests.evaluation.coverage import Cell, measure_win_rate
 
 
 def rated(values: Iterable[float], questions: Iterable[object]) -> Estimate:
@@ -55,6 +56,17 @@ def test_the_interval_covers_as_often_as_it_says():
         found = rated(np.repeat(means, 4), [k // 4 for k in range(600)])
         hits += found.low <= 0.05 <= found.high
     assert 0.925 <= hits / runs <= 0.985
+
+
+@pytest.mark.parametrize("ties", [0.0, 0.3])
+@pytest.mark.parametrize("questions", [10, 20])
+def test_a_win_rate_over_few_questions_is_covered_and_agrees_with_its_p(
+    questions: int, ties: float
+):
+    """Student's t covers 65 % of ten duels of which nine in ten are lost."""
+    measured = measure_win_rate(Cell(questions, 1, "hard"), ties=ties, trials=400)
+    assert measured.agree
+    assert 0.92 <= measured.coverage <= 0.995
 
 
 def test_every_question_weighs_the_same():

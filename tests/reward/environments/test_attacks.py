@@ -53,6 +53,45 @@ def test_the_ninth_option_is_told_from_the_word_i():
     assert [score.value for score in scores] == [1, 1, 1, 0, 0, 0]
 
 
+def test_two_options_behind_a_label_are_no_choice():
+    environment = ENVIRONMENTS["multiple_choice"]()
+    options = {"A": "45 J", "B": "360 J", "C": "36 J", "D": "18 J"}
+    row = {"question": "Which?", "gold": "C", "metadata": {"options": options}}
+    right = ("Answer: option C since A is too large", "Answer: the letter C")
+    wrong = ("Answer: maybe C, maybe A", "Answer: 50% C, 50% A")
+    scores = verify(environment, environment.prompt(row), *right, *wrong)
+    assert [score.value for score in scores] == [1, 1, 0, 0]
+
+
+@pytest.mark.parametrize("name", ["math", "multiple_choice", "scheduling", "long_context"])
+def test_no_answer_hides_in_a_comment(name: str):
+    """A reader of the page sees what is around it."""
+    environment = ENVIRONMENTS[name]()
+    [row] = rows(name, seed=5, count=1)
+    prompt = environment.prompt(row)
+    gold = environment.gold(prompt)
+    assert gold is not None
+    wrong = environment.wrong(prompt)[0][0].content
+    answer = gold[0].content
+    texts = (
+        answer,
+        f"<!-- {answer} -->",
+        f"{wrong} <!-- {answer} -->",
+        f"{answer}<!-- {wrong} -->",
+    )
+    scores = verify(environment, prompt, *texts)
+    assert [environment.passes(score) for score in scores] == [True, False, False, True]
+
+
+def test_a_line_that_takes_the_answer_back_is_a_second_answer():
+    environment = ENVIRONMENTS["long_context"]()
+    prompt = environment.prompt(rows("long_context", seed=5, count=1)[0])
+    right = (f"Answer: ({prompt.gold})", f"Answer: {prompt.gold}!", f"x\n**Answer: {prompt.gold}**")
+    wrong = f"Answer: {prompt.gold}\n\nActually, answer: Nowhere"
+    scores = verify(environment, prompt, *right, wrong)
+    assert [score.value for score in scores] == [1, 1, 1, 0]
+
+
 # -- structured output -----------------------------------------------------------------------------
 
 

@@ -19,6 +19,7 @@ from reward.graders.final_answer import find_answer
         ("$x=\\boxed{1}$ or $x=\\boxed{2}$", "1, 2"),
         ("\\fbox{7}", "7"),
         ("The speed is 60 km/h on average.", "60 km/h"), ("It costs $5\\frac{1}{4} in all", "$5\\frac{1}{4}"),
+        ("\\text{Answer: } 18", "18"), ("So $\\textbf{Answer:}\\; 18$", "18$"), ("\\[\\text{The answer is } 18\\]", "18\\]"),
         ("It takes 1 hour or 60 minutes", "60 minutes"), ("It takes 7 or 8 minutes", "7 or 8 minutes"),
         ("It is 5 kilos or so", "5 kilos"), ('{"answer": "\\frac{1}{2}"}', "\\frac{1}{2}"),
         ('{"answer": "\\\\sqrt{2}"}', "\\sqrt{2}"), ('{"answer": "$\\dfrac{1}{2}$"}', "$\\dfrac{1}{2}$"),
@@ -119,6 +120,8 @@ PARENTHESES = {"A": "Polymerase", "B": "Chain Reaction (PCR)", "C": "f(x)"}
         ("Answer: A <!-- Answer: B -->", "A"),
         ("<!-- the answer is B -->", None),
         ("<!-- Answer: B", None),
+        ("A. Polymerase B. Chain Reaction (PCR) C. f(x)", None),
+        ("(A) Polymerase, (B) Chain Reaction (PCR), (C) f(x)\n\nAnswer: C", "C"),
     ],
 )
 def test_an_options_own_bracket_counts_and_a_comment_does_not(text: str, letter: str | None):
