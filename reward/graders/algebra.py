@@ -122,7 +122,8 @@ def _with_exact_numbers(formula: Any) -> Any:
     if not isinstance(formula, sympy.Basic):  # a mutable matrix
         formula = formula.as_immutable()
     changes: dict[Any, Any] = {f: sympy.Rational(str(f)) for f in formula.atoms(sympy.Float)}
-    for symbol in formula.free_symbols:  # the index of a sum may be i
+    free_symbols = cast(set[sympy.Symbol], formula.free_symbols)  # the index of a sum may be i
+    for symbol in free_symbols:
         name = symbol.name
         changes[symbol] = sympy.I if name == "i" else sympy.Symbol(name.lower(), real=True)
     return formula.xreplace(changes)
