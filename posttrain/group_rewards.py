@@ -99,7 +99,7 @@ class GroupReward(Protocol):
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """What decides the rewards (judge, prompts, coefficients): bound by a run's config."""
+        """Inputs that decide the rewards (judge, prompts, coefficients); a run is bound to them."""
         ...
 
     async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:

@@ -88,7 +88,7 @@ class OneLine:
         return {"out": f"{self.out / 'sft_data'}", "tokenizer": tokenizer, "sources": [source]}
 
     def _has_template(self, tokenizer: dict[str, Any]) -> bool:
-        """Whether the tokenizer brings a template, or cannot be given the usual one."""
+        """Check that the tokenizer brings a template, or cannot be given the usual one."""
         from posttrain.tokens.tokenizer import load_any_tokenizer  # takes a second
 
         loaded = load_any_tokenizer(tokenizer["path"], revision=tokenizer.get("revision"))
@@ -119,7 +119,7 @@ class OneLine:
 
     @cached_property
     def _folder(self) -> str:
-        """Of the recipes that fit this machine."""
+        """Folder of the recipes that fit this machine."""
         import torch
 
         return "one-gpu" if torch.cuda.is_available() else "cpu"

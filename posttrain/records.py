@@ -48,7 +48,7 @@ class Score:
 
     @property
     def unanswered(self) -> bool:
-        """Whether there is no answer, or none in the form that the prompt asks for."""
+        """True if there is no answer, or none in the form that the prompt asks for."""
         words = self.explanation.removeprefix("wrong: ").removeprefix("unscored: ")
         return words.startswith((NO_ANSWER, NOT_IN_FORMAT))
 
@@ -90,7 +90,7 @@ class Message:
 
     @property
     def reasons(self) -> bool:
-        """Whether this message carries a reasoning trace that a template would render."""
+        """True if this message carries a reasoning trace that a template would render."""
         return bool(self.reasoning and self.reasoning.strip())
 
 

@@ -45,7 +45,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """How to sample one step.
+    """Sampling parameters of one step.
 
     `temperature` 0 is greedy; `top_k` 0 keeps all. `max_tokens` bounds a step's new tokens, forced
     ids included. `logps` asks for the log-probability of each sampled token.
@@ -60,7 +60,7 @@ class Parameters:
 
 @dataclass(frozen=True, slots=True)
 class RolloutLimits:
-    """What a completion may take.
+    """Limits of one completion.
 
     `parameters.max_tokens` bounds a step, `max_tokens` all that the model writes in all steps,
     `max_turns` the steps. `tools_at_once` bounds the rollouts whose calls run at the same time:
@@ -170,12 +170,12 @@ class Completion:
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
-        """Every parsed call of every step, in order."""
+        """List the parsed calls of all steps, in order."""
         return tuple(call for step in self.steps for call in step.parsed.tool_calls)
 
     @property
     def truncated(self) -> bool:
-        """Whether a limit ended it."""
+        """True if a limit ended it."""
         return self.finish in TRUNCATED
 
     @property

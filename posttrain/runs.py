@@ -158,7 +158,7 @@ class Run:
 
     @property
     def complete(self) -> bool:
-        """Whether the stage has finished here; its files are verified, so tampering raises."""
+        """Check that the stage has finished here; its files are verified, so tampering raises."""
         if not (self.path / MANIFEST).is_file():
             return False
         read_artifact(self.path, kind=self.kind)

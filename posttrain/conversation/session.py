@@ -49,7 +49,7 @@ class ConfirmedTools:
     terminal: Terminal
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """As `Environment.call`; a refusal is the result that the model reads."""
+        """Run a call if the person allows it; a refusal is the result that the model reads."""
         allowed = self.terminal.ask(name, json_text(arguments))
         text = await self.tools.call(name, arguments) if allowed else REFUSED
         self.terminal.note(f"← {text}")

@@ -164,7 +164,7 @@ class Terminal:
         return line.rstrip("\n")
 
     def ask(self, name: str, arguments: str) -> bool:
-        """Whether a call may run; `a` allows this and all that follow."""
+        """Ask the person whether a call may run; `a` allows this one and all that follow."""
         if self.always:
             return True
         with _interruptible():

@@ -41,7 +41,7 @@ class Environment(Protocol):
 
 @runtime_checkable
 class ScriptedUser(Protocol):
-    """What an environment also is whose user goes on after an assistant turn without calls."""
+    """An environment whose user goes on after an assistant turn without calls."""
 
     async def respond(self, answer: str) -> str | None:
         """The user's next turn; None: the conversation is over."""
@@ -179,7 +179,7 @@ async def attempt(
     seconds: float | None = ENVIRONMENT_SECONDS,
     kind: Any = object,
 ) -> Any:
-    """What a part of an environment returns or is awaited to.
+    """Run a part of an environment and return its result, awaited if need be.
 
     Args:
         seconds: None: as long as it takes, for what a person answers.

@@ -84,7 +84,7 @@ def transpose_large_weights(model: PreTrainedModel) -> None:
 
 
 def weights_digest(path: str) -> str:
-    """What identifies a checkpoint's weights.
+    """Digest that identifies a checkpoint's weights.
 
     An artifact's digest (its files are not read again), else the sha256 of every safetensors file
     and of the config; for a hub id the commit that was loaded.

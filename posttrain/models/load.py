@@ -203,7 +203,7 @@ def recurrent_layers(model: torch.nn.Module) -> int:
 
 
 def has_recurrent_kernels() -> bool:
-    """Whether the kernels that can keep packed sequences apart in a Mamba layer are usable."""
+    """Check for usable kernels that keep packed sequences apart in a Mamba layer."""
     names = ("mamba_ssm", "causal_conv1d")
     return torch.cuda.is_available() and all(importlib.util.find_spec(n) for n in names)
 

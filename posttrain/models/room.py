@@ -24,7 +24,7 @@ def positions(config: Any) -> int:
 
 
 def positions_of(checkpoint: str) -> int:
-    """As `positions`, of a directory or a hub id.
+    """Read `positions` of a directory or a hub id.
 
     Raises:
         ConfigError: it has no config.

@@ -1,6 +1,7 @@
-"""Prompts → samples: every task's completion in one file, in order, however often it is killed. In
-process, an unfinished stretch of the tasks is made again whole, and comes out the same; of a server
-only missing completions are requested.
+"""From prompts to samples: every task's completion in one file, in order, however often killed.
+
+In process, an unfinished stretch of the tasks is sampled again whole and comes out the same. From a
+server only the missing completions are requested.
 """
 
 from __future__ import annotations
@@ -51,13 +52,16 @@ if TYPE_CHECKING:
 
 MADE_BY = "made_by.json"
 Key = tuple[str, int]  # prompt id, index
-_IN_FLIGHT = 2  # rollouts a server connection: one may run tools while another is answered
+_ROLLOUTS_PER_CONNECTION = 2  # one may run tools while another is answered
 _SYNC_SECONDS = 1.0  # forcing every line out alone would hold up a fast server
 
 
 def tasks_of(prompts: Sequence[Prompt], n_of: Callable[[str], int], *, seed: int) -> list[Task]:
-    """Every completion to make, prompt by prompt; `n_of` gives the number in a setting."""
-    return [Task(one, index, seed) for one in prompts for index in range(n_of(one.setting))]
+    """List the completions to sample, prompt by prompt; `n_of` returns the number in a setting."""
+    tasks: list[Task] = []
+    for prompt in prompts:
+        tasks += [Task(prompt, index, seed) for index in range(n_of(prompt.setting))]
+    return tasks
 
 
 async def generate(
@@ -73,12 +77,19 @@ async def generate(
     max_failure_rate: float = 0.0,
     progress: ProgressBar,
 ) -> SampleStats:
-    """Make what is missing in `work`, then write all of it to `to`, one line a task, in order.
+    """Sample what is missing in `work`, then write all of it to `to`, one line a task, in order.
 
     Args:
+        tasks: the completions to sample.
+        sampler: the model.
         work: a folder that belongs to these tasks and this sampler (`bind`).
-        chunk: in process, the completions of a stretch.
-        at_once: of a server, the rollouts in flight.
+        to: the file of all completions.
+        open_environment: as for `roll_out_each`.
+        limits: bounds of a completion.
+        chunk: completions of a stretch, in process.
+        at_once: rollouts in flight, with a server.
+        max_failure_rate: share of the completions that may fail.
+        progress: bar to report to.
 
     Raises:
         DataError: more than that share failed, which ends a server's requests at once, or the
@@ -92,15 +103,17 @@ async def generate(
         for stretch in (tasks[start : start + size] for start in range(0, len(tasks), size)):
             missing = [task for task in stretch if _key(task) not in journal]
             progress.add(restored=len(stretch) - len(missing))
-            made = stretch if sampler.batched and missing else missing
+            pending = stretch if sampler.batched and missing else missing
 
-            def done(position: int, completion: Completion, made: Sequence[Task] = made) -> None:
-                key = _key(made[position])
+            def record(
+                position: int, completion: Completion, pending: Sequence[Task] = pending
+            ) -> None:
+                key = _key(pending[position])
                 if completion.finish == "failed" and not sampler.batched:
                     failed[key] = line_of(completion).encode()
                     reasons[str(completion.error)[:ERROR_LENGTH]] += 1
                     progress.add(failed=1)
-                    # the others cannot mend it
+                    # the share only grows, so there is no need to wait for the other completions
                     _refuse_failures(
                         reasons, len(tasks), max_failure_rate=max_failure_rate, batched=False
                     )
@@ -112,22 +125,23 @@ async def generate(
 
             try:
                 await roll_out_each(
-                    made,
+                    pending,
                     sampler,
                     open_environment=open_environment,
                     limits=limits,
-                    on_done=done,
+                    on_done=record,
                     progress=lambda new: progress.add(tokens=new),
                     at_once=at_once,
                 )
             except ServerDown as error:
-                kept = sum(_key(task) in journal for task in tasks)
+                sampled = sum(_key(task) in journal for task in tasks)
                 raise DataError(
-                    f"{error}: {len(tasks) - kept:,} of {len(tasks):,} completions are missing, "
-                    f"{len(failed):,} of them failed before; {kept:,} are kept. Start the server "
-                    "and rerun the same command to resume"
+                    f"{error}: {len(tasks) - sampled:,} of {len(tasks):,} completions are missing, "
+                    f"{len(failed):,} of them failed before; {sampled:,} are kept. Start the "
+                    "server and rerun the same command to resume"
                 ) from error
-        stats, partial = SampleStats(), to.with_name(f".{to.name}.partial")
+        stats = SampleStats()
+        partial = to.with_name(f".{to.name}.partial")
         with partial.open("wb") as file:
             for task in tasks:
                 line = failed.get(_key(task)) or journal.line(_key(task))
@@ -145,7 +159,7 @@ async def generate(
 def _refuse_failures(
     reasons: Counter[str], total: int, *, max_failure_rate: float, batched: bool
 ) -> None:
-    """Raises DataError where more failed than the recipe allows of all completions."""
+    """Raise DataError if more of all completions failed than the recipe allows."""
     count = sum(reasons.values())
     if count <= max_failure_rate * total:
         return
@@ -160,11 +174,13 @@ def _refuse_failures(
 
 
 def _tokens_of(completion: Completion) -> int:
-    """Tokens of all steps, as samplers report them while they run."""
+    """Count the tokens of all steps, as samplers report them while they run."""
     tokens = 0
     for step in completion.steps:
-        counted = step.reasoning_tokens + step.answer_tokens
-        tokens += counted if step.ids is None else len(step.ids)
+        if step.ids is None:
+            tokens += step.reasoning_tokens + step.answer_tokens
+        else:
+            tokens += len(step.ids)
     return tokens
 
 
@@ -173,45 +189,53 @@ def _key(task: Task) -> Key:
 
 
 def row_line(row: object) -> str:
-    """A row as one line of JSON that UTF-8 can hold."""
+    """Write a row as one line of JSON that UTF-8 can hold."""
     # a broken byte sequence may have been decoded to a lone surrogate: such are written as escapes
     return writable(json_text(row)) + "\n"
 
 
 def line_of(completion: Completion) -> str:
-    """A completion's line in `samples.jsonl`."""
+    """Write a completion as a line of `samples.jsonl`."""
     return row_line(completion_to_row(completion))
 
 
 def prompt_lines(prompts: Sequence[Prompt]) -> str:
-    """The text of `prompts.jsonl`."""
+    """Write prompts as the text of `prompts.jsonl`."""
     return "".join(row_line(prompt_to_row(prompt)) for prompt in prompts)
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """The prompts of a `prompts.jsonl`."""
+    """Read the prompts of a `prompts.jsonl`."""
     with path.open(encoding="utf-8") as lines:
         return [prompt_from_row(json.loads(line)) for line in lines]
 
 
 def read_completions(path: Path) -> list[Completion]:
-    """The completions of a `samples.jsonl`."""
+    """Read the completions of a `samples.jsonl`."""
     with path.open(encoding="utf-8") as lines:
         return [completion_from_row(json.loads(line)) for line in lines]
 
 
 def bind(work: Path, made_by: Mapping[str, Any]) -> None:
-    """Note what unfinished samples are made by (JSON-able digests of prompts and model);
-    ConfigError where those that are there were made by something else."""
-    path, now = work / MADE_BY, json.loads(json.dumps(made_by))
+    """Bind a folder of unfinished samples to the prompts and the model that make them.
+
+    Args:
+        work: the folder.
+        made_by: digests of prompts and model, JSON-able.
+
+    Raises:
+        ConfigError: the samples in it were made by something else.
+    """
+    path = work / MADE_BY
+    current = json.loads(json.dumps(made_by))
     if path.is_file():
-        refuse_other(work.parent, json.loads(path.read_text("utf-8")), now)
+        refuse_other(work.parent, json.loads(path.read_text("utf-8")), current)
     else:
-        atomic_write_json(path, now)
+        atomic_write_json(path, current)
 
 
 def refuse_other(out: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raises ConfigError, naming the keys, where a run goes on with something else."""
+    """Raise ConfigError, naming the keys, if a run would be resumed with other inputs."""
     if before != now:
         raise ConfigError(
             f"{out} was begun with something else (it differs in: "
@@ -221,8 +245,8 @@ def refuse_other(out: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -
 
 
 def rollouts_at_once(backend: object) -> int:
-    """How many rollouts to have in flight with a backend."""
-    return _IN_FLIGHT * getattr(backend, "concurrency", 1)
+    """Number of rollouts to have in flight with a backend."""
+    return _ROLLOUTS_PER_CONNECTION * getattr(backend, "concurrency", 1)
 
 
 # -- the sampling stage between recipe and manifest ------------------------------------------------
@@ -234,16 +258,18 @@ async def make_samples(
     open_environment: OpenEnvironment,
     console: Console,
 ) -> SampleStats:
-    """Make every completion that is not there yet, into `samples.jsonl`."""
+    """Sample every completion that is missing and write all to `samples.jsonl`."""
     from posttrain.sampling.open import opened_sampler  # reads tokenizers
 
     out = Path(recipe.out)
-    tasks, lines = tasks_of(prompts, recipe.n_of, seed=recipe.seed), prompt_lines(prompts)
+    tasks = tasks_of(prompts, recipe.n_of, seed=recipe.seed)
+    prompts_text = prompt_lines(prompts)
     async with opened_sampler(recipe.backend, checkpoint=recipe.checkpoint) as sampler:
-        bind(out / "work", {"prompts": digest_of(lines), "sampler": dict(sampler.identity)})
-        atomic_write_text(out / "prompts.jsonl", lines)
-        most = sum(recipe.most_tokens(task.prompt.setting) for task in tasks)
-        most_tokens = most / max(1, len(tasks))
+        identity = dict(sampler.identity)
+        bind(out / "work", {"prompts": digest_of(prompts_text), "sampler": identity})
+        atomic_write_text(out / "prompts.jsonl", prompts_text)
+        total_tokens = sum(recipe.most_tokens(task.prompt.setting) for task in tasks)
+        most_tokens = total_tokens / max(1, len(tasks))
         bar = ProgressBar(total=len(tasks), most_tokens=most_tokens, console=console)
         with bar as progress:
             return await generate(
@@ -261,7 +287,7 @@ async def make_samples(
 
 
 async def time_line(recipe: SampleConfig, prompts: Sequence[Prompt]) -> str:
-    """How long the completions take at most, from a measured slice; or why nothing is measured.
+    """Describe how long the completions take at most, by a measured slice, or why it is unknown.
 
     Raises:
         ConfigError, DataError: the model cannot be sampled, as the real run would find out.
@@ -305,13 +331,14 @@ def finish(
     """Write examples and tokenizer beside the samples, then the manifest.
 
     Args:
-        alerts: what is to be known first.
-        prompt_stats: how the prompts were made, for the manifest.
-        files: more of the artifact, with their rows.
+        alerts: warnings that the report puts first.
+        prompt_stats: stats of the prompts, for the manifest.
+        files: further files of the artifact → their rows.
     """
-    out, settings = stage.path, samples.by_setting()
+    out = stage.path
+    settings = samples.by_setting()
     atomic_write_text(out / "examples.jsonl", "".join(map(row_line, samples.examples)))
-    listed: dict[str, int | None] = {
+    rows_of_file: dict[str, int | None] = {
         **(files or {}),
         "prompts.jsonl": len(prompts),
         "samples.jsonl": sum(setting["samples"] for setting in settings.values()),
@@ -325,11 +352,11 @@ def finish(
         **prompt_stats,
     }
     if renderer is not None:
-        listed |= {f"tokenizer/{name}": None for name in renderer.save(out / "tokenizer")}
+        rows_of_file |= {f"tokenizer/{name}": None for name in renderer.save(out / "tokenizer")}
         stats |= renderer.stats()
     manifest = stage.finish(
         counts=counts,
-        files=listed,
+        files=rows_of_file,
         parents=parents,
         template_digest=None if renderer is None else renderer.template.digest,
         seed=recipe.seed,
@@ -339,11 +366,11 @@ def finish(
     return manifest
 
 
-# -- what is kept of unfinished tasks --------------------------------------------------------------
+# -- the journal of unfinished tasks ---------------------------------------------------------------
 
 
 class Journal:
-    """Completions appended as they end, found again by prompt and index."""
+    """File of completions in the order in which they ended, looked up by prompt and index."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -371,7 +398,7 @@ class Journal:
         return key in self._spans
 
     def add(self, completion: Completion) -> None:
-        """Append one that outlives the process, and is forced to the disk within a second."""
+        """Append a completion; it outlives the process and is forced to the disk in a second."""
         key = (completion.prompt_id, completion.index)
         assert key not in self._spans, f"{key} was sampled twice"
         line = line_of(completion).encode()
@@ -387,12 +414,12 @@ class Journal:
         self._synced = time.monotonic()
 
     def line(self, key: Key) -> bytes:
-        """The line of a key."""
+        """Read the line of a key."""
         start, length = self._spans[key]
         return os.pread(self._file.fileno(), length, start)
 
     def _recover(self) -> int:
-        """Read what is there; returns where it ends. A last line that was torn does not count."""
+        """Read the lines of an earlier process; returns their end, before a torn last line."""
         end = 0
         with self._path.open("rb") as file:
             for number, line in enumerate(file, start=1):

@@ -66,12 +66,12 @@ class SamplingSpeed:
         return scale_up(measured, rows) / rows
 
     def seconds(self, *, prompts: int, tokens: float, rows: int) -> float:
-        """Of all prompts, each read once, and all tokens that are written behind them."""
+        """Seconds for reading all prompts once and writing all tokens behind them."""
         reading = prompts * self.prompt_length * self.prompt_token
         return reading + tokens * self.token_seconds(rows)
 
     def text(self, rows: int) -> str:
-        """What was measured, and what was scaled up."""
+        """Describe what was measured and what was scaled up."""
         most = self.steps[-1][0]
         shown = min(most, rows)
         speed = f"{1 / self.token_seconds(shown):,.0f} tokens a second, {shown:,} at a time"

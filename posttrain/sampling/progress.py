@@ -155,7 +155,7 @@ class SampleStats:
             self.examples.append({"prompt": prompt_to_row(prompt), "completion": dict(row)})
 
     def lines(self) -> list[str]:
-        """How completions ended, a line a setting."""
+        """Describe how completions ended, one line for each setting."""
         lines: list[str] = []
         for name, setting in self.settings.items():
             total, finish = sum(setting.finish.values()), setting.finish
@@ -195,7 +195,7 @@ class SampleStats:
 
 
 def _tokens(step: Mapping[str, Any]) -> int:
-    """What the model wrote; where its ids are not known, without tags and stop token."""
+    """Count the tokens that the model wrote; without ids, tags and stop token are left out."""
     if step["ids"] is None:
         return step["reasoning_tokens"] + step["answer_tokens"]
     return len(step["ids"])

@@ -51,7 +51,9 @@ class RenderedSampler:
         encoder: Encoder,
         stop_ids: Sequence[int] = (),
     ) -> None:
-        self.engine, self.template, self.encoder = engine, template, encoder
+        self.engine = engine
+        self.template = template
+        self.encoder = encoder
         self.batched = engine.batched
         self._frames = framing_tokens(template)
         self._turns = TurnFormat(template, encoder, stop_ids)
@@ -59,7 +61,7 @@ class RenderedSampler:
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """The engine's, with what renders its prompts and reads its texts."""
+        """Identity of the engine, the template and the tokenizer."""
         return {
             **self.engine.identity,
             "template": self.template.digest,
@@ -69,54 +71,59 @@ class RenderedSampler:
         }
 
     def unframed(self, text: str) -> str:
-        """As `FramingSampler.unframed`."""
+        """Break framing tokens in a text (`FramingSampler.unframed`)."""
         return self._frames.sub(lambda token: f"{token[0][0]}\\{token[0][1:]}", text)
 
     async def sample(
         self, requests: Sequence[Request], *, progress: Progress = None
     ) -> list[Generation]:
-        """As `Sampler.sample`, with the errors of `sample_each`."""
-        ended: dict[int, Generation] = {}
-        await self.sample_each(requests, on_done=ended.__setitem__, progress=progress)
-        return [ended[k] for k in range(len(requests))]
+        """Answer all requests, in order (`Sampler.sample`), with the errors of `sample_each`."""
+        generations: dict[int, Generation] = {}
+        await self.sample_each(requests, on_done=generations.__setitem__, progress=progress)
+        return [generations[k] for k in range(len(requests))]
 
     async def sample_each(
         self, requests: Sequence[Request], *, on_done: OnGeneration, progress: Progress = None
     ) -> None:
-        """As `IncrementalSampler.sample_each`; with an engine that does not stream, all at the end.
+        """Answer requests one by one (`IncrementalSampler.sample_each`).
 
-        A conversation that the template refuses, or that holds a token which frames messages, is
-        not sent to the engine: its generation has an `error`. In a tool's result it is broken. A
-        reasoning budget that the template or tokenizer does not allow for is a ConfigError.
+        With an engine that does not stream all answers come at the end. A conversation that the
+        template refuses, or that holds a token which frames messages, is not sent to the engine:
+        its generation has an `error`. In a tool's result such a token is broken.
+
+        Raises:
+            ConfigError: the template or the tokenizer does not allow for a reasoning budget.
         """
         keys = [(r.messages, r.tools, r.thinking, r.continues is None) for r in requests]
         # equal conversations are rendered and tokenised once
-        one_of = dict(zip(keys, requests, strict=True))
-        texts = {key: self._text(request) for key, request in one_of.items()}
-        distinct = list({text for text in texts.values() if isinstance(text, str)})
-        ids = dict(zip(distinct, self.encoder.encode(distinct), strict=True)) if distinct else {}
+        request_of = dict(zip(keys, requests, strict=True))
+        text_of = {key: self._text(request) for key, request in request_of.items()}
+        texts = list({text for text in text_of.values() if isinstance(text, str)})
+        ids_of = dict(zip(texts, self.encoder.encode(texts), strict=True)) if texts else {}
         sent: list[tuple[int, str, EngineRequest]] = []
-        for k, (request, text) in enumerate(zip(requests, map(texts.get, keys), strict=True)):
+        for k, (key, request) in enumerate(zip(keys, requests, strict=True)):
+            text = text_of[key]
             if isinstance(text, str):
-                ids_now = (*_kept_ids(request), *ids[text])
-                sent.append((k, text, self._engine_request(request, ids_now, text)))
+                prompt_ids = (*_ids_so_far(request), *ids_of[text])
+                sent.append((k, text, self._engine_request(request, prompt_ids, text)))
             else:
                 on_done(k, Generation(None, error=str(text)))
 
-        def ended(number: int, output: EngineOutput) -> None:
+        def hand_over(number: int, output: EngineOutput) -> None:
             k, text, request = sent[number]
             on_done(k, self._generation(requests[k], text, request.ids, output))
 
-        given = [request for *_, request in sent]
+        engine_requests = [request for *_, request in sent]
         if isinstance(self.engine, IncrementalEngine):
-            await self.engine.generate_each(given, on_done=ended, progress=progress)
+            await self.engine.generate_each(engine_requests, on_done=hand_over, progress=progress)
             return
-        for number, output in enumerate(await self.engine.generate(given, progress=progress)):
-            ended(number, output)
+        outputs = await self.engine.generate(engine_requests, progress=progress)
+        for number, output in enumerate(outputs):
+            hand_over(number, output)
 
     def _text(self, request: Request) -> str | RenderError:
-        """The prompt, or what is put behind the step that the request continues."""
-        messages = [self._bounded(m) if m.role == "tool" else m for m in request.messages]
+        """Render the prompt, or the text behind the step that the request continues."""
+        messages = [self._without_framing(m) if m.role == "tool" else m for m in request.messages]
         try:
             if request.continues is None:
                 refuse_framing(messages, request.tools, self._frames)
@@ -128,9 +135,9 @@ class RenderedSampler:
                     enable_thinking=request.thinking,
                 )
             else:
-                # what was sampled stays as it was sampled; what came of its calls is new
-                new = max(k for k, m in enumerate(messages) if m.role == "assistant") + 1
-                refuse_framing(messages[new:], None, self._frames, first=new)
+                # what was sampled stays as it was sampled; only the messages behind it are new
+                first_new = max(k for k, m in enumerate(messages) if m.role == "assistant") + 1
+                refuse_framing(messages[first_new:], None, self._frames, first=first_new)
                 text = self._turns.between(messages, tools=request.tools, thinking=request.thinking)
             text.encode()
         except RenderError as error:
@@ -139,20 +146,25 @@ class RenderedSampler:
             return RenderError(f"the conversation is no Unicode text: {error}")
         return text
 
-    def _bounded(self, result: Message) -> Message:
-        """A result that cannot end its message; its name and id are words of the model."""
-        name, call = (text and self.unframed(text) for text in (result.name, result.tool_call_id))
-        return replace(result, content=self.unframed(result.content), name=name, tool_call_id=call)
+    def _without_framing(self, result: Message) -> Message:
+        """Break framing tokens in a result, and in its name and id, which the model wrote."""
+        name = result.name and self.unframed(result.name)
+        call_id = result.tool_call_id and self.unframed(result.tool_call_id)
+        content = self.unframed(result.content)
+        return replace(result, content=content, name=name, tool_call_id=call_id)
 
     def _engine_request(self, request: Request, ids: tuple[int, ...], text: str) -> EngineRequest:
-        budget, opened = None, opens_reasoning(text)
+        budget = None
+        opened = opens_reasoning(text)
         if request.reasoning_budget is not None and (opened or request.thinking):
             budget = self._budget(request.reasoning_budget, opened)
         return EngineRequest(ids, request.parameters, request.seed, self._turns.stop_ids, budget)
 
     def _budget(self, tokens: int, opened: bool) -> Budget:
-        turns, encoder = self._turns, self.encoder
-        closing, close_id = turns.closing, turns.close_id
+        turns = self._turns
+        encoder = self.encoder
+        closing = turns.closing
+        close_id = turns.close_id
         if closing is None or close_id is None or (turns.open_id is None and not opened):
             raise ConfigError(
                 f"reasoning_budget: template {self.template.name} with this tokenizer has no "
@@ -179,37 +191,39 @@ class RenderedSampler:
 
 
 def opens_reasoning(prompt: str) -> bool:
-    """Whether the prompt ends inside reasoning."""
+    """Check that the prompt ends inside reasoning."""
     return prompt.rstrip().endswith(OPEN)
 
 
-def _kept_ids(request: Request) -> tuple[int, ...]:
-    """The ids of the completion so far."""
-    if (before := request.continues) is None:
+def _ids_so_far(request: Request) -> tuple[int, ...]:
+    """Ids of the prompt and the completion that the request continues; () for a new one."""
+    previous = request.continues
+    if previous is None:
         return ()
-    step = before.step
-    assert before.prompt_ids is not None, "a step of this sampler has its prompt's ids"
+    step = previous.step
+    assert previous.prompt_ids is not None, "a step of this sampler has its prompt's ids"
     assert step is not None and step.ids is not None and step.finish == "stop"  # noqa: PT018
-    return (*before.prompt_ids, *step.ids)
+    return (*previous.prompt_ids, *step.ids)
 
 
 class StepReader:
-    """What a model wrote, as token ids → a step: text, reasoning, answer, calls and counts."""
+    """Reader of token ids that a model wrote: text, reasoning, answer, calls and counts."""
 
     def __init__(self, turns: TurnFormat) -> None:
         self._turns = turns
-        self.stop_ids, self.closing = turns.stop_ids, turns.closing
+        self.stop_ids = turns.stop_ids
+        self.closing = turns.closing
         self.decode = turns.encoder.decode
 
     def step(
         self, request: Request, output: EngineOutput, *, opened: bool, prompt_tokens: int
     ) -> Step:
-        """The step of an output; `opened`: the prompt ended inside reasoning."""
+        """Read the step of an output; `opened` if the prompt ended inside reasoning."""
         turns = self._turns
         text = turns.encoder.decode(output.ids)
         # a template that leaves opening to the model may be answered without reasoning
         reasons = opened or (request.thinking and (OPEN in text or CLOSE in text))
-        reasoning, answer = self._counts(output, text, reasons, opened)
+        reasoning_tokens, answer_tokens = self._counts(output, text, reasons, opened)
         return Step(
             text=text,
             parsed=parse_completion(
@@ -220,8 +234,8 @@ class StepReader:
                 closing=turns.closing or CLOSING,
             ),
             finish=output.finish,
-            reasoning_tokens=reasoning,
-            answer_tokens=answer,
+            reasoning_tokens=reasoning_tokens,
+            answer_tokens=answer_tokens,
             prompt_tokens=prompt_tokens,
             ids=output.ids,
             logps=output.logps,
@@ -231,9 +245,16 @@ class StepReader:
     def _counts(
         self, output: EngineOutput, text: str, reasons: bool, opened: bool
     ) -> tuple[int, int]:
-        """Tokens of the reasoning and of the answer; tags, stop token and forced ids are neither.
-        `reasons`: it begins with reasoning, which the prompt may have `opened`."""
-        turns, ids = self._turns, output.ids
+        """Count the tokens of reasoning and answer; tags, stop token and forced ids are neither.
+
+        Args:
+            output: the ids.
+            text: their text.
+            reasons: true if it begins with reasoning.
+            opened: true if the prompt ended inside reasoning.
+        """
+        turns = self._turns
+        ids = output.ids
         written = len(ids) - (bool(ids) and ids[-1] in turns.stop_ids)
         if not reasons:
             return 0, written
@@ -243,24 +264,28 @@ class StepReader:
             if OPEN not in text and CLOSE not in text:
                 return written, 0
             trace, _, answer = text.partition(CLOSE)
-            reasoning, rest = turns.encoder.encode([trace.removeprefix(OPEN), answer])
-            return len(reasoning), len(rest) - (bool(rest) and rest[-1] in turns.stop_ids)
+            trace_ids, answer_ids = turns.encoder.encode([trace.removeprefix(OPEN), answer])
+            ends = bool(answer_ids) and answer_ids[-1] in turns.stop_ids
+            return len(trace_ids), len(answer_ids) - ends
         start = ids.index(open_id) + 1 if open_id in ids else 0
         if output.forced is not None:
             return output.forced[0] - start, max(0, written - output.forced[1])
         if turns.close_id not in ids:
             return max(0, written - start), 0
-        closed = ids.index(turns.close_id)
-        return max(0, closed - start), written - closed - 1
+        close = ids.index(turns.close_id)
+        return max(0, close - start), written - close - 1
 
 
-# -- what sampling must know of a template and its tokenizer ---------------------------------------
+# -- how a template ends turns, frames reasoning and writes results --------------------------------
 
-_QUESTION, _TRACE, _ANSWER, _RESULT = "q0", "r0", "a0", "result0"
+_QUESTION = "q0"
+_TRACE = "r0"
+_ANSWER = "a0"
+_RESULT = "result0"
 
 
 class TurnFormat:
-    """How a template ends turns and treats reasoning and tool results, tried on a few words.
+    """Format of a template's turns: ends, reasoning and results, established on a few words.
 
     Attributes:
         stop_ids: tokens that end generation; `stop_texts` are their texts.
@@ -278,19 +303,26 @@ class TurnFormat:
                 f"{template.name}: behind an assistant's words it writes no special token of this "
                 "tokenizer, and the model names no token to stop at: a sample would have no end"
             )
-        self.template, self.encoder = template, encoder
-        self.stop_ids, self.stop_texts = tuple(stops), tuple(stops.values())
-        tags = encoder.encode([OPEN, CLOSE])
-        self.open_id, self.close_id = (ids[0] if len(ids) == 1 else None for ids in tags)
-        self.closing, self.writes_results = _closing(template), _writes_results(template)
+        self.template = template
+        self.encoder = encoder
+        self.stop_ids = tuple(stops)
+        self.stop_texts = tuple(stops.values())
+        open_ids, close_ids = encoder.encode([OPEN, CLOSE])
+        self.open_id = open_ids[0] if len(open_ids) == 1 else None
+        self.close_id = close_ids[0] if len(close_ids) == 1 else None
+        self.closing = _closing(template)
+        self.writes_results = _writes_results(template)
 
     def between(self, messages: Sequence[Message], *, tools: str | None, thinking: bool) -> str:
-        """The text from behind the last assistant's end token to where the next one begins.
-        Raises RenderError where there is none."""
+        """Render the text from the last assistant's end token to where the next answer begins.
+
+        Raises:
+            RenderError: the template does not show where that turn ends.
+        """
         last = max(k for k, m in enumerate(messages) if m.role == "assistant")
-        since = messages[last + 1 :]
-        assert since, "nothing has come since"
-        if not self.writes_results and any(m.role == "tool" for m in since):
+        new_messages = messages[last + 1 :]
+        assert new_messages, "no message follows the last step"
+        if not self.writes_results and any(m.role == "tool" for m in new_messages):
             raise RenderError(f"{self.template.name} does not write tool results")
         layout = self.template.layout(
             [message_to_template(message) for message in messages],
@@ -316,6 +348,7 @@ class TurnFormat:
 
 
 def _closing(template: ChatTemplate) -> str | None:
+    """Find the text that the template writes between a trace and an answer; None without one."""
     messages = (Message("user", _QUESTION), Message("assistant", _ANSWER, reasoning=_TRACE))
     try:
         text = template.text([message_to_template(m) for m in messages], enable_thinking=True)
@@ -326,7 +359,7 @@ def _closing(template: ChatTemplate) -> str | None:
 
 
 def _writes_results(template: ChatTemplate) -> bool:
-    """False only where a conversation with a result renders, and the result is not in it."""
+    """Check that results are written; false only if a conversation renders without its result."""
     call = ToolCall("look_up", "{}", id="call00000")
     messages = (
         Message("user", _QUESTION),

@@ -1,10 +1,11 @@
-"""Rollouts: generate, parse, run the tools, put their results behind, go on until there is an end.
+"""Rollouts: generate a step, parse it, run its tool calls, append the results, until it ends.
 
-A call is run where a tool is declared and an environment runs it; any other ends the completion,
-and so does one that was begun and not completed: its text is the answer. An environment with a user
-(`ScriptedUser`) answers a step without calls, until the user has nothing more to write. One that
-raises, hangs or returns rubbish fails its completion, with the name of what it did. Tokens by which
-a tool's or user's text would end its own message are broken, and recorded as they were read.
+A call is run if a tool is declared and an environment runs it. Any other call ends the completion,
+and so does a call that was begun and not completed: its text is the answer. An environment with a
+user (`ScriptedUser`) answers a step without calls, until the user has nothing more to write. An
+environment that raises, hangs or returns rubbish fails its completion, with an error that names the
+fault. Tokens by which a tool's or user's text would end its own message are broken, and the text is
+recorded as the model read it.
 """
 
 from __future__ import annotations
@@ -42,7 +43,13 @@ OpenEnvironment = Callable[[Prompt], Environment | None]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One completion to make: which of a prompt's samples, under which seed."""
+    """One completion to sample.
+
+    Attributes:
+        prompt: the prompt.
+        index: number of the sample among those of the prompt.
+        seed: seed of the run; each step derives its own from it.
+    """
 
     prompt: Prompt
     index: int
@@ -58,11 +65,14 @@ async def roll_out(
     at_once: int | None = None,
     on_end: Callable[[Prompt, Completion], None] | None = None,
 ) -> list[Completion]:
-    """One completion a task, in order. Arguments as for `roll_out_each`; `on_end` is called with
-    the prompt and each completion when it ends, while others go on."""
+    """Sample the completion of every task, in order. Arguments as for `roll_out_each`.
+
+    Args:
+        on_end: called with the prompt and each completion when it ends, while others go on.
+    """
     completions: dict[int, Completion] = {}
 
-    def done(position: int, completion: Completion) -> None:
+    def keep(position: int, completion: Completion) -> None:
         completions[position] = completion
         if on_end is not None:
             on_end(tasks[position].prompt, completion)
@@ -72,7 +82,7 @@ async def roll_out(
         sampler,
         open_environment=open_environment,
         limits=limits,
-        on_done=done,
+        on_done=keep,
         at_once=at_once,
     )
     return [completions[position] for position in range(len(tasks))]
@@ -88,77 +98,86 @@ async def roll_out_each(
     progress: Progress = None,
     at_once: int | None = None,
 ) -> None:
-    """Make every task's completion and hand it over as soon as it is done; nothing is kept.
+    """Sample every task's completion and hand each over as soon as it is done; none is kept.
 
-    A batched sampler gets all live rollouts a round, in the order of their tasks: the same tasks
-    always make the same batches. A server gets one rollout a worker.
+    A batched sampler gets all unfinished rollouts in every round, in the order of their tasks, so
+    that the same tasks always make the same batches. With a server each worker has one rollout.
 
     Args:
-        open_environment: what runs the calls of a prompt that declares tools; None: nothing does,
-            and a call ends the completion. Never called for a prompt without tools.
+        tasks: the completions to sample.
+        sampler: the model.
+        open_environment: function from a prompt to the environment that runs its calls; returns
+            None where nothing runs them, and a call ends the completion. Never called for a prompt
+            without tools.
+        limits: bounds of a completion.
         on_done: called with the task's position and its completion, in no certain order.
-        at_once: rollouts in flight with a sampler that is not batched; None: all.
+        progress: called with the number of new tokens while the sampler works.
+        at_once: rollouts in flight with a sampler that is not batched; None for all.
     """
     unframed = unframing(sampler)
     gate = asyncio.Semaphore(limits.tools_at_once)
 
-    async def begin(task: Task) -> Rollout:
-        rollout = Rollout(task.prompt, task.index, task.seed, limits, unframed=unframed)
-        if task.prompt.tools is not None:
-            await rollout.open(open_environment)
-        return rollout
+    async def run_rounds(group: Iterable[tuple[int, Task]]) -> None:
+        """Run rollouts together, a model call of each in every round, until all are finished."""
+        rollouts: list[tuple[int, Rollout]] = []
 
-    async def in_rounds(group: Iterable[tuple[int, Task]]) -> None:
-        begun: list[tuple[int, Rollout]] = []
-
-        def receive(number: int, generation: Generation) -> None:
-            position, rollout = live[number]
-            rollout.receive(generation)
+        def hand_over(position: int, rollout: Rollout) -> None:
             if rollout.finish is not None:
                 on_done(position, rollout.completion())
 
+        def receive(number: int, generation: Generation) -> None:
+            position, rollout = unfinished[number]
+            rollout.receive(generation)
+            hand_over(position, rollout)
+
         try:
             for position, task in group:
-                rollout = await begin(task)
-                begun.append((position, rollout))
-                if rollout.finish is not None:
-                    on_done(position, rollout.completion())
-            live = [(position, rollout) for position, rollout in begun if rollout.finish is None]
-            while live:
-                requests = [rollout.request() for _, rollout in live]
+                rollout = Rollout(task.prompt, task.index, task.seed, limits, unframed=unframed)
+                if task.prompt.tools is not None:
+                    await rollout.open(open_environment)
+                rollouts.append((position, rollout))
+                hand_over(position, rollout)
+            unfinished = _unfinished(rollouts)
+            while unfinished:
+                requests = [rollout.request() for _, rollout in unfinished]
                 if isinstance(sampler, IncrementalSampler):
                     await sampler.sample_each(requests, on_done=receive, progress=progress)
                 else:
                     generations = await sampler.sample(requests, progress=progress)
                     for number, generation in enumerate(generations):
                         receive(number, generation)
-                going = [(position, one) for position, one in live if one.finish is None]
-                await gather_or_cancel(rollout.go_on(gate) for _, rollout in going)
-                for position, rollout in going:
-                    if rollout.finish is not None:
-                        on_done(position, rollout.completion())
-                for _, rollout in live:
+                sampled = unfinished
+                going_on = _unfinished(sampled)
+                await gather_or_cancel(rollout.go_on(gate) for _, rollout in going_on)
+                for position, rollout in going_on:
+                    hand_over(position, rollout)
+                # environments of finished rollouts are not held until the last one is finished
+                for _, rollout in sampled:
                     if rollout.finish is not None:
                         await rollout.close()
-                live = [(position, one) for position, one in going if one.finish is None]
+                unfinished = _unfinished(going_on)
         finally:
-            for _, rollout in begun:
+            for _, rollout in rollouts:
                 await rollout.close()
 
     if sampler.batched:
-        await in_rounds(enumerate(tasks))
+        await run_rounds(enumerate(tasks))
         return
-    waiting = iter(enumerate(tasks))
+    waiting_tasks = iter(enumerate(tasks))
 
     async def work() -> None:
-        for one in waiting:
-            await in_rounds([one])
+        for position_and_task in waiting_tasks:
+            await run_rounds([position_and_task])
 
     await gather_or_cancel(work() for _ in range(min(len(tasks), at_once or len(tasks))))
 
 
+def _unfinished(rollouts: Sequence[tuple[int, Rollout]]) -> list[tuple[int, Rollout]]:
+    return [(position, rollout) for position, rollout in rollouts if rollout.finish is None]
+
+
 async def gather_or_cancel(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Wait for all; none outlives this call. An error comes as itself, not in a group."""
+    """Wait for all coroutines; none outlives this call, and an error is raised as itself."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         await asyncio.gather(*tasks)
@@ -170,23 +189,32 @@ async def gather_or_cancel(coroutines: Iterable[Coroutine[Any, Any, None]]) -> N
 
 @dataclass(slots=True)
 class Rollout:
-    """One completion, growing a step at a time by `request`, `receive` and `go_on`; done when it
-    has a `finish`."""
+    """One completion, which grows a step at a time by `request`, `receive` and `go_on`.
+
+    Attributes:
+        prompt, index, seed: the task.
+        limits: bounds of the completion.
+        environment: environment that runs its calls, once `open` was called.
+        unframed: function that breaks framing tokens in a text (`unframing` of the sampler).
+        finish: how the completion ended; None while it is unfinished.
+        error: error of a failed completion.
+        steps: steps so far.
+    """
 
     prompt: Prompt
     index: int
     seed: int
     limits: RolloutLimits
     environment: Environment | None = None
-    unframed: Callable[[str], str] = str  # as `unframing` of the sampler
+    unframed: Callable[[str], str] = str
     finish: Finish | None = None
     error: str | None = None
     steps: list[Step] = field(default_factory=list[Step])
-    _messages: list[Message] = field(default_factory=list[Message])
+    _messages: list[Message] = field(default_factory=list[Message])  # behind the prompt's
     _last: Generation | None = None
     _prompt_ids: tuple[int, ...] | None = None
-    _written: int = 0
-    _ids_match: bool = True
+    _tokens_written: int = 0
+    _ids_match: bool = True  # false once a server rendered the history in other ids
     _closed: bool = False
 
     async def open(self, open_environment: OpenEnvironment) -> None:
@@ -197,7 +225,7 @@ class Rollout:
             self._fail(str(fault))
 
     def request(self) -> Request:
-        """The next model call."""
+        """Build the next model call."""
         return Request(
             messages=(*self.prompt.messages, *self._messages),
             tools=self.prompt.tools,
@@ -218,25 +246,27 @@ class Rollout:
         self._link(generation)
         self._last = replace(generation, step=step)
         self.steps.append(step)
-        self._written += (
-            step.reasoning_tokens + step.answer_tokens if step.ids is None else len(step.ids)
-        )
+        if step.ids is None:
+            self._tokens_written += step.reasoning_tokens + step.answer_tokens
+        else:
+            self._tokens_written += len(step.ids)
         if step.finish == "length":
-            whole = allowed < self.limits.parameters.max_tokens
-            self.finish = "token_limit" if whole else "length"
+            completion_is_full = allowed < self.limits.parameters.max_tokens
+            self.finish = "token_limit" if completion_is_full else "length"
         elif self._can_run(step):
             self.finish = self._limit()  # calls whose results nobody would read are not run
         elif self._user(step) is None:
             self.finish = "stop"
 
     async def go_on(self, gate: asyncio.Semaphore) -> None:
-        """Put behind the last step what it gets: the results of its calls, or the user's reply."""
+        """Append the results of the last step's calls, or the user's reply to it."""
         if self.finish is not None:
             return
         step = self.steps[-1]
+        user = self._user(step)
         try:
             async with gate:
-                if (user := self._user(step)) is None:
+                if user is None:
                     results = tuple([await self._result(call) for call in step.parsed.tool_calls])
                 else:
                     results = await self._reply(user, step.parsed.answer)
@@ -248,17 +278,19 @@ class Rollout:
             self.steps[-1] = replace(step, results=results)
 
     def completion(self) -> Completion:
-        """The finished completion."""
-        assert self.finish is not None, "not at its end"
+        """Build the finished completion."""
+        assert self.finish is not None, "the rollout is not finished"
         state = None
         if self.environment is not None:
             try:
                 state = state_of(self.environment)
             except EnvironmentFault as fault:
                 self._fail(self.error or str(fault))
-        steps, prompt_ids = tuple(self.steps), self._prompt_ids
+        steps = tuple(self.steps)
+        prompt_ids = self._prompt_ids
         if not self._ids_match:
-            steps, prompt_ids = tuple(map(_without_ids, steps)), None
+            steps = tuple(map(_without_ids, steps))
+            prompt_ids = None
         return Completion(
             prompt_id=self.prompt.id,
             index=self.index,
@@ -281,27 +313,32 @@ class Rollout:
         self.error = error
 
     def _allowance(self) -> int:
-        """Tokens that the next step may have."""
-        step, whole = self.limits.parameters.max_tokens, self.limits.max_tokens
-        return step if whole is None else min(step, whole - self._written)
+        """Number of tokens that the next step may have."""
+        step_limit = self.limits.parameters.max_tokens
+        if self.limits.max_tokens is None:
+            return step_limit
+        return min(step_limit, self.limits.max_tokens - self._tokens_written)
 
     def _limit(self) -> Finish | None:
-        """The limit that leaves no room for a further step."""
+        """Find the limit that leaves no room for a further step."""
         if len(self.steps) >= self.limits.max_turns:
             return "turn_limit"
         return "token_limit" if self._allowance() < 1 else None
 
     def _can_run(self, step: Step) -> bool:
-        runnable = self.prompt.tools is not None and self.environment is not None
-        return runnable and bool(step.parsed.tool_calls) and not _breaks_a_call(step)
+        """Check that the step makes calls that the environment can run."""
+        if self.prompt.tools is None or self.environment is None:
+            return False
+        return bool(step.parsed.tool_calls) and not _has_broken_call(step)
 
     def _user(self, step: Step) -> ScriptedUser | None:
-        """Who answers this step: nobody where it makes a call, whole or broken."""
-        calls, user = step.parsed.tool_calls or _breaks_a_call(step), self.environment
-        return user if isinstance(user, ScriptedUser) and not calls else None
+        """Find the user who answers this step; None if it makes a call, whole or broken."""
+        if step.parsed.tool_calls or _has_broken_call(step):
+            return None
+        return self.environment if isinstance(self.environment, ScriptedUser) else None
 
     async def _reply(self, user: ScriptedUser, answer: str) -> tuple[Message, ...]:
-        """The user's next turn; without one, or room for an answer to it, the rollout ends."""
+        """Get the user's next turn; without one, or room for an answer to it, the rollout ends."""
         seconds = self.limits.environment_seconds
         respond = functools.partial(user.respond, answer)
         text = await attempt("the user", respond, seconds=seconds, kind=str | None)
@@ -309,14 +346,16 @@ class Rollout:
         return () if text is None else (Message("user", self.unframed(text)),)
 
     async def _result(self, call: ToolCall) -> Message:
+        """Run a call in the environment."""
         assert self.environment is not None
         try:
             arguments = load_json(call.arguments)
         except ValueError:
             arguments = None
         if isinstance(arguments, dict):
-            given = cast(dict[str, Any], arguments)
-            run = functools.partial(self.environment.call, call.name, given)
+            run = functools.partial(
+                self.environment.call, call.name, cast(dict[str, Any], arguments)
+            )
             seconds = self.limits.environment_seconds
             text = await attempt(f"tool {clip(call.name, 80)}", run, seconds=seconds, kind=str)
         else:
@@ -324,38 +363,42 @@ class Rollout:
         return Message("tool", self.unframed(text), tool_call_id=call.id, name=call.name)
 
     def _with_call_ids(self, step: Step) -> Step:
-        """The step with an id for every call that has none of its own."""
+        """Give an id to every call of the step that has none or one that was used before."""
         if not step.parsed.tool_calls:
             return step
         messages = (*self.prompt.messages, *self._messages)
-        taken = {call.id for message in messages for call in message.tool_calls} - {None}
+        used_ids = {call.id for message in messages for call in message.tool_calls} - {None}
         calls: list[ToolCall] = []
         for call in step.parsed.tool_calls:
-            name, number = call.id, len(taken)
-            while name is None or name in taken:
-                # nine letters and digits, as the strictest template asks
-                name, number = f"call{number:05}", number + 1
-            taken.add(name)
-            calls.append(replace(call, id=name))
+            call_id = call.id
+            number = len(used_ids)
+            while call_id is None or call_id in used_ids:
+                # nine letters and digits, as the strictest template demands
+                call_id = f"call{number:05}"
+                number += 1
+            used_ids.add(call_id)
+            calls.append(replace(call, id=call_id))
         return replace(step, parsed=replace(step.parsed, tool_calls=tuple(calls)))
 
     def _link(self, generation: Generation) -> None:
-        """Note the ids that came between the last step's and this one's."""
+        """Record the ids between the last step's and this one's, those of the results."""
         if self._last is None:
             self._prompt_ids = generation.prompt_ids
             return
-        before, step = self._last.prompt_ids, self.steps[-1]
-        if before is None or step.ids is None or generation.prompt_ids is None:
+        last_step = self.steps[-1]
+        last_prompt_ids = self._last.prompt_ids
+        if last_prompt_ids is None or last_step.ids is None or generation.prompt_ids is None:
             return
-        known = (*before, *step.ids)
-        if generation.prompt_ids[: len(known)] == known:
-            self.steps[-1] = replace(step, results_ids=generation.prompt_ids[len(known) :])
+        history_ids = (*last_prompt_ids, *last_step.ids)
+        if generation.prompt_ids[: len(history_ids)] == history_ids:
+            results_ids = generation.prompt_ids[len(history_ids) :]
+            self.steps[-1] = replace(last_step, results_ids=results_ids)
         else:
             # a server that renders the history anew wrote it in other ids than were sampled
             self._ids_match = False
 
 
-def _breaks_a_call(step: Step) -> bool:
+def _has_broken_call(step: Step) -> bool:
     return not {"half_call", "malformed_call"}.isdisjoint(step.parsed.problems)
 
 

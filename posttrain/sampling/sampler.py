@@ -101,7 +101,7 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True)
 class EngineOutput:
-    """What was generated. `error` says why there is nothing, where a backend gave up.
+    """Generated ids of one request. `error` says why there are none, where a backend gave up.
 
     Attributes:
         ids: new ids, the stop token and forced ids included.
@@ -141,7 +141,7 @@ class IncrementalSampler(Protocol):
     async def sample_each(
         self, requests: Sequence[Request], *, on_done: OnGeneration, progress: Progress = None
     ) -> None:
-        """As `sample`; `on_done` is called once for each request."""
+        """Answer requests one by one; `on_done` is called once for each."""
         ...
 
 
@@ -161,7 +161,7 @@ class IncrementalEngine(Protocol):
     async def generate_each(
         self, requests: Sequence[EngineRequest], *, on_done: OnOutput, progress: Progress = None
     ) -> None:
-        """As `generate`; `on_done` is called once for each request."""
+        """Generate for requests one by one; `on_done` is called once for each."""
         ...
 
 

@@ -1,15 +1,14 @@
-"""Training samples → token ids and the spans of them that are trained.
+"""From training samples to token ids and the spans of them that are trained.
 
     encode_samples([sample], arrays)  →  [TokenSequence(ids=array([1, 44, 9, 2]), spans=[2, 4])]
 
-Ids stay in arrays from the tokenizer to the disk: no Python object is made for a token.
+Ids stay in arrays from the tokenizer to the disk, so that no token becomes a Python object.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import TypeVar
 
 import numpy as np
@@ -17,7 +16,7 @@ import numpy.typing as npt
 
 from posttrain.chat.masks import TrainingSample
 
-IGNORED = -100
+IGNORED = -100  # label of a token outside the loss, as transformers and PyTorch have it
 Item = TypeVar("Item")
 # texts → token ids, (n,) int32 each, without special tokens added at either end
 EncodeArrays = Callable[[Sequence[str]], list[npt.NDArray[np.int32]]]
@@ -25,8 +24,12 @@ EncodeArrays = Callable[[Sequence[str]], list[npt.NDArray[np.int32]]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenSequence:
-    """Token ids of one sample, (n,) int32; `spans` are alternating starts and ends of trained
-    tokens."""
+    """Token ids of one sample and its loss mask.
+
+    Attributes:
+        ids: (n,) int32.
+        spans: alternating starts and ends of runs of trained tokens.
+    """
 
     ids: npt.NDArray[np.int32]
     spans: list[int]
@@ -40,15 +43,16 @@ class TokenSequence:
 def batches(
     items: Iterable[Item], size: Callable[[Item], int], *, most: int, count: int
 ) -> Iterator[list[Item]]:
-    """Items in order, in lists that end when their sizes reach `most`, or at `count` items."""
+    """Group items, in order, into lists that end once their sizes reach `most`, or at `count`."""
     batch: list[Item] = []
-    held = 0
+    batch_size = 0
     for item in items:
         batch.append(item)
-        held += size(item)
-        if held >= most or len(batch) == count:
+        batch_size += size(item)
+        if batch_size >= most or len(batch) == count:
             yield batch
-            batch, held = [], 0
+            batch = []
+            batch_size = 0
     if batch:
         yield batch
 
@@ -62,26 +66,31 @@ def encode_samples(samples: Iterable[TrainingSample], encode: EncodeArrays) -> l
 
 
 def distinct_texts(samples: Iterable[TrainingSample]) -> list[str]:
-    """The texts of all segments, each once."""
+    """List the texts of all segments, each once."""
     return list(dict.fromkeys(s.text for sample in samples for s in sample.segments))
 
 
 def _join(sample: TrainingSample, ids_of: dict[str, npt.NDArray[np.int32]]) -> TokenSequence:
-    parts = [ids_of[segment.text] for segment in sample.segments]
-    ends = list(accumulate(map(len, parts)))
+    """Concatenate the ids of a sample's segments; adjacent trained segments share a span."""
+    parts: list[npt.NDArray[np.int32]] = []
     spans: list[int] = []
-    for k, segment in enumerate(sample.segments):
-        if segment.trained and (length := len(parts[k])):
-            start = ends[k] - length
-            if spans and spans[-1] == start:
-                spans[-1] = ends[k]
-            else:
-                spans += [start, ends[k]]
+    end = 0
+    for segment in sample.segments:
+        ids = ids_of[segment.text]
+        parts.append(ids)
+        start = end
+        end += len(ids)
+        if not segment.trained or not len(ids):
+            continue
+        if spans and spans[-1] == start:
+            spans[-1] = end
+        else:
+            spans += [start, end]
     return TokenSequence(np.concatenate(parts or [np.empty(0, np.int32)]), spans)
 
 
 def clip(sequence: TokenSequence, capacity: int) -> TokenSequence:
-    """The first `capacity` tokens; trained spans beyond them are cut."""
+    """Keep the first `capacity` tokens; trained spans beyond them are cut."""
     spans: list[int] = []
     for start, end in zip(sequence.spans[::2], sequence.spans[1::2], strict=True):
         if start < capacity:
@@ -92,10 +101,16 @@ def clip(sequence: TokenSequence, capacity: int) -> TokenSequence:
 def labels_of(
     ids: npt.NDArray[np.int32], spans: Iterable[int], *, out: npt.NDArray[np.int32] | None = None
 ) -> npt.NDArray[np.int32]:
-    """Labels in the form transformers takes: the ids where trained, -100 elsewhere, unshifted."""
+    """Build labels as transformers takes them: ids where trained, -100 elsewhere, unshifted.
+
+    Args:
+        ids: (n,) token ids.
+        spans: alternating starts and ends of trained tokens.
+        out: (n,) array to write the labels into; None for a new one.
+    """
     labels = np.empty_like(ids) if out is None else out
     labels[:] = IGNORED
-    flat = list(spans)
-    for start, end in zip(flat[::2], flat[1::2], strict=True):
+    edges = list(spans)
+    for start, end in zip(edges[::2], edges[1::2], strict=True):
         labels[start:end] = ids[start:end]
     return labels

@@ -1,13 +1,12 @@
-"""A tokenizer and its chat template → the tokens by which sequences are read.
+"""The marks of a tokenizer and its chat template: the tokens by which sequences are read.
 
-How a template opens its turns is found by rendering small chats: what stands between the end of one
-turn's trained text and the next turn's text, from the token on that opens turns.
+How a template opens its turns is found by rendering small chats: a turn is opened by the text
+between the end of the last trained text and the turn's own text, from the opening token on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import takewhile
 
 from posttrain.chat import ChatTemplate, TrainingSample, profile_of, training_samples
 from posttrain.chat.locate import Prompts
@@ -18,6 +17,8 @@ from posttrain.tokens.supervision import Marks
 
 _TAGS = (OPEN, CLOSE, "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 _SPACES = ("\n", "\n\n", " ", "\r\n", "\n\n\n")
+_BEHIND_TAGS = ("", "\n", "\n\n")  # what templates write behind a closing tag
+# unlike each other and any text of a template, so that each is found in its output
 _WORDS = {"system": "Alfa", "user": "Bravo", "assistant": "Charlie", "tool": "Delta"}
 _NAME = "Echo"
 Encode = Callable[[Sequence[str]], list[list[int]]]
@@ -32,61 +33,72 @@ def marks_of(
     pad_id: int | None,
     template: ChatTemplate | None,
 ) -> Marks:
-    """The marks of a tokenizer.
+    """Find the marks of a tokenizer.
 
     Args:
-        encode: texts → ids, nothing added.
-        special: the tokens that the tokenizer marks as special.
+        encode: function from texts to ids, nothing added.
+        special: text → id of the tokens that the tokenizer marks as special.
+        stop_ids: ids that end generation.
+        pad_id: id of the pad, if there is one.
         template: without one, or with one that cannot be read, nothing is known of turns.
     """
+    special_ids = set(special.values())
     probes = list(probe_samples(template)) if template is not None else []
-    written = [encode([part.text for part in one.segments if part.trained]) for one in probes]
+    # ids of each trained segment of each probe
+    trained_ids: list[list[list[int]]] = []
+    for probe in probes:
+        trained_ids.append(encode([part.text for part in probe.segments if part.trained]))
     tail = tuple(ids[0] for ids in encode(_SPACES) if len(ids) == 1)
-    stop = {*stop_ids, *_closing(written, set(special.values()), set(tail))}
+    stop = {*stop_ids, *_end_tokens(trained_ids, special_ids, set(tail))}
     tail = tuple(token for token in tail if token not in stop)
     tags = {special[tag] for tag in _TAGS if tag in special}
-    ends = {*stop, *tail, *tags}
-    roles, opening = {}, set[int]()
+    roles: dict[str, Pattern] = {}
+    opening: set[int] = set()
     header: tuple[Pattern, ...] = ()
     if template is not None and probes:
         profile = profile_of(template)
-        prompts = profile.prompts
-        openers = set(special.values()) - stop - tags
-        roles, opening = _roles(encode, template, prompts, openers, ends)
-        header = _headers(encode, prompts.after_user)
+        openers = special_ids - stop - tags
+        roles, opening = _roles(encode, template, profile.prompts, openers, {*stop, *tail, *tags})
+        header = _headers(encode, profile.prompts.after_user)
         if profile.mode == "generation-tags":  # no prompt that would begin the assistant's turns
             roles = {}
     # some templates (gpt-oss) open a turn within what the assistant writes
-    own = {token for spans in written for ids in spans for token in ids}
-    turn = opening & set(special.values()) - tags - stop - own
+    assistant_ids: set[int] = set()
+    for segments in trained_ids:
+        assistant_ids.update(*segments)
+    turn = opening & special_ids - tags - stop - assistant_ids
     if pad_id is not None and pad_id not in stop:
         turn.add(pad_id)
+    closings = [f"{CLOSE}{behind}" for behind in _BEHIND_TAGS]
+    empty_traces: list[str] = []
+    for closing in closings:
+        empty_traces += [f"{OPEN}{space}{closing}" for space in ("", *_SPACES)]
     return Marks(
         stop=tuple(sorted(stop)),
         tail=tail,
         turn=tuple(sorted(turn)),
-        empty_think=_patterns(
-            encode,
-            (f"{OPEN}{space}{CLOSE}{after}" for after in ("", "\n", "\n\n")
-             for space in ("", *_SPACES)),
-        ),
-        close=_patterns(encode, (f"{CLOSE}{after}" for after in ("", "\n", "\n\n"))),
+        empty_think=_patterns(encode, empty_traces),
+        close=_patterns(encode, closings),
         header=header,
         roles=roles,
-    )  # fmt: skip
+    )
 
 
-def _patterns(encode: Encode, texts: Iterable[str]) -> tuple[Pattern, ...]:
-    """Texts as ids; where tags are no tokens, a line end may merge with the last."""
-    found: list[Pattern] = []
-    for ids in map(tuple, encode(list(texts))):
-        if ids and not any(ids[: len(known)] == known for known in found):
-            found.append(ids)
-    return tuple(found)
+def _patterns(encode: Encode, texts: Sequence[str]) -> tuple[Pattern, ...]:
+    """Encode texts that may follow each other; one that only continues another is left out.
+
+    Where tags are no tokens, a line end may merge with the last part of a tag, so that the ids with
+    the line end are another pattern.
+    """
+    patterns: list[Pattern] = []
+    for ids in map(tuple, encode(texts)):
+        if ids and not any(ids[: len(pattern)] == pattern for pattern in patterns):
+            patterns.append(ids)
+    return tuple(patterns)
 
 
 def probe_samples(template: ChatTemplate) -> Iterator[TrainingSample]:
-    """The last sequence of small chats: two turns, a trace, a call with its result."""
+    """Render small chats (two turns, a trace, a call and its result); yields last sequences."""
     user, answer = _turn("user"), _turn("assistant")
     call = Message("assistant", tool_calls=(ToolCall(_NAME, id="call00000"),))
     result = Message("tool", _WORDS["tool"], tool_call_id="call00000", name=_NAME)
@@ -107,73 +119,92 @@ def _turn(role: str) -> Message:
     return Message(role, _WORDS[role])  # pyright: ignore[reportArgumentType]  # a key of `_WORDS`
 
 
-def _closing(written: Iterable[list[list[int]]], special: set[int], tail: set[int]) -> set[int]:
-    """The special tokens with which trained text ends, e.g. `<|call|>` behind a call."""
-    found: set[int] = set()
-    for spans in written:
-        for ids in spans:
+def _end_tokens(
+    trained_ids: Iterable[list[list[int]]], special_ids: set[int], tail: set[int]
+) -> set[int]:
+    """Find the special tokens with which trained text ends, e.g. `<|call|>` behind a call."""
+    end_tokens: set[int] = set()
+    for segments in trained_ids:
+        for ids in segments:
             last = next((token for token in reversed(ids) if token not in tail), None)
-            found |= {last} & special if last is not None else set()
-    return found
+            if last in special_ids:
+                end_tokens.add(last)
+    return end_tokens
 
 
 def _roles(
     encode: Encode,
     template: ChatTemplate,
     prompts: Prompts,
-    special: set[int],
+    openers: set[int],
     ends: set[int],
 ) -> tuple[dict[str, Pattern], set[int]]:
-    """The pattern that opens each role's turns, and every token in them; nothing if unclear."""
-    gaps = {"assistant": _common(prompts.after_user), **_gaps(template)}
-    found: dict[str, Pattern] = {}
-    opener: int | None = None
-    for role, gap in gaps.items():
-        ids = encode([gap])[0] if gap else []
-        places = [k for k, token in enumerate(ids) if token in special]
-        if not places:
+    """Find the pattern that opens each role's turns, and every token in them; none if unclear.
+
+    Args:
+        encode: function from texts to ids.
+        template: the template.
+        prompts: its generation prompts, which open the assistant's turns.
+        openers: ids that may open a turn.
+        ends: ids with which a pattern ends.
+    """
+    openings = {"assistant": _common_prefix(prompts.after_user), **_texts_before_turns(template)}
+    patterns: dict[str, Pattern] = {}
+    opener: int | None = None  # the first one opens the turns of all roles
+    for role, text in openings.items():
+        ids = encode([text])[0] if text else []
+        positions = [k for k, token in enumerate(ids) if token in openers]
+        if not positions:
             continue
-        opener = ids[places[0]] if opener is None else opener
-        start = max((k for k in places if ids[k] == opener), default=places[-1])
+        if opener is None:
+            opener = ids[positions[0]]
+        start = max((k for k in positions if ids[k] == opener), default=positions[-1])
         end = next((k for k in range(start + 1, len(ids)) if ids[k] in ends), len(ids))
-        found[role] = tuple(ids[start:end])
-    own = found.get("assistant")
-    others = [pattern for role, pattern in found.items() if role != "assistant"]
-    opening = {token for pattern in found.values() for token in pattern}
-    if own is None or not others:
+        patterns[role] = tuple(ids[start:end])
+    assistant = patterns.get("assistant")
+    if assistant is None or len(patterns) == 1:
         return {}, set()
-    if any(own[: len(p)] == p or p[: len(own)] == own for p in others):
-        return {}, opening  # e.g. a template that tells roles apart by plain text
-    return found, opening
+    opening_ids: set[int] = set().union(*patterns.values())
+    for role, pattern in patterns.items():
+        shared = min(len(pattern), len(assistant))
+        if role != "assistant" and pattern[:shared] == assistant[:shared]:
+            return {}, opening_ids  # e.g. a template that tells roles apart by plain text
+    return patterns, opening_ids
 
 
-def _common(texts: Sequence[str]) -> str:
-    """What all texts begin with."""
-    first, last = min(texts, default=""), max(texts, default="")
-    equal = takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
-    return "".join(a for a, _ in equal)
+def _common_prefix(texts: Sequence[str]) -> str:
+    """Longest text with which all texts begin."""
+    first = min(texts, default="")
+    last = max(texts, default="")
+    length = 0
+    while first[length : length + 1] and first[: length + 1] == last[: length + 1]:
+        length += 1
+    return first[:length]
 
 
-def _gaps(template: ChatTemplate) -> dict[str, str]:
-    """What stands before a system, user and tool turn's text, behind trained text if there is."""
-    gaps: dict[str, str] = {}
+def _texts_before_turns(template: ChatTemplate) -> dict[str, str]:
+    """Collect the text before a system, user and tool turn's text, behind trained text if any."""
+    texts: dict[str, str] = {}
     for sample in probe_samples(template):
-        text, at, trained_end = sample.text, 0, 0
+        text = sample.text
+        end = 0
+        trained_end = 0
         for segment in sample.segments:
-            at += len(segment.text)
-            trained_end = at if segment.trained else trained_end
-            start = at - len(segment.text)
+            start = end
+            end += len(segment.text)
+            if segment.trained:
+                trained_end = end
+            before = start if segment.trained else trained_end
             for role in ("system", "user", "tool"):
-                place = text.find(_WORDS[role], start, at)
-                before = trained_end if not segment.trained else start
-                if place >= 0 and role not in gaps and (role == "system" or before):
-                    gaps[role] = text[before:place].split(_NAME)[0]
-    return gaps
+                position = text.find(_WORDS[role], start, end)
+                if position >= 0 and role not in texts and (role == "system" or before):
+                    texts[role] = text[before:position].split(_NAME)[0]
+    return texts
 
 
 def _headers(encode: Encode, prompts: Sequence[str]) -> tuple[Pattern, ...]:
-    """What generation prompts write of a trace: no answer begins with it."""
-    role = _common(prompts).partition(OPEN)[0]
-    tails = {prompt[len(role) :].strip() for prompt in prompts}
+    """Find how generation prompts begin a trace: no answer begins so."""
+    role_header = _common_prefix(prompts).partition(OPEN)[0]
+    endings = {prompt[len(role_header) :].strip() for prompt in prompts}
     # a template that may leave opening the trace to the model lets answers begin with `<think>`
-    return _patterns(encode, sorted((t for t in tails if t.startswith(OPEN)), key=len))
+    return _patterns(encode, sorted((e for e in endings if e.startswith(OPEN)), key=len))

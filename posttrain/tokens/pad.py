@@ -99,7 +99,7 @@ def _of_no_text(vocabulary: Collection[str], key: str) -> str:
 
 
 def describe_choice(before: Any, special: SpecialTokens) -> str | None:
-    """What to print of a pad that was chosen; None where it is the tokenizer's own.
+    """Describe a pad that was chosen, for the console; None where it is the tokenizer's own.
 
     Args:
         before: the tokenizer's pad as it was loaded.

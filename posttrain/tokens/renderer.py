@@ -103,7 +103,7 @@ class PromptRenderer:
     special: SpecialTokens
 
     def text(self, prompt: Prompt) -> str:
-        """What the model is given to continue."""
+        """Render the prompt that the model continues."""
         return prompt_text(prompt, self.template)
 
     def save(self, folder: Path) -> list[str]:
@@ -129,7 +129,7 @@ class PromptRenderer:
 
 
 def prompt_text(prompt: Prompt, template: ChatTemplate) -> str:
-    """What a model is given to continue."""
+    """Render the prompt that a model continues."""
     return render(
         prompt.messages,
         template,
@@ -226,7 +226,7 @@ def _with_pad(loaded: PromptRenderer, config: TokenizerConfig) -> PromptRenderer
 
 
 def load_data_renderer(config: SftTokenizer, probes: Sequence[str] = ()) -> DataRenderer:
-    """As `load_renderer`, with the library that makes the ids, and a pad to train with.
+    """Load a renderer with the library that makes the ids, and a pad to train with.
 
     Args:
         probes: texts on which a quicker library must give the tokenizer's own ids.
@@ -257,7 +257,7 @@ def load_data_renderer(config: SftTokenizer, probes: Sequence[str] = ()) -> Data
 
 @dataclass(frozen=True, slots=True)
 class AuditTokens:
-    """What is known of a data set's tokens; `special` maps texts to ids."""
+    """Tokens of a data set, for the audit; `special` maps texts to ids."""
 
     encoder: Encoder
     special: Mapping[str, int]

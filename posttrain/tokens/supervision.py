@@ -1,6 +1,6 @@
-"""What a loss mask teaches, sequence by sequence: one word of flags each, for a batch at once.
+"""Flags of what a loss mask teaches: one integer for each sequence, computed for a batch at once.
 
-Everything is read from token ids, so that a data set of any origin can be looked at the same way.
+Everything is read from token ids, so that a data set of any origin is examined the same way.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ import numpy.typing as npt
 
 Ids = npt.NDArray[np.int32]
 Mask = npt.NDArray[np.bool_]
-Places = npt.NDArray[np.int64]
-Known = dict[tuple[int, ...], Places]  # where some patterns begin in a batch
+Positions = npt.NDArray[np.int64]
+# pattern → its first positions in a batch; patterns share prefixes, so a search is done once
+PatternStarts = dict[tuple[int, ...], Positions]
 
 _TAIL = 2  # tokens that a template may write behind the end token, e.g. a line end
 
 
 class Flag(IntFlag):
-    """What is true of one sequence."""
+    """Properties of one sequence."""
 
     TRAINED = 1  # the loss sees at least one token
     END_TRAINED = 2  # the last trained answer ends with a trained stop token
@@ -32,9 +33,9 @@ class Flag(IntFlag):
     EVERYTHING = 16  # every single token is trained
     TURN_TOKEN = 32  # a token that opens turns, or the pad, is trained
     PROMPT = 64  # a token of a system, user or tool turn is trained
-    CUT_TRACE = 128  # a trace was cut to a budget (known of our own data only)
-    CLIPPED = 256  # the end was clipped off (known of our own data only)
-    EMPTY_ANSWER = 512  # of some answer nothing but its end is trained
+    CUT_TRACE = 128  # a trace was cut to a budget (known only for data that we built)
+    CLIPPED = 256  # the end was clipped off (known only for data that we built)
+    EMPTY_ANSWER = 512  # nothing but the end of some answer is trained
     THINK_HEADER = 1024  # a trained text begins with the trace that the generation prompt opens
 
 
@@ -46,10 +47,11 @@ class Marks:
         stop: ids that end a turn.
         tail: ids that may stand between the stop token and the end of an answer (line ends).
         turn: ids that no answer holds: turn openers, the pad.
-        empty_think, close, header: token patterns of an empty trace, of the end of a trace, of
-            what generation prompts write of a trace.
-        roles: role → the token pattern that opens its turns; of the assistant and another role, or
-            nobody can say whose turn a token belongs to.
+        empty_think: token patterns of an empty trace.
+        close: token patterns of the end of a trace.
+        header: token patterns of the part of a trace that generation prompts write.
+        roles: role → token pattern that opens its turns. Without the assistant's and another one
+            turns cannot be told apart.
     """
 
     stop: tuple[int, ...] = ()
@@ -62,7 +64,7 @@ class Marks:
 
     @property
     def knows_roles(self) -> bool:
-        """Whether turns can be told apart."""
+        """True if turns can be told apart."""
         return "assistant" in self.roles and len(self.roles) > 1
 
 
@@ -71,23 +73,29 @@ NO_MARKS = Marks()
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Sequences one behind the other: `ids` and `trained` (n,), sequence k at starts[k:k + 2]."""
+    """Sequences one behind the other.
+
+    Attributes:
+        ids: (n,) token ids.
+        trained: (n,) true for tokens in the loss.
+        starts: (m + 1,) offsets; sequence k lies between starts[k] and starts[k + 1].
+    """
 
     ids: Ids
     trained: Mask
-    starts: Places
+    starts: Positions
 
     def __len__(self) -> int:
         return len(self.starts) - 1
 
     @property
-    def lengths(self) -> Places:
-        """Tokens of each sequence."""
+    def lengths(self) -> Positions:
+        """(m,) number of tokens of each sequence."""
         return np.diff(self.starts)
 
 
 def batch_of(sequences: Sequence[tuple[Sequence[int] | Ids, Sequence[bool] | Mask]]) -> Batch:
-    """A batch from (ids, trained) of single sequences."""
+    """Join single sequences, each (ids, trained), to a batch."""
     starts = np.cumsum([0, *(len(ids) for ids, _ in sequences)], dtype=np.int64)
     ids = [np.asarray(ids, np.int32) for ids, _ in sequences]
     trained = [np.asarray(mask, np.bool_) for _, mask in sequences]
@@ -98,183 +106,224 @@ def batch_of(sequences: Sequence[tuple[Sequence[int] | Ids, Sequence[bool] | Mas
     )
 
 
-def mask_of_spans(length: int, spans: Places) -> Mask:
-    """(length,) from alternating starts and ends of the trained tokens of a whole batch, sorted."""
+def mask_of_spans(length: int, spans: Positions) -> Mask:
+    """Build the (length,) loss mask of a batch from sorted alternating starts and ends of spans."""
     steps = np.zeros(length + 1, np.int8)
     np.add.at(steps, spans[::2], 1)
     np.add.at(steps, spans[1::2], -1)
     return np.cumsum(steps[:-1], dtype=np.int8).astype(np.bool_)
 
 
-def true_counts(batch: Batch, where: Mask) -> Ids:
-    """(m,) at how many of its places (n,) `where` is true, for each sequence."""
-    return np.diff(_before(where)[batch.starts])
+def true_counts(batch: Batch, mask: Mask) -> Ids:
+    """Count the tokens of each sequence where a (n,) mask is true, (m,)."""
+    return np.diff(_running_count(mask)[batch.starts])
 
 
-def _before(where: Mask) -> Ids:
-    """(n + 1,) how many places before each are true."""
-    return np.concatenate([np.zeros(1, np.int32), np.cumsum(where, dtype=np.int32)])
+def _running_count(mask: Mask) -> Ids:
+    """Count the true values before each position, (n + 1,)."""
+    return np.concatenate([np.zeros(1, np.int32), np.cumsum(mask, dtype=np.int32)])
 
 
 def supervision_flags(batch: Batch, marks: Marks) -> npt.NDArray[np.uint16]:
-    """`Flag` of every sequence of a batch, as (m,) integers."""
-    known: Known = {}
-    trained = true_counts(batch, batch.trained)
-    end_trained, end_masked = _ends(batch, marks)
-    begins, ends = _runs(batch)
-    turn = np.flatnonzero(batch.trained & _among(batch.ids, marks.turn))
+    """Compute the `Flag` of every sequence of a batch, (m,) integers."""
+    pattern_starts: PatternStarts = {}
+    trained_counts = true_counts(batch, batch.trained)
+    end_trained, end_masked = _answer_ends(batch, marks)
+    run_starts, run_ends = _trained_runs(batch)
+    turn_tokens = np.flatnonzero(batch.trained & _is_any_of(batch.ids, marks.turn))
     conditions = {
-        Flag.TRAINED: trained > 0,
+        Flag.TRAINED: trained_counts > 0,
         Flag.END_TRAINED: end_trained,
         Flag.END_MASKED: end_masked,
-        Flag.EMPTY_THINK: _empty_thinks(batch, marks, known),
-        Flag.EVERYTHING: (trained == batch.lengths) & (trained > 0),
-        Flag.TURN_TOKEN: _any(batch, [_owners(batch, turn)]),
-        Flag.PROMPT: _prompt_tokens(batch, marks, known) > 0,
-        Flag.EMPTY_ANSWER: _empty_answers(batch, marks, begins, ends, known),
-        Flag.THINK_HEADER: _headers(batch, marks, begins, known),
+        Flag.EMPTY_THINK: _empty_thinks(batch, marks, pattern_starts),
+        Flag.EVERYTHING: (trained_counts == batch.lengths) & (trained_counts > 0),
+        Flag.TURN_TOKEN: _mask_of(batch, [_sequence_of(batch, turn_tokens)]),
+        Flag.PROMPT: _prompt_tokens(batch, marks, pattern_starts) > 0,
+        Flag.EMPTY_ANSWER: _empty_answers(batch, marks, run_starts, run_ends, pattern_starts),
+        Flag.THINK_HEADER: _headers(batch, marks, run_starts, pattern_starts),
     }
     flags = np.zeros(len(batch), np.uint16)
-    for flag, where in conditions.items():
-        flags[where] |= np.uint16(flag)
+    for flag, mask in conditions.items():
+        flags[mask] |= np.uint16(flag)
     return flags
 
 
-def _ends(batch: Batch, marks: Marks) -> tuple[Mask, Mask]:
-    """Whether the answer trained last ends with a trained stop token; whether with a masked one."""
-    places = np.flatnonzero(batch.trained)
-    nothing = np.zeros(len(batch), np.bool_)
-    if not len(places) or not marks.stop:
+def _answer_ends(batch: Batch, marks: Marks) -> tuple[Mask, Mask]:
+    """Find sequences whose last trained answer ends with a trained, or a masked, stop token."""
+    positions = np.flatnonzero(batch.trained)
+    if not len(positions) or not marks.stop:
+        nothing = np.zeros(len(batch), np.bool_)
         return nothing, nothing
-    first, end = batch.starts[:-1], batch.starts[1:]
-    at = np.searchsorted(places, end) - 1
-    last = np.where(at >= 0, places[at], -1)
-    has = last >= first
-    back = _stop_from(batch, marks, last, has, step=-1)
-    trained = (back >= 0) & batch.trained[back]
-    ahead = _stop_from(batch, marks, last + 1, has & ~trained, step=1)
-    return trained, has & ~trained & ((back >= 0) | (ahead >= 0))
+    # the last trained token of each sequence; one before its start belongs to an earlier one
+    rank = np.searchsorted(positions, batch.starts[1:]) - 1
+    last = np.where(rank >= 0, positions[rank], -1)
+    has_trained = last >= batch.starts[:-1]
+    stop_before = _find_stop(batch, marks, last, has_trained, step=-1)
+    end_trained = (stop_before >= 0) & batch.trained[stop_before]
+    stop_behind = _find_stop(batch, marks, last + 1, has_trained & ~end_trained, step=1)
+    end_masked = has_trained & ~end_trained & ((stop_before >= 0) | (stop_behind >= 0))
+    return end_trained, end_masked
 
 
-def _stop_from(batch: Batch, marks: Marks, start: Places, where: Mask, *, step: int) -> Places:
-    """The place of a stop token at `start` or beyond at most `_TAIL` of the tail, else -1."""
-    result = np.full(len(start), -1, np.int64)
-    going = where.copy()
+def _find_stop(
+    batch: Batch, marks: Marks, start: Positions, searched: Mask, *, step: int
+) -> Positions:
+    """Find the stop token of each sequence from `start` on, past at most `_TAIL` tail tokens.
+
+    Args:
+        start: (m,) position to begin at in each sequence.
+        searched: (m,) true for the sequences to search.
+        step: 1 to search onwards, -1 to search backwards.
+
+    Returns:
+        (m,) positions, -1 where there is none.
+    """
+    stops_at = np.full(len(start), -1, np.int64)
+    active = searched.copy()
     for k in range(_TAIL + 1):
-        at = start + step * k
-        going &= (at >= batch.starts[:-1]) & (at < batch.starts[1:])
-        token = batch.ids[np.where(going, at, 0)]
-        stops = going & _among(token, marks.stop)
-        result[stops] = at[stops]
-        going &= ~stops & _among(token, marks.tail)
-    return result
+        position = start + step * k
+        active &= (position >= batch.starts[:-1]) & (position < batch.starts[1:])
+        token = batch.ids[np.where(active, position, 0)]
+        is_stop = active & _is_any_of(token, marks.stop)
+        stops_at[is_stop] = position[is_stop]
+        active &= ~is_stop & _is_any_of(token, marks.tail)
+    return stops_at
 
 
-def _runs(batch: Batch) -> tuple[Places, Places]:
-    """Where stretches of trained tokens begin and end; none reaches into another sequence."""
-    cuts = np.zeros(len(batch.ids) + 1, np.bool_)
-    cuts[batch.starts] = True
-    before = np.append(False, batch.trained)
-    behind = np.append(batch.trained, False)
-    return (
-        np.flatnonzero(behind & (~before | cuts)),
-        np.flatnonzero(before & (~behind | cuts)),
-    )
+def _trained_runs(batch: Batch) -> tuple[Positions, Positions]:
+    """Find starts and ends of runs of trained tokens; a run ends with its sequence."""
+    is_boundary = np.zeros(len(batch.ids) + 1, np.bool_)
+    is_boundary[batch.starts] = True
+    trained_before = np.append(False, batch.trained)
+    trained_behind = np.append(batch.trained, False)
+    starts = np.flatnonzero(trained_behind & (~trained_before | is_boundary))
+    ends = np.flatnonzero(trained_before & (~trained_behind | is_boundary))
+    return starts, ends
 
 
-def _owners(batch: Batch, places: Places) -> Places:
-    return np.searchsorted(batch.starts, places, side="right") - 1
+def _sequence_of(batch: Batch, positions: Positions) -> Positions:
+    """Index of the sequence that each position lies in."""
+    return np.searchsorted(batch.starts, positions, side="right") - 1
 
 
-def _any(batch: Batch, owners: Sequence[Places]) -> Mask:
-    """(m,) which sequences are among some."""
-    result = np.zeros(len(batch), np.bool_)
-    for each in owners:
-        result[each] = True
-    return result
+def _mask_of(batch: Batch, sequences: Sequence[Positions]) -> Mask:
+    """Build a (m,) mask that is true for the sequences of these indices."""
+    mask = np.zeros(len(batch), np.bool_)
+    for indices in sequences:
+        mask[indices] = True
+    return mask
 
 
-def _empty_answers(batch: Batch, marks: Marks, begins: Places, ends: Places, known: Known) -> Mask:
-    """Sequences with a trained stretch of which, behind its trace, only the end is there."""
-    if not marks.stop or not len(begins):
-        return _any(batch, [])
-    stop = _among(batch.ids, marks.stop)
-    words, stops = _before(~(stop | _among(batch.ids, marks.tail))), _before(stop)
-    closes = [_places(batch, pattern, known)[0] + len(pattern) for pattern in marks.close]
-    behind = np.unique(np.concatenate([np.zeros(1, np.int64), *closes]))
-    answer = np.maximum(begins, behind[np.searchsorted(behind, ends, side="right") - 1])
-    empty = (words[ends] == words[answer]) & (stops[ends] > stops[answer])
-    return _any(batch, [_owners(batch, begins[empty])])
+def _empty_answers(
+    batch: Batch,
+    marks: Marks,
+    run_starts: Positions,
+    run_ends: Positions,
+    pattern_starts: PatternStarts,
+) -> Mask:
+    """Find sequences with a trained run that holds, behind its trace, only the answer's end."""
+    if not marks.stop or not len(run_starts):
+        return _mask_of(batch, [])
+    is_stop = _is_any_of(batch.ids, marks.stop)
+    text_counts = _running_count(~(is_stop | _is_any_of(batch.ids, marks.tail)))
+    stop_counts = _running_count(is_stop)
+    trace_ends = [np.zeros(1, np.int64)]
+    for pattern in marks.close:
+        starts, _ = _occurrences(batch, pattern, pattern_starts)
+        trace_ends.append(starts + len(pattern))
+    answer_starts = np.unique(np.concatenate(trace_ends))
+    # the answer of a run begins behind the last trace that ends in it, or with the run
+    rank = np.searchsorted(answer_starts, run_ends, side="right") - 1
+    answer = np.maximum(run_starts, answer_starts[rank])
+    has_no_text = text_counts[run_ends] == text_counts[answer]
+    has_stop = stop_counts[run_ends] > stop_counts[answer]
+    return _mask_of(batch, [_sequence_of(batch, run_starts[has_no_text & has_stop])])
 
 
-def _headers(batch: Batch, marks: Marks, begins: Places, known: Known) -> Mask:
-    """Sequences with a trained stretch that begins with what the generation prompt ends with."""
-    found = [_places(batch, pattern, known) for pattern in marks.header]
-    return _any(batch, [owner[np.isin(at, begins)] for at, owner in found])
+def _headers(
+    batch: Batch, marks: Marks, run_starts: Positions, pattern_starts: PatternStarts
+) -> Mask:
+    """Find sequences with a trained run that begins with what the generation prompt ends with."""
+    sequences: list[Positions] = []
+    for pattern in marks.header:
+        starts, sequence = _occurrences(batch, pattern, pattern_starts)
+        sequences.append(sequence[np.isin(starts, run_starts)])
+    return _mask_of(batch, sequences)
 
 
-def _among(ids: Ids, tokens: Sequence[int]) -> Mask:
-    """Which ids are one of a few tokens; `np.isin` prepares for many, which costs more."""
-    result = np.zeros(len(ids), np.bool_)
+def _is_any_of(ids: Ids, tokens: Sequence[int]) -> Mask:
+    """Mask the ids that are one of a few tokens; `np.isin` prepares for many, which costs more."""
+    mask = np.zeros(len(ids), np.bool_)
     for token in tokens:
-        result |= ids == token
-    return result
+        mask |= ids == token
+    return mask
 
 
-def _empty_thinks(batch: Batch, marks: Marks, known: Known) -> Mask:
-    """Sequences in which an empty trace stands right before, or in, what is trained."""
-    running = _before(batch.trained)
-    found: list[Places] = []
+def _empty_thinks(batch: Batch, marks: Marks, pattern_starts: PatternStarts) -> Mask:
+    """Find sequences in which an empty trace stands right before, or in, trained text."""
+    trained_counts = _running_count(batch.trained)
+    sequences: list[Positions] = []
     for pattern in marks.empty_think:
-        start, owner = _places(batch, pattern, known)
-        end = np.minimum(start + len(pattern) + _TAIL, batch.starts[owner + 1])
-        found.append(owner[running[end] > running[start]])
-    return _any(batch, found)
+        start, sequence = _occurrences(batch, pattern, pattern_starts)
+        end = np.minimum(start + len(pattern) + _TAIL, batch.starts[sequence + 1])
+        sequences.append(sequence[trained_counts[end] > trained_counts[start]])
+    return _mask_of(batch, sequences)
 
 
-def _prompt_tokens(batch: Batch, marks: Marks, known: Known) -> Places:
-    """Trained tokens in turns that are not the assistant's, for each sequence (0 if unknown)."""
-    result = np.zeros(len(batch), np.int64)
+def _prompt_tokens(batch: Batch, marks: Marks, pattern_starts: PatternStarts) -> Positions:
+    """Count trained tokens in turns that are not the assistant's, (m,); 0 if roles are unknown."""
+    counts = np.zeros(len(batch), np.int64)
     if not marks.knows_roles or not len(batch.ids):
-        return result
-    found = [(_places(batch, pattern, known), role) for role, pattern in marks.roles.items()]
-    at = np.concatenate([at for (at, _), _ in found])
-    owner = np.concatenate([owner for (_, owner), _ in found])
-    others = np.concatenate([np.full(len(at), role != "assistant") for (at, _), role in found])
-    order = np.argsort(at, kind="stable")
-    at, owner, others = at[order], owner[order], others[order]
-    until = np.minimum(np.append(at[1:], len(batch.ids)), batch.starts[owner + 1])
-    running = _before(batch.trained)
-    np.add.at(result, owner[others], (running[until] - running[at])[others])
-    return result
+        return counts
+    starts_of_role: list[Positions] = []
+    sequences_of_role: list[Positions] = []
+    is_prompt_of_role: list[Mask] = []
+    for role, pattern in marks.roles.items():
+        starts, sequences = _occurrences(batch, pattern, pattern_starts)
+        starts_of_role.append(starts)
+        sequences_of_role.append(sequences)
+        is_prompt_of_role.append(np.full(len(starts), role != "assistant"))
+    start = np.concatenate(starts_of_role)
+    order = np.argsort(start, kind="stable")
+    start = start[order]
+    sequence = np.concatenate(sequences_of_role)[order]
+    is_prompt = np.concatenate(is_prompt_of_role)[order]
+    # a turn ends where the next begins, or with its sequence
+    end = np.minimum(np.append(start[1:], len(batch.ids)), batch.starts[sequence + 1])
+    trained_counts = _running_count(batch.trained)
+    trained_in_turn = trained_counts[end] - trained_counts[start]
+    np.add.at(counts, sequence[is_prompt], trained_in_turn[is_prompt])
+    return counts
 
 
-def _places(batch: Batch, pattern: tuple[int, ...], known: Known) -> tuple[Places, Places]:
-    """Where a pattern begins, and in which sequence; it never reaches into the next one."""
-    at = _begins(batch.ids, pattern, known)
-    if not len(at):
-        return at, at
-    owner = _owners(batch, at)
-    inside = at + len(pattern) <= batch.starts[owner + 1]
-    return at[inside], owner[inside]
+def _occurrences(
+    batch: Batch, pattern: tuple[int, ...], pattern_starts: PatternStarts
+) -> tuple[Positions, Positions]:
+    """Find where a pattern begins, and the sequence of each; none reaches into the next one."""
+    starts = _find_pattern(batch.ids, pattern, pattern_starts)
+    if not len(starts):
+        return starts, starts
+    sequences = _sequence_of(batch, starts)
+    inside = starts + len(pattern) <= batch.starts[sequences + 1]
+    return starts[inside], sequences[inside]
 
 
-def _begins(ids: Ids, pattern: tuple[int, ...], known: Known) -> Places:
-    if pattern not in known:
+def _find_pattern(ids: Ids, pattern: tuple[int, ...], pattern_starts: PatternStarts) -> Positions:
+    """Find all positions of a pattern, from those of the pattern without its last token."""
+    if pattern not in pattern_starts:
         if len(pattern) == 1:
-            known[pattern] = np.flatnonzero(ids == pattern[0])
+            pattern_starts[pattern] = np.flatnonzero(ids == pattern[0])
         else:
-            at = _begins(ids, pattern[:-1], known)
-            at = at[at + len(pattern) <= len(ids)]
-            known[pattern] = at[ids[at + len(pattern) - 1] == pattern[-1]]
-    return known[pattern]
+            starts = _find_pattern(ids, pattern[:-1], pattern_starts)
+            starts = starts[starts + len(pattern) <= len(ids)]
+            pattern_starts[pattern] = starts[ids[starts + len(pattern) - 1] == pattern[-1]]
+    return pattern_starts[pattern]
 
 
 def sequence_keys(batch: Batch) -> npt.NDArray[np.uint64]:
-    """64 bits of each sequence's ids: equal for exact copies, and for others only by accident."""
+    """Hash each sequence's ids to 64 bits, equal for exact copies and for others only by chance."""
     data = memoryview(batch.ids.astype("<i4").tobytes())
-    cuts = (4 * batch.starts).tolist()
-    digests = b"".join(
-        hashlib.blake2b(data[a:b], digest_size=8).digest() for a, b in itertools.pairwise(cuts)
-    )
-    return np.frombuffer(digests, "<u8").astype(np.uint64)
+    digests: list[bytes] = []
+    for start, stop in itertools.pairwise((4 * batch.starts).tolist()):  # 4 bytes an id
+        digests.append(hashlib.blake2b(data[start:stop], digest_size=8).digest())
+    return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)

@@ -297,7 +297,7 @@ def encoder_of(
 
 
 def _same_offsets(own: tokenizers.Tokenizer, fast: TiktokenEncoder) -> bool:
-    """Whether the tokenizer gives the true spans of tokens; some leave out white space."""
+    """Check that the tokenizer gives the true spans of tokens; some leave out white space."""
     found = ((fast.offsets(text), text) for text in probe_texts([]))
     return all(
         spans is None or spans == own.encode(text, add_special_tokens=False).offsets
@@ -306,7 +306,7 @@ def _same_offsets(own: tokenizers.Tokenizer, fast: TiktokenEncoder) -> bool:
 
 
 def parts_at_lines(tokenizer: Mapping[str, Any]) -> bool:
-    """Whether the tokenizer of a decoded `tokenizer.json` parts every text where `cut_lines` cuts.
+    """Check that the tokenizer of a `tokenizer.json` parts every text where `cut_lines` cuts.
 
     Of the listed patterns no match holds both a line's end and the ASCII letter or digit behind it.
     Added tokens must not reach across line ends, nor take the white space beside them.

@@ -23,15 +23,18 @@ from posttrain.environments.sandbox.bubblewrap import Box, Launch, Limits, launc
 from posttrain.environments.sandbox.supervise import SandboxResult, supervise
 from posttrain.errors import ConfigError
 
-_PROBE = Limits(seconds=60, cpu_seconds=60)
+_PROBE = Limits(seconds=60, cpu_seconds=60)  # a first start of Python on a loaded machine is slow
 # a semaphore belongs to an event loop, which it holds: both go when nobody waits
 _turns: WeakValueDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakValueDictionary()
 
 
 @functools.cache
 def check_sandbox() -> str:
-    """Make sure, once a process, that programs can be contained here; their Python. Raises
-    ConfigError: something is missing, with what to install or to allow."""
+    """Check, once a process, that programs can be contained here; returns the path of their Python.
+
+    Raises:
+        ConfigError: something is missing; says what to install or to allow.
+    """
     box = Box(_PROBE)
     if not Path("/proc/self/task", str(threading.get_native_id()), "children").exists():
         raise ConfigError("the sandbox needs /proc/…/children (CONFIG_PROC_CHILDREN in the kernel)")
@@ -96,20 +99,27 @@ class Sandbox:
     async def run(
         self, argv: Sequence[str], *, stdin: bytes = b"", limits: Limits | None = None
     ) -> SandboxResult:
-        """As `run_sandboxed`, in this scratch directory. The size of that is set at opening."""
+        """Run a program as `run_sandboxed` does, in this scratch directory, whose size is fixed."""
         box = self.box if limits is None else replace(self.box, limits=limits)
         launching = launch_run(box, argv, stdin=stdin, holder=self.holder)
         return await _supervised(launching, box.limits)
 
     async def write(self, path: str, data: bytes) -> None:
-        """Write a file; its directories are made. Raises OSError: it cannot be written, and why."""
+        """Write a file and make its directories.
+
+        Raises:
+            OSError: it cannot be written; says why.
+        """
         script = 'mkdir -p -- "$(dirname -- "$1")" && cat > "$1"'
         result = await self.run(["sh", "-c", script, "sh", path], stdin=data)
         _raise_for(result, path)
 
     async def read(self, path: str, *, max_bytes: int = 16 << 20) -> bytes:
-        """A file's content. Raises OSError: it cannot be read, or is larger than `max_bytes`, and
-        why."""
+        """Read a file.
+
+        Raises:
+            OSError: it cannot be read, or is larger than `max_bytes`; says why.
+        """
         limits = replace(self.box.limits, output_bytes=max_bytes)
         result = await self.run(["cat", "--", path], limits=limits)
         _raise_for(result, path)
@@ -124,7 +134,7 @@ def _raise_for(result: SandboxResult, path: str) -> None:
 
 @contextlib.asynccontextmanager
 async def open_sandbox(limits: Limits | None = None) -> AsyncGenerator[Sandbox]:
-    """A sandbox whose scratch directory lasts until the end of the block.
+    """Open a sandbox whose scratch directory lasts until the end of the block.
 
     Raises:
         ConfigError: programs cannot be contained here.

@@ -1,4 +1,4 @@
-"""The sandbox as a bubblewrap command: what a program sees, who it is, what it may use.
+"""The sandbox as a bubblewrap command: the files, the user and the limits of a program.
 
 Everything a program can write to lives in memory and is bounded: /scratch and /dev/shm. Its limits
 are set *inside* the sandbox; outside they would count this user's other processes. As root there is
@@ -75,13 +75,17 @@ class Interpreter(NamedTuple):
 
 
 def find_interpreter() -> Interpreter:
-    """The interpreter under the running one's virtual environment. Raises ConfigError: it is laid
-    out in a way that cannot be shown alone."""
+    """Find the interpreter under the running one's virtual environment.
+
+    Raises:
+        ConfigError: it is laid out in a way that cannot be shown alone.
+    """
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     base = Path(sys.base_prefix).resolve()
-    executable, library = base / "bin" / version, base / "lib" / version / "os.py"
-    everything = base in (Path.home(), *Path.home().parents)
-    if everything or not executable.is_file() or not library.is_file():
+    executable = base / "bin" / version
+    library = base / "lib" / version / "os.py"
+    would_show_home = base in (Path.home(), *Path.home().parents)
+    if would_show_home or not executable.is_file() or not library.is_file():
         raise ConfigError(
             f"the sandbox cannot show the Python in {base}: it needs bin/{version} and "
             f"lib/{version} in a directory of their own"
@@ -102,16 +106,26 @@ def _find_programs() -> dict[str, str]:
 
 
 def _throwaway_user() -> int | None:
-    """A user for the machine's root; None for any other user, and for root of a user namespace."""
-    whole = ["0", "0", "4294967295"]
-    root = os.geteuid() == 0 and Path("/proc/self/uid_map").read_text("ascii").split() == whole
-    return secrets.choice(_THROWAWAY_USERS) if root else None
+    """Choose a user for the machine's root; None for any other user, and in a user namespace."""
+    if os.geteuid() != 0:
+        return None
+    is_host = Path("/proc/self/uid_map").read_text("ascii").split() == ["0", "0", "4294967295"]
+    return secrets.choice(_THROWAWAY_USERS) if is_host else None
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """One sandbox's shape. `user` is who its programs are as root; None as an ordinary user. Raises
-    ConfigError: a program that makes the sandbox is not installed; says which."""
+    """The shape of one sandbox.
+
+    Attributes:
+        limits: bounds of its programs.
+        interpreter: Python that its programs run.
+        programs: name → path of the programs that make the sandbox.
+        user: user of its programs where this process is root; None for an ordinary user.
+
+    Raises:
+        ConfigError: a program that makes the sandbox is not installed; names it.
+    """
 
     limits: Limits
     interpreter: Interpreter = field(default_factory=lambda: find_interpreter())
@@ -120,8 +134,8 @@ class Box:
 
     @property
     def environment(self) -> dict[str, str]:
-        moved = self.interpreter.source is not None
-        return {
+        """Environment variables of its programs."""
+        environment = {
             "PATH": f"{MOUNT}/bin:/usr/local/bin:/usr/bin:/bin",
             "HOME": SCRATCH,
             "TMPDIR": SCRATCH,
@@ -133,54 +147,71 @@ class Box:
             "MALLOC_ARENA_MAX": "2",
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
-            # to find its own shared library once it has moved
-            **({"LD_LIBRARY_PATH": f"{MOUNT}/lib"} if moved else {}),
         }
+        if self.interpreter.source is not None:
+            # Python has moved, and would not find its shared library
+            environment["LD_LIBRARY_PATH"] = f"{MOUNT}/lib"
+        return environment
 
     def options(
-        self, *, seccomp: int, status: int, files: Sequence[tuple[str, int]] = (), kept: bool
+        self, *, seccomp: int, status: int, files: Sequence[tuple[str, int]] = (), shared: bool
     ) -> list[str]:
-        """Options of a run; `seccomp`, `status` and those of `files` are descriptors. `kept`: the
-        scratch directory is that of the mount namespace that bubblewrap is started in."""
-        return [
-            *self._namespaces(),
-            "--die-with-parent", "--new-session", "--as-pid-1",
-            "--json-status-fd", str(status), "--seccomp", str(seccomp),
-            *self._system(MOUNT if kept else self.interpreter.source),
-            "--proc", "/proc", "--dev", "/dev",
-            *_tmpfs("/dev/shm", self.limits.shm_mb), "--remount-ro", "/dev",  # noqa: S108
-            *(["--bind", SCRATCH, SCRATCH] if kept else _tmpfs(SCRATCH, self.limits.scratch_mb)),
-            *_files(files),
-            # a folder of its own, unless one that lasts: what is left there is no result
-            "--symlink", SCRATCH if kept else "/dev/shm", "/tmp",  # noqa: S108
-            "--remount-ro", "/", "--chdir", SCRATCH,
-        ]  # fmt: skip
+        """Options of bubblewrap for a run.
+
+        Args:
+            seccomp: descriptor of the system call filter.
+            status: descriptor that bubblewrap reports to.
+            files: paths in the scratch directory and descriptors of their contents.
+            shared: true if the scratch directory is that of the mount namespace that bubblewrap is
+                started in, which a holder keeps between runs.
+        """
+        options = self._namespace_options()
+        options += ["--die-with-parent", "--new-session", "--as-pid-1"]
+        options += ["--json-status-fd", str(status), "--seccomp", str(seccomp)]
+        options += self._system_options(MOUNT if shared else self.interpreter.source)
+        options += ["--proc", "/proc", "--dev", "/dev"]
+        options += _tmpfs("/dev/shm", self.limits.shm_mb)  # noqa: S108
+        options += ["--remount-ro", "/dev"]
+        if shared:
+            options += ["--bind", SCRATCH, SCRATCH]
+        else:
+            options += _tmpfs(SCRATCH, self.limits.scratch_mb)
+        options += _file_options(files)
+        # apart from the scratch directory, unless that lasts: what is left there is no result
+        options += ["--symlink", SCRATCH if shared else "/dev/shm", "/tmp"]  # noqa: S108
+        return [*options, "--remount-ro", "/", "--chdir", SCRATCH]
 
     def holder_options(self, *, status: int) -> list[str]:
-        """Options of the process that holds a scratch directory between runs. It sees what a run
-        sees, and this machine's /proc and /dev, without which bubblewrap cannot start in it."""
+        """Options of bubblewrap for the process that holds a scratch directory between runs.
+
+        It sees what a run sees, and this machine's /proc and /dev, without which bubblewrap cannot
+        start in it.
+        """
         bwrap = self.programs["bwrap"]
-        return [
-            *([] if self.user is not None else ["--unshare-user"]),
-            "--die-with-parent", "--new-session", "--json-status-fd", str(status),
-            *self._system(self.interpreter.source),
-            *([] if bwrap.startswith("/usr/") else ["--ro-bind", bwrap, bwrap]),
-            # a new /dev would cost a second user namespace, and nothing could enter the first
-            "--dev-bind", "/proc", "/proc", "--dev-bind", "/dev", "/dev",
-            *_tmpfs(SCRATCH, self.limits.scratch_mb),
-            "--dir", "/tmp", "--chdir", "/",  # noqa: S108 - where bubblewrap builds a new root
-        ]  # fmt: skip
+        options = ["--unshare-user"] if self.user is None else []
+        options += ["--die-with-parent", "--new-session", "--json-status-fd", str(status)]
+        options += self._system_options(self.interpreter.source)
+        if not bwrap.startswith("/usr/"):
+            options += ["--ro-bind", bwrap, bwrap]
+        # a new /dev would cost a second user namespace, and nothing could enter the first
+        options += ["--dev-bind", "/proc", "/proc", "--dev-bind", "/dev", "/dev"]
+        options += _tmpfs(SCRATCH, self.limits.scratch_mb)
+        # bubblewrap builds a new root in /tmp
+        return [*options, "--dir", "/tmp", "--chdir", "/"]  # noqa: S108
 
-    def _namespaces(self) -> list[str]:
-        names = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts",
-                 "--unshare-cgroup-try", "--hostname", "sandbox"]  # fmt: skip
+    def _namespace_options(self) -> list[str]:
+        namespaces = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
+        namespaces += ["--unshare-cgroup-try", "--hostname", "sandbox"]
         if self.user is None:
-            return ["--unshare-user", "--uid", "1000", "--gid", "1000", *names]
-        # what setpriv needs to drop all, and the first process to end what has another user
-        kept = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_KILL")
-        return [*names, "--cap-drop", "ALL", *(part for cap in kept for part in ("--cap-add", cap))]
+            return ["--unshare-user", "--uid", "1000", "--gid", "1000", *namespaces]
+        options = [*namespaces, "--cap-drop", "ALL"]
+        # setpriv needs these to drop all, and the first process to end what has another user
+        for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_KILL"):
+            options += ["--cap-add", capability]
+        return options
 
-    def _system(self, interpreter: Path | str | None) -> list[str]:
+    def _system_options(self, interpreter: Path | str | None) -> list[str]:
+        """Options that show the system's programs, and the interpreter found at this path."""
         options = ["--ro-bind", "/usr", "/usr"]
         for name in _SYSTEM:
             path = Path(name)
@@ -196,24 +227,23 @@ class Box:
         return options
 
     def program(self, argv: Sequence[str]) -> list[str]:
-        """The program behind what takes its last powers and sets its limits."""
-        limits, processes = self.limits, self.limits.processes
-        command: list[str] = []
+        """Command of a program, behind those that take its last powers and set its limits."""
+        limits = self.limits
+        # The namespace's first process: when it ends, the kernel kills the rest, and its parent,
+        # bubblewrap, has reaped it. Bubblewrap's own first process would be left to the machine's
+        # init, which in a container may reap nothing.
+        command = [self.programs["timeout"], "--foreground", "--signal=KILL"]
+        command.append(str(limits.seconds + _GRACE))
+        processes = limits.processes
         if self.user is None:
             processes += 1  # the first process in there belongs to the same user
         else:
             user = str(self.user)
-            command += [self.programs["setpriv"], "--reuid", user, "--regid", user,
-                        "--clear-groups", "--inh-caps=-all", "--bounding-set=-all"]  # fmt: skip
-        return [
-            # The namespace's first process: when it ends, the kernel kills the rest, and its
-            # parent, bubblewrap, has reaped it. Bubblewrap's own first process would be left to
-            # the machine's init, which in a container may reap nothing.
-            self.programs["timeout"], "--foreground", "--signal=KILL",
-            str(limits.seconds + _GRACE),
-            *command,
-            # where memory runs out, the kernel should take the sandbox and not a training run
-            self.programs["choom"], "-n", "1000", "--",
+            command += [self.programs["setpriv"], "--reuid", user, "--regid", user]
+            command += ["--clear-groups", "--inh-caps=-all", "--bounding-set=-all"]
+        # where memory runs out, the kernel should take the sandbox and not a training run
+        command += [self.programs["choom"], "-n", "1000", "--"]
+        command += [
             self.programs["prlimit"],
             _bound("as", resource.RLIMIT_AS, limits.memory_mb * MEBI),
             _bound("cpu", resource.RLIMIT_CPU, limits.cpu_seconds, spare=2),
@@ -221,16 +251,18 @@ class Box:
             _bound("fsize", resource.RLIMIT_FSIZE, limits.scratch_mb * MEBI),
             _bound("nofile", resource.RLIMIT_NOFILE, limits.open_files),
             # 0 would still let the kernel start a core handler on the host; 1 starts none
-            "--core=1:1", "--msgqueue=0:0",
-            "--", *argv,
-        ]  # fmt: skip
+            "--core=1:1",
+            "--msgqueue=0:0",
+        ]
+        return [*command, "--", *argv]
 
 
 def _tmpfs(path: str, mebibytes: int) -> list[str]:
     return ["--perms", "1777", "--size", str(mebibytes * MEBI), "--tmpfs", path]
 
 
-def _files(files: Sequence[tuple[str, int]]) -> list[str]:
+def _file_options(files: Sequence[tuple[str, int]]) -> list[str]:
+    """Options that create files in the scratch directory, after their directories."""
     options: list[str] = []
     folders = {str(parent) for name, _ in files for parent in Path(name).parents}
     for folder in sorted(folders - {"."}):
@@ -241,10 +273,12 @@ def _files(files: Sequence[tuple[str, int]]) -> list[str]:
 
 
 def _bound(name: str, kind: int, value: int, *, spare: int = 0) -> str:
-    """An option of prlimit. `spare`: between the soft limit, which signals, and the hard one."""
-    hard = resource.getrlimit(kind)[1]  # an ordinary user can only go down
-    top = value + spare if hard == resource.RLIM_INFINITY else min(value + spare, hard)
-    return f"--{name}={min(value, top)}:{top}"
+    """Option of prlimit; `spare` lies between the soft limit, which signals, and the hard one."""
+    current_hard = resource.getrlimit(kind)[1]  # an ordinary user can only go down
+    hard = value + spare
+    if current_hard != resource.RLIM_INFINITY:
+        hard = min(hard, current_hard)
+    return f"--{name}={min(value, hard)}:{hard}"
 
 
 # -- one start of it -----------------------------------------------------------------------------
@@ -252,7 +286,16 @@ def _bound(name: str, kind: int, value: int, *, spare: int = 0) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A command to start, which inherits `keep` and reports to `status`; `copies` are ours."""
+    """A command to start, with the descriptors that it needs.
+
+    Attributes:
+        box: the sandbox.
+        argv: the command.
+        keep: descriptors that it inherits.
+        stdin: descriptor of its input.
+        status: descriptor from which its reports are read.
+        copies: our copies of its descriptors, closed once it has started.
+    """
 
     box: Box
     argv: list[str]
@@ -271,36 +314,47 @@ def launch_run(
     files: Mapping[str, bytes] | None = None,
     holder: int | None = None,
 ) -> Generator[Launch]:
-    """A run of `argv` in the box; None: of what holds a scratch directory, and then writes a line.
+    """Prepare a run in the box, with its descriptors open until the end of the block.
 
     Options and file contents go through anonymous memory, not through arguments: a program in the
-    sandbox can read the command line of the process that reaps its children. `holder` is the
-    process that holds the scratch directory, None for a fresh one.
+    sandbox can read the command line of the process that reaps its children.
+
+    Args:
+        box: the sandbox.
+        argv: the program and its arguments; None for the holder of a scratch directory, which
+            writes a line once it is ready.
+        stdin: its input.
+        files: paths in the scratch directory → contents.
+        holder: process that holds the scratch directory; None for a fresh one.
     """
     status, report = os.pipe()
-    with contextlib.ExitStack() as own, contextlib.ExitStack() as copies:
-        own.callback(os.close, status)
+    with contextlib.ExitStack() as descriptors, contextlib.ExitStack() as copies:
+        descriptors.callback(os.close, status)
         copies.callback(os.close, report)
+        keep = [report]
         if argv is None:
             program = [box.programs["sh"], "-c", "echo ready; exec sleep infinity"]
-            keep, options = [report], box.holder_options(status=report)
+            options = box.holder_options(status=report)
         else:
             program = box.program(argv)
-            contents = [(_inside(n), _data(text, copies)) for n, text in (files or {}).items()]
-            seccomp = _data(filter_program(), copies)
-            keep = [report, seccomp, *(descriptor for _, descriptor in contents)]
+            contents: list[tuple[str, int]] = []
+            for name, content in (files or {}).items():
+                contents.append((_scratch_path(name), _sealed_copy(content, copies)))
+            seccomp = _sealed_copy(filter_program(), copies)
+            keep += [seccomp, *(descriptor for _, descriptor in contents)]
             options = box.options(
-                seccomp=seccomp, status=report, files=contents, kept=holder is not None
+                seccomp=seccomp, status=report, files=contents, shared=holder is not None
             )
-        keep.append(_data(b"".join(os.fsencode(option) + b"\0" for option in options), copies))
+        arguments = b"".join(os.fsencode(option) + b"\0" for option in options)
+        keep.append(_sealed_copy(arguments, copies))
         command = [box.programs["bwrap"], "--args", str(keep[-1]), "--", *program]
         if holder is not None:
             command = [*_enter(box, holder), *command]
-        yield Launch(box, command, tuple(keep), _data(stdin, copies), status, copies)
+        yield Launch(box, command, tuple(keep), _sealed_copy(stdin, copies), status, copies)
 
 
-def _data(content: bytes, copies: contextlib.ExitStack) -> int:
-    """A descriptor that reads `content` and that nobody can write through."""
+def _sealed_copy(content: bytes, copies: contextlib.ExitStack) -> int:
+    """Open a descriptor that reads `content` and that nobody can write through."""
     descriptor = os.memfd_create("posttrain", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     copies.callback(os.close, descriptor)
     with os.fdopen(descriptor, "wb", closefd=False) as file:
@@ -312,14 +366,15 @@ def _data(content: bytes, copies: contextlib.ExitStack) -> int:
 
 
 def _enter(box: Box, holder: int) -> list[str]:
+    """Command that starts another one in the namespaces of the holder."""
     enter = [box.programs["nsenter"], f"--mount=/proc/{holder}/ns/mnt"]
     if box.user is None:
         enter += [f"--user=/proc/{holder}/ns/user", "--preserve-credentials"]
     return [*enter, "--"]
 
 
-def _inside(name: str) -> str:
+def _scratch_path(name: str) -> str:
     path = PurePosixPath(name)
-    inside = path.parts and not path.is_absolute() and ".." not in path.parts
-    assert inside, f"{name!r} is no path below the scratch directory"
+    is_below = path.parts and not path.is_absolute() and ".." not in path.parts
+    assert is_below, f"{name!r} is no path below the scratch directory"
     return str(path)

@@ -19,16 +19,20 @@ Word = npt.NDArray[np.uint64]
 
 
 def histogram(sizes: npt.NDArray[np.integer], longest: int) -> tuple[Int, Int]:
-    """Distinct sizes, decreasing, and how often each occurs; `longest` bounds them."""
+    """Count sizes of at most `longest`: distinct sizes, decreasing, and how often each occurs."""
     counts = np.bincount(sizes, minlength=longest + 1).astype(np.int64)
     lengths = np.flatnonzero(counts)[::-1]
     return lengths, counts[lengths]
 
 
 def sorted_rows(keys: Word) -> tuple[Int, Word, int]:
-    """Rows in the order of their keys, (n,), the keys without their low bits, and how many bits.
+    """Sort rows by their keys, in place of the keys.
 
-    The row's number takes the low bits of its key, in place: equal keys keep their order.
+    The row's number takes the low bits of its key, so that equal keys keep their order and one sort
+    of integers gives both.
+
+    Returns:
+        (n,) rows in order, (n,) their keys without the low bits, and the number of low bits.
     """
     bits = (len(keys) - 1).bit_length() if len(keys) else 0
     keys >>= np.uint64(bits)
@@ -40,11 +44,11 @@ def sorted_rows(keys: Word) -> tuple[Int, Word, int]:
 
 
 class Rooms:
-    """Runs of packs (first, number) by the room they have left."""
+    """Runs of packs (first, number) by the room that is left in them."""
 
     def __init__(self) -> None:
         self._rooms: list[int] = []  # ascending
-        self._runs: dict[int, list[tuple[int, int]]] = {}
+        self._runs: dict[int, list[tuple[int, int]]] = {}  # room → runs
 
     def add(self, room: int, first: int, packs: int) -> None:
         """Add a run of packs, each with this much room."""
@@ -54,9 +58,9 @@ class Rooms:
         self._runs[room].append((first, packs))
 
     def tightest(self, least: int) -> int:
-        """The smallest room of at least `least` that a pack has, 0 when none has."""
-        at = bisect_left(self._rooms, least)
-        return self._rooms[at] if at < len(self._rooms) else 0
+        """Find the smallest room of at least `least` that a pack has, 0 when none has."""
+        position = bisect_left(self._rooms, least)
+        return self._rooms[position] if position < len(self._rooms) else 0
 
     def take(self, room: int, most: int) -> tuple[int, int]:
         """Remove one run of packs with exactly this room, or the last `most` packs of it."""
@@ -72,7 +76,7 @@ class Rooms:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What `best_fit` did: `packs` in all, and (m,) placements in decreasing order of length.
+    """Result of `best_fit`: `packs` in all, and (m,) placements in decreasing order of length.
 
     Placement k puts `each[k]` sequences of one length into each of the packs from `first[k]` on,
     until `ends[k]` sequences are placed, those of earlier placements included.
@@ -84,13 +88,16 @@ class Fit:
     ends: Int
 
     def packs_of(self, start: int, stop: int) -> Int:
-        """(stop - start,) packs of the sequences `start` … `stop` - 1, the longest being 0."""
-        low, high = np.searchsorted(self.ends, [start, stop - 1], side="right").tolist()
-        ends = np.minimum(self.ends[low : high + 1], stop)
-        placement = np.repeat(np.arange(low, high + 1), np.diff(ends, prepend=start))
-        begin = np.where(placement > 0, self.ends[placement - 1], 0)
-        within = np.arange(start, stop) - begin
-        return self.first[placement] + within // self.each[placement]
+        """Packs of the sequences `start` … `stop` - 1, (stop - start,), the longest being 0."""
+        first_placement, last_placement = np.searchsorted(
+            self.ends, [start, stop - 1], side="right"
+        ).tolist()
+        ends = np.minimum(self.ends[first_placement : last_placement + 1], stop)
+        placements = np.arange(first_placement, last_placement + 1)
+        placement = np.repeat(placements, np.diff(ends, prepend=start))
+        placement_start = np.where(placement > 0, self.ends[placement - 1], 0)
+        rank = np.arange(start, stop) - placement_start
+        return self.first[placement] + rank // self.each[placement]
 
 
 def best_fit(lengths: Int, counts: Int, capacity: int, rooms: Int | None = None) -> Fit:
@@ -99,30 +106,33 @@ def best_fit(lengths: Int, counts: Int, capacity: int, rooms: Int | None = None)
     Args:
         lengths: distinct lengths, decreasing, 1 … capacity.
         counts: how often each occurs.
-        rooms: tokens that fit into each pack there is already, ascending; none when absent.
+        capacity: tokens that a pack holds.
+        rooms: tokens that fit into each existing pack, ascending; no packs when absent.
     """
-    waiting = Rooms()
-    opened = 0
+    open_packs = Rooms()
+    pack_count = 0
     if rooms is not None:
-        opened = len(rooms)
-        values, first, packs = np.unique(rooms, return_index=True, return_counts=True)
-        for value, at, run in zip(values.tolist(), first.tolist(), packs.tolist(), strict=True):
-            if value:
-                waiting.add(value, at, run)
-    placed = array("q")
-    for length, count in zip(lengths.tolist(), counts.tolist(), strict=True):
-        left = count
-        while left:
-            room = waiting.tightest(length)
-            each = min((room or capacity) // length, left)
+        pack_count = len(rooms)
+        values, firsts, runs = np.unique(rooms, return_index=True, return_counts=True)
+        for room, first, run in zip(values.tolist(), firsts.tolist(), runs.tolist(), strict=True):
             if room:
-                at, run = waiting.take(room, left // each)
+                open_packs.add(room, first, run)
+    placements = array("q")  # first pack, sequences in each, sequences in all; flat
+    for length, count in zip(lengths.tolist(), counts.tolist(), strict=True):
+        remaining = count
+        while remaining:
+            room = open_packs.tightest(length)
+            each = min((room or capacity) // length, remaining)
+            if room:
+                first, run = open_packs.take(room, remaining // each)
             else:
-                at, run, room = opened, left // each, capacity
-                opened += run
-            left -= run * each
+                first = pack_count
+                run = remaining // each
+                room = capacity
+                pack_count += run
+            remaining -= run * each
             if room > each * length:
-                waiting.add(room - each * length, at, run)
-            placed.extend((at, each, run * each))
-    first, each, count = np.array(placed, np.int64).reshape(-1, 3).T
-    return Fit(opened, first, each, np.cumsum(count))
+                open_packs.add(room - each * length, first, run)
+            placements.extend((first, each, run * each))
+    first, each, count = np.array(placements, np.int64).reshape(-1, 3).T
+    return Fit(pack_count, first, each, np.cumsum(count))

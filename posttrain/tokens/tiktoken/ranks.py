@@ -41,7 +41,7 @@ _PLAIN_MODEL = {
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """What tiktoken needs, and the way back.
+    """Ranks and ids of tokens as tiktoken needs them, and the way back.
 
     `merges` maps a token's bytes to its rank, `special` an added token's text to its own; `ids[r]`
     is the id of rank r (int32). `nfc`: text is normalised to NFC first.
