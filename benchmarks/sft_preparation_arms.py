@@ -29,9 +29,9 @@ from rich.console import Console
 from data_builders.filters.screen import Screen
 from data_builders.progress import Stages
 from data_builders.rows import read
+from data_builders.rows.inputs import scan_inputs
 from data_builders.sft import part, prepare, shards
 from data_builders.sft.audit import audit_sources
-from data_builders.sft.inputs import scan_inputs
 from data_builders.sft.part import WorkerState, prepare_sources
 from data_builders.sft.plan import plan_build
 from data_builders.sft.preflight import first_texts
@@ -109,7 +109,9 @@ def build(
     """All stages of a build, from hashing the input to the last shard."""
     with Stages(Console(quiet=True)) as stages:
         executor = Serial(state)
-        _, parts = scan_inputs(recipe, Path("."))
+        _, parts = scan_inputs(
+            recipe.sources, Path("."), part_bytes=recipe.part_bytes, threads=recipe.workers
+        )
         sources = prepare_sources(
             recipe,
             parts,

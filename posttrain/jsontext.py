@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from posttrain.records import json_text
@@ -38,6 +39,14 @@ def jsonl_rows(text: str) -> list[Any]:
     Only "\\n" ends a line: what else `str.splitlines` splits at, such as U+2028, stands in texts.
     """
     return [json.loads(line) for line in text.split("\n") if line]
+
+
+def write_jsonl(path: Path, rows: Sequence[Mapping[str, Any]]) -> int:
+    """Write one JSON object a line; returns the number of rows."""
+    with path.open("w", encoding="utf-8", errors="backslashreplace") as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    return len(rows)
 
 
 def encode_json(value: object) -> str:

@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> None:
 
     from data_builders.pairs.grading import unformatted_by_setting
     from data_builders.prompts import profile
-    from data_builders.sft.inputs import as_stats
+    from data_builders.rows.inputs import as_stats
     from posttrain.pages.samples import planned, prompts_by_source
     from posttrain.report.console import open_console, print_sections
     from posttrain.runner import run_data_stage

@@ -24,7 +24,7 @@ def main(argv: list[str] | None = None) -> None:
     # the names of graders and tools, and the files, before torch is loaded
     plan = PromptPlan(recipe.prompts, recipe.settings, seed=recipe.seed, out=out)
 
-    from data_builders.sft.inputs import as_stats
+    from data_builders.rows.inputs import as_stats
     from posttrain.pages.write import TrainingPage
     from posttrain.training.output import RESUME
     from posttrain.training.rl.plan import check_reachable

@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 
 from data_builders.decontamination.index import SHORTEST, Overlap, RunIndex
-from data_builders.decontamination.items import FileItems, read_items, texts_in
+from data_builders.decontamination.items import FileItems, as_source, read_items, texts_in
 from data_builders.dedup.words import words_of
+from data_builders.rows.files import input_files
+from data_builders.rows.inputs import Input, input_of
 from data_builders.rows.raw import Drop
 from posttrain.config.overlap import DecontaminationConfig
-from posttrain.errors import ConfigError
+from posttrain.errors import ConfigError, DataError
 from posttrain.jsontext import load_json
 from posttrain.records import Example
 from posttrain.tokens.encode import batches
@@ -157,3 +159,35 @@ def _argument_texts(arguments: str) -> str:
         return "\n".join(texts_in(load_json(arguments)))
     except ValueError:
         return arguments
+
+
+EVALUATION = "evaluation files"  # source of these inputs; no source can have a name with a space
+
+
+def evaluation_files(config: DecontaminationConfig | None, base_dir: Path) -> list[Input]:
+    """All files that decontamination reads, hashed. Raises as `input_files`."""
+    entries = config.files if config is not None else ()
+    paths: dict[Path, None] = {}
+    for file in entries:
+        paths |= dict.fromkeys(input_files(as_source(file), base_dir))
+    return [input_of(EVALUATION, path, base_dir) for path in paths]
+
+
+def load_decontaminator(
+    config: DecontaminationConfig | None, base_dir: Path, files: Sequence[Input]
+) -> Decontaminator | None:
+    """Index the evaluation files of a recipe; `None` without the block `decontamination`.
+
+    Args:
+        files: the result of `evaluation_files` when the build began.
+
+    Raises:
+        DataError: one of them changed since, or cannot be read.
+    """
+    if config is None:
+        return None
+    decontaminator = Decontaminator.load(config, base_dir)
+    hashes = [file.sha256 for file in evaluation_files(config, base_dir)]
+    if hashes != [file.sha256 for file in files]:
+        raise DataError("an evaluation file was changed while the build read it; start again")
+    return decontaminator

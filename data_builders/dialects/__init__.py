@@ -1,10 +1,10 @@
-"""Chat rows of any dialect → messages and tools. One function a dialect, one table of them.
+"""Chat rows of any dialect → messages and tools, with one reader for each dialect.
 
     read_row({"instruction": "Add.", "input": "2 2", "output": "4"}, config)
     → ("alpaca", Conversation(messages=(…), tools=None))
 
-To add a dialect: one function here, one line in `DIALECTS`, its shape in `recognise`, its name in
-`posttrain.config.source.DialectName`, a line in `docs/guides/dialects.md`.
+To add a dialect: one function here, one line in `DIALECTS`, its structure in `recognise`, its name
+in `posttrain.config.source.DialectName`, a line in `docs/guides/dialects.md`.
 """
 
 from __future__ import annotations
@@ -41,20 +41,21 @@ __all__ = ["DIALECTS", "Conversation", "Reading", "RowProblem", "read_row", "rec
 
 
 def read_list(row: Row, reading: Reading, *, dialect: str, key: str) -> Conversation:
-    """The conversation of a row whose messages carry their author under `key`."""
-    if (found := find_list(row)) is None:
+    """Conversation of a row with a list of messages, which name their author under `key`."""
+    column = find_list(row)
+    if column is None:
         raise not_a(dialect, row, f"no list of messages under {', '.join(LIST_KEYS)}")
-    where, listed = found
-    if reading.role is None and not all(_has_author(item, key) for item in listed):
+    where, listed = column
+    if reading.role is None and not all(_has_author(message, key) for message in listed):
         raise not_a(dialect, row, f"not every message of {where} has {key!r}")
     unread_keys: dict[str, object] = {}
     turns = read_messages(listed, reading, where, row=row, unread_keys=unread_keys)
-    answer, columns = answer_beside(row, turns, reading)
+    answer, answer_columns = answer_beside(row, turns, reading)
     return conversation(
         row,
         turns + answer,
         reading,
-        read=(where, *columns),
+        read=(where, *answer_columns),
         listed=listed,
         where=where,
         unread_keys=unread_keys,
@@ -62,7 +63,7 @@ def read_list(row: Row, reading: Reading, *, dialect: str, key: str) -> Conversa
 
 
 def _has_author(message: Mapping[str, Any], key: str) -> bool:
-    """Whether a message says who wrote it: under `key`, or by the type that other forms have."""
+    """Whether a message names its author, under `key` or by a type that other services use."""
     return message.get(key) is not None or (key == "role" and message.get("type") in AUTHOR_TYPES)
 
 
@@ -82,11 +83,11 @@ _IN_MESSAGE = ("role", "content")
 def read_row(
     row: Row, config: SourceConfig, reading: Reading | None = None, *, trains: bool = True
 ) -> tuple[str, Conversation]:
-    """The row's dialect (the recipe's, else recognised by structure) and its conversation.
+    """Read a row. Returns its dialect (the recipe's, else by structure) and its conversation.
 
     Args:
-        reading: what `reading_of` gives for the config, to whoever reads many rows.
-        trains: as in `Reading`.
+        reading: `reading_of(config)`, for callers that read many rows.
+        trains: see `Reading`.
 
     Raises:
         RowProblem: the row fits no dialect, or something in it is malformed.
@@ -101,7 +102,7 @@ def read_row(
 
 
 def fitting(row: Row, config: SourceConfig) -> list[str]:
-    """The dialects that the row can be read as."""
+    """Names of the dialects that the row can be read as."""
     names: list[str] = []
     for name in DIALECTS:
         with suppress(RowProblem):
@@ -111,7 +112,7 @@ def fitting(row: Row, config: SourceConfig) -> list[str]:
 
 
 def reading_of(config: SourceConfig, *, trains: bool = True) -> Reading:
-    """What the recipe says about how to read messages."""
+    """The recipe's settings for reading a source's rows."""
     return Reading(
         roles=config.roles,
         role=config.fields.get("role"),
@@ -126,13 +127,15 @@ def reading_of(config: SourceConfig, *, trains: bool = True) -> Reading:
 
 
 def canonical(row: Row, config: SourceConfig) -> Row:
-    """The row under the canonical names of `fields`; a renamed field loses its own name."""
-    fields = {("reasoning_content" if k == "reasoning" else k): v for k, v in config.fields.items()}
+    """The row with the canonical names of `fields`; a renamed field loses its own name."""
+    fields: dict[str, str] = {}
+    for name, path in config.fields.items():
+        fields["reasoning_content" if name == "reasoning" else name] = path
     return stored_response(mapped(row, fields))
 
 
 def stored_response(row: Row) -> Row:
-    """A request and its response of OpenAI's Responses, `input` and `output`, as one list."""
+    """Join a request and response of OpenAI's Responses, `input` and `output`, into one list."""
     output = row.get("output")
     if not isinstance(output, list) or not output or any(row.get(key) for key in LIST_KEYS):
         return row
@@ -141,12 +144,12 @@ def stored_response(row: Row) -> Row:
         request = [{"role": "user", "content": request}]
     if not isinstance(request, list) or as_messages([*request, *output]) is None:
         return row
-    others = {key: value for key, value in row.items() if key not in ("input", "output")}
-    return {**others, "messages": [*request, *output]}
+    other_columns = {key: value for key, value in row.items() if key not in ("input", "output")}
+    return {**other_columns, "messages": [*request, *output]}
 
 
 def mapped(row: Row, fields: Mapping[Any, str]) -> Row:
-    """The row with each field, but for those inside messages, under the name it is mapped to."""
+    """The row with each field under the name it is mapped to; fields inside messages stay."""
     paths = {name: path for name, path in fields.items() if name not in _IN_MESSAGE}
     if not paths:
         return row
@@ -171,39 +174,44 @@ def recognise(row: Row, reading: Reading) -> str:
     """
     if row.get("chosen") is not None and row.get("rejected") is not None:
         return "chosen_rejected"
-    if (found := find_list(row)) is not None:
-        return _by_messages(row, found[1], reading)
+    if (column := find_list(row)) is not None:
+        return _recognise_list(row, column[1], reading)
     # tables joined from several sets have every column in every row, most of them null
     filled = {key for key, value in row.items() if value is not None}
-    shapes = _text_shapes(filled | _ANSWERS & set(row)) or _text_shapes(set(row))
-    if len(shapes) > 1:
+    dialects = _text_dialects(filled | _ANSWERS & set(row)) or _text_dialects(set(row))
+    if len(dialects) > 1:
         raise not_a("any one dialect", row, "both alpaca and prompt_completion; name one")
-    if shapes:
-        return shapes[0]
-    if given := [key for key in LIST_KEYS if row.get(key) is not None]:
-        what = f"not a list of messages: {row[given[0]]!r:.80}"
-        raise RowProblem("unrecognised", given[0], what)
+    if dialects:
+        return dialects[0]
+    for key in LIST_KEYS:
+        if row.get(key) is not None:
+            raise RowProblem("unrecognised", key, f"not a list of messages: {row[key]!r:.80}")
     what = "if it holds a conversation, map its columns (fields: {prompt: …, completion: …})"
     raise not_a("any known dialect", row, what)
 
 
-def _text_shapes(keys: set[str]) -> list[str]:
-    shapes = (
-        ("alpaca", "instruction", OUTPUT_KEYS),
-        ("prompt_completion", "prompt", COMPLETION_KEYS),
-    )
-    return [name for name, asks, answers in shapes if asks in keys and keys & {*answers}]
+def _text_dialects(keys: set[str]) -> list[str]:
+    """Names of the dialects of text columns that these columns fit."""
+    dialects: list[str] = []
+    if "instruction" in keys and not keys.isdisjoint(OUTPUT_KEYS):
+        dialects.append("alpaca")
+    if "prompt" in keys and not keys.isdisjoint(COMPLETION_KEYS):
+        dialects.append("prompt_completion")
+    return dialects
 
 
-def _by_messages(row: Row, messages: list[Mapping[str, Any]], reading: Reading) -> str:
-    if all(_has_author(item, reading.role or "role") for item in messages):
-        return "inline_think" if any(_inline(m, reading) for m in messages) else "openai"
-    if all(item.get("from") is not None for item in messages):
+def _recognise_list(row: Row, messages: list[Mapping[str, Any]], reading: Reading) -> str:
+    """The dialect of a row with a list of messages, by the keys of their authors."""
+    if all(_has_author(message, reading.role or "role") for message in messages):
+        has_inline_trace = any(_starts_with_trace(message, reading) for message in messages)
+        return "inline_think" if has_inline_trace else "openai"
+    if all(message.get("from") is not None for message in messages):
         return "sharegpt"
     raise not_a("any known dialect", row, "not every message has role, nor every one from")
 
 
-def _inline(message: Mapping[str, Any], reading: Reading) -> bool:
+def _starts_with_trace(message: Mapping[str, Any], reading: Reading) -> bool:
+    """Whether a message of no user starts with an opening think tag."""
     content = content_of(message, reading)
-    inline = isinstance(content, str) and content.lstrip().startswith(OPEN)
-    return inline and role_of(message, reading) != "user"
+    has_tag = isinstance(content, str) and content.lstrip().startswith(OPEN)
+    return has_tag and role_of(message, reading) != "user"

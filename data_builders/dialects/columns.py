@@ -1,4 +1,4 @@
-"""Keys that change what a row says: kinds by name, media, and what would be lost unread."""
+"""Columns and keys that change what a row says: their kinds, media, text that would be lost."""
 
 from __future__ import annotations
 
@@ -19,20 +19,35 @@ CUSTOM_INSTRUCTIONS = "custom_instructions"
 TOOLS_IN_ARGUMENTS = ("xml_tools", "python_tools", *TOOL_KEYS)
 CALL_ID_KEYS = ("tool_call_id", "call_id", "tool_use_id")
 _READ_IN_MESSAGE = frozenset(
-    {
-        "role", "from", "content", "value", "name", "tools", "functions",
-        "tool_calls", "function_call", *CALL_ID_KEYS, *REASONING_KEYS,
-    }
-)  # fmt: skip
-MEDIA_KEYS = (
-    "images", "image", "videos", "video", "audios", "audio",
-    "image_url", "video_url", "audio_url", "input_audio",
-)  # fmt: skip
-_MEDIA = frozenset(MEDIA_KEYS)
+    [
+        "role",
+        "from",
+        "content",
+        "value",
+        "name",
+        "tools",
+        "functions",
+        "tool_calls",
+        "function_call",
+    ]
+).union(CALL_ID_KEYS, REASONING_KEYS)
+_MEDIA_KEYS = (
+    "images",
+    "image",
+    "videos",
+    "video",
+    "audios",
+    "audio",
+    "image_url",
+    "video_url",
+    "audio_url",
+    "input_audio",
+)
+_MEDIA_KEY_SET = frozenset(_MEDIA_KEYS)
 Kind = Literal["mask", "reasoning", "calls", "system", "tools"]
 _KINDS: dict[Kind, re.Pattern[str]] = {
-    # at the start of a word, so that neither `constraint` nor `glossary` is a mask; words that are
-    # said of much else (`skip_special_tokens`) only beside what a loss is taken over
+    # at the start of a word, so that neither `constraint` nor `glossary` is a mask; words with many
+    # other uses (`skip_special_tokens`) only beside a word for what a loss is taken over
     "mask": re.compile(
         r"(?:^|[^a-z])(?:un|non)?(?:loss|mask|train|supervis|weight|backprop)"
         r"|^(?:is_|to_|should_)?(?:ignor|skip|exclud|learn)[a-z]*(?:_(?:from|in|on|for|the|this|loss"
@@ -54,8 +69,8 @@ _KINDS: dict[Kind, re.Pattern[str]] = {
     ),
     "tools": re.compile(r"(?:^|_)(?:tool|function|plugin|api)s?(?:_|$)"),
 }
-# whether a row was part of some training set is no mask
-_MEMBER = re.compile(r"(?:^|_)in_(?:[a-z0-9]+_)*train(?:ing|ed)?(?:_(?:set|split|data))?$")
+# a column that says whether a row belongs to some training set is no mask
+_TRAINING_SET = re.compile(r"(?:^|_)in_(?:[a-z0-9]+_)*train(?:ing|ed)?(?:_(?:set|split|data))?$")
 _SCHEMA = re.compile(r'"(?:parameters|input_?[sS]chema|function|functionDeclarations)"')
 _CALL = re.compile(
     r'"(?:arguments|args|functionCall|function_call|tool_?calls?|toolName|tool_name|tool_input)"'
@@ -65,53 +80,98 @@ _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
     "\U00020000-\U0003ffff]"
 )
-_SWITCH_UNSPACED = 4  # characters of a switch in such a script (思考模式), ours
-_SWITCH = 40  # characters of a name or a switch in any other, ours
-# keys of a message that hold a part of what was asked, however short
-_ASKED_IN_MESSAGE = frozenset(
-    {"context", "contexts", "input", "question", "query", "document", "documents", "passage",
-     "passages", "instruction", "quote", "reply_to"}
-)  # fmt: skip
-# and those of an assistant's message under which an agent's step is stored beside its text
-_ACTS_IN_MESSAGE = frozenset(
-    {"action", "actions", "action_input", "command", "commands", "tool", "tool_name", "tool_input",
-     "code_action", "execute"}
-)  # fmt: skip
-IGNORED_LABEL = -100  # what a loss leaves out, under whatever key
+_LONGEST_UNSPACED_SWITCH = 4  # characters of a switch in such a script (思考模式), ours
+_LONGEST_SWITCH = 40  # characters of a name or a switch in any other script, ours
+# keys of a message that hold a part of the question, however short
+_QUESTION_KEYS = frozenset(
+    [
+        "context",
+        "contexts",
+        "input",
+        "question",
+        "query",
+        "document",
+        "documents",
+        "passage",
+        "passages",
+        "instruction",
+        "quote",
+        "reply_to",
+    ]
+)
+# keys of an assistant's message under which an agent's step is stored beside its text
+_ACTION_KEYS = frozenset(
+    [
+        "action",
+        "actions",
+        "action_input",
+        "command",
+        "commands",
+        "tool",
+        "tool_name",
+        "tool_input",
+        "code_action",
+        "execute",
+    ]
+)
+IGNORED_LABEL = -100  # the label that a loss ignores, under whatever key
 _MIME_KEYS = ("mime_type", "media_type", "content_type", "mimeType", "mediaType", "contentType")
-# why a model stopped, where its answer is not at its end
+# keys that say why a model stopped, and the values of an answer that was cut off
 _STOP_KEYS = frozenset(
     {"finish_reason", "stop_reason", "done_reason", "finishReason", "stopReason", "status"}
 )
-_CUT = frozenset(
-    {"length", "max_tokens", "max_output_tokens", "max_length", "model_length", "incomplete",
-     "truncated", "token_limit", "model_context_window_exceeded"}
-)  # fmt: skip
+_CUT_REASONS = frozenset(
+    [
+        "length",
+        "max_tokens",
+        "max_output_tokens",
+        "max_length",
+        "model_length",
+        "incomplete",
+        "truncated",
+        "token_limit",
+        "model_context_window_exceeded",
+    ]
+)
 _CUT_FLAGS = frozenset({"truncated", "is_truncated", "was_truncated"})
-# whether an answer is a good one (KTO); other texts are classes
+# columns that say whether an answer is a good one (KTO); other texts are classes
 _VERDICT = re.compile(
     r"^label$|^kto_tag$|^(?:user_|human_)?(?:feedback|votes?|thumbs?)$"
     r"|^(?:(?:is|was|answer|response|solution|output|generation|completion|final)_)*"
     r"(?:correct|safe|valid|accepted|acceptable|approved|desirable)$"
 )
-# whether anybody checked it, which an answer that nobody did is not the worse for
+# columns that say whether anybody checked an answer: an unchecked one is not a bad one
 _CHECKED = re.compile(r"^(?:(?:is|was|answer|response|solution|output)_)*verified$")
-_BAD = frozenset(
-    {"false", "0", "0.0", "rejected", "reject", "bad", "undesirable", "negative", "dispreferred",
-     "incorrect", "wrong", "unsafe", "invalid", "thumbs_down", "thumbsdown", "thumbs down", "down",
-     "downvote", "dislike", "👎"}
-)  # fmt: skip
-_SHORT_PROSE = 60  # characters of a remark under a key that is not read, ours
-_LONG_WORD = 300  # an address or a digest is one long word, ours
+_BAD_VERDICTS = frozenset(
+    {
+        "thumbs down",
+        "👎",
+        *[
+            "false",
+            "0",
+            "0.0",
+            "rejected",
+            "reject",
+            "bad",
+            "undesirable",
+            "negative",
+            "dispreferred",
+            "incorrect",
+            "wrong",
+        ],
+        *["unsafe", "invalid", "thumbs_down", "thumbsdown", "down", "downvote", "dislike"],
+    }
+)
+_LONGEST_REMARK = 60  # characters of a remark under a key that is not read, ours
+_LONGEST_WORD = 300  # characters of an address or a digest, which is one word; ours
 
 
 @functools.lru_cache(maxsize=4096)  # few keys, looked up in every row and message
 def kind_of(key: str) -> Kind | None:
-    """What a key speaks of, by its name."""
-    plain = key.lower()
-    # `CoT` is one word, `lossMask` are two
-    names = {plain, _snake(key)}
-    if any(_MEMBER.search(name) for name in names):
+    """What the name of a column or key says that it holds; `None`: nothing known."""
+    # both, since `CoT` is one word and `lossMask` two
+    names = {key.lower(), _snake(key)}
+    if any(_TRAINING_SET.search(name) for name in names):
         return None
     for kind, pattern in _KINDS.items():
         if any(pattern.search(name) for name in names):
@@ -120,101 +180,109 @@ def kind_of(key: str) -> Kind | None:
 
 
 def refuse_media(item: Mapping[str, Any], where: str = "") -> None:
-    """Rows, messages and parts (at `where`) with pictures or sound say less without them."""
-    for name in () if _MEDIA.isdisjoint(item) else MEDIA_KEYS:
-        if item.get(name):
-            raise RowProblem("unsupported_content", where + name, "it comes with media; text only")
+    """Refuse a row, message or part (at `where`) with pictures or sound: its text is incomplete."""
+    if _MEDIA_KEY_SET.isdisjoint(item):
+        return
+    for key in _MEDIA_KEYS:
+        if item.get(key):
+            raise RowProblem("unsupported_content", where + key, "it comes with media; text only")
 
 
-def refuse_lost_in_message(
-    raw: Mapping[str, Any], message: Message, reading: Reading, at: str
+def unread_in_message(
+    raw: Mapping[str, Any], message: Message, reading: Reading, where: str
 ) -> dict[str, Any]:
     """The keys of a message that are not read, with their values.
 
+    Args:
+        message: the message as it was read from `raw`.
+
     Raises:
-        RowProblem: `malformed_message`, a trace, calls or more than a remark under such a key.
+        RowProblem: `malformed_message`, a trace, calls or more than a remark under such a key;
+            `rejected_answer`, `truncated_answer` or `unsupported_content`.
     """
     if raw.keys() <= _READ_IN_MESSAGE and (message.role == "tool" or not raw.get("name")):
         return {}
     unread: dict[str, Any] = {}
     mapped = (reading.role, reading.content, reading.reasoning)
+    is_trained_answer = reading.trains and message.role == "assistant" and message.trained
     for key, value in raw.items():
         if key in mapped or value in (None, "", [], {}):
             continue
-        if key == "name" and message.role != "tool":  # who of several users or experts speaks
+        if key == "name" and message.role != "tool":  # which of several users or experts speaks
             unread[key] = value
-        if key in _READ_IN_MESSAGE:
-            continue
-        if key in reading.ignored:
+        if key in _READ_IN_MESSAGE or key in reading.ignored:
             continue
         kind = kind_of(key)
-        if kind == "mask":
+        if kind == "mask":  # read with the loss masks
             continue
-        if kind == "reasoning":
-            lost = speaks(value) and not message.reasons
-        elif kind == "calls" or (key in _ACTS_IN_MESSAGE and message.role == "assistant"):
-            lost = speaks(value) and not message.tool_calls
-        else:
-            asked = key in _ASKED_IN_MESSAGE or kind == "system"
-            lost = speaks(value) if asked else _is_content(value)
-        if reading.trains and message.role == "assistant" and message.trained:
-            refuse_cut(key, value, f"{at}.{key:.80}")
+        path = f"{where}.{key:.80}"
+        if is_trained_answer:
+            refuse_cut(key, value, path)
             if value == IGNORED_LABEL or calls_bad(key, value):
                 what = f"{value!r:.60}: an answer not to train; write train: false"
-                raise RowProblem("rejected_answer", f"{at}.{key:.80}", what)
-        if _attaches(value):
-            raise RowProblem("unsupported_content", f"{at}.{key:.80}", "a file; text only")
-        if lost and not _repeats(value, message):
+                raise RowProblem("rejected_answer", path, what)
+        if _attaches_file(value):
+            raise RowProblem("unsupported_content", path, "a file; text only")
+        if _changes_message(key, value, kind, message) and not _repeats(value, message):
             what = f"{kind or 'a key'} that is not read: {value!r:.60}; ignored_keys leaves it out"
-            raise RowProblem("malformed_message", f"{at}.{key:.80}", what)
+            raise RowProblem("malformed_message", path, what)
         unread[key] = value
     return unread
 
 
+def _changes_message(key: str, value: Any, kind: Kind | None, message: Message) -> bool:
+    """Whether the message would say something else if this key were read."""
+    if kind == "reasoning":
+        return speaks(value) and not message.reasons
+    if kind == "calls" or (key in _ACTION_KEYS and message.role == "assistant"):
+        return speaks(value) and not message.tool_calls
+    if key in _QUESTION_KEYS or kind == "system":
+        return speaks(value)
+    return _is_content(value)
+
+
 def unread_columns(row: Row, read: Collection[str], reading: Reading) -> dict[str, Any]:
-    """Columns that hold something and are neither read nor named by the recipe."""
-    return {
-        key: value
-        for key, value in row.items()
-        if key not in read
-        and key not in reading.named
-        and key not in SYSTEM_KEYS
-        and key not in TOOL_KEYS
-        and value not in (None, "", [], {})
-    }
+    """Filled columns that are neither read nor named by the recipe."""
+    unread: dict[str, Any] = {}
+    for key, value in row.items():
+        is_used = key in read or key in reading.named or key in SYSTEM_KEYS or key in TOOL_KEYS
+        if not is_used and value not in (None, "", [], {}):
+            unread[key] = value
+    return unread
 
 
-def refuse_lost(
+def refuse_lost_columns(
     unread: Mapping[str, Any],
     messages: tuple[Message, ...],
     tools: str | None,
     reading: Reading,
     parts_of_prompt: Collection[str],
 ) -> None:
-    """Refuse a row of which a column is not read that would change the conversation.
+    """Refuse a row with an unread column that would change the conversation.
 
-    A column whose text stands in the conversation is not lost; one carried as metadata is left.
+    A column whose text stands in the conversation is not lost. `unread` has no columns that the
+    recipe carries as metadata.
 
     Raises:
-        RowProblem: `unread_column` or `unsupported_content`.
+        RowProblem: `unread_column` or `truncated_answer`.
     """
     for key, value in unread.items():
         kind = kind_of(key)
         if reading.trains:
             refuse_cut(key, value, key)
         if key == "documents":  # templates take them as an argument of their own
-            lost = isinstance(value, list)
+            is_lost = isinstance(value, list)
         elif key == TEMPLATE_ARGUMENTS:
-            lost = isinstance(value, Mapping) and _arguments_are_lost(value)
+            is_lost = isinstance(value, Mapping) and _has_unread_arguments(value)
         elif key in parts_of_prompt or (kind == "reasoning" and reading.trains) or kind == "system":
-            lost = speaks(value) or key in parts_of_prompt
-            lost = lost and not (isinstance(value, str) and _stands_in(value, messages))
+            is_lost = speaks(value) or key in parts_of_prompt
+            is_lost = is_lost and not (isinstance(value, str) and _stands_in(value, messages))
         elif kind == "calls":
-            calls = any(message.tool_calls for message in messages)
-            lost = reading.trains and not calls and _matches(_CALL, value)
+            has_calls = any(message.tool_calls for message in messages)
+            is_lost = reading.trains and not has_calls and _matches(_CALL, value)
         else:
-            lost = kind == "tools" and tools is None and _matches(_SCHEMA, value)
-        if lost:
+            is_lost = kind == "tools" and tools is None and _matches(_SCHEMA, value)
+        if is_lost:
             what = f"not read, and it would be lost: {value!r:.60}; map it under fields, or name it"
             raise RowProblem("unread_column", key, f"{what} under metadata to leave it out")
 
@@ -223,9 +291,12 @@ def refuse_cut(key: str, value: Any, where: str, *, depth: int = 2) -> None:
     """Refuse an answer that its own row says was cut off: a model would learn to stop there.
 
     Looks into objects, such as a response's metadata, and into lists of choices.
+
+    Raises:
+        RowProblem: `truncated_answer`.
     """
     if isinstance(value, str):
-        if key in _STOP_KEYS and value.lower() in _CUT:
+        if key in _STOP_KEYS and value.lower() in _CUT_REASONS:
             raise RowProblem("truncated_answer", where, f"{value!r}: the answer was cut off")
     elif value is True:
         if key in _CUT_FLAGS:
@@ -241,41 +312,44 @@ def refuse_cut(key: str, value: Any, where: str, *, depth: int = 2) -> None:
 
 def calls_bad(name: str, value: Any) -> bool:
     """Whether a column, or a key of an answer, says that the answer is a bad one."""
-    return value is not None and is_verdict(name) and str(value).strip().lower() in _BAD
+    return value is not None and is_verdict(name) and str(value).strip().lower() in _BAD_VERDICTS
 
 
-def listed_names(path: str, value: Any) -> list[str]:
-    """The names under which a column or key is listed as not read: with its value too, where that
-    says that nobody checked the answer."""
-    unchecked = _CHECKED.search(_snake(path.rpartition(".")[2])) is not None
-    if unchecked and str(value).strip().lower() in _BAD:
+def unread_names(path: str, value: Any) -> list[str]:
+    """Names under which an unread column or key is counted.
+
+    A column that says that nobody checked the answer is counted with its value as well.
+    """
+    says_checked = _CHECKED.search(_snake(path.rpartition(".")[2])) is not None
+    if says_checked and str(value).strip().lower() in _BAD_VERDICTS:
         return [path, f"{path}: {value}"]
     return [path]
 
 
 @functools.lru_cache(maxsize=4096)
 def is_verdict(name: str) -> bool:
-    """Whether a column says of the row's answer whether it is a good one."""
+    """Whether a column of this name says how good the row's answer is."""
     return _VERDICT.search(_snake(name)) is not None
 
 
 def _snake(name: str) -> str:
+    """`lossMask` → `loss_mask`."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
 
 
-def _attaches(value: Any) -> bool:
-    """Whether a value under a key that is not read holds a file, by its type and its place."""
+def _attaches_file(value: Any) -> bool:
+    """Whether a value holds a file: a media type beside an address or bytes."""
     if isinstance(value, list):
-        return any(_attaches(item) for item in value if isinstance(item, Mapping))
+        return any(_attaches_file(item) for item in value if isinstance(item, Mapping))
     if not isinstance(value, Mapping):
         return False
-    return any(key in value for key in _MIME_KEYS) and any(
-        value.get(key) for key in ("url", "data", "path", "bytes", "base64", "file_id")
-    )
+    has_type = any(key in value for key in _MIME_KEYS)
+    data_keys = ("url", "data", "path", "bytes", "base64", "file_id")
+    return has_type and any(value.get(key) for key in data_keys)
 
 
-def _arguments_are_lost(arguments: Mapping[str, Any]) -> bool:
-    """Whether a template would write more of its arguments than what is read of them."""
+def _has_unread_arguments(arguments: Mapping[str, Any]) -> bool:
+    """Whether a template would write more of its arguments than is read of them."""
     read = {CUSTOM_INSTRUCTIONS, *TOOLS_IN_ARGUMENTS}
     return any(_is_content(value) for key, value in arguments.items() if key not in read)
 
@@ -284,9 +358,9 @@ def speaks(value: Any) -> bool:
     """Whether a value holds more than a switch or a name: a phrase, a list or an object."""
     if isinstance(value, str):
         text = value.strip()
-        if len(text.split(None, 1)) > 1 or len(text) > _SWITCH:
+        if len(text.split(None, 1)) > 1 or len(text) > _LONGEST_SWITCH:
             return True
-        return len(_UNSPACED.findall(text)) > _SWITCH_UNSPACED
+        return len(_UNSPACED.findall(text)) > _LONGEST_UNSPACED_SWITCH
     return isinstance(value, list | Mapping) and bool(value)
 
 
@@ -294,9 +368,11 @@ def _is_content(value: Any) -> bool:
     """Whether a value under a key that is not read is more than a remark: long text, or calls."""
     if isinstance(value, str):
         text = value.strip()
-        if len(_UNSPACED.findall(text)) > _SHORT_PROSE // 3:
+        # three characters to a word in scripts without blanks
+        if len(_UNSPACED.findall(text)) > _LONGEST_REMARK // 3:
             return True
-        return len(text) > (_SHORT_PROSE if len(text.split(None, 1)) > 1 else _LONG_WORD)
+        is_phrase = len(text.split(None, 1)) > 1
+        return len(text) > (_LONGEST_REMARK if is_phrase else _LONGEST_WORD)
     if isinstance(value, Mapping):
         return _matches(_CALL, value) or any(_is_content(inner) for inner in value.values())
     if isinstance(value, list):
@@ -305,11 +381,12 @@ def _is_content(value: Any) -> bool:
 
 
 def _repeats(value: Any, message: Message) -> bool:
-    """Whether a text under a key that is not read stands in the message as it is read."""
+    """Whether a text under an unread key stands in the message anyway."""
     return isinstance(value, str) and _stands_in(value, (message,))
 
 
 def _stands_in(text: str, messages: tuple[Message, ...]) -> bool:
+    """Whether a message's content or trace contains the text."""
     text = text.strip()
     return any(text in m.content or text in (m.reasoning or "") for m in messages)
 
@@ -320,6 +397,7 @@ def has_schema(value: Any) -> bool:
 
 
 def _matches(pattern: re.Pattern[str], value: Any) -> bool:
+    """Whether the JSON of a value matches; a text only where it may be JSON."""
     if isinstance(value, str):
         return value.lstrip()[:1] in ("[", "{") and pattern.search(value) is not None
     try:

@@ -1,4 +1,4 @@
-"""A message's content, its calls, and declared tools: from the forms in the wild to ours."""
+"""A message's content and calls, and declared tools: from the forms in the wild to ours."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PARTS_AS_TEXT = re.compile(r"\s{0,20}\[?\s{0,20}\{\s{0,20}\"(?:type|text|thinki
 
 
 class Content(NamedTuple):
-    """What one message's content holds; `trace` is `None` without a part that reasons."""
+    """Text, trace and calls in one message's content."""
 
     text: str
     trace: str | None = None
@@ -28,9 +28,10 @@ class Content(NamedTuple):
 
 
 def read_content(value: Any, role: Role | str, where: str) -> Content:
-    """Text, parts, one part, nothing (the empty text) or a number (its JSON text).
+    """Read text, parts, one part, nothing (the empty text) or a number (its JSON text).
 
-    A tool's result may be any JSON value: what is not text or text parts is kept as JSON text.
+    A tool's result may be any JSON value: one that is neither text nor text parts is kept as JSON
+    text.
 
     Raises:
         RowProblem: `unsupported_content` for media, `malformed_message` for any other part that is
@@ -39,9 +40,9 @@ def read_content(value: Any, role: Role | str, where: str) -> Content:
     if isinstance(value, Mapping) and (
         _is_text_part(value) or (role != "tool" and "type" in value)
     ):
-        return _join([value], where)  # MCP's single part
+        return _read_parts([value], where)  # MCP's single part
     if isinstance(value, list) and (role != "tool" or any(map(_is_text_part, value))):
-        return _join(value, where)
+        return _read_parts(value, where)
     if role == "tool" and not isinstance(value, str) and value is not None:
         _refuse_media_parts(value, where)
         return Content(encoded(value, "malformed_message", where))
@@ -57,10 +58,14 @@ def _refuse_media_parts(value: Any, where: str) -> None:
         if not isinstance(part, Mapping):
             continue
         kind = part.get("type")
-        is_media = isinstance(kind, str) and any(word in kind for word in _MEDIA)
-        if is_media and any(part.get(key) for key in ("source", "data", kind)):
-            at = f"{where}[{index}]"
-            raise RowProblem("unsupported_content", at, f"a part of type {kind!r:.40}")
+        if _is_media(kind) and any(part.get(key) for key in ("source", "data", kind)):
+            path = f"{where}[{index}]"
+            raise RowProblem("unsupported_content", path, f"a part of type {kind!r:.40}")
+
+
+def _is_media(kind: Any) -> bool:
+    """Whether a part's type names pictures, sound or a file."""
+    return isinstance(kind, str) and any(word in kind for word in _MEDIA)
 
 
 def _refuse_parts_as_text(text: str, where: str) -> None:
@@ -77,7 +82,7 @@ def _refuse_parts_as_text(text: str, where: str) -> None:
 
 
 def read_text(value: Any, where: str) -> str:
-    """Text, a number as text, or nothing as the empty text."""
+    """Text as it is, a number as text, null as the empty text."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -87,18 +92,20 @@ def read_text(value: Any, where: str) -> str:
     raise RowProblem("malformed_message", where, f"expected text, found {value!r:.80}")
 
 
-def _is_text_part(item: Any) -> bool:
-    return isinstance(item, Mapping) and _kind(item) in _TEXT_PARTS
+def _is_text_part(part: Any) -> bool:
+    return isinstance(part, Mapping) and _type_of(part) in _TEXT_PARTS
 
 
-def _kind(part: Mapping[str, Any]) -> Any:
+def _type_of(part: Mapping[str, Any]) -> Any:
+    """A part's type; a part with nothing but `text` is text."""
     return part.get("type", "text" if set(part) == {"text"} else None)
 
 
 def _text_of(part: Mapping[str, Any], keys: tuple[str, ...], where: str) -> str:
     """A part's text under the first of `keys` that it fills, also as OpenAI Assistants' object."""
-    given = [value for key in keys if (value := part.get(key)) is not None]
-    value = next((value for value in given if value), given[0] if given else None)
+    values = [value for key in keys if (value := part.get(key)) is not None]
+    # an empty text only where no key has more
+    value = next((value for value in values if value), values[0] if values else None)
     text = value.get("value") if isinstance(value, Mapping) else value
     if isinstance(text, str):
         return text
@@ -106,38 +113,37 @@ def _text_of(part: Mapping[str, Any], keys: tuple[str, ...], where: str) -> str:
     raise RowProblem("malformed_message", where, f"a content part without its text: {part!r:.80}")
 
 
-def _join(parts: list[Any], where: str) -> Content:
+def _read_parts(parts: list[Any], where: str) -> Content:
+    """Content of a list of parts: texts joined without a separator, traces with a line end."""
     texts: list[str] = []
     traces: list[str] = []
     calls: tuple[ToolCall, ...] = ()
     for index, part in enumerate(parts):
-        at = f"{where}[{index}]"
+        path = f"{where}[{index}]"
         if isinstance(part, str):
             texts.append(part)
             continue
         if not isinstance(part, Mapping):
-            raise RowProblem("malformed_message", at, f"a content part is {part!r:.80}")
-        refuse_media(part, f"{at}.")
-        kind = _kind(part)
+            raise RowProblem("malformed_message", path, f"a content part is {part!r:.80}")
+        refuse_media(part, f"{path}.")
+        kind = _type_of(part)
         if part.get("thought") is True:  # Gemini's
-            traces.append(_text_of(part, ("text",), at))
+            traces.append(_text_of(part, ("text",), path))
         elif kind in _TEXT_PARTS:
-            texts.append(_text_of(part, ("text", "value"), at))
+            texts.append(_text_of(part, ("text", "value"), path))
         elif kind in _TRACE_PARTS:
-            traces.append(_text_of(part, (kind, "text", "value"), at))
+            traces.append(_text_of(part, (kind, "text", "value"), path))
         elif kind in _CALL_PARTS:
-            calls += read_calls(
-                part if kind == "tool_use" else part.get("value", part.get(kind)), at
-            )
+            value = part if kind == "tool_use" else part.get("value", part.get(kind))
+            calls += read_calls(value, path)
         else:
-            media = isinstance(kind, str) and any(word in kind for word in _MEDIA)
-            reason = "unsupported_content" if media else "malformed_message"
-            raise RowProblem(reason, at, f"a content part that is not read: {part!r:.80}")
+            reason = "unsupported_content" if _is_media(kind) else "malformed_message"
+            raise RowProblem(reason, path, f"a content part that is not read: {part!r:.80}")
     return Content("".join(texts), "\n".join(traces) or None, calls)
 
 
 _ARGUMENT_KEYS = ("arguments", "parameters", "args", "input")
-# keys that a call may have beside; a cache's mark is no part of it
+# other keys that a call may have; a cache's mark is no part of the call
 _CALL_KEYS = {"name", *_ARGUMENT_KEYS, "id", "type", "index", "function", "cache_control"}
 
 
@@ -173,16 +179,16 @@ def read_call(value: Any, where: str) -> ToolCall:
     name = function.get("name")
     if not isinstance(name, str) or not name.strip():
         raise RowProblem("malformed_tool_call", where, f"the call's name is {name!r:.80}")
-    given = next((key for key in _ARGUMENT_KEYS if function.get(key) is not None), None)
-    extra = sorted(set(function) - _CALL_KEYS)
-    if given is None and extra:
-        raise RowProblem("malformed_tool_call", where, f"no arguments, but {extra[0]!r}")
+    arguments_key = next((key for key in _ARGUMENT_KEYS if function.get(key) is not None), None)
+    unknown_keys = sorted(set(function) - _CALL_KEYS)
+    if arguments_key is None and unknown_keys:
+        raise RowProblem("malformed_tool_call", where, f"no arguments, but {unknown_keys[0]!r}")
     for key, stored in (*value.items(), *function.items()):
         if key not in _CALL_KEYS and (isinstance(stored, list | Mapping) or speaks(stored)):
-            raise RowProblem(
-                "malformed_tool_call", f"{where}.{key:.80}", f"not read: {stored!r:.60}"
-            )
-    arguments = _arguments(function[given] if given else None, f"{where}.arguments")
+            path = f"{where}.{key:.80}"
+            raise RowProblem("malformed_tool_call", path, f"not read: {stored!r:.60}")
+    stored_arguments = function[arguments_key] if arguments_key else None
+    arguments = _read_arguments(stored_arguments, f"{where}.arguments")
     return ToolCall(name, arguments, read_id(value.get("id"), f"{where}.id"))
 
 
@@ -208,26 +214,30 @@ def read_tools(value: Any, where: str = "tools") -> str | None:
     if value is None or value == []:
         return None
     items = value if isinstance(value, list) else [value]
-    tools = [_tool(item, f"{where}[{i}]") for i, item in enumerate(items)]
+    tools = [_read_tool(item, f"{where}[{i}]") for i, item in enumerate(items)]
     return encoded(tools, "malformed_tools", where)
 
 
-def _tool(item: Any, where: str) -> dict[str, Any]:
+def _read_tool(item: Any, where: str) -> dict[str, Any]:
+    """One declared tool as an OpenAI schema."""
     if isinstance(item, str):
         item = decoded(item, "malformed_tools", where)
     if not isinstance(item, Mapping):
         raise RowProblem("malformed_tools", where, f"a tool is an object, found {item!r:.80}")
     function = item.get("function")
     if isinstance(function, Mapping):
-        kind, tool = item.get("type", "function"), {"type": "function", **item}
+        kind = item.get("type", "function")
+        tool = {"type": "function", **item}
     else:
         # flat: OpenAI's Responses say `function`, Anthropic says `custom` or nothing
-        kind, bare = item.get("type"), {k: v for k, v in item.items() if k != "type"}
-        kind = "function" if kind in (None, "custom") else kind
+        kind = item.get("type")
+        if kind in (None, "custom"):
+            kind = "function"
+        function = {key: value for key, value in item.items() if key != "type"}
         for key in ("input_schema", "inputSchema"):
-            if key in bare and "parameters" not in bare:
-                bare["parameters"] = bare.pop(key)
-        function, tool = bare, {"type": "function", "function": bare}
+            if key in function and "parameters" not in function:
+                function["parameters"] = function.pop(key)
+        tool = {"type": "function", "function": function}
     name = function.get("name")
     if not isinstance(name, str) or not name.strip():
         raise RowProblem("malformed_tools", where, f"the tool's name is {name!r:.80}")
@@ -236,7 +246,8 @@ def _tool(item: Any, where: str) -> dict[str, Any]:
     return tool
 
 
-def _arguments(value: Any, where: str) -> str:
+def _read_arguments(value: Any, where: str) -> str:
+    """A call's arguments as the JSON text of an object."""
     if isinstance(value, str) and value.strip():
         value = decoded(value, "malformed_arguments", where)
         if isinstance(value, str) and value.lstrip()[:1] == "{":  # some rows encode them twice

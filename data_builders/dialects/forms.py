@@ -32,33 +32,33 @@ def in_openai_form(
         RowProblem: `malformed_message` or `malformed_tool_call`, a part or an item of such a form
             that is not read.
     """
-    listed = list(messages)
-    if any(item.get("type") in _RESPONSES_ITEMS and "role" not in item for item in listed):
-        yield from _from_responses(listed, where)
+    stored = list(messages)
+    if any(item.get("type") in _RESPONSES_ITEMS and "role" not in item for item in stored):
+        yield from _from_responses(stored, where)
         return
-    for index, item in enumerate(listed):
-        at = f"{where}[{index}]"
-        for message in _expanded(item, at):
-            yield index, at, message
+    for index, item in enumerate(stored):
+        path = f"{where}[{index}]"
+        for message in _expand(item, path):
+            yield index, path, message
 
 
-def _expanded(item: RawMessage, at: str) -> Iterable[RawMessage]:
-    """A stored message as one or more in OpenAI's form."""
+def _expand(item: RawMessage, path: str) -> Iterable[RawMessage]:
+    """One stored message as one or more in OpenAI's form."""
     content = item.get("content")
     if isinstance(content, list) and any(_is_part(part, "tool_result") for part in content):
-        return _from_anthropic(item, content, at)
+        return _from_anthropic(item, content, path)
     if _FOREIGN_KEYS.isdisjoint(item):
         return (item,)
-    _refuse_channel(item, at)
+    _refuse_channel(item, path)
     if "additional_kwargs" in item or ("role" not in item and item.get("type") in _LANGCHAIN_ROLES):
         return (_from_langchain(item),)
     parts = item.get("parts")
     if isinstance(parts, list) and parts:
         if any(isinstance(part, Mapping) and "type" in part for part in parts):
-            return _from_vercel(item, parts, at)
-        return _from_gemini(item, parts, at)
+            return _from_vercel(item, parts, path)
+        return _from_gemini(item, parts, path)
     if item.get("toolInvocations"):
-        return _from_vercel(item, _vercel_parts(item), at)
+        return _from_vercel(item, _vercel_parts(item), path)
     return (item,)
 
 
@@ -66,45 +66,46 @@ def _is_part(part: Any, kind: str) -> bool:
     return isinstance(part, Mapping) and part.get("type") == kind
 
 
-def _refuse_channel(item: RawMessage, at: str) -> None:
+def _refuse_channel(item: RawMessage, path: str) -> None:
     """Refuse a Harmony message that is no answer: its text would be trained as one."""
-    channel, recipient = item.get("channel"), item.get("recipient")
+    channel = item.get("channel")
+    recipient = item.get("recipient")
     if channel not in (None, "", "final") or recipient not in (None, "", "all", "user"):
         what = (
             f"of Harmony's channel {channel!r} to {recipient!r}: write traces and calls in fields"
         )
-        raise RowProblem("malformed_message", f"{at}.channel", what)
+        raise RowProblem("malformed_message", f"{path}.channel", what)
 
 
 def _call(name: Any, arguments: Any, call_id: Any) -> dict[str, Any]:
     return {"name": name, "arguments": arguments, "id": call_id}
 
 
-def _rest(item: RawMessage, *read: str) -> dict[str, Any]:
-    """The keys of a stored message that are the same in OpenAI's form."""
-    return {key: value for key, value in item.items() if key not in read}
+def _without(item: RawMessage, *keys: str) -> dict[str, Any]:
+    """A stored message without some keys: the others are the same in OpenAI's form."""
+    return {key: value for key, value in item.items() if key not in keys}
 
 
 # -- Anthropic ------------------------------------------------------------------------------------
 
 
-def _from_anthropic(item: RawMessage, parts: Sequence[Any], at: str) -> Iterator[RawMessage]:
-    """A user's message that starts with results of tools."""
-    rest: list[Any] = []
+def _from_anthropic(item: RawMessage, parts: Sequence[Any], path: str) -> Iterator[RawMessage]:
+    """A user's message that starts with results of tools: each becomes a message of its own."""
+    user_parts: list[Any] = []
     for index, part in enumerate(parts):
         if not _is_part(part, "tool_result"):
-            rest.append(part)
+            user_parts.append(part)
             continue
-        if rest:
+        if user_parts:
             what = "a tool's result after other parts"
-            raise RowProblem("malformed_message", f"{at}.content[{index}]", what)
+            raise RowProblem("malformed_message", f"{path}.content[{index}]", what)
         yield {
             "role": "tool",
             "content": part.get("content"),
             "tool_call_id": part.get("tool_use_id"),
         }
-    if rest:
-        yield {**item, "content": rest}
+    if user_parts:
+        yield {**item, "content": user_parts}
 
 
 # -- OpenAI's Responses ----------------------------------------------------------------------------
@@ -113,61 +114,58 @@ def _from_anthropic(item: RawMessage, parts: Sequence[Any], at: str) -> Iterator
 def _from_responses(
     items: Sequence[RawMessage], where: str
 ) -> Iterator[tuple[int, str, RawMessage]]:
-    """Items of Responses: a turn's trace, text and calls stand in items of their own."""
-    turn: dict[str, Any] = {}
-    start = 0
+    """Items of Responses: a turn's trace, text and calls, stored apart, become one message."""
+    turn: dict[str, Any] = {}  # the assistant's message so far
+    start = 0  # index of its first item
     for index, item in enumerate(items):
-        at = f"{where}[{index}]"
+        path = f"{where}[{index}]"
         kind = item.get("type", "message")
         if kind == "function_call_output":
             if turn:
                 yield start, f"{where}[{start}]", turn
             turn = {}
             call_id = item.get("call_id")
-            yield (
-                index,
-                at,
-                {"role": "tool", "content": item.get("output"), "tool_call_id": call_id},
-            )
+            result = {"role": "tool", "content": item.get("output"), "tool_call_id": call_id}
+            yield index, path, result
             continue
         role = "assistant" if kind in ("reasoning", "function_call") else item.get("role")
         if turn and (role != "assistant" or ("content" in turn and kind != "function_call")):
             yield start, f"{where}[{start}]", turn
             turn = {}
         if role != "assistant":
-            yield index, at, _responses_message(item)
+            yield index, path, _responses_message(item)
             continue
         if not turn:
             start = index
-        turn = {**turn, **_responses_turn(turn, item, kind, at)}
+        turn = {**turn, **_responses_turn(turn, item, kind, path)}
     if turn:
         yield start, f"{where}[{start}]", turn
 
 
 def _responses_turn(
-    turn: Mapping[str, Any], item: RawMessage, kind: Any, at: str
+    turn: Mapping[str, Any], item: RawMessage, kind: Any, path: str
 ) -> dict[str, Any]:
-    """What one item adds to the assistant's message."""
+    """Keys that one item adds to the assistant's message."""
     if kind == "reasoning":
-        trace = _responses_trace(item, at)
+        trace = _responses_trace(item, path)
         return {"role": "assistant"} | ({"reasoning": trace} if trace else {})
     if kind == "function_call":
         call = _call(item.get("name"), item.get("arguments"), item.get("call_id", item.get("id")))
         return {"role": "assistant", "tool_calls": [*turn.get("tool_calls", ()), call]}
     if kind == "message":
         return _responses_message(item)
-    raise RowProblem("malformed_message", at, f"an item of type {kind!r:.80} that is not read")
+    raise RowProblem("malformed_message", path, f"an item of type {kind!r:.80} that is not read")
 
 
 def _responses_message(item: RawMessage) -> dict[str, Any]:
-    """A message's own keys; its status where that says more than that it ended."""
-    message = _rest(item, "type", "id")
+    """A message without its type and id, and without a status that only says that it ended."""
+    message = _without(item, "type", "id")
     if message.get("status") == "completed":
         del message["status"]
     return message
 
 
-def _responses_trace(item: RawMessage, at: str) -> str:
+def _responses_trace(item: RawMessage, path: str) -> str:
     """The trace of a reasoning item: its text, else its summary; empty where it is encrypted."""
     for key in ("content", "summary"):
         parts = item.get(key)
@@ -177,7 +175,7 @@ def _responses_trace(item: RawMessage, at: str) -> str:
             stored = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
             texts = [text for text in stored if isinstance(text, str)]
             if len(texts) < len(stored):
-                raise RowProblem("malformed_message", f"{at}.{key}", f"not texts: {parts!r:.80}")
+                raise RowProblem("malformed_message", f"{path}.{key}", f"not texts: {parts!r:.80}")
             return "\n".join(texts)
     return ""
 
@@ -185,7 +183,7 @@ def _responses_trace(item: RawMessage, at: str) -> str:
 # -- Gemini ----------------------------------------------------------------------------------------
 
 
-def _from_gemini(item: RawMessage, parts: Sequence[Any], at: str) -> Iterator[RawMessage]:
+def _from_gemini(item: RawMessage, parts: Sequence[Any], path: str) -> Iterator[RawMessage]:
     """A message of `parts`: texts, thoughts, calls, or results of tools."""
     content: list[Any] = []
     calls: list[dict[str, Any]] = []
@@ -197,15 +195,15 @@ def _from_gemini(item: RawMessage, parts: Sequence[Any], at: str) -> Iterator[Ra
         if isinstance(call, Mapping):
             calls.append(_call(call.get("name"), call.get("args"), call.get("id")))
         elif isinstance(result, Mapping):
-            text = encoded(result.get("response"), "malformed_message", f"{at}.parts[{index}]")
+            text = encoded(result.get("response"), "malformed_message", f"{path}.parts[{index}]")
             results.append({"role": "tool", "content": text, "name": result.get("name")})
         else:
             content.append(part)
     yield from results
     if content or calls or not results:
-        message = _rest(item, "parts")
+        message = _without(item, "parts")
         if message.get("content"):
-            raise RowProblem("malformed_message", f"{at}.parts", "parts beside a content")
+            raise RowProblem("malformed_message", f"{path}.parts", "parts beside a content")
         yield message | {"content": content} | ({"tool_calls": calls} if calls else {})
 
 
@@ -214,7 +212,7 @@ def _from_gemini(item: RawMessage, parts: Sequence[Any], at: str) -> Iterator[Ra
 
 def _from_langchain(item: RawMessage) -> RawMessage:
     """A message whose type is its role, and whose further keys stand in `additional_kwargs`."""
-    message = _rest(item, "additional_kwargs", "type")
+    message = _without(item, "additional_kwargs", "type")
     message.setdefault("role", item.get("type"))
     for key, value in (item.get("additional_kwargs") or {}).items():
         if key == "tool_calls" and message.get("tool_calls"):
@@ -228,25 +226,28 @@ def _from_langchain(item: RawMessage) -> RawMessage:
 
 
 def _vercel_parts(item: RawMessage) -> list[Any]:
-    """The parts of a message of an older version: its content, then its calls."""
-    text = [{"type": "text", "text": item["content"]}] if item.get("content") else []
-    calls = [{"type": "tool-invocation", "toolInvocation": i} for i in item["toolInvocations"]]
-    return [*text, *calls]
+    """Parts of a message of an older version: its content, then its calls."""
+    parts: list[Any] = []
+    if item.get("content"):
+        parts.append({"type": "text", "text": item["content"]})
+    for invocation in item["toolInvocations"]:
+        parts.append({"type": "tool-invocation", "toolInvocation": invocation})
+    return parts
 
 
-def _from_vercel(item: RawMessage, parts: Sequence[Any], at: str) -> Iterator[RawMessage]:
+def _from_vercel(item: RawMessage, parts: Sequence[Any], path: str) -> Iterator[RawMessage]:
     """A message in steps: text, trace and calls of each, with the results inside the calls."""
     texts = [part["text"] for part in parts if _is_part(part, "text") and "text" in part]
     if item.get("content") and item["content"] != "".join(map(str, texts)):
-        raise RowProblem("malformed_message", f"{at}.content", "not the text of its parts")
-    rest = _rest(item, "parts", "content", "toolInvocations")
+        raise RowProblem("malformed_message", f"{path}.content", "not the text of its parts")
+    shared = _without(item, "parts", "content", "toolInvocations")
     step: dict[str, list[Any]] = {"content": [], "tool_calls": []}
     results: list[RawMessage] = []
     for index, part in enumerate(parts):
         kind = part.get("type") if isinstance(part, Mapping) else None
         invocation = _vercel_call(part, kind)
-        if invocation is None and results:
-            yield rest | step
+        if invocation is None and results:  # text after results begins the next step
+            yield shared | step
             yield from results
             step = {"content": [], "tool_calls": []}
             results = []
@@ -262,10 +263,10 @@ def _from_vercel(item: RawMessage, parts: Sequence[Any], at: str) -> Iterator[Ra
         step["tool_calls"].append(call)
         if result is not None:
             if not isinstance(result, str):
-                result = encoded(result, "malformed_message", f"{at}.parts[{index}]")
+                result = encoded(result, "malformed_message", f"{path}.parts[{index}]")
             results.append({"role": "tool", "content": result, "tool_call_id": call["id"]})
     if step["content"] or step["tool_calls"]:
-        yield rest | step
+        yield shared | step
     yield from results
 
 

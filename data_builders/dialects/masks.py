@@ -1,4 +1,4 @@
-"""Loss masks that rows, messages and parts carry: honoured where they are clear, else refused."""
+"""Loss masks of rows, messages and parts: honoured where clear, else the row is refused."""
 
 from __future__ import annotations
 
@@ -19,34 +19,82 @@ from data_builders.dialects.columns import (
 from data_builders.dialects.reading import Reading, Row, RowProblem
 from posttrain.jsontext import load_json
 
-# under these names 1 puts an answer into the loss, under the others 1 takes it out
+# under these names 1 puts an answer into the loss, under those of `_UNTRAINED` 1 takes it out
 _TRAINED = (
-    "weight", "loss_weight", "loss", "train", "training", "train_on_turn", "trainable",
-)  # fmt: skip
+    "weight",
+    "loss_weight",
+    "loss",
+    "train",
+    "training",
+    "train_on_turn",
+    "trainable",
+)
 _UNTRAINED = ("masked", "no_grad", "context_only")
-# one number a message of the row, or one an assistant message, where 1 is in the loss
+# one number for each message of the row, or for each of the assistant's; 1 is in the loss
 _MESSAGE_WEIGHTS = frozenset(
-    {
-        "weights", "message_weights", "turn_weights", "loss_weights", "loss_mask", "loss_masks",
-        "train_mask", "train_masks", "assistant_loss_mask", "assistant_loss_masks",
-    }
-)  # fmt: skip
+    [
+        "weights",
+        "message_weights",
+        "turn_weights",
+        "loss_weights",
+        "loss_mask",
+        "loss_masks",
+        "train_mask",
+        "train_masks",
+        "assistant_loss_mask",
+        "assistant_loss_masks",
+    ]
+)
 _ON_PROMPT = frozenset({"train_on_input", "train_on_inputs", "train_on_prompt", "train_on_prompts"})
 _PROMPT_ROLES = ("user", "human", "system")  # NeMo's rows name the role to mask
-_WORDS = {"true": True, "false": False, "1": 1, "1.0": 1, "0": 0, "0.0": 0}
-# what a text under a name with `train` says where it is a mask; others are names of data sets
+_TRUTH_WORDS = {"true": True, "false": False, "1": 1, "1.0": 1, "0": 0, "0.0": 0}
+# texts under a name with `train` that make it a mask; others are names of data sets
 _SWITCH_WORDS = frozenset(
-    {"yes", "no", "on", "off", "all", "none", "last", "first", "full", "final", "assistant", "gpt",
-     "model", "user", "human", "system", "prompt", "completion", "response", "answer", "output"}
-)  # fmt: skip
+    [
+        "yes",
+        "no",
+        "on",
+        "off",
+        "all",
+        "none",
+        "last",
+        "first",
+        "full",
+        "final",
+        "assistant",
+        "gpt",
+        "model",
+        "user",
+        "human",
+        "system",
+        "prompt",
+        "completion",
+        "response",
+        "answer",
+        "output",
+    ]
+)
 _OVER_TURNS = re.compile(r"mask|turns?|messages?|trainable")
 # a mask inside the JSON text of a column
 _MASK_IN_TEXT = re.compile(r'"\w{0,40}(?:loss|mask|train|weight)\w{0,40}"\s*:')
 # columns that hold the conversation itself
 _CONVERSATION = frozenset(
-    {"messages", "conversations", "conversation", "instruction", "input", "output", "response",
-     "context", "prompt", "completion", "chosen", "rejected", "history", *SYSTEM_KEYS, *TOOL_KEYS}
-)  # fmt: skip
+    [
+        "messages",
+        "conversations",
+        "conversation",
+        "instruction",
+        "input",
+        "output",
+        "response",
+        "context",
+        "prompt",
+        "completion",
+        "chosen",
+        "rejected",
+        "history",
+    ]
+).union(SYSTEM_KEYS, TOOL_KEYS)
 # keys of a message whose values have a reading of their own, with masks of their own
 _READ_ELSEWHERE = frozenset({"content", "value", "tool_calls", "function_call"})
 
@@ -63,10 +111,10 @@ def trained_by_masks(
         RowProblem: `malformed_message`, a mask that cannot be honoured, or two that disagree.
     """
     flags: dict[str, bool] = {}
-    for path, key, value in _masks_of(item):
+    for path, key, value in _masks_of_message(item):
         if key in mapped or (key == "labels" and not isinstance(value, list)):
             continue  # `labels` that is no list is a class of the message
-        trained = _trained(key, value)
+        trained = _is_trained(key, value)
         if trained is None:
             what = f"{value!r:.80} is no loss mask that is understood: write train: true or false"
             raise RowProblem("malformed_message", f"{where}.{path:.80}", what)
@@ -78,10 +126,10 @@ def trained_by_masks(
 
 def mask_key(item: Mapping[str, Any]) -> str:
     """Path of the first loss mask of a message, for an error that names it."""
-    return next((path for path, _, _ in _masks_of(item)), "")
+    return next((path for path, _, _ in _masks_of_message(item)), "")
 
 
-def _masks_of(item: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+def _masks_of_message(item: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
     """(path, key, value) of each mask of a message, also inside its metadata."""
     for key, value in item.items():
         if value is None:
@@ -94,31 +142,31 @@ def _masks_of(item: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
                     yield f"{key}.{inner}", inner, nested
 
 
-def _trained(key: str, value: Any) -> bool | None:
-    """Whether an answer with this mask is trained; `None` where nobody can say."""
+def _is_trained(key: str, value: Any) -> bool | None:
+    """Whether an answer with this mask is trained; `None` where the mask is ambiguous."""
     if isinstance(value, str):
-        value = _WORDS.get(value.strip().lower())
+        value = _TRUTH_WORDS.get(value.strip().lower())
     if value not in (0, 1):
         return None
     if key in _TRAINED:
         return bool(value)
     # as a number, 1 under `mask` is "masked" to some and "in the loss" to others
-    known = key in _UNTRAINED or (key == "mask" and isinstance(value, bool))
-    return not value if known else None
+    takes_out = key in _UNTRAINED or (key == "mask" and isinstance(value, bool))
+    return not value if takes_out else None
 
 
 def has_row_masks(row: Row, reading: Reading) -> bool:
-    """Whether a row says of itself what to train.
+    """Whether a row has loss masks of its own, beside those of its messages.
 
     Raises:
         RowProblem: `rejected_answer`, a label that says that its one answer is a bad one.
     """
     _refuse_bad_answer(row, reading)
-    return next(_row_masks_of(row, reading), None) is not None
+    return next(_masks_of_row(row, reading), None) is not None
 
 
 def row_masks(row: Row, reading: Reading, *, roles: Sequence[str | None] = ()) -> list[bool] | None:
-    """Which messages of a row its own masks let be trained; `None` where they leave all of them.
+    """Which messages of a row its own masks let be trained; `None` where they allow all.
 
     Args:
         roles: our role of each message of the row's list; empty where the row has no list.
@@ -127,25 +175,25 @@ def row_masks(row: Row, reading: Reading, *, roles: Sequence[str | None] = ()) -
         RowProblem: `untrained_turn`, a row not to train; `malformed_message`, a mask that cannot
             be honoured, or two that disagree.
     """
-    kept: list[bool] | None = None
-    for path, key, value in _row_masks_of(row, reading):
+    trained: list[bool] | None = None
+    for path, key, value in _masks_of_row(row, reading):
         flags = _message_flags(path, key, value, roles)
         if flags is None:
             continue
-        if kept is not None and flags != kept:
+        if trained is not None and flags != trained:
             raise RowProblem("malformed_message", path, "loss masks that disagree")
-        kept = flags
-    return kept
+        trained = flags
+    return trained
 
 
 def is_row_mask(key: str, value: Any) -> bool:
-    """Whether a column is a loss mask of the row: honoured or refused, and never passed over."""
-    return kind_of(key) == "mask" and not _names_something(key, value)
+    """Whether a column is a loss mask of the row; such a mask is honoured or refused."""
+    return kind_of(key) == "mask" and not _is_name_or_prose(key, value)
 
 
-def _row_masks_of(row: Row, reading: Reading) -> Iterator[tuple[str, str, Any]]:
+def _masks_of_row(row: Row, reading: Reading) -> Iterator[tuple[str, str, Any]]:
     """(path, key, value) of each mask of a row that the recipe does not name."""
-    columns = _columns(tuple(row))
+    columns = _columns_by_kind(tuple(row))
     for key in columns.masks:
         value = row[key]
         if value is None or value in ("", [], {}) or key in reading.named:
@@ -162,7 +210,7 @@ def _row_masks_of(row: Row, reading: Reading) -> Iterator[tuple[str, str, Any]]:
 
 
 class _Columns(NamedTuple):
-    """The columns of a row by what their names make of them."""
+    """Columns of a row by what their names say."""
 
     masks: tuple[str, ...]
     verdicts: tuple[str, ...]
@@ -170,7 +218,7 @@ class _Columns(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)  # a source's rows have the same columns
-def _columns(names: tuple[str, ...]) -> _Columns:
+def _columns_by_kind(names: tuple[str, ...]) -> _Columns:
     masks = tuple(name for name in names if kind_of(name) == "mask")
     verdicts = tuple(name for name in names if is_verdict(name))
     others = tuple(name for name in names if name not in masks and name not in _CONVERSATION)
@@ -178,35 +226,37 @@ def _columns(names: tuple[str, ...]) -> _Columns:
 
 
 def _masks_inside(value: Any, path: str, *, depth: int = 3) -> Iterator[tuple[str, str, Any]]:
-    """(path, key, value) of the clear masks in a column's object, or in its JSON text."""
-    if (inside := _object(value)) is None or not depth:
+    """(path, key, value) of the unambiguous masks in a column's object, or in its JSON text."""
+    members = _object_with_masks(value)
+    if members is None or not depth:
         return
-    for key, nested in inside.items():
-        if _is_clear(key, nested):
+    for key, nested in members.items():
+        if _is_clear_mask(key, nested):
             yield f"{path}.{key}", key, nested
         elif type(nested) is dict:
             yield from _masks_inside(nested, f"{path}.{key}", depth=depth - 1)
 
 
 def _is_nameless_mask(key: str, values: list[Any]) -> bool:
-    """Whether a list is a mask by its values: ignored labels, or flags under a foreign name."""
+    """Whether a list is a mask by its values: ignored labels, or flags under a non-English name."""
     if type(values[0]) not in (int, float, bool):
         return False
-    return IGNORED_LABEL in values or (not key.isascii() and _listed(values) is not None)
+    return IGNORED_LABEL in values or (not key.isascii() and _flags_of(values) is not None)
 
 
-def _names_something(key: str, value: Any) -> bool:
-    """Whether a text under a name like a mask's is prose (`learning_goal`) or a set's name."""
-    if not isinstance(value, str) or _listed(value) is not None:
+def _is_name_or_prose(key: str, value: Any) -> bool:
+    """Whether a text under a mask's name is prose (`learning_goal`) or the name of a data set."""
+    if not isinstance(value, str) or _flags_of(value) is not None:
         return False
     if speaks(value):
         return True
     word = value.strip().lower()
-    weak = "loss" not in key.lower() and "mask" not in key.lower() and key not in _TRAINED
-    return weak and word not in _WORDS and _SWITCH_WORDS.isdisjoint(re.split(r"[\W_]+", word))
+    is_weak_name = "loss" not in key.lower() and "mask" not in key.lower() and key not in _TRAINED
+    is_switch = word in _TRUTH_WORDS or not _SWITCH_WORDS.isdisjoint(re.split(r"[\W_]+", word))
+    return is_weak_name and not is_switch
 
 
-def _object(value: Any) -> Mapping[str, Any] | None:
+def _object_with_masks(value: Any) -> Mapping[str, Any] | None:
     """An object that may hold masks, also as JSON text; `None` for anything else."""
     if type(value) is dict:
         return value
@@ -219,64 +269,66 @@ def _object(value: Any) -> Mapping[str, Any] | None:
     return None
 
 
-def _is_clear(key: str, value: Any) -> bool:
+def _is_clear_mask(key: str, value: Any) -> bool:
     """Whether a value inside a column's object is a mask over turns and nothing else."""
-    if not _may_be_clear(key):
+    if not _has_mask_name(key):
         return False
     if isinstance(value, list):
         return bool(value) and all(isinstance(item, int) for item in value)
-    return _trained(key, value) is not None or (
-        (_is_last_only(key) or key in _ON_PROMPT) and isinstance(value, bool)
-    )
+    if _is_trained(key, value) is not None:
+        return True
+    return (_is_last_only(key) or key in _ON_PROMPT) and isinstance(value, bool)
 
 
 @functools.lru_cache(maxsize=4096)
-def _may_be_clear(key: str) -> bool:
-    named = key in _TRAINED or key in _UNTRAINED or key in _MESSAGE_WEIGHTS or key in _ON_PROMPT
-    return (
-        named
-        or _is_last_only(key)
-        or (kind_of(key) == "mask" and _OVER_TURNS.search(key) is not None)
-    )
+def _has_mask_name(key: str) -> bool:
+    """Whether a key inside a column's object names a mask over turns."""
+    if key in _TRAINED or key in _UNTRAINED or key in _MESSAGE_WEIGHTS or key in _ON_PROMPT:
+        return True
+    return _is_last_only(key) or (kind_of(key) == "mask" and _OVER_TURNS.search(key) is not None)
 
 
 def _message_flags(
     path: str, key: str, value: Any, roles: Sequence[str | None]
 ) -> list[bool] | None:
-    """What one mask of a row says of each message; `None` where it asks for what is done anyway."""
-    trained = _trained(key, value)
+    """Which messages one mask of a row trains; `None` where it changes nothing."""
+    trained = _is_trained(key, value)
     if trained is not None:
         if not trained:
             raise RowProblem("untrained_turn", path, f"{value!r:.80}: a row not to train")
         return None
-    switch = _WORDS.get(str(value).strip().lower())
+    switch = _TRUTH_WORDS.get(str(value).strip().lower())
     if key == "labels" and not (isinstance(value, list) and IGNORED_LABEL in value):
         return None  # classes, and not one label a token
     if key in _ON_PROMPT and switch == 0:
         return None
     if _is_last_only(key) and switch is not None:
-        return _last_turn(path, roles) if switch else None
+        return _last_answer_flags(path, roles) if switch else None
     if key == "mask" and str(value).lower() in _PROMPT_ROLES:
         return None
-    listed = _listed(value)
-    if key in _MESSAGE_WEIGHTS and listed is not None:
-        if len(listed) == len(roles):
-            return [role != "assistant" or flag for role, flag in zip(roles, listed, strict=True)]
-        assistants = [index for index, role in enumerate(roles) if role == "assistant"]
-        if len(listed) == len(assistants) and ("turn" in key or "assistant" in key):
-            by_index = dict(zip(assistants, listed, strict=True))
-            return [by_index.get(index, True) for index in range(len(roles))]
+    flags = _flags_of(value)
+    if key in _MESSAGE_WEIGHTS and flags is not None:
+        if len(flags) == len(roles):
+            return [role != "assistant" or flag for role, flag in zip(roles, flags, strict=True)]
+        answers = [index for index, role in enumerate(roles) if role == "assistant"]
+        if len(flags) == len(answers) and ("turn" in key or "assistant" in key):
+            flag_of_answer = dict(zip(answers, flags, strict=True))
+            return [flag_of_answer.get(index, True) for index in range(len(roles))]
     what = f"{value!r:.60} is a loss mask of the row that is not honoured; name the column under "
     raise RowProblem("malformed_message", path, f"{what}metadata to leave it out")
 
 
 def _is_last_only(key: str) -> bool:
+    """Whether a key says that only the last answer is trained."""
     words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", key).lower().split("_")
     return key == "mask_history" or ("last" in words and "only" in words)
 
 
-def _last_turn(path: str, roles: Sequence[str | None]) -> list[bool] | None:
-    """Only the last answer is trained, where that is the whole of the last turn."""
+def _last_answer_flags(path: str, roles: Sequence[str | None]) -> list[bool]:
+    """Flags that train the last answer alone.
+
+    Raises RowProblem where the last turn has several answers: the mask may mean any of them.
+    """
     answers = [index for index, role in enumerate(roles) if role == "assistant"]
     users = [index for index, role in enumerate(roles) if role == "user"]
     if not roles:
@@ -287,7 +339,7 @@ def _last_turn(path: str, roles: Sequence[str | None]) -> list[bool] | None:
     return [role != "assistant" or index == answers[-1] for index, role in enumerate(roles)]
 
 
-def _listed(value: Any) -> list[bool] | None:
+def _flags_of(value: Any) -> list[bool] | None:
     """A list of zeros and ones, or its JSON text, as truth values; `None` for anything else."""
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:
@@ -303,7 +355,7 @@ def _refuse_bad_answer(row: Row, reading: Reading) -> None:
     """Refuse a row whose label says that its one answer is a bad one."""
     if "chosen" in row:
         return
-    for name in _columns(tuple(row)).verdicts:
+    for name in _columns_by_kind(tuple(row)).verdicts:
         value = row[name]
         if calls_bad(name, value) and name not in reading.named:
             what = f"{value!r}: a bad answer; a recipe that names the column keeps it"

@@ -1,4 +1,4 @@
-"""What every dialect function takes and gives back, and how it refuses a row."""
+"""Arguments and results of every dialect's reader, and the exception of a malformed row."""
 
 from __future__ import annotations
 
@@ -6,14 +6,21 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
+from data_builders.rows.raw import Drop
 from posttrain.errors import DataError
 from posttrain.jsontext import encode_json, load_json, writable
 from posttrain.records import Message, Role
 
 Row = Mapping[str, object]
+# keys and columns that hold a reasoning trace, in the order in which they are tried
 REASONING_KEYS = (
-    "reasoning_content", "reasoning", "thinking", "thought", "thoughts", "reasoning_text",
-)  # fmt: skip
+    "reasoning_content",
+    "reasoning",
+    "thinking",
+    "thought",
+    "thoughts",
+    "reasoning_text",
+)
 
 
 # characters of no width, which `str.strip` keeps: joiners, marks of direction, the byte-order mark
@@ -22,18 +29,22 @@ _BLANK = _NO_WIDTH + "".join(c for c in map(chr, range(0x3001)) if c.isspace())
 
 
 def is_blank(text: str) -> bool:
-    """Whether a text shows nothing: white space and characters of no width alone."""
+    """Whether a text shows nothing: only white space and characters of no width."""
     return not text.strip(_BLANK)
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the recipe says about a source's rows; rows themselves carry canonical field names.
+    """Settings of the recipe for reading a source's rows, which have canonical field names by now.
 
-    `role`, `content` and `reasoning` are the keys inside a message, where they are not the usual
-    ones. `named` are the columns that the recipe uses in another way, `ignored` the keys of
-    messages that it leaves out; `maps` says that it maps some. Where nothing of the rows `trains`
-    (prompts, what a judge compares), their loss masks do not matter.
+    Attributes:
+        roles: the rows' names of roles → ours.
+        role, content, reasoning: keys inside a message, where they are not the usual ones.
+        prefilled_think: the opening think tag was part of the prompt.
+        trains: False for prompts and for what a judge compares: loss masks do not matter there.
+        maps: whether the recipe maps any field.
+        named: columns that the recipe uses for something else.
+        ignored: keys of messages that the recipe leaves out.
     """
 
     roles: Mapping[str, Role] = field(default_factory=dict)
@@ -48,21 +59,23 @@ class Reading:
 
     @property
     def keys_of_reasoning(self) -> tuple[str, ...]:
-        """Keys of a message that a trace stands under."""
+        """Keys of a message that may hold a trace."""
         return (self.reasoning,) if self.reasoning else REASONING_KEYS
 
     @property
     def columns_of_reasoning(self) -> tuple[str, ...]:
-        """Columns of a row that a trace stands under: a mapped one has its canonical name."""
+        """Columns of a row that may hold a trace: a mapped one has its canonical name."""
         return REASONING_KEYS[:1] if self.reasoning else REASONING_KEYS
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages and declared tools (the JSON text of a list of OpenAI schemas, or `None`).
+    """Messages and declared tools of a row.
 
-    `unread` holds what is no part of it, by the name of the column (`key`) or of the key of a
-    message (`messages[].key`), each with a value.
+    Attributes:
+        tools: JSON text of a list of OpenAI schemas, or `None`.
+        unread: columns (`key`) and keys of messages (`messages[].key`) that were not read, each
+            with a value.
     """
 
     messages: tuple[Message, ...]
@@ -71,18 +84,23 @@ class Conversation:
 
 
 class RowProblem(DataError):
-    """Why one row cannot be read. `reason` is a fixed name; `field` says where in the row."""
+    """A row that cannot be read. `reason` is a fixed name; `field` says where in the row."""
 
     def __init__(self, reason: str, field: str, detail: str) -> None:
-        # names come from the row: they may hold what no report can be written with
+        # names come from the row: they may hold characters that no report can be written with
         text = writable(f"{field}: {detail}")
         super().__init__(text)
         self.reason = reason
         self.field = field
 
+    @property
+    def drop(self) -> Drop:
+        """The problem as a drop of the row."""
+        return Drop(self.reason, str(self))
+
 
 def encoded(value: Any, reason: str, where: str) -> str:
-    """A value as compact JSON text. Raises RowProblem for what JSON has no word for."""
+    """A value as compact JSON text. Raises RowProblem for a value that JSON cannot express."""
     try:
         return encode_json(value)
     except ValueError as error:
@@ -90,21 +108,21 @@ def encoded(value: Any, reason: str, where: str) -> str:
 
 
 def decoded(text: str, reason: str, where: str) -> Any:
-    """The value of JSON text. Raises RowProblem."""
+    """The value of JSON text. Raises RowProblem for text that is not JSON."""
     try:
         return load_json(text)
     except ValueError as error:
         raise RowProblem(reason, where, f"not JSON: {error}") from None
 
 
-def given_keys(row: Row, keys: tuple[str, ...]) -> list[str]:
-    """Which of some alternative fields a row has; a `null` counts only where all of them are."""
+def filled_keys(row: Row, keys: tuple[str, ...]) -> list[str]:
+    """The alternative fields that a row fills; where all are null, the first of them."""
     present = [key for key in keys if key in row]
     return [key for key in present if row[key] is not None] or present[:1]
 
 
 def not_a(dialect: str, row: Row, why: str) -> RowProblem:
-    """The problem of a row that does not have the shape of `dialect`."""
+    """The problem of a row that does not have the structure of `dialect`."""
     names = ", ".join(map(str, row)) or "(no field)"
     fields = names if len(names) <= 200 else names[:200] + " …"
     return RowProblem("unrecognised", fields, f"not {dialect}: {why}")

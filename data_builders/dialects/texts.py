@@ -27,7 +27,7 @@ from data_builders.dialects.reading import (
     Reading,
     Row,
     RowProblem,
-    given_keys,
+    filled_keys,
     not_a,
 )
 from posttrain.records import Message
@@ -38,14 +38,14 @@ REQUEST_KEYS = ("instruction", "input", "context")
 Side = Literal["chosen", "rejected"]
 _NO_INPUT = frozenset({"<noinput>", "n/a", "nan"})  # the first is self-instruct's
 _TRANSCRIPT = re.compile(r"\n\n(Human|Assistant):[ ]?")
-# columns that say a part of the prompt in rows of other dialects
+# columns that hold a part of the prompt in rows of other dialects
 _PARTS_OF_PROMPT = (*REQUEST_KEYS, "query", "question")
-_ASKS = (*REQUEST_KEYS, "prompt", "question", "history")
+_PROMPT_COLUMNS = (*REQUEST_KEYS, "prompt", "question", "history")
 
 
 def alpaca(row: Row, reading: Reading) -> Conversation:
     """`instruction` and, after an empty line, `input` (or Dolly's `context`) → `output`."""
-    outputs = given_keys(row, OUTPUT_KEYS)
+    outputs = filled_keys(row, OUTPUT_KEYS)
     if "instruction" not in row or len(outputs) != 1:
         raise not_a("alpaca", row, "it needs instruction and one of output and response")
     text = read_text(row[outputs[0]], outputs[0])
@@ -58,7 +58,7 @@ def alpaca(row: Row, reading: Reading) -> Conversation:
 
 def prompt_completion(row: Row, reading: Reading) -> Conversation:
     """`prompt` → `completion` (or `response`)."""
-    completions = given_keys(row, COMPLETION_KEYS)
+    completions = filled_keys(row, COMPLETION_KEYS)
     if "prompt" not in row or len(completions) != 1:
         raise not_a("prompt_completion", row, "it needs prompt and one of completion and response")
     key = completions[0]
@@ -77,19 +77,24 @@ def read_side(row: Row, side: Side, reading: Reading) -> Conversation:
     if "chosen" not in row or "rejected" not in row:
         raise not_a("chosen_rejected", row, "it needs chosen and rejected")
     where, listed = find_list(row) or ("", [])
-    prompt: tuple[Message, ...] | None = None  # where the sides hold it
+    question_keys = [key for key in ("prompt", "question") if row.get(key) is not None]
+    prompt: tuple[Message, ...] | None
+    read: tuple[str, ...]
     if listed:
         prompt = read_messages(listed, reading, where, prompt=True)
-        read: tuple[str, ...] = (where,)
-    elif asks := [key for key in ("prompt", "question") if row.get(key) is not None]:
-        prompt = (*_history(row, reading), *read_prompt(row[asks[0]], reading, asks[0]))
-        read = (asks[0], "history")
+        read = (where,)
+    elif question_keys:
+        key = question_keys[0]
+        prompt = (*_history(row, reading), *read_prompt(row[key], reading, key))
+        read = (key, "history")
     elif row.get("instruction") is not None:
         prompt = (*_history(row, reading), Message("user", request(row)))
         read = (*REQUEST_KEYS, "history")
     else:
+        prompt = None  # the sides hold it
         read = ()
-    if (value := row[side]) is None:
+    value = row[side]
+    if value is None:
         raise RowProblem("empty_answer", side, "there is none")
     if prompt is None and isinstance(value, str):
         turns = _transcript(value, reading, side)
@@ -98,18 +103,25 @@ def read_side(row: Row, side: Side, reading: Reading) -> Conversation:
     if reading.trains and not turns[-1].trained:
         raise RowProblem("untrained_turn", side, "a loss mask takes its answer out of the loss")
     _refuse_row_masks(row, turns, reading)
-    read = ("chosen", "rejected", *read)
     return conversation(
-        row, turns, reading, read=read, parts_of_prompt=_ASKS, listed=listed, where=where
+        row,
+        turns,
+        reading,
+        read=("chosen", "rejected", *read),
+        parts_of_prompt=_PROMPT_COLUMNS,
+        listed=listed,
+        where=where,
     )
 
 
 def answer_beside(
     row: Row, turns: tuple[Message, ...], reading: Reading
 ) -> tuple[tuple[Message, ...], tuple[str, ...]]:
-    """The answer to a list of messages that ends on a question, and the columns it stands in.
+    """The answer, from a column, to a list of messages that ends on a question.
 
-    Nothing where the list ends on an answer, or no column of answers is filled.
+    Returns:
+        The answer's turns and the columns that they were read from; nothing where the list ends on
+        an answer, or no column of answers is filled.
     """
     if not reading.trains or not turns or turns[-1].role not in ("user", "tool"):
         return (), ()
@@ -126,14 +138,14 @@ def _refuse_row_masks(row: Row, turns: Sequence[Message], reading: Reading) -> N
     """Refuse a row whose own masks take a turn out of the loss: its turns come from columns."""
     if not reading.trains or not has_row_masks(row, reading):
         return
-    kept = row_masks(row, reading, roles=[turn.role for turn in turns])
-    if kept is not None and not all(kept):
+    trained = row_masks(row, reading, roles=[turn.role for turn in turns])
+    if trained is not None and not all(trained):
         what = "a loss mask of the row over turns that do not stand in one list is not honoured"
         raise RowProblem("malformed_message", "the row", what)
 
 
 def _join(prompt: tuple[Message, ...], answer: tuple[Message, ...]) -> tuple[Message, ...]:
-    """A side that starts with anything but the assistant is the whole conversation already."""
+    """Prompt and answer; an answer that starts with another role is the whole conversation."""
     if answer[0].role == "assistant":
         return (*prompt, *answer)
     if prompt and prompt[0].role == "system" and answer[0].role != "system":
@@ -143,35 +155,42 @@ def _join(prompt: tuple[Message, ...], answer: tuple[Message, ...]) -> tuple[Mes
 
 def request(row: Row) -> str:
     """The user's turn of an Alpaca row."""
-    instruction, *texts = (read_text(row.get(key), key) for key in REQUEST_KEYS)
-    given, context = ("" if text.strip().lower() in _NO_INPUT else text for text in texts)
-    if given.strip() and context.strip():
+    instruction = read_text(row.get("instruction"), "instruction")
+    texts: list[str] = []
+    for key in ("input", "context"):
+        text = read_text(row.get(key), key)
+        texts.append("" if text.strip().lower() in _NO_INPUT else text)
+    input_text, context = texts
+    if input_text.strip() and context.strip():
         raise RowProblem("malformed_message", "context", "beside an input: one of them is lost")
-    parts = (instruction, given if given.strip() else context)
+    parts = (instruction, input_text if input_text.strip() else context)
     return "\n\n".join(part for part in parts if part.strip())
 
 
 def _row_reasoning(row: Row, reading: Reading) -> str | None:
-    """A trace in a column of its own: the recipe's, or one of the usual names."""
+    """The trace in a column of its own: the recipe's, or one of the usual names."""
     return reasoning_of(row, None, reading.columns_of_reasoning, "the row")
 
 
 def _history(row: Row, reading: Reading) -> list[Message]:
     """Earlier exchanges, each a pair of texts."""
     value = row.get("history")
-    turns: list[Message] = []
     if value is not None and not isinstance(value, list):
         raise RowProblem("malformed_message", "history", f"not a list: {value!r:.80}")
+    turns: list[Message] = []
     for index, pair in enumerate(value or []):
+        where = f"history[{index}]"
         if not isinstance(pair, list) or len(pair) != 2:
-            raise RowProblem("malformed_message", f"history[{index}]", "not a pair of texts")
-        instruction, answer = (read_text(text, f"history[{index}]") for text in pair)
-        turns += [Message("user", instruction), assistant_text(answer, reading)]
+            raise RowProblem("malformed_message", where, "not a pair of texts")
+        question = read_text(pair[0], where)
+        answer = read_text(pair[1], where)
+        turns.append(Message("user", question))
+        turns.append(assistant_text(answer, reading))
     return turns
 
 
 def read_prompt(value: Any, reading: Reading, where: str) -> tuple[Message, ...]:
-    """The turns before the answer, from a text, one message or a list of messages."""
+    """Turns before the answer, from a text, one message or a list of messages."""
     if (turns := _turns(value, reading, where, prompt=True)) is not None:
         return turns
     text = read_text(value, where)
@@ -188,16 +207,17 @@ def _transcript(text: str, reading: Reading, where: str) -> tuple[Message, ...]:
     head, *parts = _TRANSCRIPT.split(text)
     if head.strip() or not parts:
         raise RowProblem("unrecognised", where, "a text without a prompt, and no transcript")
-    return tuple(
-        Message("user", turn) if who == "Human" else assistant_text(turn, reading)
-        for who, turn in zip(parts[::2], parts[1::2], strict=True)
-    )
+    turns: list[Message] = []
+    for speaker, turn in zip(parts[::2], parts[1::2], strict=True):
+        is_user = speaker == "Human"
+        turns.append(Message("user", turn) if is_user else assistant_text(turn, reading))
+    return tuple(turns)
 
 
 def read_answer(
     value: Any, reading: Reading, where: str, *, reasoning: str | None = None
 ) -> tuple[Message, ...]:
-    """The answer's turns, from a text, one message or a list of messages."""
+    """Turns of the answer, from a text, one message or a list of messages."""
     turns = _turns(value, reading, where)
     if turns is None:
         return (assistant_text(read_text(value, where), reading, reasoning=reasoning),)
@@ -209,7 +229,7 @@ def read_answer(
 def _turns(
     value: Any, reading: Reading, where: str, *, prompt: bool = False
 ) -> tuple[Message, ...] | None:
-    """One message or a list of them; `None` if `value` is neither.
+    """Turns from one message or a list of them; `None` if `value` is neither.
 
     An answer's text stays a text; a prompt may be the JSON text of a list of messages.
     """

@@ -39,7 +39,7 @@ class TextPart(NamedTuple):
         if len(shown) > _SHOWN:
             shown = f"{shown[: _SHOWN // 2]} … {shown[-_SHOWN // 2 :]}"
         span = TextSpan(self.message, self.part, start, end, shown)
-        return Drop(reason, f"message {self.message}, {self.part}: {what}", span)
+        return Drop(reason, f"message {self.message}, {self.part}: {what}", span=span)
 
 
 def text_parts(example: Example) -> Iterator[TextPart]:

@@ -22,9 +22,9 @@ from data_builders.judging.dialects import read_pair
 from data_builders.judging.pair import PreferencePair
 from data_builders.keyed import key64, unit
 from data_builders.prompts.questions import total_counts
-from data_builders.rows.raw import Dropped, RawRow
+from data_builders.rows.inputs import Input, as_stats
+from data_builders.rows.raw import Drop, RawRow
 from data_builders.rows.read import RowCounts, read_each, read_rows
-from data_builders.sft.inputs import Input, as_stats
 from posttrain.config.build_genrm import BuildGenRmConfig, PreferenceSource
 from posttrain.config.build_sft import TokenizerConfig
 from posttrain.errors import DataError, RenderError
@@ -210,7 +210,7 @@ def distinct_pairs(
     """Each pair of a source once, in whatever order its responses came; `seen` lasts over all."""
     config, read = source.rows(), partial(_read, source=source, counts=counts)
     for item in read_each(read_rows(config, base_dir), config, read=read, counts=counts):
-        if isinstance(item, Dropped):
+        if isinstance(item, Drop):
             continue
         raw, pair = item
         # a row without an order of its own gets one by a keyed hash: the first is not the chosen
@@ -226,14 +226,14 @@ def distinct_pairs(
 
 def _read(
     raw: RawRow, *, source: PreferenceSource, counts: RowCounts
-) -> tuple[RawRow, PreferencePair] | Dropped:
+) -> tuple[RawRow, PreferencePair] | Drop:
     try:
         dialect, pair = read_pair(raw.row, source)
         refuse(pair)
     except RowProblem as problem:
         if problem.reason in _MALFORMED:
             raise
-        return Dropped(problem.reason, str(problem), raw.file, raw.line)
+        return problem.drop
     counts.dialects[dialect] += 1
     return raw, pair
 

@@ -35,10 +35,10 @@ from data_builders.pairs.stats import (
 )
 from data_builders.rows.read import RowCounts
 from data_builders.sft.preflight import check_template
-from data_builders.sft.shards import write_jsonl
 from posttrain.config.build_dpo import BuildDpoConfig
 from posttrain.config.build_sft import TokenizerConfig
 from posttrain.errors import ConfigError
+from posttrain.jsontext import write_jsonl
 from posttrain.records import Category, Pair, Side, json_text
 from posttrain.rollouts import Prompt
 from posttrain.runs import Counts, Manifest

@@ -26,7 +26,7 @@ from data_builders.keyed import key64
 from data_builders.pairs.candidates import CandidatePair
 from data_builders.pairs.encode import Encoded, PairEncoder, distance, encode_turns, last_turn
 from data_builders.pairs.grading import Graded
-from data_builders.rows.raw import Dropped, RawRow, RawRows
+from data_builders.rows.raw import Drop, RawRow, RawRows
 from data_builders.rows.read import RowCounts, end_on_assistant, read_rows
 from posttrain.chat import TrainingSample
 from posttrain.chat.masks import message_texts
@@ -38,7 +38,7 @@ from posttrain.records import Message, Pair, Side, content_id, json_text, make_e
 BATCH = 256
 Row = Mapping[str, Any]
 Rated = tuple[Any, float]  # a response and its rating
-PairRow = tuple[RawRow | Dropped, int]  # a pair's row, or why there is none; rows it was read from
+PairRow = tuple[RawRow | Drop, int]  # a pair's row, or why there is none; rows it was read from
 _SCORES = (
     ("score_chosen", "score_rejected"),
     ("chosen_score", "rejected_score"),
@@ -60,7 +60,7 @@ def read_offline(
     base_dir: Path,
     seed: int = 0,
     counts: RowCounts | None = None,
-) -> Iterator[tuple[Pair | Dropped, int]]:
+) -> Iterator[tuple[Pair | Drop, int]]:
     """Stream a source's pairs or drops, each with the number of rows that it was read from.
 
     Args:
@@ -75,7 +75,7 @@ def read_offline(
     raws = pair_rows(read_rows(config, base_dir), config, seed=seed)
     while batch := list(itertools.islice(raws, BATCH)):
         found = [
-            r if isinstance(r, Dropped) else _render(r, config, encoder, counts) for r, _ in batch
+            r if isinstance(r, Drop) else _render(r, config, encoder, counts) for r, _ in batch
         ]
         turns = [
             (s, one.shared) for one in found if isinstance(one, _Rendered) for s in one.samples
@@ -83,7 +83,7 @@ def read_offline(
         encoded = iter(encode_turns(turns, encoder))
         for one, (_, rows) in zip(found, batch, strict=True):
             item = one.pair(next(encoded), next(encoded)) if isinstance(one, _Rendered) else one
-            if config.strict and isinstance(item, Dropped) and item.reason != "where":
+            if config.strict and isinstance(item, Drop) and item.reason != "where":
                 raise DataError(f"{item.file}:{item.line}: {item.reason}: {item.detail}")
             yield item, rows
 
@@ -99,12 +99,12 @@ class _Rendered:
     samples: tuple[TrainingSample, TrainingSample]
     calls: tuple[int, ...]
 
-    def pair(self, chosen: Encoded, rejected: Encoded) -> Pair | Dropped:
+    def pair(self, chosen: Encoded, rejected: Encoded) -> Pair | Drop:
         place = (self.row.file, self.row.line, self.id)
         if chosen.prompt_ids != rejected.prompt_ids:
-            return Dropped("different_prompts", "the sides do not share a prompt", *place)
+            return Drop("different_prompts", "the sides do not share a prompt", *place)
         if not chosen.ids or not rejected.ids:
-            return Dropped("empty_side", "a side has no tokens of its own", *place)
+            return Drop("empty_side", "a side has no tokens of its own", *place)
         texts = (
             "".join(s.text for s in sample.segments if s.trained and s.message_index >= self.shared)
             for sample in self.samples
@@ -121,21 +121,21 @@ class _Rendered:
 
 def _render(
     raw: RawRow, config: SourceConfig, encoder: PairEncoder, counts: RowCounts
-) -> _Rendered | Dropped:
+) -> _Rendered | Drop:
     try:
         reading = reading_of(config)
         chosen, rejected = (
             _ended(read_side(raw.row, side, reading), config) for side in ("chosen", "rejected")
         )
     except RowProblem as problem:
-        return Dropped(problem.reason, str(problem), raw.file, raw.line)
+        return raw.dropped(problem.drop)
     counts.note_unread({k: value for k, value in chosen.unread.items() if k in rejected.unread})
     shared = shared_messages(chosen.messages, rejected.messages)
     sides = [(side.messages[:shared], side.messages[shared:]) for side in (chosen, rejected)]
     pair_id = content_id((*chosen.messages, *sides[1][1]), chosen.tools)
 
-    def dropped(reason: str, detail: str = "") -> Dropped:
-        return Dropped(reason, detail, raw.file, raw.line, pair_id)
+    def dropped(reason: str, detail: str = "") -> Drop:
+        return Drop(reason, detail, raw.file, raw.line, pair_id)
 
     if problem := _problem(chosen, rejected, shared):
         return dropped(problem)
@@ -163,9 +163,9 @@ def _special_token(messages: Sequence[Message], encoder: PairEncoder) -> str | N
 
 
 def _ended(side: Conversation, config: SourceConfig) -> Conversation:
-    messages, reason = end_on_assistant(side.messages, config.ending)
-    if reason is not None:
-        raise RowProblem(reason, "chosen/rejected", "a side has no answer at its end")
+    messages = end_on_assistant(side.messages, config.ending)
+    if isinstance(messages, Drop):
+        raise RowProblem(messages.reason, "chosen/rejected", "a side has no answer at its end")
     return replace(side, messages=messages)
 
 
@@ -184,10 +184,10 @@ def _problem(chosen: Conversation, rejected: Conversation, shared: int) -> str |
 
 
 def why_dropped(
-    found: Pair | Dropped, seen: Container[str], recipe: BuildDpoConfig
+    found: Pair | Drop, seen: Container[str], recipe: BuildDpoConfig
 ) -> dict[str, Any] | None:
     """The row of `dropped.jsonl` for what cannot be a candidate, None for what can."""
-    if isinstance(found, Dropped):
+    if isinstance(found, Drop):
         place = {"file": Path(found.file).name, "line": found.line, "detail": found.detail}
         return {"reason": found.reason, **place}
     chosen, rejected = found.chosen.ids, found.rejected.ids
@@ -229,7 +229,7 @@ def pair_rows(raws: RawRows, config: SourceConfig, *, seed: int) -> Iterator[Pai
     """Each pair as one row with `chosen` and `rejected`; rows that are none with their reason."""
     group: list[RawRow] = []  # rated responses to one prompt, until another row comes
     for raw in raws:
-        if isinstance(raw, Dropped):
+        if isinstance(raw, Drop):
             yield raw, 1
             continue
         raw = raw._replace(row=dict(canonical(raw.row, config)))
@@ -245,12 +245,12 @@ def pair_rows(raws: RawRows, config: SourceConfig, *, seed: int) -> Iterator[Pai
         yield _pair(group, seed), len(group)
 
 
-def _pair(raws: Sequence[RawRow], seed: int) -> RawRow | Dropped:
+def _pair(raws: Sequence[RawRow], seed: int) -> RawRow | Drop:
     first = raws[0]
     try:
         return first._replace(row=_as_pair([raw.row for raw in raws], seed))
     except RowProblem as problem:
-        return Dropped(problem.reason, str(problem), first.file, first.line)
+        return first.dropped(problem.drop)
 
 
 def _as_pair(rows: Sequence[Row], seed: int) -> dict[str, Any]:

@@ -20,9 +20,9 @@ from data_builders.keyed import key64, unit
 from data_builders.prompts.questions import RowQuestion, distinct_questions, total_counts
 from data_builders.registry import AnyToolkit, all_graders, toolkit_of
 from data_builders.rows.files import find_files, input_files
+from data_builders.rows.inputs import Input, check_unchanged, find_parents
 from data_builders.rows.read import RowCounts
 from data_builders.rows.where import unmet
-from data_builders.sft.inputs import Input, check_unchanged, find_parents
 from data_builders.templates import in_templates, templates_refused
 from posttrain.config.build_genrm import PreferenceSource
 from posttrain.config.load import nearest
@@ -261,8 +261,8 @@ def why_not(question: RowQuestion, source: AnySource, setting: Setting) -> str |
     """Why a setting does not ask the question, `None` if it does."""
     if setting.sources is not None and source.name not in setting.sources:
         return "other_sources"
-    if (why := unmet(setting.where or {}, question.row)) is not None:
-        return why[0]
+    if (drop := unmet(setting.where or {}, question.row)) is not None:
+        return drop.reason
     if source.format == "environment":
         return None
     bare = setting.tools == NO_TOOLS

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from data_builders.prompts.build import BASE, PromptPlan, missing_inputs
 from data_builders.registry import all_graders
-from data_builders.sft.inputs import Input, as_stats
+from data_builders.rows.inputs import Input, as_stats
 from posttrain.config.eval import EvalConfig
 from posttrain.errors import ConfigError, DataError
 from posttrain.evaluation.inspect_adapter import require_inspect

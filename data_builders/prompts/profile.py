@@ -17,10 +17,11 @@ from typing import Any
 
 from rich.console import Console
 
+from data_builders.decontamination.match import evaluation_files, load_decontaminator
 from data_builders.pairs.grading import read_groups
 from data_builders.prompts.build import PromptPlan
 from data_builders.registry import Environments, open_label_judge
-from data_builders.sft.inputs import Input, evaluation_files, load_decontaminator
+from data_builders.rows.inputs import Input
 from posttrain.config.sample import ProfileConfig
 from posttrain.errors import DataError
 from posttrain.jsontext import jsonl_rows

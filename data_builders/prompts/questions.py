@@ -16,7 +16,7 @@ from typing import Any
 from data_builders.dialects import RowProblem, read_row
 from data_builders.filters.structure import first_empty
 from data_builders.keyed import key64
-from data_builders.rows.raw import Dropped, RawRow
+from data_builders.rows.raw import Drop, RawRow
 from data_builders.rows.read import RowCounts, matching_rows, read_each, read_rows
 from data_builders.rows.where import SeenFields, lookup
 from data_builders.tiny_world.items import message_of
@@ -295,7 +295,7 @@ def distinct_questions(
     else:
         rows = read_rows(config, base_dir)
     for item in read_each(rows, config, read=lambda raw: read(raw.row, source), counts=counts):
-        if isinstance(item, Dropped):
+        if isinstance(item, Drop):
             continue
         if item.digest in seen:
             counts.drop("duplicate")

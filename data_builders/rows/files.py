@@ -1,6 +1,6 @@
-"""Where rows come from: files, directories of `datasets.save_to_disk`, hub ids as a stream.
+"""Rows of a source, from files, directories of `datasets.save_to_disk`, or a hub id as a stream.
 
-Arrow gives every struct of a column the same members: the `null`s that it adds are taken out of
+Arrow gives every struct of a column the same members: the `null`s that it adds are removed from
 nested objects again. In JSON text and `datasets.Json` columns a `null` was written by somebody.
 """
 
@@ -21,14 +21,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data_builders.rows.json_files import COMPRESSIONS, open_json, open_jsonl
-from data_builders.rows.raw import Dropped, Opener, RawRow, RawRows
+from data_builders.rows.raw import Drop, Opener, RawRow, RawRows
 from posttrain.config.source import SourceConfig
 from posttrain.errors import ConfigError, DataError
 from posttrain.hashing import sha256_file
 
 _BATCH_ROWS = 128
 _MEDIA = re.compile(r"\b(Image|Audio|Video|Pdf|Nifti)\(")
-_COUNTED = 256 * 1024 * 1024  # bytes read of a text file; beyond, its size tells the rest
+_MAX_COUNTED = (
+    256 * 1024 * 1024
+)  # bytes of a text file in which lines are counted; the rest by size
 
 
 def open_rows(config: SourceConfig, base_dir: Path) -> RawRows:
@@ -43,31 +45,41 @@ def open_rows(config: SourceConfig, base_dir: Path) -> RawRows:
     """
     if config.hub is not None:
         return open_hub(config)
-    opened = [(open_whole(path, config), path) for path in find_files(config, base_dir)]
-    return (row for opener, path in opened for row in opener(path, os.path.relpath(path, base_dir)))
+    paths = find_files(config, base_dir)
+    openers = [open_whole(path, config) for path in paths]  # checked before any row is read
+
+    def rows() -> RawRows:
+        for path, opener in zip(paths, openers, strict=True):
+            yield from opener(path, os.path.relpath(path, base_dir))
+
+    return rows()
 
 
 def find_files(config: SourceConfig, base_dir: Path) -> list[Path]:
     """The files and dataset directories of a source, each once.
 
     Raises:
-        ConfigError: a path or glob that matches nothing, naming the nearest thing that exists.
+        ConfigError: a path or glob that matches nothing; names the nearest thing that exists.
     """
-    found: dict[Path, None] = {}
-    for given in config.paths:
-        path = base_dir / given
+    paths: dict[Path, None] = {}
+    for pattern in config.paths:
+        path = base_dir / pattern
         if path.exists():
-            found[path] = None
+            paths[path] = None
             continue
-        matches = sorted(glob.glob(str(path), recursive=True)) if glob.has_magic(given) else []
+        matches = sorted(glob.glob(str(path), recursive=True)) if glob.has_magic(pattern) else []
         if not matches:
-            raise ConfigError(f"source {config.name!r}: {_missing(path, given)}")
-        found.update(dict.fromkeys(map(Path, matches)))
-    return list(found)
+            raise ConfigError(f"source {config.name!r}: {_missing(path, pattern)}")
+        paths.update(dict.fromkeys(map(Path, matches)))
+    return list(paths)
 
 
 def open_whole(path: Path, config: SourceConfig) -> Opener:
-    """What opens a path, by its suffix. Raises ConfigError: it is of no kind that can be read."""
+    """The function that opens a path, by its suffix.
+
+    Raises:
+        ConfigError: the path is of no kind that can be read.
+    """
     if path.is_dir():
         return open_directory(path, config)
     suffixes = [suffix.lower() for suffix in path.suffixes]
@@ -86,22 +98,24 @@ def open_whole(path: Path, config: SourceConfig) -> Opener:
     )
 
 
-def _missing(path: Path, given: str) -> str:
-    """What is missing, and what stands in its place."""
-    folder, wanted = path.parent, path.name
+def _missing(path: Path, pattern: str) -> str:
+    """Message about a path that does not exist, with what its folder holds."""
+    folder = path.parent
+    name = path.name
     while not folder.is_dir():
-        folder, wanted = folder.parent, folder.name
-    if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", given) and folder == path.parents[1]:
+        name = folder.name
+        folder = folder.parent
+    if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", pattern) and folder == path.parents[1]:
         return (
-            f"{given!r} does not exist; if it is a data set of the hub, name it with hub: {given} "
-            "in place of path:, with its revision and split"
+            f"{pattern!r} does not exist; if it is a data set of the hub, name it with hub: "
+            f"{pattern} in place of path:, with its revision and split"
         )
-    names = sorted(entry.name for entry in folder.iterdir())
-    close = difflib.get_close_matches(wanted, names, n=1, cutoff=0.4)
-    what = "matches no file" if glob.has_magic(given) else "does not exist"
+    entries = sorted(entry.name for entry in folder.iterdir())
+    close = difflib.get_close_matches(name, entries, n=1, cutoff=0.4)
+    what = "matches no file" if glob.has_magic(pattern) else "does not exist"
     if close:
-        return f"{given!r} {what}; the nearest in {folder} is {close[0]!r}"
-    return f"{given!r} {what}; {folder} holds {', '.join(names[:8]) or 'nothing'}"
+        return f"{pattern!r} {what}; the nearest in {folder} is {close[0]!r}"
+    return f"{pattern!r} {what}; {folder} holds {', '.join(entries[:8]) or 'nothing'}"
 
 
 def input_files(config: SourceConfig, base_dir: Path) -> list[Path]:
@@ -116,13 +130,18 @@ def input_files(config: SourceConfig, base_dir: Path) -> list[Path]:
 
 
 def refuse_files_twice(sources: Sequence[SourceConfig], base_dir: Path) -> None:
-    """Raises ConfigError for a file that two sources read in the same way, under whatever name: its
-    rows would count twice in the mixture."""
-    known: dict[int, list[tuple[SourceConfig, Path]]] = {}
+    """Refuse a file that two sources read in the same way: its rows would count twice.
+
+    Raises:
+        ConfigError: names both sources; a copy under another name counts as the same file.
+    """
+    files_by_size: dict[int, list[tuple[SourceConfig, Path]]] = {}
     for source in sources:
-        for file in [] if source.hub is not None else input_files(source, base_dir):
-            alike = known.setdefault(file.stat().st_size, [])
-            for other, earlier in alike:
+        if source.hub is not None:
+            continue
+        for file in input_files(source, base_dir):
+            same_size = files_by_size.setdefault(file.stat().st_size, [])
+            for other, earlier in same_size:
                 if other is source or other.where != source.where or other.fields != source.fields:
                     continue
                 if earlier.samefile(file) or sha256_file(earlier) == sha256_file(file):
@@ -131,47 +150,62 @@ def refuse_files_twice(sources: Sequence[SourceConfig], base_dir: Path) -> None:
                         f"source {source.name!r}: {file} is {what} that source {other.name!r} "
                         "reads; leave one out, and repeat rows with max_epochs"
                     )
-            alike.append((source, file))
+            same_size.append((source, file))
 
 
 def count_rows(files: Sequence[Path]) -> int | None:
-    """About how many rows the files hold; `None` when one is compressed or of another kind."""
-    counts = [_rows_of(file) for file in files]
-    return None if None in counts or not counts else sum(count or 0 for count in counts)
+    """Estimate the rows of the files; `None` when one is compressed or of another kind."""
+    if not files:
+        return None
+    total = 0
+    for file in files:
+        rows = _estimate_rows(file)
+        if rows is None:
+            return None
+        total += rows
+    return total
 
 
-def _rows_of(file: Path) -> int | None:
+def _estimate_rows(file: Path) -> int | None:
+    """Rows of one file: exact for Parquet, by lines for text."""
     suffix = file.suffix.lower()
     if suffix == ".parquet":
         return pq.read_metadata(file).num_rows
     if suffix not in (".jsonl", ".ndjson", ".json"):
         return None
-    lines = read = 0
+    lines = 0
+    bytes_read = 0
     with file.open("rb") as handle:
-        while read < _COUNTED and (block := handle.read(1 << 20)):
+        while bytes_read < _MAX_COUNTED and (block := handle.read(1 << 20)):
             lines += block.count(b"\n")
-            read += len(block)
-    return round(lines * file.stat().st_size / max(read, 1))
+            bytes_read += len(block)
+    return round(lines * file.stat().st_size / max(bytes_read, 1))
 
 
 def open_parquet(path: Path, name: str, *, groups: range | None = None, line: int = 1) -> RawRows:
-    """Rows of one Parquet file, or of some of its row groups, the first of which is row `line`."""
+    """Rows of one Parquet file, or of some of its row groups.
+
+    Args:
+        groups: row groups to read; None reads all.
+        line: number of the first row that is read.
+    """
     try:
         with pq.ParquetFile(path) as file:
-            chosen = range(file.num_row_groups) if groups is None else groups
-            batches = file.iter_batches(batch_size=_BATCH_ROWS, row_groups=list(chosen))
-            names = file.schema_arrow.names
-            twice = sorted({column for column in names if names.count(column) > 1})
-            if twice:
-                raise DataError(f"{name}: two columns are called {twice[0]!r}")
+            columns = file.schema_arrow.names
+            repeated = sorted({column for column in columns if columns.count(column) > 1})
+            if repeated:
+                raise DataError(f"{name}: two columns are called {repeated[0]!r}")
+            if groups is None:
+                groups = range(file.num_row_groups)
+            batches = file.iter_batches(batch_size=_BATCH_ROWS, row_groups=list(groups))
             rows = (row for batch in batches for row in _batch_rows(batch))
-            yield from _number(rows, name, json_columns=frozenset(), start=line)
+            yield from _raw_rows(rows, name, json_columns=frozenset(), start=line)
     except (pa.ArrowInvalid, OSError) as error:
         raise DataError(f"{name}: not a readable Parquet file: {error}") from error
 
 
 def _batch_rows(batch: pa.RecordBatch) -> Iterator[Any]:
-    """Rows of a batch; in the place of one that Python cannot hold, the error that says why."""
+    """Rows of a batch; a row that Python cannot hold is replaced by the exception."""
     try:
         yield from batch.to_pylist()
     except (ValueError, OverflowError):  # text that is no UTF-8, a date beyond Python's
@@ -183,10 +217,10 @@ def _batch_rows(batch: pa.RecordBatch) -> Iterator[Any]:
 
 
 def open_directory(path: Path, config: SourceConfig, rows: range | None = None) -> Opener:
-    """An opener for a directory that `datasets` saved, at the source's split.
+    """The function that opens a directory that `datasets` saved, at the source's split.
 
     Args:
-        rows: only these, counted from 0.
+        rows: numbers of the rows to read, from 0; None reads all.
 
     Raises:
         ConfigError: it is no such directory, or the split is missing or must be chosen.
@@ -197,25 +231,26 @@ def open_directory(path: Path, config: SourceConfig, rows: range | None = None) 
 
 
 def count_saved(path: Path, config: SourceConfig) -> int:
-    """Rows of such a directory. Raises what opening it raises."""
+    """Count the rows of a directory that `datasets` saved. Raises what opening it raises."""
     return len(_load(_saved_split(path, config), str(path)))
 
 
 def _saved_split(path: Path, config: SourceConfig) -> Path:
+    """The folder of the source's split in a directory that `datasets` saved."""
     if (path / "dataset_dict.json").is_file():
         splits = sorted(p.parent.name for p in path.glob("*/state.json"))
-        chosen = config.split or (splits[0] if len(splits) == 1 else None)
-        if chosen in splits:
-            return path / chosen
+        split = config.split or (splits[0] if len(splits) == 1 else None)
+        if split in splits:
+            return path / split
         problem = f"holds the splits {', '.join(splits)}; split is {config.split!r}"
     elif (path / "state.json").is_file():
         if config.split is None:
             return path
         problem = "is one split; leave split out"
     else:
-        holds = ", ".join(sorted(entry.name for entry in path.iterdir())[:8]) or "nothing"
+        entries = ", ".join(sorted(entry.name for entry in path.iterdir())[:8]) or "nothing"
         problem = (
-            f"is a directory, but datasets' save_to_disk did not write it (it holds {holds}); "
+            f"is a directory, but datasets' save_to_disk did not write it (it holds {entries}); "
             f"name its files, e.g. by a glob such as {path.name}/*.jsonl"
         )
     raise ConfigError(f"source {config.name!r}: {path} {problem}")
@@ -227,7 +262,7 @@ def open_hub(config: SourceConfig) -> RawRows:
     Raises:
         ConfigError: the id, subset, split or revision does not exist, or the hub is out of reach.
     """
-    # here and not above: it takes seconds to import, and a recipe of local files never needs it
+    # imported here: it takes seconds, and a recipe of local files never needs it
     import datasets
 
     name = f"{config.hub}@{(config.revision or '')[:12]}/{config.split}"
@@ -241,7 +276,7 @@ def open_hub(config: SourceConfig) -> RawRows:
         )
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(f"source {config.name!r}: cannot open {name}: {error}") from error
-    return _number(rows, name, _json_columns(rows.features))
+    return _raw_rows(rows, name, _json_columns(rows.features))
 
 
 def _load(path: Path, name: str) -> Any:
@@ -254,32 +289,34 @@ def _load(path: Path, name: str) -> Any:
 
 
 def _open_saved(path: Path, name: str, rows: range | None) -> RawRows:
-    data = _load(path, name)
-    media = [column for column, kind in data.features.items() if _MEDIA.search(repr(kind))]
+    dataset = _load(path, name)
+    media = [column for column, kind in dataset.features.items() if _MEDIA.search(repr(kind))]
     if media:
         raise DataError(f"{name}: column {media[0]!r} holds media; text only: save it without")
-    # a dataset remembers the format it was last looked at in, and the columns
-    plain = data.with_format(None)
-    start = 1
+    # a dataset remembers the format and the columns that it was last used with
+    plain = dataset.with_format(None)
+    first_row = 1
     if rows is not None:
-        plain, start = plain.select(rows), rows.start + 1
-    yield from _number(_rows(plain), name, _json_columns(data.features), start=start)
+        plain = plain.select(rows)
+        first_row = rows.start + 1
+    json_columns = _json_columns(dataset.features)
+    yield from _raw_rows(_dataset_rows(plain), name, json_columns, start=first_row)
 
 
-def _rows(data: Any) -> Iterator[dict[str, Any]]:
+def _dataset_rows(dataset: Any) -> Iterator[dict[str, Any]]:
     """Rows of a `Dataset`, fetched a batch at a time (one at a time is slower by far)."""
-    for batch in data.iter(batch_size=_BATCH_ROWS):
+    for batch in dataset.iter(batch_size=_BATCH_ROWS):
         for cells in zip(*batch.values(), strict=True):
             yield dict(zip(batch, cells, strict=True))
 
 
 def _json_columns(features: Any) -> frozenset[str]:
-    """Columns that hold `datasets.Json` at any depth."""
+    """Names of the columns that hold `datasets.Json` at any depth."""
     return frozenset(name for name, kind in (features or {}).items() if "Json(" in repr(kind))
 
 
 def _plain(value: Any) -> Any:
-    """A value from Arrow in JSON's terms, without the null members of its objects."""
+    """Convert a value from Arrow to JSON's types, without the null members of its objects."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
@@ -291,12 +328,13 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def _number(
+def _raw_rows(
     rows: Iterable[Any], name: str, json_columns: frozenset[str], *, start: int = 1
 ) -> RawRows:
+    """Number rows from `start` and convert their values to JSON's types."""
     for line, row in enumerate(rows, start=start):
         if isinstance(row, Exception):
-            yield Dropped("malformed_row", str(row), name, line)
+            yield Drop("malformed_row", str(row), name, line)
             continue
-        clean = {k: v if k in json_columns else _plain(v) for k, v in row.items()}
-        yield RawRow(clean, name, line)
+        plain = {key: v if key in json_columns else _plain(v) for key, v in row.items()}
+        yield RawRow(plain, name, line)

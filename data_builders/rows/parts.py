@@ -1,4 +1,4 @@
-"""A source's input in parts: pieces of files that can be read apart, each with its hash.
+"""Input files in parts: stretches of files that can be read apart, each with its hash.
 
 A file of lines is cut at line ends, Parquet at row groups, a dataset directory at rows; anything
 else is one piece. Rows keep the file and line that they have in the whole.
@@ -24,18 +24,23 @@ from posttrain.errors import DataError
 from posttrain.hashing import digest_of, sha256_file
 
 Kind = Literal["lines", "parquet", "directory", "whole", "hub"]
-_SHARE = 32  # a part is at most this part of what comes before it,
-_LEAST = 1 << 20  # but no less than so many bytes
-_BLOCK = 1 << 20
+# a part has at most 1/32 of the bytes of its source before it, but no less than 1 MiB; ours
+_GROWTH = 32
+_SMALLEST_PART = 1 << 20
+_BLOCK = 1 << 20  # bytes read at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A stretch of one file or directory, from `start` to `stop`, which begins at row `line`.
+    """A stretch of one file or directory.
 
-    Both are bytes of `lines`, row groups of `parquet`, rows of a `directory`, else 0. `rows` is an
-    estimate for plans, None where nobody knows. `digest` is of the stretch, or of the whole file
-    where that is cheaper. `changed` is the file's time of change when it was hashed.
+    Attributes:
+        start, stop: its ends, in bytes (`lines`), row groups (`parquet`) or rows (`directory`);
+            else 0.
+        line: number of its first row in the file.
+        rows: estimated rows, for plans; None where nobody knows.
+        digest: hash of the stretch, or of the whole file where that is cheaper.
+        changed: modification time of the file when it was hashed, in nanoseconds; 0: not checked.
     """
 
     path: str
@@ -59,72 +64,84 @@ class Part:
 
     @property
     def bytes(self) -> int:
-        """Size of what is read."""
+        """Bytes to read."""
         return sum(piece.bytes for piece in self.pieces)
 
     @property
     def rows(self) -> int | None:
-        """About how many rows it has, None if nobody knows."""
-        counts = [piece.rows for piece in self.pieces]
-        return None if None in counts else sum(count or 0 for count in counts)
+        """Estimated rows; None if nobody knows."""
+        total = 0
+        for piece in self.pieces:
+            if piece.rows is None:
+                return None
+            total += piece.rows
+        return total
 
     def describe(self) -> str:
-        """Where it lies, for messages."""
-        first, last = self.pieces[0], self.pieces[-1]
-        until = f" to {last.file}" if last.file != first.file else ""
-        return f"{self.source}: {first.file} from row {first.line}{until}"
+        """Place of the part, for messages."""
+        first = self.pieces[0]
+        last = self.pieces[-1]
+        end = f" to {last.file}" if last.file != first.file else ""
+        return f"{self.source}: {first.file} from row {first.line}{end}"
 
     def content(self, *, placed: bool) -> str:
-        """A digest of the rows; of their files and lines too, when these are written down."""
-        return digest_of(
-            [
-                [p.kind, p.digest, *([] if p.kind == "lines" else [p.start, p.stop]), p.line == 1]
-                + ([p.file, p.line] if placed else [])
-                for p in self.pieces
-            ]
-        )
+        """Digest of the rows; with `placed` of their files and lines too."""
+        pieces: list[list[object]] = []
+        for piece in self.pieces:
+            key: list[object] = [piece.kind, piece.digest]
+            if piece.kind != "lines":  # its digest is of the whole file
+                key += [piece.start, piece.stop]
+            key.append(piece.line == 1)  # a first line may begin with a byte-order mark
+            if placed:
+                key += [piece.file, piece.line]
+            pieces.append(key)
+        return digest_of(pieces)
 
 
-def part_size(position: int, most: int) -> int:
-    """Bytes of the part that begins at this byte of its source: `most`, or less near the start.
+def part_size(position: int, limit: int) -> int:
+    """Bytes of the part that begins at this byte of its source: `limit`, or less near the start.
 
     A power of two near a 32nd of what comes before it, so that a small source too is work for many
-    workers. Where a part ends depends on nothing behind it: what is added there changes nothing.
+    workers. Where a part ends depends on nothing after it: appended rows change no earlier part.
     """
-    grown = max(position // _SHARE, _LEAST)
-    return min(most, 1 << (grown.bit_length() - 1))
+    size = max(position // _GROWTH, _SMALLEST_PART)
+    return min(limit, 1 << (size.bit_length() - 1))
 
 
-def gather(source: str, pieces: Iterable[Piece], size: int) -> list[Part]:
-    """Pieces in order, as parts of at most about `size` bytes."""
+def gather(source: str, pieces: Iterable[Piece], limit: int) -> list[Part]:
+    """Group pieces, in order, into parts of at most about `limit` bytes."""
     parts: list[Part] = []
     waiting: list[Piece] = []
-    position = held = 0
+    position = 0  # bytes of the source before the waiting pieces
+    waiting_bytes = 0
     for piece in pieces:
-        if waiting and held + piece.bytes > part_size(position, size):
+        if waiting and waiting_bytes + piece.bytes > part_size(position, limit):
             parts.append(Part(source, tuple(waiting)))
-            position, waiting, held = position + held, [], 0
+            position += waiting_bytes
+            waiting = []
+            waiting_bytes = 0
         waiting.append(piece)
-        held += piece.bytes
+        waiting_bytes += piece.bytes
     if waiting:
         parts.append(Part(source, tuple(waiting)))
     return parts
 
 
 def open_part(part: Part, config: SourceConfig) -> RawRows:
-    """The rows of a part.
+    """Rows of a part.
 
     Raises:
-        DataError: a file is not the one that was hashed, or cannot be read.
+        DataError: a file changed since it was hashed, or cannot be read.
     """
     for piece in part.pieces:
-        yield from _open(piece, config)
+        yield from _open_piece(piece, config)
         if piece.changed and os.stat(piece.path).st_mtime_ns != piece.changed:
             raise DataError(f"{piece.file} was changed while it was read; start again")
 
 
-def _open(piece: Piece, config: SourceConfig) -> RawRows:
-    path, name = Path(piece.path), piece.file
+def _open_piece(piece: Piece, config: SourceConfig) -> RawRows:
+    path = Path(piece.path)
+    name = piece.file
     if piece.kind == "hub":
         return open_hub(config)
     if piece.kind == "lines":
@@ -138,29 +155,37 @@ def _open(piece: Piece, config: SourceConfig) -> RawRows:
 
 
 def estimate_rows(parts: Sequence[Part]) -> int | None:
-    """About how many rows the parts have; what is not known is taken to be like the rest."""
+    """Estimate the rows of parts; those of unknown count are taken to be like the others."""
     known = [part for part in parts if part.rows is not None]
-    counted, size = sum(p.rows or 0 for p in known), sum(p.bytes for p in known)
-    if not size:
-        return 0 if not parts else None
-    return round(counted * sum(part.bytes for part in parts) / size)
+    known_rows = sum(part.rows or 0 for part in known)
+    known_bytes = sum(part.bytes for part in known)
+    if not known_bytes:
+        return None if parts else 0
+    return round(known_rows * sum(part.bytes for part in parts) / known_bytes)
 
 
-def cut_file(path: Path, name: str, most: int, *, start: int = 0) -> tuple[str, list[Piece]]:
-    """A file's sha256 and its pieces of at most about `most` bytes; an empty file has none.
+def cut_file(path: Path, name: str, limit: int, *, start: int = 0) -> tuple[str, list[Piece]]:
+    """Hash a file and cut it into pieces of at most about `limit` bytes; an empty file has none.
 
     Args:
-        name: what its rows call the file.
+        name: the file's name in its rows.
         start: bytes of the source before it.
+
+    Returns:
+        The file's sha256 and its pieces.
+
+    Raises:
+        DataError: the file changed meanwhile.
     """
     before = path.stat()
-    suffix, pieces = path.suffix.lower(), None
+    suffix = path.suffix.lower()
+    pieces = None
     if suffix in (".jsonl", ".ndjson") or (suffix == ".json" and not _is_array(path)):
-        digest, pieces = _lines(path, name, most, start)
+        digest, pieces = _cut_lines(path, name, limit, start)
     else:
         digest = sha256_file(path)
         if suffix == ".parquet":
-            pieces = _row_groups(path, name, most, start, digest)
+            pieces = _cut_row_groups(path, name, limit, start, digest)
     if pieces is None:
         pieces = [Piece(str(path), name, "whole", 0, 0, 1, None, before.st_size, digest)]
     if path.stat().st_mtime_ns != before.st_mtime_ns:
@@ -173,29 +198,44 @@ def _is_array(path: Path) -> bool:
         return is_array(file.read(_BLOCK))
 
 
-def _lines(path: Path, name: str, most: int, before: int) -> tuple[str, list[Piece]]:
-    """A file of lines, `before` bytes of its source behind others, cut at the ends of lines."""
-    whole = hashlib.sha256()
+def _cut_lines(path: Path, name: str, limit: int, source_bytes: int) -> tuple[str, list[Piece]]:
+    """Hash a file of lines and cut it at line ends; `source_bytes` of its source come before it."""
+    file_digest = hashlib.sha256()
     pieces: list[Piece] = []
-    start, line = 0, 1
+    start = 0
+    first_line = 1
     with path.open("rb") as file:
         while True:
-            digest, lines, size, last = hashlib.sha256(), 0, 0, b""
-            for block in _stretch(file, part_size(before + start, most)):
-                whole.update(block)
+            digest = hashlib.sha256()
+            line_ends = 0
+            size = 0
+            last_byte = b""
+            for block in _blocks(file, part_size(source_bytes + start, limit)):
+                file_digest.update(block)
                 digest.update(block)
-                lines += block.count(b"\n")
+                line_ends += block.count(b"\n")
                 size += len(block)
-                last = block[-1:]
+                last_byte = block[-1:]
             if not size:
-                return whole.hexdigest(), pieces
-            stop, rows = start + size, lines + (last != b"\n")
-            place = (str(path), name, "lines", start, stop, line)
-            pieces.append(Piece(*place, rows, size, digest.hexdigest()))
-            start, line = stop, line + lines
+                return file_digest.hexdigest(), pieces
+            pieces.append(
+                Piece(
+                    str(path),
+                    name,
+                    "lines",
+                    start,
+                    start + size,
+                    first_line,
+                    rows=line_ends + (last_byte != b"\n"),
+                    bytes=size,
+                    digest=digest.hexdigest(),
+                )
+            )
+            start += size
+            first_line += line_ends
 
 
-def _stretch(file: BinaryIO, size: int) -> Iterator[bytes]:
+def _blocks(file: BinaryIO, size: int) -> Iterator[bytes]:
     """The next `size` bytes of a file, and the rest of their last line."""
     block = b"\n"
     while size > 0 and (block := file.read(min(size, _BLOCK))):
@@ -205,20 +245,39 @@ def _stretch(file: BinaryIO, size: int) -> Iterator[bytes]:
         yield file.readline()
 
 
-def _row_groups(path: Path, name: str, most: int, position: int, digest: str) -> list[Piece] | None:
+def _cut_row_groups(
+    path: Path, name: str, limit: int, position: int, digest: str
+) -> list[Piece] | None:
+    """Cut a Parquet file at row groups; None where its metadata cannot be read."""
     try:
-        found = pq.read_metadata(path)
+        metadata = pq.read_metadata(path)
     except (pa.ArrowInvalid, OSError):
-        return None  # whoever reads it says what is wrong
+        return None  # reading its rows will say what is wrong
     pieces: list[Piece] = []
-    start, line, rows, held = 0, 1, 0, 0
-    for stop in range(1, found.num_row_groups + 1):
-        group = found.row_group(stop - 1)
+    start = 0
+    first_line = 1
+    rows = 0
+    size = 0
+    for stop in range(1, metadata.num_row_groups + 1):
+        group = metadata.row_group(stop - 1)
         rows += group.num_rows
-        held += sum(group.column(c).total_compressed_size for c in range(group.num_columns))
-        if held >= part_size(position, most) or stop == found.num_row_groups:
-            place = (str(path), name, "parquet", start, stop, line)
-            pieces.append(Piece(*place, rows, max(held, 1), digest))
-            start, line, position = stop, line + rows, position + held
-            rows = held = 0
+        size += sum(group.column(c).total_compressed_size for c in range(group.num_columns))
+        if size >= part_size(position, limit) or stop == metadata.num_row_groups:
+            piece = Piece(
+                str(path),
+                name,
+                "parquet",
+                start,
+                stop,
+                first_line,
+                rows=rows,
+                bytes=max(size, 1),
+                digest=digest,
+            )
+            pieces.append(piece)
+            start = stop
+            first_line += rows
+            position += size
+            rows = 0
+            size = 0
     return pieces

@@ -1,11 +1,9 @@
-"""A row as it stands in its file, with its place; and why a row or a record is not used: a name to
-count by, a detail to act on, and the text that decided.
-"""
+"""A row as it stands in its file, and the one form in which a row or a record is dropped."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -14,9 +12,9 @@ Part = Literal["reasoning", "answer"]
 
 @dataclass(frozen=True, slots=True)
 class TextSpan:
-    """Where in a record a filter's match stands: characters `start` to `end` of a message's part.
+    """Place of a filter's match in a record: characters `start` to `end` of one part of a message.
 
-    `text` is what stands there; of a long span, its beginning and its end.
+    `text` is the matched text; of a long one, its beginning and its end.
     """
 
     message: int
@@ -27,7 +25,7 @@ class TextSpan:
 
 
 class Match(NamedTuple):
-    """What a filter objects to in a text, and where: characters `start` to `end`."""
+    """A filter's match in a text: characters `start` to `end`, and what is wrong with them."""
 
     detail: str
     start: int
@@ -36,35 +34,35 @@ class Match(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """A filter's verdict. `reason` is a fixed name; `detail` says where in the record and what."""
+    """Why a row or a record is not used. With its place, it is a line of `dropped.jsonl`.
+
+    Attributes:
+        reason: a fixed name, to count by.
+        detail: where in the row or record, and what, for a person to act on.
+        file, line: place of the row; "" and 0 until `RawRow.dropped` sets them.
+        record_id: id of the record, once the row was read as a conversation.
+        span: the text that a filter matched, where one did.
+    """
 
     reason: str
     detail: str
+    file: str = ""
+    line: int = 0
+    record_id: str | None = None
     span: TextSpan | None = None
 
 
 class RawRow(NamedTuple):
-    """One row as it stands. `line` counts from 1: the line of a text file, else the row."""
+    """One row as it stands. `line` counts from 1: lines of a text file, else rows."""
 
     row: dict[str, Any]
     file: str
     line: int
 
-
-@dataclass(frozen=True, slots=True)
-class Dropped:
-    """A row that is not used, and why. `record_id` is known once the row was a conversation.
-
-    `span` is the text that a filter objected to, where one did.
-    """
-
-    reason: str
-    detail: str
-    file: str
-    line: int
-    record_id: str | None = None
-    span: TextSpan | None = None
+    def dropped(self, drop: Drop) -> Drop:
+        """The drop with the place of this row."""
+        return replace(drop, file=self.file, line=self.line)
 
 
-RawRows = Iterator[RawRow | Dropped]
+RawRows = Iterator[RawRow | Drop]
 Opener = Callable[[Path, str], RawRows]

@@ -1,6 +1,8 @@
-"""The one way from a source's rows to what a stage reads out of them; every other row is dropped
-with a reason and counted in `RowCounts`. Conversations in this order: readable row → `where` →
-dialect → ending → license → structural filters.
+"""Source rows → records, every other row dropped with a reason and counted.
+
+A row becomes a record in this order: readable → `where` → dialect → ending → license → structural
+filters. Whatever refuses it says so with a `Drop`, or raises `RowProblem` where the row itself is
+malformed; `read_each` gives both their place and counts them.
 """
 
 from __future__ import annotations
@@ -9,33 +11,35 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from data_builders.dialects import RowProblem, fitting, read_row, reading_of
-from data_builders.dialects.columns import listed_names
+from data_builders.dialects.columns import unread_names
 from data_builders.dialects.reading import encoded
 from data_builders.filters.structure import structural_drop
 from data_builders.rows.files import open_rows
-from data_builders.rows.raw import Dropped, RawRow, RawRows
+from data_builders.rows.raw import Drop, RawRow, RawRows
 from data_builders.rows.where import SeenFields, lookup
 from posttrain.config.source import EndingPolicy, SourceConfig
 from posttrain.errors import ConfigError, DataError
 from posttrain.records import Example, Message, make_example
 
 T = TypeVar("T")
-_COLUMNS = 100
-_FURTHER = "(columns and keys beyond these)"
-_TRIED = 5_000  # rows of a source of which one at least must be a conversation
+_MAX_UNREAD = 100  # names of unread columns that are counted one by one, ours
+_MORE_UNREAD = "(columns and keys beyond these)"
+_PREVIEW_ROWS = 5_000  # first rows of a source, of which one at least must be a conversation; ours
 
 
 @dataclass(slots=True)
 class RowCounts:
-    """One source's rows: each kept or dropped for a named reason.
+    """Counts of one source's rows: each row is kept, or dropped for a named reason.
 
-    `held_out` of the `kept` are not trained on. `examples` holds the first detail of a reason.
-    `unread` counts the columns that no part of a record was read from, each with a value of it.
+    Attributes:
+        held_out: kept rows that are not trained on.
+        examples: the first detail of each drop reason.
+        unread: columns that no part of a record was read from → (rows, an example value).
     """
 
     rows_in: int = 0
@@ -54,7 +58,7 @@ class RowCounts:
             self.examples.setdefault(reason, detail)
 
     def stats(self) -> dict[str, Any]:
-        """For the manifest: what came in, what was kept, and the drops with an example each."""
+        """Figures for the manifest: rows in, kept, and dropped by reason with an example each."""
         return {
             "rows_in": self.rows_in,
             "kept": self.kept,
@@ -63,68 +67,86 @@ class RowCounts:
         }
 
     def note_unread(self, unread: Mapping[str, object]) -> None:
-        """Count what of a row is not read; an example is made once, it may be long."""
-        listed = [
-            (name, value) for path, value in unread.items() for name in listed_names(path, value)
-        ]
-        self.add_unread(
-            (name, 1, "" if name in self.unread else f"{value!r:.60}") for name, value in listed
-        )
+        """Count the columns and keys of one row that were not read."""
+        for path, value in unread.items():
+            for name in unread_names(path, value):
+                # an example is formatted only once: values may be long
+                example = "" if name in self.unread else f"{value!r:.60}"
+                self._count_unread(name, 1, example)
 
     def add_unread(self, columns: Iterable[tuple[str, int, str]]) -> None:
-        """Count columns that are not read: (name, rows, an example)."""
+        """Add counts of unread columns from elsewhere: (name, rows, an example)."""
         for name, rows, example in columns:
-            if name not in self.unread and len(self.unread) >= _COLUMNS:
-                name = _FURTHER  # rows may name their keys by chance: never without an end
-            count, first = self.unread.get(name, (0, example))
-            self.unread[name] = (count + rows, first)
+            self._count_unread(name, rows, example)
+
+    def _count_unread(self, name: str, rows: int, example: str) -> None:
+        if name not in self.unread and len(self.unread) >= _MAX_UNREAD:
+            name = _MORE_UNREAD  # rows may have arbitrary keys: the table stays bounded
+        count, first_example = self.unread.get(name, (0, example))
+        self.unread[name] = (count + rows, first_example)
 
 
 def read_rows(config: SourceConfig, base_dir: Path) -> RawRows:
-    """Stream the rows that a source's `where` lets through; every other row comes as dropped.
+    """Stream a source's rows; those that its `where` does not match come as dropped.
 
     Raises:
-        ConfigError: at once for a bad path; at the end of the rows when the source names a field
-            that no row has, or no row matched its `where`.
+        ConfigError: at once for a bad path; after the last row when the source names a field that
+            no row has, or no row matched its `where`.
         DataError: a file that cannot be read.
     """
-    rows = open_rows(config, base_dir)  # at once: a bad path is an error before any row is read
+    rows = open_rows(config, base_dir)  # opened here: a bad path is an error before any row is read
 
-    def checked() -> RawRows:
+    def checked_rows() -> RawRows:
         fields = SeenFields(config)
         yield from matching_rows(rows, fields)
-        if wrong := fields.problem(config.name):
-            raise ConfigError(wrong)
+        if problem := fields.problem(config.name):
+            raise ConfigError(problem)
 
-    return checked()
+    return checked_rows()
 
 
 def matching_rows(rows: RawRows, fields: SeenFields) -> RawRows:
-    """As `read_rows`, of rows that may be a part of the source's: `fields` stays unchecked."""
+    """Rows that match `where`, the others as dropped; `fields` records what was seen.
+
+    The rows may be a part of a source: whether its fields exist is for the caller to check.
+    """
     for raw in rows:
-        why = fields.unmet(raw.row) if isinstance(raw, RawRow) else None
-        yield raw if why is None else Dropped(*why, raw.file, raw.line)
+        if isinstance(raw, RawRow) and (drop := fields.unmet(raw.row)) is not None:
+            yield raw.dropped(drop)
+        else:
+            yield raw
 
 
 def read_each(
-    rows: RawRows, config: SourceConfig, *, read: Callable[[RawRow], T | Dropped], counts: RowCounts
-) -> Iterator[T | Dropped]:
-    """What `read` makes of each row, in order; rows and drops are counted, what is kept is not.
+    rows: RawRows,
+    config: SourceConfig,
+    *,
+    read: Callable[[RawRow], T | Drop],
+    counts: RowCounts,
+) -> Iterator[T | Drop]:
+    """Apply `read` to each row, in order; count the rows and the drops, but not what is kept.
 
     Args:
-        read: raises `RowProblem` for a row that is malformed, at which a `strict` source stops.
+        read: a row's value or why there is none; raises `RowProblem` for a malformed row.
 
     Raises:
         DataError: a malformed row of a `strict` source, with its file and line.
     """
     for raw in rows:
-        try:
-            item = read(raw) if isinstance(raw, RawRow) else raw
-            malformed = item is raw and isinstance(item, Dropped) and item.reason != "where"
-        except RowProblem as problem:
-            item, malformed = Dropped(problem.reason, str(problem), raw.file, raw.line), True
+        malformed = False
+        if isinstance(raw, Drop):
+            item = raw
+            malformed = raw.reason != "where"
+        else:
+            try:
+                item = read(raw)
+            except RowProblem as problem:
+                item = problem.drop
+                malformed = True
+            if isinstance(item, Drop):
+                item = raw.dropped(item)
         counts.rows_in += 1
-        if isinstance(item, Dropped):
+        if isinstance(item, Drop):
             place = f"{item.file}:{item.line}"
             if malformed and config.strict:
                 raise DataError(f"{place}: {item.reason}: {item.detail}")
@@ -133,7 +155,7 @@ def read_each(
 
 
 class PlacedExample(NamedTuple):
-    """A record and the place of its row."""
+    """A record with the file and line of its row."""
 
     example: Example
     file: str
@@ -141,46 +163,48 @@ class PlacedExample(NamedTuple):
 
 
 def refuse_unreadable(config: SourceConfig, base_dir: Path) -> None:
-    """Look into a source's files before anything heavy is loaded.
+    """Check that the first rows of a source hold a conversation, before anything heavy is loaded.
 
     Raises:
         ConfigError: a path that matches nothing, a field that no row has, or first rows of which
-            none can be read, or is a conversation; it says what the first one is instead.
+            none can be read or none is a conversation; it says what the first one is instead.
     """
     if config.hub is not None:
         return
     fields = SeenFields(config)
-    tried = itertools.islice(matching_rows(open_rows(config, base_dir), fields), _TRIED)
-    first: tuple[RawRow, RowProblem] | None = None
-    unread: list[Dropped] = []
+    rows = matching_rows(open_rows(config, base_dir), fields)
+    first_problem: tuple[RawRow, RowProblem] | None = None
+    unreadable: list[Drop] = []
     count = 0
-    for raw in tried:
+    for raw in itertools.islice(rows, _PREVIEW_ROWS):
         count += 1
-        if isinstance(raw, Dropped):
-            unread += [raw] if raw.reason != "where" else []
+        if isinstance(raw, Drop):
+            if raw.reason != "where":
+                unreadable.append(raw)
             continue
         try:
             read_row(raw.row, config)
         except RowProblem as problem:
-            first = first or (raw, problem)
+            first_problem = first_problem or (raw, problem)
         else:
             return
-    if unread and len(unread) == count:
+    if unreadable and len(unreadable) == count:
+        first = unreadable[0]
         raise ConfigError(
             f"source {config.name!r}: none of its first {count:,} rows can be read. "
-            f"{unread[0].file}:{unread[0].line}: {unread[0].detail}"
+            f"{first.file}:{first.line}: {first.detail}"
         )
-    if first is not None:
-        if wrong := fields.problem(config.name):
-            raise ConfigError(wrong)
-        raw, problem = first
-        names = fitting(raw.row, config)
-        fits = f"it fits {' and '.join(names) or 'no dialect (docs/guides/dialects.md)'}"
-        named = f" of dialect {config.dialect}" if config.dialect else ""
-        raise ConfigError(
-            f"source {config.name!r}: none of its first {count:,} rows is a conversation{named}. "
-            f"{raw.file}:{raw.line} has the keys {', '.join(raw.row)}; {fits}; {problem}"
-        )
+    if first_problem is None:
+        return
+    if wrong_field := fields.problem(config.name):
+        raise ConfigError(wrong_field)
+    raw, problem = first_problem
+    dialects = " and ".join(fitting(raw.row, config)) or "no dialect (docs/guides/dialects.md)"
+    dialect = f" of dialect {config.dialect}" if config.dialect else ""
+    raise ConfigError(
+        f"source {config.name!r}: none of its first {count:,} rows is a conversation{dialect}. "
+        f"{raw.file}:{raw.line} has the keys {', '.join(raw.row)}; it fits {dialects}; {problem}"
+    )
 
 
 def read_examples(
@@ -189,11 +213,11 @@ def read_examples(
     *,
     allowed_licenses: Collection[str] | None = None,
     counts: RowCounts | None = None,
-) -> Iterator[Example | Dropped]:
-    """A source's records without their places; raises as `read_rows` and `examples_of` do."""
+) -> Iterator[Example | Drop]:
+    """A source's records without their places. Raises what `read_rows` and `examples_of` raise."""
     rows = read_rows(config, base_dir)
     placed = examples_of(rows, config, allowed_licenses=allowed_licenses, counts=counts)
-    return (item if isinstance(item, Dropped) else item.example for item in placed)
+    return (item if isinstance(item, Drop) else item.example for item in placed)
 
 
 def examples_of(
@@ -202,25 +226,28 @@ def examples_of(
     *,
     allowed_licenses: Collection[str] | None = None,
     counts: RowCounts | None = None,
-) -> Iterator[PlacedExample | Dropped]:
-    """The records of a source's rows, or of a part of them; with `strict` raises at a bad row.
+) -> Iterator[PlacedExample | Drop]:
+    """Records of a source's rows, or of a part of them.
 
     Args:
         allowed_licenses: licenses that may pass, compared without case; `None` lets all pass.
-        counts: counts into this.
+        counts: counts to add to.
+
+    Raises:
+        DataError: a malformed row of a `strict` source.
     """
-    allowed = None if allowed_licenses is None else {name.lower() for name in allowed_licenses}
+    licenses = None if allowed_licenses is None else {name.lower() for name in allowed_licenses}
     counts = counts or RowCounts()
     reading = reading_of(config)
 
-    def read(raw: RawRow) -> PlacedExample | Dropped:
+    def read(raw: RawRow) -> PlacedExample | Drop:
         dialect, conversation = read_row(raw.row, config, reading)
-        metadata, license = _carried(raw.row, config)
+        metadata = _metadata(raw.row, config)
+        license = _license(raw.row, config)
         counts.note_unread(conversation.unread)
-        messages, reason = end_on_assistant(conversation.messages, config.ending)
-        if reason is not None:
-            last = conversation.messages[-1].role
-            return Dropped(reason, f"the last message is of {last}", raw.file, raw.line)
+        messages = end_on_assistant(conversation.messages, config.ending)
+        if isinstance(messages, Drop):
+            return messages
         example = make_example(
             messages,
             tools=conversation.tools,
@@ -229,11 +256,10 @@ def examples_of(
             dialect=dialect,
             metadata=metadata,
         )
-        if allowed is not None and license.lower() not in allowed:
-            detail = f"{license!r} is not on the allow-list"
-            return Dropped("license", detail, raw.file, raw.line, example.id)
+        if licenses is not None and license.lower() not in licenses:
+            return Drop("license", f"{license!r} is not on the allow-list", record_id=example.id)
         if (drop := structural_drop(example, config.filters)) is not None:
-            return Dropped(drop.reason, drop.detail, raw.file, raw.line, example.id)
+            return replace(drop, record_id=example.id)
         counts.trimmed_rows += len(messages) < len(conversation.messages)
         counts.dialects[dialect] += 1
         counts.kept += 1
@@ -242,13 +268,17 @@ def examples_of(
     return read_each(rows, config, read=read, counts=counts)
 
 
-def _carried(row: dict[str, Any], config: SourceConfig) -> tuple[str, str]:
-    """The row's metadata as JSON text, and its license."""
-    kept: dict[str, Any] = {}
+def _metadata(row: dict[str, Any], config: SourceConfig) -> str:
+    """JSON text of the columns that the source carries as metadata, by the last part of a path."""
+    values: dict[str, Any] = {}
     for path in config.metadata:
         with suppress(KeyError):
-            kept[path.rpartition(".")[2]] = lookup(row, path)
-    metadata = encoded(kept, "malformed_metadata", ", ".join(kept)) if kept else "{}"
+            values[path.rpartition(".")[2]] = lookup(row, path)
+    return encoded(values, "malformed_metadata", ", ".join(values)) if values else "{}"
+
+
+def _license(row: dict[str, Any], config: SourceConfig) -> str:
+    """The row's license, or that of its source."""
     license = config.license
     if config.license_field is not None:
         with suppress(KeyError):
@@ -256,16 +286,16 @@ def _carried(row: dict[str, Any], config: SourceConfig) -> tuple[str, str]:
     if not isinstance(license, str):
         where = str(config.license_field)
         raise RowProblem("malformed_metadata", where, f"the license is {license!r:.80}")
-    return metadata, license
+    return license
 
 
 def end_on_assistant(
     messages: tuple[Message, ...], policy: EndingPolicy
-) -> tuple[tuple[Message, ...], str | None]:
+) -> tuple[Message, ...] | Drop:
     """The messages up to the last assistant turn, or why there are none to keep."""
-    last = max((i for i, m in enumerate(messages) if m.role == "assistant"), default=None)
-    if last is None:
-        return (), "no_assistant"
-    if last + 1 < len(messages) and policy == "drop":
-        return (), "ends_without_assistant"
-    return messages[: last + 1], None
+    answers = [index for index, message in enumerate(messages) if message.role == "assistant"]
+    ends_on_answer = bool(answers) and answers[-1] == len(messages) - 1
+    if answers and (ends_on_answer or policy != "drop"):
+        return messages[: answers[-1] + 1]
+    reason = "ends_without_assistant" if answers else "no_assistant"
+    return Drop(reason, f"the last message is of {messages[-1].role}")

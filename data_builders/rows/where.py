@@ -1,4 +1,4 @@
-"""The conditions of a source's `where` on a raw row, and whether they can have been meant."""
+"""Conditions of a source's `where` on raw rows, and a check that they can match anything."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, cast
 
+from data_builders.rows.raw import Drop
 from posttrain.config.source import SourceConfig
 
 Conditions = Mapping[str, Mapping[str, Any]]
-_SAMPLE = 5
-_KEYS = 100
+_VALUES_SHOWN = 5  # values of a field, for an error that says what rows have
+_KEYS_SHOWN = 100  # keys of rows, likewise
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     **{name: getattr(operator, name) for name in ("eq", "ne", "ge", "gt", "le", "lt")},
     "in": lambda value, listed: value in listed,
@@ -21,7 +22,7 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def lookup(row: Mapping[str, Any], path: str) -> Any:
-    """The value at a path: the key itself if the row has it, else one object deeper a dot.
+    """Value at a dotted path; a key that contains dots itself is found first.
 
     Raises:
         KeyError: the row has no such field.
@@ -36,8 +37,8 @@ def lookup(row: Mapping[str, Any], path: str) -> Any:
     return value
 
 
-def unmet(conditions: Conditions, row: Mapping[str, Any]) -> tuple[str, str] | None:
-    """(drop reason, detail) of the first condition that a row does not meet, or `None`.
+def unmet(conditions: Conditions, row: Mapping[str, Any]) -> Drop | None:
+    """The first condition that a row does not meet, as a drop.
 
     A field that is missing or null meets `exists: false` and nothing else. Text and numbers do not
     compare, nor do lists and objects with anything: such a row is dropped as `where_type`.
@@ -53,11 +54,12 @@ def unmet(conditions: Conditions, row: Mapping[str, Any]) -> tuple[str, str] | N
             elif value is None:
                 met = False
             elif not _comparable(value, operand):
-                return "where_type", f"{path}: {value!r:.40} does not compare with {operand!r:.40}"
+                detail = f"{path}: {value!r:.40} does not compare with {operand!r:.40}"
+                return Drop("where_type", detail)
             else:
                 met = _COMPARE[name](value, operand)
             if not met:
-                return "where", f"{path} is {value!r:.40}, not {name} {operand!r:.40}"
+                return Drop("where", f"{path} is {value!r:.40}, not {name} {operand!r:.40}")
     return None
 
 
@@ -68,7 +70,7 @@ def _comparable(value: Any, operand: Any) -> bool:
 
 
 def named_paths(config: SourceConfig) -> Iterator[str]:
-    """The fields that a source names, whatever for."""
+    """Every field that a source's recipe names, for any purpose."""
     yield from (*config.fields.values(), *config.metadata, *(config.where or ()))
     yield from config.ignored_keys
     if config.license_field is not None:
@@ -76,79 +78,86 @@ def named_paths(config: SourceConfig) -> Iterator[str]:
 
 
 class SeenFields:
-    """Which of the fields that a source names its rows have, so that a wrong name is an error.
+    """Record of which fields named by the recipe the rows have, so that a wrong name is an error.
 
-    Bounded: the first names that rows have at any depth, a few values of each field of `where`.
+    Memory is bounded: the first keys that rows have at any depth, and a few values of each field
+    of `where`.
     """
 
     def __init__(self, config: SourceConfig) -> None:
         self._where: Conditions = config.where or {}
         self._missing = set(named_paths(config))
-        self._rows = self._matched = 0
+        self._rows = 0
+        self._matched = 0
+        # dicts with null values: ordered sets
         self._keys: dict[str, None] = {}
         self._values: dict[str, dict[str, None]] = {path: {} for path in self._where}
 
-    def unmet(self, row: Mapping[str, Any]) -> tuple[str, str] | None:
-        """Note what a row shows; as the function `unmet`."""
-        why = unmet(self._where, row)
+    def unmet(self, row: Mapping[str, Any]) -> Drop | None:
+        """Record what a row shows. Returns the drop of a row that `where` does not match."""
+        drop = unmet(self._where, row)
         self._rows += 1
-        self._matched += why is None
+        self._matched += drop is None
         if self._missing:
-            own = dict.fromkeys(_keys(row))
-            self._missing -= own.keys()
-            if len(self._keys) < _KEYS:
-                self._keys |= own
+            row_keys = dict.fromkeys(_keys(row))
+            self._missing -= row_keys.keys()
+            if len(self._keys) < _KEYS_SHOWN:
+                self._keys |= row_keys
         for path, values in self._values.items():
-            if len(values) < _SAMPLE:
+            if len(values) < _VALUES_SHOWN:
                 with suppress(KeyError):
                     values[f"{lookup(row, path)!r:.40}"] = None
-        return why
+        return drop
 
     def state(self) -> dict[str, Any]:
-        """What was seen, JSON-able, for `add`."""
+        """JSON-able state, for `add`."""
         return {
             "rows": self._rows,
             "matched": self._matched,
             "missing": sorted(self._missing),
-            "keys": list(self._keys)[:_KEYS],
+            "keys": list(self._keys)[:_KEYS_SHOWN],
             "values": {path: list(values) for path, values in self._values.items()},
         }
 
     def add(self, state: Mapping[str, Any]) -> None:
-        """Note what was seen in another part of the source."""
+        """Merge the state of another part of the source."""
         self._rows += state["rows"]
         self._matched += state["matched"]
         self._missing &= set(state["missing"])
         self._keys |= dict.fromkeys(state["keys"])
         for path, values in self._values.items():
-            new = dict.fromkeys(state["values"][path])
-            values |= dict.fromkeys(list(new)[: _SAMPLE - len(values)])
+            new_values = dict.fromkeys(state["values"][path])
+            values |= dict.fromkeys(list(new_values)[: _VALUES_SHOWN - len(values)])
 
     def problem(self, source: str) -> str | None:
-        """A field that no row had, with the nearest that there is, or conditions that none met."""
+        """Message about a field that no row has, with the nearest key, or a `where` never met."""
         if self._rows == 0:
             return None
-        absent = {path for path, tests in self._where.items() if tests == {"exists": False}}
-        for name in sorted(self._missing - absent):
+        may_be_absent = {path for path, tests in self._where.items() if tests == {"exists": False}}
+        for name in sorted(self._missing - may_be_absent):
             close = difflib.get_close_matches(name, self._keys, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"rows have {_some(self._keys)}"
+            hint = f"did you mean {close[0]!r}?" if close else f"rows have {_shortened(self._keys)}"
             return f"source {source!r} names {name!r}, which none of {self._rows} rows has ({hint})"
         if self._matched == 0:
-            seen = "; ".join(f"{path} is {_some(values)}" for path, values in self._values.items())
-            return f"source {source!r}: where matches none of {self._rows} rows ({seen})"
+            examples = [f"{path} is {_shortened(values)}" for path, values in self._values.items()]
+            return (
+                f"source {source!r}: where matches none of {self._rows} rows "
+                f"({'; '.join(examples)})"
+            )
         return None
 
 
 def _keys(value: Any, path: str = "", depth: int = 4) -> Iterator[str]:
-    """The keys of a row and of what is in it, alone and as dotted paths."""
+    """Keys of a row and of the objects in it, alone and as dotted paths."""
     if isinstance(value, list):
-        for item in cast(list[Any], value)[:_SAMPLE]:
+        for item in cast(list[Any], value)[:_VALUES_SHOWN]:
             yield from _keys(item, "", depth)
     if isinstance(value, dict) and depth:
         for key, inner in cast(dict[str, Any], value).items():
-            yield from (key, f"{path}{key}")
+            yield key
+            yield f"{path}{key}"
             yield from _keys(inner, f"{path}{key}.", depth - 1)
 
 
-def _some(names: Mapping[str, None]) -> str:
+def _shortened(names: Mapping[str, None]) -> str:
     return ", ".join(list(names)[:8]) + (" …" if len(names) > 8 else "")

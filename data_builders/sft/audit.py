@@ -1,5 +1,6 @@
-"""What the masks of every source's sequences teach, from the columns that preparation wrote. All
-records count that the mixture and evaluation may draw from, each once.
+"""Supervision audit of every source: what the masks of its prepared sequences train.
+
+Counts every record that the mixture and evaluation may use, once.
 """
 
 from __future__ import annotations
@@ -21,43 +22,51 @@ Int = npt.NDArray[np.int64]
 def audit_sources(
     sources: Sequence[PreparedSource], drops: Sequence[Mapping[str, Int]] | None, marks: Marks
 ) -> Audit:
-    """Audit all sources but for the records that `drops` has, per source by reason."""
+    """Audit all sources, without the records that `drops` lists per source by reason."""
     audit = Audit({s.name: SourceFigures.empty(marks, knows_cuts=True) for s in sources})
-    by_source = drops or [{} for _ in sources]
-    unused = [np.unique(np.concatenate([np.empty(0, np.int64), *o.values()])) for o in by_source]
+    unused: list[Int] = []  # per source, numbers of the dropped records
+    for source_drops in drops or [{} for _ in sources]:
+        numbers = np.concatenate([np.empty(0, np.int64), *source_drops.values()])
+        unused.append(np.unique(numbers))
     for k, source in enumerate(sources):
         with Reader(source.folders) as reader:
-            for part, at in _used(source, unused[k]):
-                fetch = partial(_fetch, reader, part, at)
-                audit.add(part.sequences[at], np.full(len(at), k), fetch)
+            for part, used in _used_sequences(source, unused[k]):
+                fetch = partial(_fetch, reader, part, used)
+                audit.add(part.sequences[used], np.full(len(used), k), fetch)
 
-    def look_up(places: set[int]) -> dict[int, Shown]:
-        shown = dict[int, Shown]()
-        start = 0
-        for source, own in zip(sources, unused, strict=True):
+    def look_up(numbers: set[int]) -> dict[int, Shown]:
+        """Sequences by their number among all audited ones."""
+        shown: dict[int, Shown] = {}
+        if not numbers:
+            return shown
+        first = 0
+        for source, source_unused in zip(sources, unused, strict=True):
             with Reader(source.folders) as reader:
-                for part, at in _used(source, own) if places else ():
-                    inside = range(start, start + len(at))
-                    shown |= {p: _fetch(reader, part, at, p - start) for p in places if p in inside}
-                    start = inside.stop
+                for part, used in _used_sequences(source, source_unused):
+                    in_part = range(first, first + len(used))
+                    for number in numbers:
+                        if number in in_part:
+                            shown[number] = _fetch(reader, part, used, number - first)
+                    first = in_part.stop
         return shown
 
     audit.count_copies(look_up)
     return audit
 
 
-def _used(source: PreparedSource, unused: Int) -> Iterator[tuple[PreparedPart, Int]]:
-    """Parts, and the places in them of the sequences of used records."""
+def _used_sequences(source: PreparedSource, unused: Int) -> Iterator[tuple[PreparedPart, Int]]:
+    """Each part with the numbers of the sequences of its used records."""
     for part in source.parts():
         yield part, np.flatnonzero(~is_among(part.numbers, unused)[part.owners])
 
 
-def _fetch(reader: Reader, part: PreparedPart, at: Int, place: int) -> Shown:
-    """Tokens, mask and name of a used sequence of a part, by its place among them."""
-    row = part.sequences[at[place]]
+def _fetch(reader: Reader, part: PreparedPart, used: Int, k: int) -> Shown:
+    """Tokens, mask and name of the `k`-th used sequence of a part."""
+    row = part.sequences[used[k]]
     record = part.records[row["record"]]
     ids = np.empty(int(row["length"]), np.int32)
     edges = np.empty(int(row["edges"]), np.int32)
     reader.tokens(part.number, int(row["at"]), ids, edges)
-    text = reader.text(part.number, int(record["text"]), int(record["text_size"]))
-    return ids, mask_of_spans(len(ids), edges.astype(np.int64)), f"{text[0]} turn {row['turn']}"
+    record_id = reader.text(part.number, int(record["text"]), int(record["text_size"]))[0]
+    mask = mask_of_spans(len(ids), edges.astype(np.int64))
+    return ids, mask, f"{record_id} turn {row['turn']}"

@@ -11,28 +11,23 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from data_builders.decontamination.match import Decontaminator
+from data_builders.decontamination.match import (
+    Decontaminator,
+    evaluation_files,
+    load_decontaminator,
+)
 from data_builders.progress import Stages
 from data_builders.rows.files import input_files, refuse_files_twice
+from data_builders.rows.inputs import Input, as_stats, check_unchanged, find_parents, scan_inputs
 from data_builders.sft.audit import audit_sources
-from data_builders.sft.duplicates import dropped_lines, find_copies
-from data_builders.sft.inputs import (
-    Input,
-    as_stats,
-    check_unchanged,
-    evaluation_files,
-    find_parents,
-    load_decontaminator,
-    scan_inputs,
-)
+from data_builders.sft.duplicates import Copies, dropped_lines, find_copies
 from data_builders.sft.part import WorkerState, prepare_sources
-from data_builders.sft.plan import plan_build
+from data_builders.sft.plan import BuildPlan, plan_build
 from data_builders.sft.preflight import (
     PROBED,
     PROBED_DRY,
@@ -47,14 +42,22 @@ from data_builders.sft.preflight import (
     show_expected,
 )
 from data_builders.sft.prepare import Preparer
-from data_builders.sft.shards import join_files, write_jsonl, write_splits
-from data_builders.sft.stats import check_left, counts_by_source, data_stats, few_kept, total_counts
+from data_builders.sft.prepared import PreparedSource
+from data_builders.sft.shards import join_files, write_splits
+from data_builders.sft.stats import (
+    counts_by_source,
+    data_stats,
+    few_kept,
+    refuse_nothing_trained,
+    total_counts,
+)
 from data_builders.workers import Executor, ProcessPool, RayPool, Serial
 from posttrain.audit.limits import bounds, violations
 from posttrain.chat import profile_of, variants_hint
 from posttrain.config.build_sft import EXECUTION, OPTIONAL, BuildSftConfig
 from posttrain.errors import ConfigError, DataError, RenderError
 from posttrain.hashing import digest_of
+from posttrain.jsontext import write_jsonl
 from posttrain.pages.supervision import ROWS as SUPERVISION
 from posttrain.runs import Run, read_artifact
 from posttrain.tokens.renderer import DataRenderer, load_data_renderer
@@ -64,9 +67,9 @@ KIND = "sft_data"
 
 @dataclass(frozen=True)
 class Setup:
-    """What a build needs before it reads rows, checked on the first records of every source.
+    """Everything that a build loads and checks before it reads all rows.
 
-    `problems` are those at which it would stop, which only a dry run is given.
+    `problems` are those at which the build would stop; only a dry run returns any.
     """
 
     recipe: BuildSftConfig
@@ -80,10 +83,12 @@ class Setup:
 
 
 def build_config(recipe: BuildSftConfig) -> dict[str, Any]:
-    """What of the recipe decides the data; how the work is done decides nothing about it."""
-    unnamed = {"out": True, **dict.fromkeys(EXECUTION, True), "tokenizer": {"backend"}}
-    unnamed |= {name: True for name in OPTIONAL if getattr(recipe, name) is None}
-    return recipe.model_dump(mode="json", exclude=unnamed)
+    """The keys of the recipe that decide the data, without those of how the work is done."""
+    excluded = {"out": True, **dict.fromkeys(EXECUTION, True), "tokenizer": {"backend"}}
+    for name in OPTIONAL:
+        if getattr(recipe, name) is None:
+            excluded[name] = True
+    return recipe.model_dump(mode="json", exclude=excluded)
 
 
 def set_up(
@@ -92,8 +97,8 @@ def set_up(
     """Load tokenizer, template and evaluation files, and check that they fit the data.
 
     Raises:
-        ConfigError: a path that matches nothing, what `check_template` refuses or, unless this is
-            a dry run, every problem that `check_probe` finds in any source.
+        ConfigError: a path that matches nothing, a template that `check_template` refuses or,
+            unless this is a dry run, every problem that `check_probe` finds in any source.
     """
     for source in recipe.sources:
         input_files(source, base_dir)  # every path is looked up before any is read
@@ -113,15 +118,18 @@ def set_up(
     if renderer.chosen_pad is not None:
         console.print(f"pad: {renderer.chosen_pad}", markup=False)
     warnings = check_markup(template, list(renderer.tokenizer.get_vocab()))
-    warnings += decontaminator.warnings if decontaminator is not None else []
-    problems, probes = list[str](), list[Probe]()
+    if decontaminator is not None:
+        warnings += decontaminator.warnings
+    source_problems: list[str] = []
+    probes: list[Probe] = []
     for source in recipe.sources:
         preparer = Preparer(recipe, source, renderer, decontaminator)
         probe = probe_source(preparer, base_dir, records=PROBED_DRY if dry_run else PROBED)
-        found = check_probe(probe, preparer, estimate=dry_run)
-        warnings, problems = warnings + found[0], problems + found[1]
+        probe_warnings, probe_problems = check_probe(probe, preparer, estimate=dry_run)
+        warnings += probe_warnings
+        source_problems += probe_problems
         probes.append(probe)
-    problems = ask_for_epochs(recipe, probes) + problems
+    problems = ask_for_epochs(recipe, probes) + source_problems
     warnings += oversized_packs(recipe, probes)
     if problems and not dry_run:
         raise ConfigError("\n  ".join(problems))
@@ -129,7 +137,7 @@ def set_up(
 
 
 def show_plan(setup: Setup, console: Console) -> None:
-    """What the build would do, extrapolated from the first records; writes nothing.
+    """Print what the build would do, extrapolated from the first records; writes nothing.
 
     Raises:
         ConfigError: the build would stop.
@@ -138,44 +146,42 @@ def show_plan(setup: Setup, console: Console) -> None:
     Run.open(recipe.out, kind=KIND, config=build_config(recipe), dry_run=True)
     if recipe.executor == "ray":
         RayPool(dict, recipe.workers)  # starts nothing yet, and says if Ray is missing
-    _warn(console, [*setup.warnings, *few_kept({p.name: p.stats for p in setup.probes})])
+    _print_warnings(console, [*setup.warnings, *few_kept({p.name: p.stats for p in setup.probes})])
     problems = [*setup.problems, *show_expected(console, recipe, setup.probes)]
     if problems:
         raise ConfigError("\n  ".join(["this build would stop:", *problems]))
 
 
-def _warn(console: Console, warnings: Sequence[str]) -> None:
+def _print_warnings(console: Console, warnings: Sequence[str]) -> None:
     for warning in warnings:
         console.print(f"warning: {warning}", style="yellow")
 
 
 def build(setup: Setup, stage: Run, console: Console) -> bool:
-    """Build into the stage's directory; returns whether there was anything to do.
+    """Build into the stage's directory. Returns False where the build was finished before.
 
     Raises:
         ConfigError: the directory holds a finished data set of other inputs.
         DataError: the recipe's limits are crossed, or its mixture cannot be met.
     """
-    recipe, renderer, out = setup.recipe, setup.renderer, stage.path
-    encoder, template = renderer.encoder, renderer.template
+    recipe = setup.recipe
+    renderer = setup.renderer
+    encoder = renderer.encoder
+    template = renderer.template
+    out = stage.path
     work = out / "work"
     work.mkdir(exist_ok=True)
 
     # -- every input file hashed, and cut into parts
-    inputs, parts = scan_inputs(recipe, setup.base_dir)
+    inputs, parts = scan_inputs(
+        recipe.sources, setup.base_dir, part_bytes=recipe.part_bytes, threads=recipe.workers
+    )
     inputs += setup.evaluation
     if stage.complete:
-        before = read_artifact(out, verify=False)
-        same = {
-            "the tokenizer": before.stats["tokenizer"]["digest"] == encoder.digest,
-            "the chat template": before.template_digest == template.digest,
-        }
-        check_unchanged(before, inputs, *(name for name, held in same.items() if not held))
+        _refuse_changes(setup, out, inputs)
         shutil.rmtree(work, ignore_errors=True)
         return False
-    read = [p for s in recipe.sources for p in input_files(s, setup.base_dir)]
-    read += [setup.base_dir / given.path for given in setup.evaluation]
-    parents = find_parents([*read, Path(recipe.tokenizer.path)], out)
+    parents = find_parents(_input_paths(setup), out)
 
     with Stages(console) as stages, ExitStack() as stack:
         # -- rows → examples → sequences on disk, part by part
@@ -192,32 +198,34 @@ def build(setup: Setup, stage: Run, console: Console) -> bool:
         )
 
         # -- deduplication → held out → mixture
-        late = few_kept({source.name: source.stats for source in sources})
-        copies = drops = None
+        warnings = few_kept({source.name: source.stats for source in sources})
+        copies = None
+        drops = None
         if recipe.deduplication is not None:
             stages.start("looking for duplicates")
             copies = find_copies(sources, recipe.deduplication)
             drops = copies.drops
-            late += copies.warnings(sources)
-        _warn(console, late)
+            warnings += copies.warnings(sources)
+        _print_warnings(console, warnings)
         stages.start("planning the mixture")
         plan = plan_build(sources, recipe, drops)
         stages.start("auditing")
         audit = audit_sources(sources, drops, renderer.marks)
         supervision = {name: figures.stats() for name, figures in audit.figures.items()}
-        crossed = [violations(name, own, recipe.limits) for name, own in supervision.items()]
-        if any(crossed):
-            lines = ["the data crosses limits of the recipe:", *chain.from_iterable(crossed)]
-            raise DataError("\n  ".join(lines))
+        crossed: list[str] = []
+        for name, figures in supervision.items():
+            crossed += violations(name, figures, recipe.limits)
+        if crossed:
+            raise DataError("\n  ".join(["the data crosses limits of the recipe:", *crossed]))
         counts = counts_by_source(sources, plan)
-        check_left(counts, plan)
+        refuse_nothing_trained(counts, plan)
 
         # -- shuffle by key → packs → shards
         files = write_splits(
             out, sources, plan, recipe, scratch=work / "plan", executor=executor, stages=stages
         )
 
-    # -- what a reader needs beside the shards
+    # -- files beside the shards: tokenizer, samples, supervision, dropped rows
     renderer.tokenizer.chat_template = template.source
     for path in renderer.tokenizer.save_pretrained(out / "tokenizer"):
         files[str(Path(path).relative_to(out))] = None
@@ -225,9 +233,7 @@ def build(setup: Setup, stage: Run, console: Console) -> bool:
     files["samples.jsonl"] = write_jsonl(out / "samples.jsonl", samples)
     files[SUPERVISION] = write_jsonl(out / SUPERVISION, audit.worst.rows(encoder.decode))
     if recipe.write_dropped:
-        dropped = [folder / "dropped.jsonl" for source in sources for folder in source.folders]
-        more = dropped_lines(sources, plan.dropped, copies)
-        files["dropped.jsonl"] = join_files(out / "dropped.jsonl", dropped, more)
+        files["dropped.jsonl"] = _write_dropped(out, sources, plan, copies)
 
     # -- the manifest, last, makes it an artifact
     stats = {
@@ -235,7 +241,7 @@ def build(setup: Setup, stage: Run, console: Console) -> bool:
         "inputs": as_stats(inputs),
         "supervision": supervision,
         "supervision_limits": bounds(recipe.limits),
-        "warnings": [*setup.warnings, *late],
+        "warnings": [*setup.warnings, *warnings],
         **data_stats(sources, plan, counts, recipe.packing.max_length),
     }
     stage.finish(
@@ -251,19 +257,52 @@ def build(setup: Setup, stage: Run, console: Console) -> bool:
     return True
 
 
+def _refuse_changes(setup: Setup, out: Path, inputs: Sequence[Input]) -> None:
+    """Raise ConfigError where a finished build had other inputs, tokenizer or template."""
+    manifest = read_artifact(out, verify=False)
+    changed: list[str] = []
+    if manifest.stats["tokenizer"]["digest"] != setup.renderer.encoder.digest:
+        changed.append("the tokenizer")
+    if manifest.template_digest != setup.renderer.template.digest:
+        changed.append("the chat template")
+    check_unchanged(manifest, inputs, *changed)
+
+
+def _input_paths(setup: Setup) -> list[Path]:
+    """All files that the build reads, and the tokenizer's directory."""
+    paths: list[Path] = []
+    for source in setup.recipe.sources:
+        paths += input_files(source, setup.base_dir)
+    paths += [setup.base_dir / file.path for file in setup.evaluation]
+    paths.append(Path(setup.recipe.tokenizer.path))
+    return paths
+
+
+def _write_dropped(
+    out: Path, sources: Sequence[PreparedSource], plan: BuildPlan, copies: Copies | None
+) -> int:
+    """Write `dropped.jsonl`: drops of preparation, then those of the plan; returns its lines."""
+    parts: list[Path] = []
+    for source in sources:
+        parts += [folder / "dropped.jsonl" for folder in source.folders]
+    more = dropped_lines(sources, plan.dropped, copies)
+    return join_files(out / "dropped.jsonl", parts, more)
+
+
 def _executor(setup: Setup, stack: ExitStack) -> Executor:
     """This process, or workers that load tokenizer, template and evaluation files themselves."""
-    recipe, config = setup.recipe, setup.recipe.tokenizer
+    recipe = setup.recipe
+    config = recipe.tokenizer
     if recipe.executor == "local" and recipe.workers == 1:
         return Serial(WorkerState(recipe, lambda: (setup.renderer, setup.decontaminator)))
-    # with the library that proved exact, and paths that do not depend on where a worker starts
+    # the library that proved exact, and paths that do not depend on where a worker starts
     changed = {"backend": setup.renderer.encoder.name}
     if Path(config.path).is_dir():
         changed["path"] = str(Path(config.path).absolute())
     if Path(config.chat_template).is_file():
         changed["chat_template"] = str(Path(config.chat_template).absolute())
-    theirs = recipe.model_copy(update={"tokenizer": config.model_copy(update=changed)})
-    load = partial(_load, theirs, setup.base_dir.absolute(), setup.evaluation)
+    worker_recipe = recipe.model_copy(update={"tokenizer": config.model_copy(update=changed)})
+    load = partial(_load, worker_recipe, setup.base_dir.absolute(), setup.evaluation)
     pool = RayPool if recipe.executor == "ray" else ProcessPool
     return stack.enter_context(pool(partial(WorkerState, recipe, load), recipe.workers))
 
@@ -271,12 +310,15 @@ def _executor(setup: Setup, stack: ExitStack) -> Executor:
 def _load(
     recipe: BuildSftConfig, base_dir: Path, evaluation: Sequence[Input]
 ) -> tuple[DataRenderer, Decontaminator | None]:
+    """Load a worker's tokenizer with its template, and its decontaminator."""
     decontaminator = load_decontaminator(recipe.decontamination, base_dir, evaluation)
     return load_data_renderer(recipe.tokenizer), decontaminator
 
 
 def _setup_stats(setup: Setup) -> dict[str, Any]:
-    template, special = setup.renderer.template, setup.renderer.special
+    """Figures of template, tokenizer and evaluation files for the manifest."""
+    template = setup.renderer.template
+    special = setup.renderer.special
     profile = profile_of(template)
     stats: dict[str, Any] = {
         "template": {"name": template.name, "mode": profile.mode, "describe": profile.describe()},

@@ -1,4 +1,4 @@
-"""Deduplication as a step of a build, and the `dropped.jsonl` of drops after preparation."""
+"""Deduplication as a step of a build, and the `dropped.jsonl` lines of drops after preparation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from posttrain.config.overlap import DeduplicationConfig
 
 Int = npt.NDArray[np.int64]
 Drops = Sequence[Mapping[str, Int]]
-_MANY = 0.1  # share of a source's records from which on it may be made from a template
+_MANY_COPIES = 0.1  # a source that loses a larger share may be made from a template; ours
 _DETAILS = {
     "duplicate": "the same conversation as",
     "near_duplicate": "has Jaccard similarity {similarity} with",
@@ -30,68 +30,84 @@ _DETAILS = {
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Per source, by reason, its records to leave out; all `duplicates`, numbered over sources."""
+    """Copies of records.
+
+    Attributes:
+        drops: per source, the numbers of the records to leave out, by reason.
+        duplicates: all of them, numbered over all sources.
+    """
 
     drops: list[dict[str, Int]]
     duplicates: Duplicates
 
     def warnings(self, sources: Sequence[PreparedSource]) -> list[str]:
-        """Sources that lose so many near-duplicates that they may be made from a template."""
-        shares = [
-            (source.name, len(own.get("near_duplicate", ())) / max(len(source), 1))
-            for source, own in zip(sources, self.drops, strict=True)
-        ]
-        return [
-            f"deduplication: {share:.0%} of the records of {name!r} are near-duplicates of others. "
-            "If they are exercises made from a template, keep them: "
-            f"`deduplication.near.per_source: {{{name}: null}}`, or a threshold such as 0.95"
-            for name, share in shares
-            if share > _MANY
-        ]
+        """Warnings about sources with so many near-duplicates that a template may be behind."""
+        warnings: list[str] = []
+        for source, drops in zip(sources, self.drops, strict=True):
+            name = source.name
+            share = len(drops.get("near_duplicate", ())) / max(len(source), 1)
+            if share > _MANY_COPIES:
+                warnings.append(
+                    f"deduplication: {share:.0%} of the records of {name!r} are near-duplicates of "
+                    "others. If they are exercises made from a template, keep them: "
+                    f"`deduplication.near.per_source: {{{name}: null}}`, or a threshold such as "
+                    "0.95"
+                )
+        return warnings
 
 
 def find_copies(sources: Sequence[PreparedSource], config: DeduplicationConfig) -> Copies:
     """Look for copies among the records of all sources."""
-    columns = DedupColumns([folder for source in sources for folder in source.folders])
+    columns = _columns(sources)
     assert len(columns) == sum(map(len, sources)), "a record is written to both or none"
     duplicates = find_duplicates(columns, {s.name: len(s) for s in sources}, config)
     starts = np.cumsum([0, *map(len, sources)])
     edges = np.searchsorted(duplicates.row, starts)
     drops: list[dict[str, Int]] = []
-    for start, a, b in zip(starts, edges, edges[1:], strict=False):
-        rows, reasons = duplicates.row[a:b] - start, duplicates.reason[a:b]
+    for start, first, stop in zip(starts, edges, edges[1:], strict=False):
+        rows = duplicates.row[first:stop] - start
+        reasons = duplicates.reason[first:stop]
         drops.append({REASONS[k]: rows[reasons == k] for k in np.unique(reasons).tolist()})
     return Copies(drops, duplicates)
+
+
+def _columns(sources: Sequence[PreparedSource]) -> DedupColumns:
+    """Columns of deduplication of all sources."""
+    return DedupColumns([folder for source in sources for folder in source.folders])
 
 
 def dropped_lines(
     sources: Sequence[PreparedSource], dropped: Drops, copies: Copies | None
 ) -> Iterator[str]:
-    """A line of `dropped.jsonl` for every record that was prepared and is left out, in order;
-    `dropped` has their numbers per source by reason, copies among them.
+    """Lines of `dropped.jsonl` for every record that was prepared and is left out, in order.
+
+    Args:
+        dropped: per source, the numbers of the records by reason, copies among them.
     """
-    columns = DedupColumns([folder for source in sources for folder in source.folders])
+    columns = _columns(sources)
     starts = np.cumsum([0, *map(len, sources)])
-    kept: dict[int, tuple[int, float]] = {}
+    kept_copy: dict[int, tuple[int, float]] = {}  # dropped row → row kept instead, similarity
     if copies is not None:
-        c = copies.duplicates
-        pairs = zip(c.kept.tolist(), c.similarity.tolist(), strict=True)
-        kept = dict(zip(c.row.tolist(), pairs, strict=True))
+        duplicates = copies.duplicates
+        kept = zip(duplicates.kept.tolist(), duplicates.similarity.tolist(), strict=True)
+        kept_copy = dict(zip(duplicates.row.tolist(), kept, strict=True))
 
     def place(row: int) -> dict[str, Any]:
         source = sources[int(np.searchsorted(starts, row, side="right")) - 1]
         return {"source": source.name, **columns.place(row)}
 
-    for start, reasons in zip(starts.tolist(), dropped, strict=False):
-        rows = sorted((start + k, name) for name, own in reasons.items() for k in own.tolist())
-        for row, reason in rows:
+    for start, drops in zip(starts.tolist(), dropped, strict=False):
+        rows: list[tuple[int, str]] = []
+        for reason, numbers in drops.items():
+            rows += [(start + number, reason) for number in numbers.tolist()]
+        for row, reason in sorted(rows):
             line = {"source": "", "reason": reason, "detail": _DETAILS.get(reason), **place(row)}
-            if row in kept:
-                other, share = kept[row]
+            if row in kept_copy:
+                kept_row, share = kept_copy[row]
                 similarity = None if math.isnan(share) else round(share, 4)
-                line["kept"] = {**place(other), "similarity": similarity}
-                what = _DETAILS[reason].format(similarity=similarity)
+                line["kept"] = {**place(kept_row), "similarity": similarity}
+                relation = _DETAILS[reason].format(similarity=similarity)
                 line["detail"] = "{} {record_id} of {source}, {file}:{line}".format(
-                    what, **line["kept"]
+                    relation, **line["kept"]
                 )
             yield json.dumps(line, ensure_ascii=True) + "\n"

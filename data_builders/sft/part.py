@@ -1,7 +1,7 @@
 """Prepare sources part by part: read, filter, render and encode rows, write sequences to disk.
 
-A job is a pure function of its part's rows and of the recipe, wherever it runs. What an earlier,
-killed run prepared is kept.
+A job depends on its part's rows and on the recipe alone, wherever it runs. Parts that an earlier,
+killed run finished are kept.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data_builders.decontamination.match import Decontaminator
 from data_builders.dedup.columns import column_batch, write_columns
 from data_builders.progress import Stages
+from data_builders.rows.inputs import Input
 from data_builders.rows.parts import Part, estimate_rows, open_part
-from data_builders.rows.raw import Dropped
+from data_builders.rows.raw import Drop
 from data_builders.rows.read import PlacedExample, examples_of, matching_rows
 from data_builders.rows.where import SeenFields
-from data_builders.sft.inputs import Input
 from data_builders.sft.prepare import Prepared, Preparer, prepare
 from data_builders.sft.prepared import (
     PART_FORMAT,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:  # loads transformers
     from posttrain.tokens.renderer import DataRenderer
 
 BATCH_ROWS = 128
-BATCH_CHARACTERS = 4_000_000  # a batch of long rows is smaller, so that memory knows a bound
+BATCH_CHARACTERS = 4_000_000  # bounds memory: batches of long rows are smaller
 SAMPLES_PER_BUILD = 20
 
 
@@ -63,55 +63,68 @@ def prepare_sources(
     """Prepare every part that `folder` does not hold yet.
 
     Args:
-        parts: of each source by its name.
-        tokens: digests of what makes tokens.
-        evaluation: what decontamination reads.
-        scratch: names this build; parts that it left unfinished are removed.
+        parts: parts of each source, by its name.
+        tokens: digests of the tokenizer and the template.
+        evaluation: files that decontamination reads.
+        scratch: name of this build; parts that it left unfinished are removed.
 
     Raises:
         DataError: a source lost more to a reason than the recipe allows; after its last part.
     """
-    folder = folder.resolve()  # workers may have been started elsewhere
+    folder = folder.resolve()  # workers may have been started in another directory
     for unfinished in folder.glob(f"*/*.{scratch}-*"):
         shutil.rmtree(unfinished, ignore_errors=True)
     folders: dict[str, list[Path]] = {}
-    jobs: dict[Path, PartJob] = {}  # parts with the same rows are done once
+    jobs: dict[Path, PartJob] = {}  # by folder: parts with the same rows are prepared once
     for source in recipe.sources:
         key = _source_key(recipe, source, tokens, evaluation)
         folders[source.name] = []
         for part in parts[source.name]:
             rows = part.content(placed=recipe.write_dropped)
-            own = folder / source.name / digest_of({**key, "rows": rows})[:32]
-            folders[source.name].append(own)
-            if own not in jobs and read_counts(own) is None:
-                jobs[own] = PartJob(part, source, str(own), scratch)
+            part_folder = folder / source.name / digest_of({**key, "rows": rows})[:32]
+            folders[source.name].append(part_folder)
+            if part_folder not in jobs and read_counts(part_folder) is None:
+                jobs[part_folder] = PartJob(part, source, str(part_folder), scratch)
     waiting = list(jobs.values())
-    total = estimate_rows([part for own in parts.values() for part in own])
-    left = estimate_rows([job.part for job in waiting])
-    done = 0 if total is None or left is None else max(total - left, 0)
-    stages.start("preparing", total=total, unit="rows", done=done)
-    left_of = Counter(job.source.name for job in waiting)
-    finished = {
-        s.name: _finished(recipe, s, folders[s.name]) for s in recipe.sources if not left_of[s.name]
-    }
+    _show_progress(stages, parts, waiting)
+
+    jobs_left = Counter(job.source.name for job in waiting)
+    finished: dict[str, PreparedSource] = {}
+    for source in recipe.sources:
+        if not jobs_left[source.name]:
+            finished[source.name] = _finish_source(recipe, source, folders[source.name])
     for number, _ in executor.run(waiting, stages.advance):
         source = waiting[number].source
-        left_of[source.name] -= 1
-        if not left_of[source.name]:
-            finished[source.name] = _finished(recipe, source, folders[source.name])
+        jobs_left[source.name] -= 1
+        if not jobs_left[source.name]:
+            finished[source.name] = _finish_source(recipe, source, folders[source.name])
     return [finished[source.name] for source in recipe.sources]
 
 
-def _finished(recipe: BuildSftConfig, source: SftSource, folders: Sequence[Path]) -> PreparedSource:
-    """A source all of whose parts are there, with their counts merged and checked."""
-    counts = [own for folder in folders if (own := read_counts(folder)) is not None]
-    assert len(counts) == len(folders), "every part was finished"
+def _show_progress(
+    stages: Stages, parts: Mapping[str, Sequence[Part]], waiting: Sequence[PartJob]
+) -> None:
+    """Begin the stage that counts rows, with those of finished parts as done."""
+    total = estimate_rows([part for source_parts in parts.values() for part in source_parts])
+    remaining = estimate_rows([job.part for job in waiting])
+    done = 0 if total is None or remaining is None else max(total - remaining, 0)
+    stages.start("preparing", total=total, unit="rows", done=done)
+
+
+def _finish_source(
+    recipe: BuildSftConfig, source: SftSource, folders: Sequence[Path]
+) -> PreparedSource:
+    """Merge the counts of all parts of a source and check them against the recipe's limits."""
+    counts: list[dict[str, Any]] = []
     fields = SeenFields(source)
-    for own in counts:
-        fields.add(own["fields"])
-    if wrong := fields.problem(source.name):
-        raise ConfigError(wrong)
-    stats = merged(counts, samples=_samples_of_each(recipe))
+    for folder in folders:
+        part_counts = read_counts(folder)
+        assert part_counts is not None, "every part was finished"
+        counts.append(part_counts)
+        fields.add(part_counts["fields"])
+    if problem := fields.problem(source.name):
+        raise ConfigError(problem)
+    stats = merged(counts, samples=_samples_per_source(recipe))
     stats["samples"] = [read_sample(folders[part], k) for part, k in stats["samples"]]
     problems = losses_exceeded(source.name, stats, recipe.limits)
     if left_out := left_out_exceeded(source.name, stats, recipe.limits):
@@ -121,8 +134,8 @@ def _finished(recipe: BuildSftConfig, source: SftSource, folders: Sequence[Path]
     return PreparedSource(source.name, stats, tuple(folders))
 
 
-# what of a source is looked at only after its rows are prepared, or not by what its rows become
-_LATER = {"path", "share", "rows", "tokens", "max_epochs", "held_out"}
+# keys of a source that do not decide how its rows are prepared
+_NOT_IN_KEY = {"path", "share", "rows", "tokens", "max_epochs", "held_out"}
 
 
 def _source_key(
@@ -131,38 +144,39 @@ def _source_key(
     tokens: Mapping[str, Any],
     evaluation: Sequence[Input],
 ) -> dict[str, Any]:
-    """All that decides how rows of a source are prepared, and nothing else."""
+    """Everything that decides how rows of a source are prepared, and nothing else."""
     key: dict[str, Any] = {
         **recipe.model_dump(mode="json", include={"reasoning", "licenses", "seed"}),
         **tokens,
         "packing": recipe.packing.model_dump(mode="json"),
-        "source": source.model_dump(mode="json", exclude=_LATER),
-        "samples": _samples_of_each(recipe),
+        "source": source.model_dump(mode="json", exclude=_NOT_IN_KEY),
+        "samples": _samples_per_source(recipe),
         "steps": recipe.tokenizer.split_steps,
         "allowed": sorted(recipe.tokenizer.allow_left_out),
         "dropped": recipe.write_dropped,
         "versions": package_versions(),
         "format": PART_FORMAT,
     }
-    if recipe.deduplication is not None:  # what `column_batch` writes: the rest is for the plan
+    if recipe.deduplication is not None:
+        # only what `column_batch` writes: the other keys matter when the build is planned
         near = recipe.deduplication.near_threshold(source.name) is not None
         key["deduplication"] = {"near": near}
     if recipe.decontamination is not None:
         key["decontamination"] = recipe.decontamination.model_dump(mode="json")
-        key["evaluation"] = [[i.path, i.sha256] for i in evaluation]
+        key["evaluation"] = [[file.path, file.sha256] for file in evaluation]
     return key
 
 
-def _samples_of_each(recipe: BuildSftConfig) -> int:
-    """How many rendered samples are kept of a source."""
+def _samples_per_source(recipe: BuildSftConfig) -> int:
+    """Rendered samples that are kept of each source."""
     return max(2, -(-SAMPLES_PER_BUILD // len(recipe.sources)))
 
 
 class WorkerState:
-    """What every job of one process uses, loaded when a job first needs it.
+    """State that all jobs of one process share, loaded when a job first needs it.
 
     Args:
-        load: gives tokenizer with template, and evaluation items; called at most once.
+        load: returns the tokenizer with its template, and the decontaminator; called at most once.
     """
 
     def __init__(
@@ -170,11 +184,12 @@ class WorkerState:
         recipe: BuildSftConfig,
         load: Callable[[], tuple[DataRenderer, Decontaminator | None]],
     ) -> None:
-        self.recipe, self._load = recipe, functools.cache(load)
+        self.recipe = recipe
+        self._load = functools.cache(load)
         self._preparers: dict[str, Preparer] = {}
 
     def preparer(self, source: SftSource) -> Preparer:
-        """What turns this source's records into sequences."""
+        """The preparer of a source's records."""
         if source.name not in self._preparers:
             self._preparers[source.name] = Preparer(self.recipe, source, *self._load())
         return self._preparers[source.name]
@@ -182,7 +197,7 @@ class WorkerState:
 
 @dataclass(frozen=True, slots=True)
 class PartJob:
-    """Prepare one part into `folder`. `scratch` names this build, as `PartWriter` wants it."""
+    """Job that prepares one part into `folder`. `scratch` names this build, as in `PartWriter`."""
 
     part: Part
     source: SftSource
@@ -190,21 +205,28 @@ class PartJob:
     scratch: str
 
     def describe(self) -> str:
-        """For messages."""
+        """Place of the part, for messages."""
         return self.part.describe()
 
     def run(self, state: WorkerState, on_progress: OnProgress) -> None:
-        """Do it; `on_progress` is called with the number of rows read since its last call."""
-        recipe, preparer = state.recipe, state.preparer(self.source)
-        counts = PartCounts(_samples_of_each(recipe), recipe.seed)
+        """Prepare the part; `on_progress` gets the number of rows read since its last call."""
+        recipe = state.recipe
+        preparer = state.preparer(self.source)
+        counts = PartCounts(_samples_per_source(recipe), recipe.seed)
         fields = SeenFields(self.source)
-        dedup = recipe.deduplication
-        near = dedup is not None and dedup.near_threshold(self.source.name) is not None
-        columns = dedup is not None or recipe.write_dropped  # which say where a record was read
-        unfinished = PartWriter(
-            Path(self.folder), scratch=self.scratch, marks=preparer.renderer.marks, dedup=columns
+        deduplication = recipe.deduplication
+        near = False
+        if deduplication is not None:
+            near = deduplication.near_threshold(self.source.name) is not None
+        # the columns of deduplication also say where a record was read
+        writes_columns = deduplication is not None or recipe.write_dropped
+        part_writer = PartWriter(
+            Path(self.folder),
+            scratch=self.scratch,
+            marks=preparer.renderer.marks,
+            dedup=writes_columns,
         )
-        with _collecting_rarely(), unfinished as writer:
+        with _rare_garbage_collection(), part_writer as writer:
             rows = matching_rows(open_part(self.part, self.source), fields)
             items = examples_of(
                 rows, self.source, allowed_licenses=recipe.licenses, counts=counts.rows
@@ -215,55 +237,63 @@ class PartJob:
                 writer.write(prepared)
                 for record in prepared:
                     counts.add(record)
-                both = list(zip(placed, prepared, strict=True))
-                if columns:
-                    kept = [item for item, record in both if record.drop is None]
+                if writes_columns:
+                    kept: list[PlacedExample] = []
+                    for item, record in zip(placed, prepared, strict=True):
+                        if record.drop is None:
+                            kept.append(item)
                     places = [(i.file, i.line) for i in kept] if recipe.write_dropped else None
-                    write_columns(
-                        writer.files, *column_batch([i.example for i in kept], places, near=near)
-                    )
+                    columns = column_batch([i.example for i in kept], places, near=near)
+                    write_columns(writer.files, *columns)
                 if recipe.write_dropped:
-                    lines = _dropped_lines(batch, iter(both), self.source.name)
-                    writer.files["dropped.jsonl"].write("".join(lines).encode())
+                    lines = "".join(_dropped_lines(batch, prepared, self.source.name))
+                    writer.files["dropped.jsonl"].write(lines.encode())
                 on_progress(len(batch))
-            writer.finish(
-                counts.stats() | {"fields": fields.state()}, [row for _, row in counts.samples]
-            )
+            samples = [row for _, row in counts.samples]
+            writer.finish(counts.stats() | {"fields": fields.state()}, samples)
 
 
-def _characters(item: PlacedExample | Dropped) -> int:
-    if isinstance(item, Dropped):
+def _characters(item: PlacedExample | Drop) -> int:
+    """Characters of a record's contents and traces; 0 for a dropped row."""
+    if isinstance(item, Drop):
         return 0
     return sum(len(m.content) + len(m.reasoning or "") for m in item.example.messages)
 
 
 def _dropped_lines(
-    batch: Sequence[PlacedExample | Dropped],
-    prepared: Iterator[tuple[PlacedExample, Prepared]],
-    source: str,
+    batch: Sequence[PlacedExample | Drop], prepared: Sequence[Prepared], source: str
 ) -> Iterator[str]:
-    """Lines of `dropped.jsonl` for all rows of a batch that are not used, in order."""
+    """Lines of `dropped.jsonl` for all rows of a batch that are not used, in order.
+
+    Args:
+        prepared: the records of the batch, without its drops.
+    """
+    records = iter(prepared)
     for item in batch:
         if isinstance(item, PlacedExample):
-            (example, file, line), record = next(prepared)
-            if (drop := record.drop) is None:
+            example, file, line = item
+            drop = next(records).drop
+            if drop is None:
                 continue
-            item = Dropped(drop.reason, drop.detail, file, line, example.id, drop.span)
-        row = {"source": source, **asdict(item)}
-        if item.span is None:
+            drop = replace(drop, file=file, line=line, record_id=example.id)
+        else:
+            drop = item
+        row = {"source": source, **asdict(drop)}
+        if drop.span is None:
             del row["span"]
         yield json.dumps(row, ensure_ascii=True) + "\n"
 
 
-# beside the libraries that are loaded anyway, every look costs as much as a batch of records
-_RARELY = (200_000, 50, 1000)
+# thresholds of Python's cycle collector: with the libraries that are loaded, each full collection
+# costs as much as a batch of records
+_GC_THRESHOLDS = (200_000, 50, 1000)
 
 
 @contextlib.contextmanager
-def _collecting_rarely() -> Iterator[None]:
-    """Python's cycle collector looks rarely: records are many objects and few cycles."""
+def _rare_garbage_collection() -> Iterator[None]:
+    """Run Python's cycle collector rarely: records are many objects and few cycles."""
     before = gc.get_threshold()
-    gc.set_threshold(*_RARELY)
+    gc.set_threshold(*_GC_THRESHOLDS)
     try:
         yield
     finally:

@@ -1,9 +1,10 @@
 """Prepared sources → which sequences are trained on, how often, and which are held out.
 
-Held out are whole conversations, by a keyed hash of their ids; one that is chosen in one source is
-kept out of training in all of them. So is one that would be trained on in the very tokens of a
-held-out one: without its trace an answer is often word for word that of another conversation, and
-the first turns of a dialogue are those of the next longer one. Evaluation sees none of those.
+Whole conversations are held out, by a keyed hash of their ids; a conversation that is held out in
+one source is kept out of training in all of them. So is one that would be trained on in the very
+tokens of a held-out one: without its trace an answer is often word for word that of another
+conversation, and the first turns of a dialogue are those of the next longer one. Evaluation uses
+none of those.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from data_builders.sft.prepared import PreparedPart, PreparedSource, Rows
 from posttrain.config.build_sft import BuildSftConfig, HeldOutConfig
 
 Int = npt.NDArray[np.int64]
-# `number` counts the sequences of every epoch over every source, taken or not
+# `number` counts the sequences of every epoch over every source, whether they are taken or not
 PLANNED = np.dtype([("key", "<u8"), ("length", "<u4"), ("number", "<u4")])
 Keys = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[np.uint32]
@@ -38,10 +39,12 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass
 class GroupStats:
-    """What the sequences and packs of one group add up to.
+    """Totals of the sequences and packs of one group.
 
-    `reasoning` and `truncated` count sequences. `bins`, by powers of two of the length: sequences,
-    trained and untrained tokens. `fills` counts packs by percent.
+    Attributes:
+        reasoning, truncated: sequences that reason; sequences with a cut trace.
+        bins: by powers of two of the length: sequences, trained tokens, untrained tokens, (64, 3).
+        fills: packs by how full they are, in per cent, (101,).
     """
 
     capacity: int
@@ -53,37 +56,39 @@ class GroupStats:
 
     @classmethod
     def joined(cls, groups: Sequence[GroupStats]) -> GroupStats:
-        """All groups together."""
+        """Totals of all groups together."""
         return cls(
             groups[0].capacity,
-            reasoning=sum(own.reasoning for own in groups),
-            truncated=sum(own.truncated for own in groups),
-            longest=max(own.longest for own in groups),
-            bins=np.sum([own.bins for own in groups], axis=0),
-            fills=np.sum([own.fills for own in groups], axis=0),
+            reasoning=sum(group.reasoning for group in groups),
+            truncated=sum(group.truncated for group in groups),
+            longest=max(group.longest for group in groups),
+            bins=np.sum([group.bins for group in groups], axis=0),
+            fills=np.sum([group.fills for group in groups], axis=0),
         )
 
     @property
     def sequences(self) -> int:
-        """All that were counted."""
+        """Number of counted sequences."""
         return int(self.bins[:, 0].sum())
 
     def add(self, rows: Rows) -> None:
         """Count some sequences."""
-        length, trained = rows["length"].astype(np.int64), rows["trained"].astype(np.int64)
+        length = rows["length"].astype(np.int64)
+        trained = rows["trained"].astype(np.int64)
         self.reasoning += int(rows["reasons"].sum())
         self.truncated += int((rows["budget"] >= 0).sum())
         self.longest = max(self.longest, int(length.max(initial=0)))
-        place = np.ceil(np.log2(np.maximum(length, 1))).astype(np.int64)
-        for k, weights in enumerate((None, trained, length - trained)):
-            self.bins[:, k] += np.bincount(place, weights, len(self.bins)).astype(np.int64)
+        size_bin = np.ceil(np.log2(np.maximum(length, 1))).astype(np.int64)
+        for column, weights in enumerate((None, trained, length - trained)):
+            counts = np.bincount(size_bin, weights, len(self.bins))
+            self.bins[:, column] += counts.astype(np.int64)
 
     def add_packs(self, tokens: Int) -> None:
-        """Count packs by their tokens."""
+        """Count packs by their numbers of tokens."""
         self.fills += np.bincount(tokens * 100 // self.capacity, minlength=101)
 
     def stats(self) -> dict[str, Any]:
-        """For the manifest."""
+        """Figures for the manifest."""
         sequences, trained, untrained = self.bins.sum(axis=0).tolist()
         packs = int(self.fills.sum())
         return {
@@ -109,7 +114,7 @@ class GroupStats:
 
 @dataclass(frozen=True, slots=True)
 class PlannedGroup:
-    """Planned sequences that may share packs; `table` has a `PLANNED` for each."""
+    """Planned sequences that may share packs; `table` has a `PLANNED` row for each."""
 
     table: Rows
     stats: GroupStats
@@ -117,11 +122,15 @@ class PlannedGroup:
 
 @dataclass(frozen=True, slots=True)
 class BuildPlan:
-    """`evaluation` maps "<source>/<on|off>" to sequences.
+    """Sequences of each split, and what happens to every record.
 
-    Per source: `passes` has the number of the first sequence in each epoch, `held_out` counts the
-    records that evaluation sees, `dropped` has by reason the numbers of the records in no split, as
-    `held_out_duplicate` more records of held-out conversations, or that share a sequence with one.
+    Attributes:
+        passes: per source, the number of the first sequence in each epoch.
+        evaluation: "<source>/<on|off>" → sequences.
+        held_out: per source, the number of records that evaluation sees.
+        dropped: per source, the numbers of the records in no split, by reason.
+            `held_out_duplicate`: further records of held-out conversations, and records that share
+            a sequence with one.
     """
 
     passes: list[list[int]]
@@ -132,16 +141,17 @@ class BuildPlan:
     dropped: list[dict[str, Int]]
 
     def conversations(self, numbers: Numbers, sources: Sequence[PreparedSource]) -> Keys:
-        """(n,) the conversation of each planned sequence: two of one never share a pack."""
-        found = np.empty(len(numbers), np.uint64)
+        """Key of each planned sequence's conversation, (n,): two of one never share a pack."""
+        keys = np.empty(len(numbers), np.uint64)
         for source, firsts in zip(sources, self.passes, strict=True):
             records = source.records("id64", "sequences")
             ids = np.repeat(records["id64"], records["sequences"])
-            first, end = firsts[0], firsts[0] + len(ids) * len(firsts)
-            own = np.flatnonzero((numbers >= first) & (numbers < end))
-            if len(own):
-                found[own] = ids[(numbers[own] - first) % len(ids)]
-        return found
+            first = firsts[0]
+            end = first + len(ids) * len(firsts)
+            in_source = np.flatnonzero((numbers >= first) & (numbers < end))
+            if len(in_source):
+                keys[in_source] = ids[(numbers[in_source] - first) % len(ids)]
+        return keys
 
 
 def plan_build(
@@ -159,165 +169,182 @@ def plan_build(
     """
     drops = drops or [{} for _ in sources]
     usable: list[Mask] = []
-    for source, own in zip(sources, drops, strict=True):
-        usable.append(np.ones(len(source), np.bool_))
-        for numbers in own.values():
-            usable[-1][numbers] = False
-    held_out, withheld = hold_out(sources, usable, recipe)
+    for source, source_drops in zip(sources, drops, strict=True):
+        mask = np.ones(len(source), np.bool_)
+        for numbers in source_drops.values():
+            mask[numbers] = False
+        usable.append(mask)
+    held_out, withheld_ids = hold_out(sources, usable, recipe)
+
     trainable: list[Mask] = []
     available: list[Available] = []
-    for source, mask, own in zip(sources, usable, drops, strict=True):
-        left = mask & ~is_among(source.records("id64")["id64"], withheld)
-        read = partial(_read, source, left)
-        dropped = {**source.stats["dropped"], **{name: len(rows) for name, rows in own.items()}}
-        lost = lost_rows(dropped, int(mask.sum()))
-        trainable.append(left)
+    for source, mask, source_drops in zip(sources, usable, drops, strict=True):
+        rest = mask & ~is_among(source.records("id64")["id64"], withheld_ids)
+        read = partial(_mixture_columns, source, rest)
+        dropped = {reason: len(rows) for reason, rows in source_drops.items()}
+        lost = lost_rows({**source.stats["dropped"], **dropped}, int(mask.sum()))
+        trainable.append(rest)
         available.append(Available(source.name, read, total_of(read()), lost))
     mixture = plan_mixture(available, recipe)
+
+    dropped_records: list[dict[str, Int]] = []
+    for k, plan in enumerate(mixture):
+        withheld = np.flatnonzero(usable[k] & ~trainable[k])
+        dropped_records.append(
+            {
+                **drops[k],
+                "not_sampled": np.flatnonzero(trainable[k])[plan.times() == 0],
+                "held_out_duplicate": np.setdiff1d(withheld, held_out[k]),
+            }
+        )
     passes = _passes(sources, mixture)
     return BuildPlan(
         passes=passes,
-        train=_training(sources, trainable, mixture, passes, recipe),
-        evaluation=_evaluation(sources, held_out, passes, recipe),
+        train=_plan_training(sources, trainable, mixture, passes, recipe),
+        evaluation=_plan_evaluation(sources, held_out, passes, recipe),
         mixture=mixture,
         held_out=[len(rows) for rows in held_out],
-        dropped=[
-            {
-                **own,
-                "not_sampled": np.flatnonzero(mask)[plan.times() == 0],
-                "held_out_duplicate": np.setdiff1d(np.flatnonzero(left & ~mask), rows),
-            }
-            for own, left, mask, plan, rows in zip(
-                drops, usable, trainable, mixture, held_out, strict=True
-            )
-        ],
+        dropped=dropped_records,
     )
 
 
-def _read(source: PreparedSource, mask: Mask) -> Rows:
-    """The columns of the mixture, of the records in a mask."""
+def _mixture_columns(source: PreparedSource, mask: Mask) -> Rows:
+    """Columns that the mixture reads, of the records in a mask."""
     return source.records(*COLUMNS)[mask]
 
 
 def hold_out(
     sources: Sequence[PreparedSource], usable: Sequence[Mask], recipe: BuildSftConfig
 ) -> tuple[list[Int], Keys]:
-    """Choose in every source; of a conversation in several, evaluation sees the first source's.
+    """Choose the held-out records; a conversation of several sources is evaluated in the first.
 
     Returns:
         Per source the numbers of the records that evaluation sees, and the ids of all
         conversations that are kept out of training.
     """
     salt = key64(recipe.seed, "held_out")
-    ids, keys = np.empty(0, np.uint64), np.empty(0, np.uint64)
-    rows: list[Int] = []
-    for own, source, mask in zip(recipe.sources, sources, usable, strict=True):
+    ids = np.empty(0, np.uint64)  # of held-out conversations
+    keys = np.empty(0, np.uint64)  # of their sequences
+    held_out: list[Int] = []
+    for settings, source, mask in zip(recipe.sources, sources, usable, strict=True):
         records = source.records("id64", "row64")
-        places = shuffled_keys(records["id64"], salt)
-        last = _last(places[mask], own.held_out or recipe.held_out)
+        ranks = shuffled_keys(records["id64"], salt)
+        threshold = _largest_rank(ranks[mask], settings.held_out or recipe.held_out)
         chosen = mask & ~is_among(records["id64"], ids)
-        chosen &= (places <= np.uint64(last)) if last >= 0 else False
+        chosen &= (ranks <= np.uint64(threshold)) if threshold >= 0 else False
         numbers = np.flatnonzero(chosen)
-        found = records[numbers]
-        # the same row of the same conversation, whatever the order of rows
-        order = np.lexsort((found["row64"], found["id64"]))
-        unique, first = np.unique(found["id64"][order], return_index=True)
-        rows.append(np.sort(numbers[order[first]]))
-        ids = np.union1d(ids, unique)
-        for part in source.parts() if len(rows[-1]) else ():
-            seen = is_among(part.numbers, rows[-1])[part.owners]
-            keys = np.union1d(keys, part.sequences["key"][seen])
-    # the ids of conversations that share a sequence with a held-out record, too
-    for source, mask in zip(sources, usable, strict=True) if len(keys) else ():
+        candidates = records[numbers]
+        # of several rows of one conversation always the same, whatever the order of rows
+        order = np.lexsort((candidates["row64"], candidates["id64"]))
+        distinct_ids, first = np.unique(candidates["id64"][order], return_index=True)
+        source_rows = np.sort(numbers[order[first]])
+        held_out.append(source_rows)
+        ids = np.union1d(ids, distinct_ids)
+        for part in source.parts() if len(source_rows) else ():
+            in_evaluation = is_among(part.numbers, source_rows)[part.owners]
+            keys = np.union1d(keys, part.sequences["key"][in_evaluation])
+    if not len(keys):
+        return held_out, ids
+    # conversations that share a sequence with a held-out record are withheld, too
+    for source, mask in zip(sources, usable, strict=True):
         for part in source.parts():
-            leaked = np.zeros(len(part.records), np.bool_)
-            leaked[part.owners[is_among(part.sequences["key"], keys)]] = True
-            leaked &= mask[part.first : part.first + len(leaked)]
-            ids = np.union1d(ids, part.records["id64"][leaked])
-    return rows, ids
+            shares_sequence = np.zeros(len(part.records), np.bool_)
+            shares_sequence[part.owners[is_among(part.sequences["key"], keys)]] = True
+            shares_sequence &= mask[part.first : part.first + len(part.records)]
+            ids = np.union1d(ids, part.records["id64"][shares_sequence])
+    return held_out, ids
 
 
-def _last(places: Keys, config: HeldOutConfig) -> int:
-    """The largest place that is chosen; -1 for none."""
+def _largest_rank(ranks: Keys, config: HeldOutConfig) -> int:
+    """The largest rank that is held out; -1 for none."""
     if config.rate is not None:
         return int(config.rate * 2.0**64) - 1
-    smallest = np.unique(places)[: config.rows]
+    smallest = np.unique(ranks)[: config.rows]
     return int(smallest[-1]) if len(smallest) else -1
 
 
 def _passes(sources: Sequence[PreparedSource], mixture: Sequence[SourcePlan]) -> list[list[int]]:
-    """As in `BuildPlan`."""
+    """Number of the first sequence in each epoch of each source, as in `BuildPlan`."""
     passes: list[list[int]] = []
     first = 0
     for source, plan in zip(sources, mixture, strict=True):
-        size, epochs = int(source.sequence_starts()[-1]), plan.epochs + (plan.extra is not None)
-        passes.append([first + epoch * size for epoch in range(max(epochs, 1))])
-        first += size * len(passes[-1])
+        size = int(source.sequence_starts()[-1])
+        epochs = max(plan.epochs + (plan.extra is not None), 1)
+        passes.append([first + epoch * size for epoch in range(epochs)])
+        first += size * epochs
     assert first < 1 << 32, "numbers of sequences have 32 bits"
     return passes
 
 
-def _training(
+def _plan_training(
     sources: Sequence[PreparedSource],
     trainable: Sequence[Mask],
     mixture: Sequence[SourcePlan],
     passes: Sequence[Sequence[int]],
     recipe: BuildSftConfig,
 ) -> PlannedGroup:
-    """All training sequences, pass after pass."""
-    whole = np.empty(sum(plan.total.sequences for plan in mixture), PLANNED)
-    stats, filled = GroupStats(recipe.packing.max_length), 0
-    for source, mask, plan, own in zip(sources, trainable, mixture, passes, strict=True):
+    """All training sequences, epoch after epoch."""
+    table = np.empty(sum(plan.total.sequences for plan in mixture), PLANNED)
+    stats = GroupStats(recipe.packing.max_length)
+    filled = 0
+    for source, mask, plan, firsts in zip(sources, trainable, mixture, passes, strict=True):
         times = np.zeros(len(mask), np.int64)
         times[mask] = plan.times()
-        salts = [key64(recipe.seed, "order", plan.name, epoch) for epoch in range(len(own))]
+        salts = [key64(recipe.seed, "order", plan.name, epoch) for epoch in range(len(firsts))]
         for part in source.parts():
-            taken = times[part.first : part.first + len(part.records)]
-            for epoch, (first, salt) in enumerate(zip(own, salts, strict=True)):
-                table, rows = _planned(part, np.flatnonzero(taken > epoch), first, salt)
-                whole[filled : filled + len(table)] = table
-                filled += len(table)
+            part_times = times[part.first : part.first + len(part.records)]
+            for epoch, (first, salt) in enumerate(zip(firsts, salts, strict=True)):
+                chosen = np.flatnonzero(part_times > epoch)
+                planned, rows = _plan_records(part, chosen, first, salt)
+                table[filled : filled + len(planned)] = planned
+                filled += len(planned)
                 stats.add(rows)
-    assert filled == len(whole), "the mixture counted what is planned"
-    return PlannedGroup(whole, stats)
+    assert filled == len(table), "the mixture counted what is planned"
+    return PlannedGroup(table, stats)
 
 
-def _evaluation(
+def _plan_evaluation(
     sources: Sequence[PreparedSource],
     held_out: Sequence[Int],
     passes: Sequence[Sequence[int]],
     recipe: BuildSftConfig,
 ) -> dict[str, PlannedGroup]:
-    """The held-out sequences of each source, by reasoning mode; groups without any are left out."""
+    """Held-out sequences of each source, by reasoning mode; empty groups are left out."""
     groups: dict[str, PlannedGroup] = {}
     for source, numbers, (first, *_) in zip(sources, held_out, passes, strict=True):
         salt = key64(recipe.seed, "order", source.name, "eval")
-        planned = [
-            _planned(part, np.flatnonzero(is_among(part.numbers, numbers)), first, salt)
-            for part in (source.parts() if len(numbers) else ())
-        ]
+        planned: list[tuple[Rows, Rows]] = []
+        for part in source.parts() if len(numbers) else ():
+            chosen = np.flatnonzero(is_among(part.numbers, numbers))
+            planned.append(_plan_records(part, chosen, first, salt))
         for mode, reasons in (("off", False), ("on", True)):
             stats = GroupStats(recipe.packing.max_length)
             tables = [np.empty(0, PLANNED)]
             for table, rows in planned:
-                own = rows["reasons"] == reasons
-                tables.append(table[own])
-                stats.add(rows[own])
+                in_mode = rows["reasons"] == reasons
+                tables.append(table[in_mode])
+                stats.add(rows[in_mode])
             if stats.sequences:
                 groups[f"{source.name}/{mode}"] = PlannedGroup(np.concatenate(tables), stats)
     return dict(sorted(groups.items()))
 
 
-def _planned(part: PreparedPart, chosen: Int, first: int, salt: int) -> tuple[Rows, Rows]:
-    """The table of all sequences of some of a part's records, and the sequences themselves."""
+def _plan_records(part: PreparedPart, chosen: Int, first: int, salt: int) -> tuple[Rows, Rows]:
+    """A `PLANNED` and the `SEQUENCE` of every sequence of some of a part's records.
+
+    Args:
+        chosen: numbers of the records in the part.
+        first: number of the source's first sequence in this epoch.
+        salt: shuffles the keys of this source and epoch.
+    """
     records = part.records[chosen]
     counts = records["sequences"].astype(np.int64)
-    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    at = np.repeat(records["first"].astype(np.int64), counts) + within
-    rows = part.sequences[at]
-    table = np.empty(len(at), PLANNED)
-    row_keys = shuffled_keys(np.repeat(records["row64"], counts), salt)
-    table["key"] = shuffled_keys(row_keys + within.astype(np.uint64), salt)
+    number_in_record = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    number_in_part = np.repeat(records["first"].astype(np.int64), counts) + number_in_record
+    rows = part.sequences[number_in_part]
+    table = np.empty(len(rows), PLANNED)
+    record_keys = shuffled_keys(np.repeat(records["row64"], counts), salt)
+    table["key"] = shuffled_keys(record_keys + number_in_record.astype(np.uint64), salt)
     table["length"] = rows["length"]
-    table["number"] = first + part.first_sequence + at
+    table["number"] = first + part.first_sequence + number_in_part
     return table, rows

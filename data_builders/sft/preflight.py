@@ -1,5 +1,5 @@
-"""A look at the first records of every source, before hours are spent: does this recipe fit them,
-and what would a build of all of them do?
+"""Checks on the first records of every source, before hours are spent: whether the recipe fits
+them, and what a build of all of them would do.
 """
 
 from __future__ import annotations
@@ -38,24 +38,26 @@ from posttrain.errors import ConfigError, DataError
 from posttrain.report.console import print_sections
 from posttrain.report.section import Section, Table
 
-PROBED = 64  # records of each source that every build looks at first
-PROBED_DRY = 1_000  # and a dry run: all of a small source
-_TRIED = 16
-_ROWS_AT_MOST = 5_000
+PROBED = 64  # records of each source that every build prepares first
+PROBED_DRY = 1_000  # the same for a dry run: all of a small source
+_TOKENIZER_RECORDS = 16  # records of each source that a tokenizer is tried on
+_MAX_ROWS = 5_000  # rows that are read to find these records
 _BYTES_PER_TOKEN = 8  # an id and a label, four bytes each
-_ESTIMATED = 0.1  # error of a source's estimated amount before a dry run fails
-
-
-_OVERSIZED = 32  # times the longest sequence: packs are then far too long
+_ESTIMATE_TOLERANCE = 0.1  # added to the mixture's tolerance where amounts are estimated; ours
+_OVERSIZED = 32  # a pack this many times the longest sequence is far too long; ours
 
 
 @dataclass(frozen=True)
 class Probe:
-    """The first records of a source, prepared without a length limit (`unbounded`) and with it.
+    """The first records of a source, prepared.
 
-    `complete`: they are all there are; `of_rows`: about how many rows the source has, None where
-    nobody knows. `examples` shows a dropped row for each reason. `stats` are as those of a finished
-    part. `kept` is what is left of these records.
+    Attributes:
+        complete: these are all of the source's records.
+        of_rows: estimated rows of the source; None where nobody knows.
+        unbounded, prepared: the records without a limit of length, and with it.
+        kept: sums over the records that are kept.
+        stats: the same as those of a finished part.
+        examples: a dropped row for each reason.
     """
 
     source: SftSource
@@ -72,12 +74,12 @@ class Probe:
 
     @property
     def name(self) -> str:
-        """The source's."""
+        """Name of the source."""
         return self.source.name
 
     @property
     def rows(self) -> int:
-        """Rows that were read."""
+        """Number of rows read."""
         return self.stats["rows_in"]
 
     @property
@@ -87,35 +89,40 @@ class Probe:
 
     @property
     def expected(self) -> Total | None:
-        """What the whole source has, by these rows; None where its rows are unknown."""
-        if self.complete or self.of_rows is None:
-            return self.kept if self.complete else None
+        """Estimated sums over the whole source; None where its number of rows is unknown."""
+        if self.complete:
+            return self.kept
+        if self.of_rows is None:
+            return None
         return self.kept.scaled(self.of_rows / max(self.rows, 1))
 
 
 def probe_source(preparer: Preparer, base_dir: Path, *, records: int = PROBED) -> Probe:
     """Prepare the first records of a source. Raises what reading it raises."""
     started = time.perf_counter()
-    recipe, source, marks = preparer.recipe, preparer.source, preparer.renderer.marks
-    counts, fields = PartCounts(1, recipe.seed), SeenFields(source)
-    placed: list[PlacedExample] = []
+    recipe = preparer.recipe
+    source = preparer.source
+    marks = preparer.renderer.marks
+    counts = PartCounts(1, recipe.seed)
+    fields = SeenFields(source)
     rows = matching_rows(open_rows(source, base_dir), fields)
     items = examples_of(rows, source, allowed_licenses=recipe.licenses, counts=counts.rows)
+    placed: list[PlacedExample] = []
     complete = True
     for item in items:
         if isinstance(item, PlacedExample):
             placed.append(item)
-        if len(placed) == records or counts.rows.rows_in == _ROWS_AT_MOST:
+        if len(placed) == records or counts.rows.rows_in == _MAX_ROWS:
             complete = next(items, None) is None
             break
-    unbounded = prepare_unbounded([p.example for p in placed], preparer)
-    prepared = [within_capacity(p, preparer) for p in unbounded]
+    unbounded = prepare_unbounded([item.example for item in placed], preparer)
+    prepared = [within_capacity(record, preparer) for record in unbounded]
     for item, record in zip(placed, prepared, strict=True):
         counts.add(record)
         if record.drop is not None:
-            where = f"{item.file}:{item.line}: {record.drop.detail}"
-            counts.rows.examples.setdefault(record.drop.reason, where)
-    sequences = [s for record in prepared for s in record.sequences]
+            detail = f"{item.file}:{item.line}: {record.drop.detail}"
+            counts.rows.examples.setdefault(record.drop.reason, detail)
+    sequences = [sequence for record in prepared for sequence in record.sequences]
     figures = SourceFigures.empty(marks, knows_cuts=True)
     figures.add(sequence_rows(sequences, marks))
     return Probe(
@@ -139,15 +146,17 @@ def probe_source(preparer: Preparer, base_dir: Path, *, records: int = PROBED) -
 
 
 def first_texts(recipe: BuildSftConfig, base_dir: Path) -> list[str]:
-    """The texts of the first records of every source, for a tokenizer to be tried on."""
+    """Texts of the first records of every source, for a tokenizer to be tried on."""
     texts: list[str] = []
     for source in recipe.sources:
-        # what is wrong with the fields that it names is a problem beside others: `check_probe`
+        # `SeenFields` is discarded: `check_probe` reports wrong field names among other problems
         rows = matching_rows(open_rows(source, base_dir), SeenFields(source))
         items = examples_of(rows, source, allowed_licenses=recipe.licenses)
-        placed = (i for i in islice(items, _ROWS_AT_MOST) if isinstance(i, PlacedExample))
-        for item in islice(placed, _TRIED):
-            texts += [t for m in item.example.messages for t in (m.content, m.reasoning or "")]
+        placed = (i for i in islice(items, _MAX_ROWS) if isinstance(i, PlacedExample))
+        for item in islice(placed, _TOKENIZER_RECORDS):
+            for message in item.example.messages:
+                texts.append(message.content)
+                texts.append(message.reasoning or "")
     # half a surrogate pair cannot be encoded; its record will be dropped
     return [text for text in texts if text.encode("utf-8", "replace").decode() == text]
 
@@ -156,7 +165,7 @@ def check_template(template: ChatTemplate) -> None:
     """Refuse a template whose output depends on the day.
 
     Raises:
-        ConfigError: with the variable to set.
+        ConfigError: names the variable to set.
     """
     if template.reads_clock:
         raise ConfigError(
@@ -166,13 +175,13 @@ def check_template(template: ChatTemplate) -> None:
 
 
 def check_markup(template: ChatTemplate, vocabulary: Sequence[str]) -> list[str]:
-    """Warn of reasoning and tool tags that the tokenizer spells in several tokens."""
+    """Warn about reasoning and tool tags of the template that are several tokens each."""
     tags = ("<think>", "</think>", "<tool_call>", "</tool_call>")
     known = set(vocabulary)
-    spelt = [tag for tag in tags if tag in template.source and tag not in known]
-    if not spelt:
+    unknown = [tag for tag in tags if tag in template.source and tag not in known]
+    if not unknown:
         return []
-    return [f"{', '.join(spelt)}: no tokens of their own in this vocabulary, tokenised as text"]
+    return [f"{', '.join(unknown)}: no tokens of their own in this vocabulary, tokenised as text"]
 
 
 def check_probe(
@@ -184,33 +193,38 @@ def check_probe(
         estimate: hold the limits of the whole source against these rows, as a dry run does.
 
     Returns:
-        Warnings, of what need not be wrong, and problems, at which the build would stop: a
+        Warnings, about what need not be wrong, and problems, at which the build would stop: a
         configured field is nowhere, packs are too small for this source, a prompt is tokenised
         otherwise than at inference, the template leaves out what may not be left out, no end token
-        is trained; with `estimate` all else that these rows show.
+        is trained; with `estimate` everything else that these rows show.
     """
-    name, within = probe.name, f"in its first {probe.rows} rows"
-    limits, renderer = preparer.recipe.limits, preparer.renderer
-    warnings, problems = list[str](), list[str]()
-    if wrong := probe.fields.problem(name):
-        # a field that only a later row has is possible, where the source goes on
-        left = probe.prepared or "where" in probe.stats["dropped"]
-        certain = probe.complete or not left or (estimate and probe.prepared)
-        (problems if certain else warnings).append(wrong if certain else f"{wrong} ({within})")
+    name = probe.name
+    within = f"in its first {probe.rows} rows"
+    limits = preparer.recipe.limits
+    renderer = preparer.renderer
+    warnings: list[str] = []
+    problems: list[str] = []
+    if wrong_field := probe.fields.problem(name):
+        # where the source goes on, a later row may have the field
+        any_row_read = probe.prepared or "where" in probe.stats["dropped"]
+        if probe.complete or not any_row_read or (estimate and probe.prepared):
+            problems.append(wrong_field)
+        else:
+            warnings.append(f"{wrong_field} ({within})")
     if estimate or probe.complete or not limits.left_out:
-        problems += _left_out(probe, preparer)
+        problems += _left_out_problems(probe, preparer)
     if estimate:
         crossed = losses_exceeded(name, probe.stats, limits)
         crossed += violations(name, probe.figures.stats(), limits)
         problems += [f"{line} ({within})" for line in crossed]
     if not probe.kept.rows:
-        nothing = f"source {name!r}: nothing is kept {within} ({probe.lost})"
-        (problems if estimate and probe.source.has_amount else warnings).append(nothing)
-    sequences = [s for p in probe.unbounded for s in p.sequences]
+        message = f"source {name!r}: nothing is kept {within} ({probe.lost})"
+        (problems if estimate and probe.source.has_amount else warnings).append(message)
+    sequences = [sequence for record in probe.unbounded for sequence in record.sequences]
     if not sequences:
         return warnings, problems
-    problems += _capacity(name, sequences, preparer.recipe)
-    if _boundary_moves(sequences, preparer):
+    problems += _capacity_problems(name, sequences, preparer.recipe)
+    if _prompts_differ_from_inference(sequences, preparer):
         problems.append(
             f"source {name!r}: this tokenizer encodes a prompt in pieces otherwise than as one "
             "text (it adds something to a text, or a special token does not always split), so "
@@ -233,8 +247,8 @@ def check_probe(
     return warnings, problems
 
 
-def _left_out(probe: Probe, preparer: Preparer) -> Iterator[str]:
-    """What the template leaves out beyond the limit, with the way out that helps."""
+def _left_out_problems(probe: Probe, preparer: Preparer) -> Iterator[str]:
+    """A message where the template leaves out more than the limit, with the way out that helps."""
     lost = [p for p in probe.prepared if p.drop and p.drop.reason.startswith(LEFT_OUT)]
     splitting = copy.copy(preparer)
     splitting.split_steps = True
@@ -250,53 +264,68 @@ def _left_out(probe: Probe, preparer: Preparer) -> Iterator[str]:
         )
 
 
-def _capacity(
+def _capacity_problems(
     name: str, sequences: Sequence[PreparedSequence], recipe: BuildSftConfig
 ) -> Iterator[str]:
+    """A message where no answer, or no sequence, fits into a pack."""
     capacity = recipe.packing.max_length
     lengths = sorted(s.length for s in sequences)
     prompts = sorted(s.tokens.spans[0] for s in sequences)
-    larger = f"Raise packing.max_length, e.g. to {1 << (lengths[-1] - 1).bit_length()}"
+    advice = f"Raise packing.max_length, e.g. to {1 << (lengths[-1] - 1).bit_length()}"
     if prompts[0] >= capacity:
         yield (
             f"packing.max_length {capacity} is shorter than the prompts of source {name!r}: in its "
             f"first {len(lengths)} sequences the answer starts after {prompts[0]} to {prompts[-1]} "
-            f"tokens. {larger}"
+            f"tokens. {advice}"
         )
     elif lengths[0] > capacity and recipe.packing.overlong == "drop":
         yield (
             f"packing.max_length {capacity} is shorter than every one of the first {len(lengths)} "
-            f"sequences of source {name!r} ({lengths[0]} to {lengths[-1]} tokens). {larger}"
+            f"sequences of source {name!r} ({lengths[0]} to {lengths[-1]} tokens). {advice}"
         )
 
 
-def _boundary_moves(sequences: Sequence[PreparedSequence], preparer: Preparer) -> bool:
-    """At inference the prompt is tokenised as one text; ours, in pieces, must be the same ids."""
+def _prompts_differ_from_inference(
+    sequences: Sequence[PreparedSequence], preparer: Preparer
+) -> bool:
+    """Whether a prompt tokenised as one text, as at inference, has other ids than in training."""
     prompts: list[str] = []
     for sequence in sequences:
         segments = sequence.sample.segments
-        first = next(i for i, s in enumerate(segments) if s.trained)
-        prompts.append("".join(s.text for s in segments[:first]))
-    pairs = zip(sequences, preparer.renderer.encode(prompts), strict=True)
-    return any(not np.array_equal(s.tokens.ids[: s.tokens.spans[0]], ids) for s, ids in pairs)
+        first_trained = next(i for i, s in enumerate(segments) if s.trained)
+        prompts.append("".join(s.text for s in segments[:first_trained]))
+    encoded = preparer.renderer.encode(prompts)
+    for sequence, prompt_ids in zip(sequences, encoded, strict=True):
+        tokens = sequence.tokens
+        if not np.array_equal(tokens.ids[: tokens.spans[0]], prompt_ids):
+            return True
+    return False
 
 
 def _trained_ids(sequence: PreparedSequence) -> list[int]:
-    spans, ids = sequence.tokens.spans, sequence.tokens.ids
-    return [i for a, b in zip(spans[::2], spans[1::2], strict=True) for i in ids[a:b].tolist()]
+    """Ids of the trained tokens."""
+    spans = sequence.tokens.spans
+    trained: list[int] = []
+    for start, end in zip(spans[::2], spans[1::2], strict=True):
+        trained += sequence.tokens.ids[start:end].tolist()
+    return trained
 
 
 def oversized_packs(recipe: BuildSftConfig, probes: Sequence[Probe]) -> list[str]:
-    """A warning where packs are far longer than any sequence that was looked at."""
-    lengths = [s.length for p in probes for one in p.unbounded for s in one.sequences]
-    longest, capacity = max(lengths, default=0), recipe.packing.max_length
+    """Warning where packs are far longer than any probed sequence."""
+    lengths: list[int] = []
+    for probe in probes:
+        for record in probe.unbounded:
+            lengths += [sequence.length for sequence in record.sequences]
+    longest = max(lengths, default=0)
+    capacity = recipe.packing.max_length
     if not longest or capacity < _OVERSIZED * longest:
         return []
-    enough = max(8, 1 << (2 * longest - 1).bit_length())
+    sufficient = max(8, 1 << (2 * longest - 1).bit_length())
     return [
         f"packing.max_length {capacity:,} is far above the longest of the first "
         f"{len(lengths):,} sequences ({longest:,} tokens): a step's memory grows with it, and "
-        f"small data leave a pack mostly empty; packing.max_length={enough} would hold them"
+        f"small data leave a pack mostly empty; packing.max_length={sufficient} would hold them"
     ]
 
 
@@ -313,32 +342,60 @@ def show_expected(console: Console, recipe: BuildSftConfig, probes: Sequence[Pro
     Returns:
         Problems that show in all sources together, at which the build would stop.
     """
-    mixture, problems = _planned(recipe, probes)
+    times_seen, problems = _planned_mixture(recipe, probes)
+    sections = [
+        Section(
+            "Expected, from the first records of each source",
+            [_plan_table(recipe, probes, times_seen), _summary(recipe, probes)],
+        )
+    ]
+    drops: list[list[object]] = []
+    unread: list[list[object]] = []
+    for probe in probes:
+        most_dropped = sorted(probe.stats["dropped"].items(), key=lambda item: -item[1])
+        for reason, count in most_dropped:
+            drops.append([probe.name, reason, count, f"{probe.examples[reason]:.300}"])
+        most_filled = sorted(probe.stats["unread"], key=lambda column: -column[1])
+        for column, count, example in most_filled:
+            unread.append([probe.name, column, _share(count, probe.rows), example])
+    drop_tables = [Table(["source", "reason", "rows", "for example"], drops)] if drops else []
+    sections.append(Section("Dropped among these rows", drop_tables))
+    if unread:
+        columns = ["source", "column or key", "rows that fill it", "for example"]
+        sections.append(Section("Not read, or only in part", [Table(columns, unread)]))
+    print_sections(console, sections)
+    if not any(probe.kept.rows for probe in probes):
+        problems.append("nothing is left to train on")
+    return problems
+
+
+def _plan_table(
+    recipe: BuildSftConfig, probes: Sequence[Probe], times_seen: Mapping[str, str]
+) -> Table:
+    """A row for each source: what was read and kept, what the whole source has, what is taken."""
+    rows: list[list[object]] = []
+    for probe in probes:
+        expected = probe.expected
+        rows_read = max(probe.rows, 1)
+        rows.append(
+            [
+                probe.name,
+                f"{probe.rows:,}{' (all)' if probe.complete else ''}",
+                f"{probe.kept.rows / rows_read:.0%}",
+                "unknown" if expected is None else f"~{expected.tokens:,}",
+                f"{probe.kept.tokens / rows_read:,.0f}",
+                f"{probe.kept.trained / max(probe.kept.tokens, 1):.0%}",
+                _target(probe.source, recipe),
+                times_seen.get(probe.name, "–"),
+            ]
+        )
+    columns = ("source", "rows read", "kept", "all tokens", "tokens/row", "trained", "target")
+    return Table((*columns, "seen"), rows)
+
+
+def _summary(recipe: BuildSftConfig, probes: Sequence[Probe]) -> str:
+    """Estimated tokens, packs, seconds and disk of a build that takes each record once."""
     expected = [probe.expected for probe in probes]
-    plan = [
-        [
-            p.name,
-            f"{p.rows:,}{' (all)' if p.complete else ''}",
-            f"{p.kept.rows / max(p.rows, 1):.0%}",
-            "unknown" if total is None else f"~{total.tokens:,}",
-            f"{p.kept.tokens / max(p.rows, 1):,.0f}",
-            f"{p.kept.trained / max(p.kept.tokens, 1):.0%}",
-            _target(p.source, recipe),
-            mixture.get(p.name, "–"),
-        ]
-        for p, total in zip(probes, expected, strict=True)
-    ]
-    head = ("source", "rows read", "kept", "all tokens", "tokens/row", "trained", "target", "seen")
-    drops = [
-        [p.name, reason, count, f"{p.examples[reason]:.300}"]
-        for p in probes
-        for reason, count in sorted(p.stats["dropped"].items(), key=lambda item: -item[1])
-    ]
-    unread = [
-        [p.name, name, _share(count, p.rows), example]
-        for p in probes
-        for name, count, example in sorted(p.stats["unread"], key=lambda column: -column[1])
-    ]
     tokens = sum(total.tokens for total in expected if total is not None)
     seconds = sum(p.seconds * (p.of_rows or p.rows) / max(p.rows, 1) for p in probes)
     summary = (
@@ -351,28 +408,17 @@ def show_expected(console: Console, recipe: BuildSftConfig, probes: Sequence[Pro
         summary += f" Shares divide {recipe.mixture.total:,} {recipe.mixture.unit}."
     elif any(s.share is not None for s in recipe.sources):
         summary += " Shares divide the largest total that keeps every source within its max_epochs."
-    table = Table(["source", "reason", "rows", "for example"], drops)
-    title = "Expected, from the first records of each source"
-    sections = [
-        Section(title, [Table(head, plan), summary]),
-        Section("Dropped among these rows", [table] * bool(drops)),
-    ]
-    if unread:
-        columns = Table(["source", "column or key", "rows that fill it", "for example"], unread)
-        sections.append(Section("Not read, or only in part", [columns]))
-    print_sections(console, sections)
-    if not any(probe.kept.rows for probe in probes):
-        problems.append("nothing is left to train on")
-    return problems
+    return summary
 
 
 def _share(count: int, rows: int) -> str:
-    """A share in per cent; what is there at all is never shown as none."""
+    """A share in per cent; a share above 0 is never shown as 0 %."""
     share = min(count / max(rows, 1), 1.0)
     return f"{share:.0%}" if share >= 0.005 else "<1%"
 
 
 def _target(source: SftSource, recipe: BuildSftConfig) -> str:
+    """The amount that the recipe requests of a source."""
     if source.share is not None:
         return f"{source.share:.1%} of {recipe.mixture.unit}"
     if source.rows is not None:
@@ -381,10 +427,11 @@ def _target(source: SftSource, recipe: BuildSftConfig) -> str:
 
 
 def _available(recipe: BuildSftConfig, probes: Sequence[Probe]) -> list[Available] | None:
-    """What each source has to train on; None where one is compressed or streamed."""
+    """Estimated amount that each source can give; None where one is compressed or streamed."""
     available: list[Available] = []
     for probe in probes:
-        if (total := probe.expected) is None:
+        total = probe.expected
+        if total is None:
             return None
         held_out = probe.source.held_out or recipe.held_out
         share = held_out.rate
@@ -394,17 +441,23 @@ def _available(recipe: BuildSftConfig, probes: Sequence[Probe]) -> list[Availabl
     return available
 
 
-def _planned(recipe: BuildSftConfig, probes: Sequence[Probe]) -> tuple[dict[str, str], list[str]]:
-    """How often each source is seen, and amounts that it cannot give within its epochs."""
-    if (available := _available(recipe, probes)) is None:
+def _planned_mixture(
+    recipe: BuildSftConfig, probes: Sequence[Probe]
+) -> tuple[dict[str, str], list[str]]:
+    """How often each source is seen, and problems with amounts that it cannot give."""
+    available = _available(recipe, probes)
+    if available is None:
         return {}, []
     tolerance = recipe.mixture.tolerance
-    if not all(p.complete for p in probes):
-        tolerance += _ESTIMATED
+    if not all(probe.complete for probe in probes):
+        tolerance += _ESTIMATE_TOLERANCE
     mixture = recipe.mixture.model_copy(update={"tolerance": tolerance})
     try:
         plans = plan_mixture(available, recipe.model_copy(update={"mixture": mixture}))
     except DataError as error:
         return {}, [f"{error} (estimated from the first rows)"]
-    times = {p.name: p.total.tokens / max(p.available.total.tokens, 1) for p in plans}
-    return {name: f"{seen:.1f} times" for name, seen in times.items()}, []
+    times_seen: dict[str, str] = {}
+    for plan in plans:
+        times = plan.total.tokens / max(plan.available.total.tokens, 1)
+        times_seen[plan.name] = f"{times:.1f} times"
+    return times_seen, []

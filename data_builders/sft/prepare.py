@@ -44,13 +44,14 @@ from posttrain.tokens.encode import TokenSequence, clip, distinct_texts, encode_
 if TYPE_CHECKING:  # loads transformers
     from posttrain.tokens.renderer import DataRenderer
 
-LEFT_OUT = "left_out_"  # and the kind of what a template leaves out: the reason of a drop
+# drop reasons begin with this and end with the kind of what the template leaves out
+LEFT_OUT = "left_out_"
 # text → the character span of each of its tokens
 Offsets = Callable[[str], Sequence[tuple[int, int]]]
 
 
 class Preparer:
-    """Everything that turns one source's records into sequences.
+    """Settings and tools that turn one source's records into sequences.
 
     Raises:
         ConfigError: a filter of the source cannot be used.
@@ -63,25 +64,29 @@ class Preparer:
         renderer: DataRenderer,
         decontaminator: Decontaminator | None = None,
     ) -> None:
-        self.recipe, self.source, self.renderer = recipe, source, renderer
-        self.decontaminator, self.screen = decontaminator, Screen(source.filters, renderer.encode)
+        self.recipe = recipe
+        self.source = source
+        self.renderer = renderer
+        self.decontaminator = decontaminator
+        self.screen = Screen(source.filters, renderer.encode)
         self.split_steps = recipe.tokenizer.split_steps
-        own = source.reasoning.model_dump(exclude_none=True)
-        self.reasoning = recipe.reasoning.model_copy(update=own)
+        source_settings = source.reasoning.model_dump(exclude_none=True)
+        self.reasoning = recipe.reasoning.model_copy(update=source_settings)
         self.special_texts = renderer.special_texts
-        # (largest special id + 2,): which ids the template's own source does not spell
-        self._foreign = np.zeros(max(self.special_texts, default=-1) + 2, np.bool_)
+        # (largest special id + 2,) bool: ids that the template's own source does not spell; the
+        # last element stands for every id beyond the special ones
+        self._is_foreign = np.zeros(max(self.special_texts, default=-1) + 2, np.bool_)
         for token, text in self.special_texts.items():
-            self._foreign[token] = text not in renderer.template.source
+            self._is_foreign[token] = text not in renderer.template.source
 
-    def foreign(self, encoded: Sequence[TokenSequence]) -> npt.NDArray[np.int32]:
-        """The special tokens in some sequences that the template does not write by itself."""
+    def foreign_tokens(self, encoded: Sequence[TokenSequence]) -> npt.NDArray[np.int32]:
+        """Distinct special tokens in some sequences that the template does not write by itself."""
         ids = np.concatenate([np.empty(0, np.int32), *(tokens.ids for tokens in encoded)])
-        return np.unique(ids[self._foreign[np.minimum(ids, len(self._foreign) - 1)]])
+        return np.unique(ids[self._is_foreign[np.minimum(ids, len(self._is_foreign) - 1)]])
 
 
 class Cut(NamedTuple):
-    """A trace of `trace` tokens that was cut to `budget`."""
+    """A reasoning trace of message `message` that was cut from `trace` to `budget` tokens."""
 
     message: int
     trace: int
@@ -89,9 +94,11 @@ class Cut(NamedTuple):
 
 
 class PreparedSequence(NamedTuple):
-    """One sequence to train on. `budget`: the smallest among the traces that this sequence trains.
+    """One sequence to train on.
 
-    `length` is before clipping.
+    Attributes:
+        length: tokens before clipping.
+        budget: the smallest budget among the cut traces that this sequence trains.
     """
 
     sample: TrainingSample
@@ -101,13 +108,22 @@ class PreparedSequence(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """What became of one record; `example` is the record after reasoning control.
+    """One record after preparation.
 
-    `traces`: it could have been cut in so many, 0 once stripped. `too_short`: traces chosen for a
-    cut for which no budget is short enough, left whole. `template`: the prompt template that it is
-    asked in, or why in none; None where its source augments nothing. `left_out`: the kinds of what
-    the chat template does not write of it. `lost`: reasons for which single sequences were not
-    kept; `clipped`: how many were.
+    Attributes:
+        example: the record after reasoning control.
+        stripped: its reasoning was switched off.
+        traces: traces that could have been cut; 0 once stripped.
+        cuts: traces that were cut.
+        too_short: traces chosen for a cut that are shorter than every budget, left whole.
+        template: name of the prompt template that was applied, or why none was; None where the
+            source augments nothing.
+        left_out: kinds of content that the chat template does not write.
+        samples: rendered sequences.
+        sequences: encoded sequences that are kept.
+        lost: reasons for which single sequences were not kept.
+        clipped: number of sequences that were clipped.
+        drop: why the whole record is not used.
     """
 
     example: Example
@@ -127,31 +143,34 @@ class Prepared(NamedTuple):
 def prepare(examples: Sequence[Example], preparer: Preparer) -> list[Prepared]:
     """Prepare a batch, in order; the texts of the whole batch are tokenised in one call.
 
-    Contamination and the filters of the text look at each record as it was read.
+    Decontamination and the filters of the text see each record as it was read.
     """
     return [within_capacity(record, preparer) for record in prepare_unbounded(examples, preparer)]
 
 
 def prepare_unbounded(examples: Sequence[Example], preparer: Preparer) -> list[Prepared]:
-    """As `prepare`, without a limit of length."""
+    """Prepare a batch as `prepare` does, without a limit of length."""
     drops: list[Drop | None] = [None] * len(examples)
     if preparer.decontaminator is not None:
         drops = preparer.decontaminator.drops(examples)
-    drops = [drop or preparer.screen(e) for e, drop in zip(examples, drops, strict=True)]
-    rendered = [
-        Prepared(example, drop=drop) if drop else _render(_controlled(example, preparer), preparer)
-        for example, drop in zip(examples, drops, strict=True)
-    ]
+    rendered: list[Prepared] = []
+    for example, contaminated in zip(examples, drops, strict=True):
+        if drop := contaminated or preparer.screen(example):
+            rendered.append(Prepared(example, drop=drop))
+        else:
+            rendered.append(_render(_augment_and_control(example, preparer), preparer))
     samples = [sample for record in rendered for sample in record.samples]
     encoded = encode_samples(samples, preparer.renderer.encode)
-    # one look at the whole batch: few records spell a special token
-    spelt = len(preparer.foreign(encoded)) > 0
+    # checked for the whole batch at once: few records spell a special token
+    any_foreign = len(preparer.foreign_tokens(encoded)) > 0
     tokens = iter(encoded)
-    return [_encoded(record, tokens, spelt, preparer) for record in rendered]
+    return [_with_sequences(record, tokens, any_foreign, preparer) for record in rendered]
 
 
-def _controlled(example: Example, preparer: Preparer) -> Prepared:
-    template, seed = None, preparer.recipe.seed
+def _augment_and_control(example: Example, preparer: Preparer) -> Prepared:
+    """Apply a prompt template and reasoning control to a record."""
+    seed = preparer.recipe.seed
+    template = None
     if preparer.split_steps:
         example = serial_calls(example)
     if (augment := preparer.source.augment) is not None:
@@ -163,7 +182,7 @@ def _controlled(example: Example, preparer: Preparer) -> Prepared:
 def control_reasoning(
     example: Example, config: ReasoningConfig, offsets: Offsets, *, seed: int
 ) -> Prepared:
-    """Strip a record, or cut some of its traces, or leave it alone; its id decides.
+    """Strip a record's reasoning, or cut some of its traces, or leave it alone, by a keyed hash.
 
     Args:
         offsets: the tokenizer's spans of a text; only called for traces that are cut.
@@ -173,7 +192,9 @@ def control_reasoning(
     if unit(seed, "strip", example.id) < config.strip:
         return Prepared(strip_reasoning(example), stripped=True)
     messages = list(example.messages)
-    traces, cuts, too_short = 0, list[Cut](), 0
+    traces = 0
+    too_short = 0
+    cuts: list[Cut] = []
     for position, message in enumerate(messages):
         if message.role != "assistant" or not message.reasons:
             continue
@@ -184,21 +205,23 @@ def control_reasoning(
         spans = offsets(trace)
         u = unit(seed, "budget", example.id, position)
         budget = budget_for(len(spans), config.budgets, u)
-        # tokenised once, not once more for the cut
-        short = budget and truncate_reasoning(
-            trace, budget=budget, offsets=lambda _, spans=spans: spans
-        )
-        if not budget or not short:
+        shortened = None
+        if budget:
+            # the spans are passed on, so that the trace is tokenised once
+            shortened = truncate_reasoning(
+                trace, budget=budget, offsets=lambda _, spans=spans: spans
+            )
+        if not budget or not shortened:
             too_short += 1
             continue
-        messages[position] = replace(message, reasoning=short)
+        messages[position] = replace(message, reasoning=shortened)
         cuts.append(Cut(position, len(spans), budget))
-    changed = with_messages(example, messages) if cuts else example
-    return Prepared(changed, traces=traces, cuts=tuple(cuts), too_short=too_short)
+    controlled = with_messages(example, messages) if cuts else example
+    return Prepared(controlled, traces=traces, cuts=tuple(cuts), too_short=too_short)
 
 
 def budget_for(length: int, budgets: LogUniformBudgets | ChoiceBudgets, u: float) -> int | None:
-    """The budget at `u` in [0, 1) of those below `length` tokens; `None` where there is none."""
+    """Choose a budget below `length` tokens by `u` in [0, 1); `None` where there is none."""
     if isinstance(budgets, ChoiceBudgets):
         shorter = sorted({b for b in budgets.choices if b < length})
         return shorter[int(u * len(shorter))] if shorter else None
@@ -206,34 +229,41 @@ def budget_for(length: int, budgets: LogUniformBudgets | ChoiceBudgets, u: float
     if high < budgets.low:
         return None
     # + 1: each integer gets the density between itself and the next, the last one included
-    drawn = budgets.low * math.exp(u * math.log((high + 1) / budgets.low))
-    return min(int(drawn), high)
+    budget = budgets.low * math.exp(u * math.log((high + 1) / budgets.low))
+    return min(int(budget), high)
 
 
 def _render(record: Prepared, preparer: Preparer) -> Prepared:
-    """With the record's samples, or a drop."""
-    recipe, example, split = preparer.recipe, record.example, preparer.split_steps
-    template, masked = preparer.renderer.template, frozenset[int]()
-    if recipe.reasoning.truncated_close == "masked":
-        masked = frozenset(cut.message for cut in record.cuts)
+    """Add the record's rendered samples, or a drop."""
+    example = record.example
+    template = preparer.renderer.template
+    every_step = preparer.split_steps
+    untrained_close: frozenset[int] = frozenset()
+    if preparer.recipe.reasoning.truncated_close == "masked":
+        untrained_close = frozenset(cut.message for cut in record.cuts)
     try:
-        samples = training_samples(example, template, untrained_close=masked, every_step=split)
+        samples = training_samples(
+            example, template, untrained_close=untrained_close, every_step=every_step
+        )
     except RenderError as error:
         return record._replace(drop=Drop("render_error", str(error)))
     if not samples:
         drop = Drop("nothing_trained", "no assistant message answers a user")
         return record._replace(drop=drop)
-    lost = losses(example, template, samples, every_step=split)
-    kinds: tuple[LossKind, ...] = tuple({loss.kind: None for loss in lost})
+    lost = losses(example, template, samples, every_step=every_step)
+    kinds: tuple[LossKind, ...] = tuple(dict.fromkeys(loss.kind for loss in lost))
+    allowed = preparer.recipe.tokenizer.allow_left_out
+    refused = [kind for kind in kinds if kind not in allowed]
     drop = None
-    if bad := [kind for kind in kinds if kind not in recipe.tokenizer.allow_left_out]:
-        drop = Drop(f"{LEFT_OUT}{bad[0]}", describe(lost, template))
+    if refused:
+        drop = Drop(f"{LEFT_OUT}{refused[0]}", describe(lost, template))
     elif not preparer.source.filters.bad_unicode:
         drop = _unencodable([example.license, example.metadata, *distinct_texts(samples)])
     return record._replace(left_out=kinds, samples=() if drop else samples, drop=drop)
 
 
 def _unencodable(texts: Sequence[str]) -> Drop | None:
+    """The drop of a record with text that UTF-8 cannot hold."""
     try:
         "".join(texts).encode()
     except UnicodeEncodeError:
@@ -241,40 +271,47 @@ def _unencodable(texts: Sequence[str]) -> Drop | None:
     return None
 
 
-def _encoded(
-    record: Prepared, encoded: Iterator[TokenSequence], spelt: bool, preparer: Preparer
+def _with_sequences(
+    record: Prepared, encoded: Iterator[TokenSequence], any_foreign: bool, preparer: Preparer
 ) -> Prepared:
-    """With the sequences of the record's samples, the next of those encoded, or a drop."""
+    """Add the record's encoded sequences, or a drop.
+
+    Args:
+        encoded: sequences of the batch; as many are taken as the record has samples.
+        any_foreign: whether any record of the batch spells a special token.
+    """
     if record.drop is not None:
         return record
-    sequences = tuple(
-        PreparedSequence(sample, tokens, len(tokens.ids), _budget(sample, record.cuts))
-        for sample, tokens in zip(record.samples, encoded, strict=False)
-    )
+    sequences: list[PreparedSequence] = []
+    for sample, tokens in zip(record.samples, encoded, strict=False):
+        budget = _smallest_budget(sample, record.cuts)
+        sequences.append(PreparedSequence(sample, tokens, len(tokens.ids), budget))
     drop = None
-    if spelt:
+    if any_foreign:
         drop = _special_token(record.example, [s.tokens for s in sequences], preparer)
     drop = drop or preparer.screen.by_length(max(s.length for s in sequences))
-    return record._replace(sequences=() if drop else sequences, drop=drop)
+    return record._replace(sequences=() if drop else tuple(sequences), drop=drop)
 
 
 def within_capacity(prepared: Prepared, preparer: Preparer) -> Prepared:
-    """Drop or clip what is longer than a pack, then drop sequences in which nothing is trained."""
+    """Drop or clip sequences longer than a pack, then drop those in which nothing is trained."""
+    packing = preparer.recipe.packing
     kept: list[PreparedSequence] = []
     drops: list[Drop] = []
-    clipped, packing = 0, preparer.recipe.packing
+    clipped = 0
     for sequence in prepared.sequences:
-        turn, length = sequence.sample.turn, sequence.length
+        turn = sequence.sample.turn
+        length = sequence.length
         if length > packing.max_length and packing.overlong == "drop":
-            why = f"turn {turn}: {length} tokens, a pack holds {packing.max_length}"
-            drops.append(Drop("overlong", why))
+            detail = f"turn {turn}: {length} tokens, a pack holds {packing.max_length}"
+            drops.append(Drop("overlong", detail))
             continue
         if length > packing.max_length:
             sequence = sequence._replace(tokens=clip(sequence.tokens, packing.max_length))
             clipped += 1
         if sequence.tokens.trained == 0:
-            why = f"turn {turn}: none of {length} tokens is trained"
-            drops.append(Drop("nothing_trained", why))
+            detail = f"turn {turn}: none of {length} tokens is trained"
+            drops.append(Drop("nothing_trained", detail))
             continue
         kept.append(sequence)
     if not (drops or clipped):
@@ -287,16 +324,17 @@ def within_capacity(prepared: Prepared, preparer: Preparer) -> Prepared:
 def _special_token(
     example: Example, encoded: Sequence[TokenSequence], preparer: Preparer
 ) -> Drop | None:
-    """A record that spells a special token (`<|endoftext|>`) in a text: it would be that token."""
-    for token in preparer.foreign(encoded).tolist():
+    """The drop of a record whose text spells a special token: it would be encoded as that token."""
+    for token in preparer.foreign_tokens(encoded).tolist():
         text = preparer.special_texts[token]
         for k, message in enumerate(example.messages):
-            # a template may put its own tokens together out of parts
+            # only texts of messages: a template may compose its own tokens out of parts
             if any(text in part for part in message_texts(message)):
                 detail = f"message {k} ({message.role}) spells the special token {text!r}"
                 return Drop("special_token", detail)
     return None
 
 
-def _budget(sample: TrainingSample, cuts: Sequence[Cut]) -> int | None:
+def _smallest_budget(sample: TrainingSample, cuts: Sequence[Cut]) -> int | None:
+    """The smallest budget among the cut traces that a sample trains."""
     return min((c.budget for c in cuts if c.message in sample.trained_messages), default=None)

@@ -1,12 +1,12 @@
-"""Prepared parts on disk, waiting for the mixture: one folder a part, flat files in it.
+"""Prepared parts on disk, waiting for the mixture: one folder for each part, with flat files.
 
-    records.bin, sequences.bin   a `RECORD`, a `SEQUENCE` each
+    records.bin, sequences.bin   one `RECORD` or `SEQUENCE` for each
     tokens.bin      int32: the ids of a sequence, then the edges of its trained spans
-    texts.bin       a JSON list a record: ["5f0c…", "MIT", "openai", "{}"]
+    texts.bin       a JSON list for each record: ["5f0c…", "MIT", "openai", "{}"]
     dedup*.bin      with deduplication: its columns (`dedup.columns`)
-    counts.json     what became of the rows, and the sizes of the other files
+    counts.json     counts of the rows, and the sizes of the other files
 
-A folder is named after everything that decides its bytes, and renamed to that when it is complete.
+A folder is named after everything that decides its bytes. It gets that name when it is complete.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ from posttrain.tokens.supervision import (
 
 RECORD = np.dtype(
     [
-        ("id64", "<u8"),  # of the conversation
-        ("row64", "<u8"),  # of the conversation with its license, dialect and metadata
+        ("id64", "<u8"),  # key of the conversation
+        ("row64", "<u8"),  # key of the conversation with its license, dialect and metadata
         ("tokens", "<u8"),
         ("trained", "<u8"),
-        ("text", "<u8"),  # byte in texts.bin
+        ("text", "<u8"),  # first byte in texts.bin
         ("text_size", "<u4"),
-        ("first", "<u4"),  # of its sequences, in this part
+        ("first", "<u4"),  # number of its first sequence in this part
         ("sequences", "<u4"),
         ("_", "<u4"),
     ]
 )
 SEQUENCE = np.dtype(
     [
-        ("at", "<u8"),  # in tokens.bin, counted in tokens
-        ("key", "<u8"),  # of its ids
+        ("at", "<u8"),  # place in tokens.bin, counted in tokens
+        ("key", "<u8"),  # key of its ids
         ("length", "<u4"),
         ("trained", "<u4"),
-        ("edges", "<u4"),  # of trained spans, behind the ids
+        ("edges", "<u4"),  # number of edges of trained spans, stored behind the ids
         ("budget", "<i4"),  # -1: no trace was cut
         ("turn", "<i2"),
         ("flags", "<u2"),
-        ("record", "<u4"),  # of the part
+        ("record", "<u4"),  # number of its record in this part
         ("reasons", "?"),
         ("_", "V7"),
     ]
@@ -78,20 +78,22 @@ _FILES = (
     "samples.jsonl",
 )
 _COUNTS = "counts.json"
-_OPEN_FILES = 256
+_MAX_OPEN_FILES = 256  # far below the usual limit of 1,024 for a process
 
 
 class PartWriter(AbstractContextManager["PartWriter"]):
-    """Writes one part; the folder appears under its name when the part is finished.
+    """Writer of one part; the folder appears under its name when the part is finished.
 
     Args:
-        scratch: names the unfinished folder; two builds that share a folder give different ones.
-        marks: by which each sequence's supervision is read.
-        dedup: whether there are `files` for the columns of deduplication, for the caller to fill.
+        scratch: part of the unfinished folder's name; builds that share a folder give different
+            ones.
+        marks: token patterns by which each sequence's supervision is described.
+        dedup: whether `files` holds files for the columns of deduplication, for the caller to fill.
     """
 
     def __init__(self, folder: Path, *, scratch: str, marks: Marks, dedup: bool = False) -> None:
-        self._folder, self._marks = folder, marks
+        self._folder = folder
+        self._marks = marks
         # not by process id: two machines of a cluster may have the same
         self._partial = folder.with_name(f"{folder.name}.{scratch}-{uuid.uuid4().hex}")
         self._partial.mkdir(parents=True)
@@ -99,32 +101,39 @@ class PartWriter(AbstractContextManager["PartWriter"]):
         self.files: dict[str, BinaryIO] = {n: (self._partial / n).open("wb") for n in names}
 
     def write(self, batch: Sequence[Prepared]) -> None:
-        """Write the records of a batch that were kept."""
-        kept = [p for p in batch if p.drop is None]
+        """Write the kept records of a batch."""
+        kept = [record for record in batch if record.drop is None]
         if not kept:
             return
-        at = {name: file.tell() for name, file in self.files.items()}
-        rows = [s for p in kept for s in p.sequences]
-        counts = np.array([len(p.sequences) for p in kept], np.int64)
-        starts = np.cumsum(counts) - counts
-        sequences = sequence_rows(rows, self._marks)
-        sequences["at"] += at["tokens.bin"] // 4
-        number = at["records.bin"] // RECORD.itemsize
-        sequences["record"] = number + np.repeat(np.arange(len(kept)), counts)
-        records = np.zeros(len(kept), RECORD)
-        examples = [p.example for p in kept]
+        sequence_counts = np.array([len(record.sequences) for record in kept], np.int64)
+        first_sequences = np.cumsum(sequence_counts) - sequence_counts
+        prepared = [sequence for record in kept for sequence in record.sequences]
+
+        sequences = sequence_rows(prepared, self._marks)
+        sequences["at"] += self.files["tokens.bin"].tell() // 4
+        first_record = self.files["records.bin"].tell() // RECORD.itemsize
+        sequences["record"] = first_record + np.repeat(np.arange(len(kept)), sequence_counts)
+
+        examples = [record.example for record in kept]
         names = [(e.id, e.license, e.dialect, e.metadata) for e in examples]
-        records["id64"] = [key64(0, "record", own[0]) for own in names]
-        records["row64"] = [key64(0, "row", *own) for own in names]
-        texts = [json.dumps(own).encode() for own in names]
-        sizes = np.array([len(text) for text in texts], np.int64)
-        records["text"] = at["texts.bin"] + np.cumsum(sizes) - sizes
-        records["text_size"] = sizes
-        records["sequences"] = counts
-        records["first"] = at["sequences.bin"] // SEQUENCE.itemsize + starts
-        for column, of_sequence in (("tokens", "length"), ("trained", "trained")):
-            records[column] = np.add.reduceat(sequences[of_sequence], starts, dtype=np.uint64)
-        tokens = [part for row in rows for part in (row.tokens.ids, row.tokens.spans)]
+        texts = [json.dumps(name).encode() for name in names]
+        text_sizes = np.array([len(text) for text in texts], np.int64)
+        records = np.zeros(len(kept), RECORD)
+        records["id64"] = [key64(0, "record", example.id) for example in examples]
+        records["row64"] = [key64(0, "row", *name) for name in names]
+        records["text"] = self.files["texts.bin"].tell() + np.cumsum(text_sizes) - text_sizes
+        records["text_size"] = text_sizes
+        records["sequences"] = sequence_counts
+        first = self.files["sequences.bin"].tell() // SEQUENCE.itemsize
+        records["first"] = first + first_sequences
+        for column, sequence_column in (("tokens", "length"), ("trained", "trained")):
+            values = sequences[sequence_column]
+            records[column] = np.add.reduceat(values, first_sequences, dtype=np.uint64)
+
+        tokens: list[npt.NDArray[np.integer]] = []
+        for sequence in prepared:
+            tokens.append(np.asarray(sequence.tokens.ids))
+            tokens.append(np.asarray(sequence.tokens.spans))
         self.files["records.bin"].write(records.tobytes())
         self.files["sequences.bin"].write(sequences.tobytes())
         joined = np.concatenate(tokens, dtype="<i4", casting="same_kind")
@@ -132,7 +141,7 @@ class PartWriter(AbstractContextManager["PartWriter"]):
         self.files["texts.bin"].write(b"".join(texts))
 
     def finish(self, counts: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> None:
-        """Write the counts and the samples; the part is complete."""
+        """Write the counts and the samples, and give the folder its name."""
         for row in samples:
             self.files["samples.jsonl"].write(json.dumps(row).encode() + b"\n")
         sizes = {name: file.tell() for name, file in self.files.items()}
@@ -141,66 +150,73 @@ class PartWriter(AbstractContextManager["PartWriter"]):
         (self._partial / _COUNTS).write_text(text, "utf-8")
         try:
             self._partial.rename(self._folder)
-        except OSError:  # another build was quicker, with the same bytes
+        except OSError:  # another build was faster, with the same bytes
             if read_counts(self._folder) is None:
                 shutil.rmtree(self._folder)
                 self._partial.rename(self._folder)
         shutil.rmtree(self._partial, ignore_errors=True)
 
     def __exit__(self, *_: object) -> None:
-        # an unfinished folder is left, and goes when its build is run again
+        # an unfinished folder stays; it is removed when its build is run again
         for file in self.files.values():
             file.close()
 
 
-def sequence_rows(rows: Sequence[PreparedSequence], marks: Marks) -> Rows:
-    """A `SEQUENCE` for each, with what its mask teaches; places count from the first of them."""
-    found = np.zeros(len(rows), SEQUENCE)
-    if not rows:
-        return found
-    found["length"] = [len(s.tokens.ids) for s in rows]
-    found["trained"] = [s.tokens.trained for s in rows]
-    found["edges"] = [len(s.tokens.spans) for s in rows]
-    found["budget"] = [-1 if s.budget is None else s.budget for s in rows]
-    found["turn"] = [s.sample.turn for s in rows]
-    found["reasons"] = [s.sample.reasoning == "on" for s in rows]
-    sizes = found["length"].astype(np.int64) + found["edges"]
-    found["at"] = np.cumsum(sizes) - sizes
-    starts = np.append(0, np.cumsum(found["length"], dtype=np.int64))
-    edges = [e + at for s, at in zip(rows, starts.tolist(), strict=False) for e in s.tokens.spans]
-    ids = np.concatenate([np.asarray(s.tokens.ids, np.int32) for s in rows])
+def sequence_rows(sequences: Sequence[PreparedSequence], marks: Marks) -> Rows:
+    """A `SEQUENCE` for each sequence, with flags of what its mask trains.
+
+    `at` counts from the first of these sequences.
+    """
+    rows = np.zeros(len(sequences), SEQUENCE)
+    if not sequences:
+        return rows
+    rows["length"] = [len(s.tokens.ids) for s in sequences]
+    rows["trained"] = [s.tokens.trained for s in sequences]
+    rows["edges"] = [len(s.tokens.spans) for s in sequences]
+    rows["budget"] = [-1 if s.budget is None else s.budget for s in sequences]
+    rows["turn"] = [s.sample.turn for s in sequences]
+    rows["reasons"] = [s.sample.reasoning == "on" for s in sequences]
+    sizes = rows["length"].astype(np.int64) + rows["edges"]
+    rows["at"] = np.cumsum(sizes) - sizes
+
+    ids = np.concatenate([np.asarray(s.tokens.ids, np.int32) for s in sequences])
+    starts = np.append(0, np.cumsum(rows["length"], dtype=np.int64))
+    edges: list[int] = []  # of the trained spans in the concatenated ids
+    for sequence, start in zip(sequences, starts.tolist(), strict=False):
+        edges += [start + edge for edge in sequence.tokens.spans]
     batch = Batch(ids, mask_of_spans(len(ids), np.array(edges, np.int64)), starts)
     flags = supervision_flags(batch, marks)
-    flags[found["budget"] >= 0] |= np.uint16(Flag.CUT_TRACE)
-    flags[[s.length > len(s.tokens.ids) for s in rows]] |= np.uint16(Flag.CLIPPED)
-    found["flags"], found["key"] = flags, sequence_keys(batch)
-    return found
+    flags[rows["budget"] >= 0] |= np.uint16(Flag.CUT_TRACE)
+    flags[[s.length > len(s.tokens.ids) for s in sequences]] |= np.uint16(Flag.CLIPPED)
+    rows["flags"] = flags
+    rows["key"] = sequence_keys(batch)
+    return rows
 
 
 def read_counts(folder: Path) -> dict[str, Any] | None:
-    """The counts of a finished part, None where there is none or a file was changed."""
+    """Counts of a finished part; None where there is none or the size of a file changed."""
     path = folder / _COUNTS
     if not path.is_file():
         return None
     try:
-        found = json.loads(path.read_text("utf-8"))
+        content = json.loads(path.read_text("utf-8"))
     except ValueError:  # the machine itself went down while the file was on its way to the disk
         return None
-    for name, size in found["files"].items():
+    for name, size in content["files"].items():
         if not (folder / name).is_file() or (folder / name).stat().st_size != size:
             return None
-    return found["counts"]
+    return content["counts"]
 
 
 def read_sample(folder: Path, number: int) -> dict[str, Any]:
-    """One of a part's samples."""
+    """The sample with this number in a part."""
     with (folder / "samples.jsonl").open("rb") as file:
         return json.loads(next(itertools.islice(file, number, None)))
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedPart:
-    """The columns of one part of a source, mapped into memory.
+    """Columns of one part of a source, mapped into memory.
 
     `first` and `first_sequence` are the numbers of its first record and sequence in the source.
     """
@@ -213,29 +229,29 @@ class PreparedPart:
 
     @property
     def numbers(self) -> Int:
-        """(records,) numbers in the source."""
+        """Numbers of the records in the source, (records,)."""
         return np.arange(self.first, self.first + len(self.records))
 
     @property
     def owners(self) -> Int:
-        """(sequences,) the record of each sequence, counted in the part."""
+        """Number of each sequence's record in the part, (sequences,)."""
         return self.sequences["record"].astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedSource:
-    """All of one source's finished parts, in order, and its merged counts."""
+    """All finished parts of one source, in order, and its merged counts."""
 
     name: str
     stats: Mapping[str, Any]
     folders: tuple[Path, ...]
 
     def __len__(self) -> int:
-        """Records in it."""
+        """Number of records."""
         return int(self._starts("records.bin", RECORD)[-1])
 
     def sequence_starts(self) -> Int:
-        """(parts + 1,) the number of each part's first sequence, and how many there are."""
+        """Number of each part's first sequence in the source, then their total, (parts + 1,)."""
         return self._starts("sequences.bin", SEQUENCE)
 
     def _starts(self, name: str, dtype: np.dtype[np.void]) -> Int:
@@ -243,28 +259,30 @@ class PreparedSource:
         return np.cumsum([0, *sizes]).astype(np.int64)
 
     def parts(self) -> Iterator[PreparedPart]:
-        """All parts, one after the other."""
-        first = first_sequence = 0
+        """Iterate over the parts in order."""
+        first = 0
+        first_sequence = 0
         for number, folder in enumerate(self.folders):
             records = mapped(folder / "records.bin", RECORD)
             sequences = mapped(folder / "sequences.bin", SEQUENCE)
             yield PreparedPart(number, first, first_sequence, records, sequences)
-            first, first_sequence = first + len(records), first_sequence + len(sequences)
+            first += len(records)
+            first_sequence += len(sequences)
 
     def records(self, *columns: str) -> Rows:
-        """Some columns of all records, in memory."""
-        found = np.empty(len(self), [(name, RECORD[name]) for name in columns])
+        """Some columns of all records, copied into memory, (records,)."""
+        rows = np.empty(len(self), [(name, RECORD[name]) for name in columns])
         for part in self.parts():
-            own = found[part.first : part.first + len(part.records)]
+            part_rows = rows[part.first : part.first + len(part.records)]
             for name in columns:
-                own[name] = part.records[name]
-        return found
+                part_rows[name] = part.records[name]
+        return rows
 
 
 class Reader(AbstractContextManager["Reader"]):
-    """Tokens and texts of sequences, wherever in the given folders they lie.
+    """Random access to the tokens and texts of sequences in the given folders.
 
-    Files stay open, the least recently used are closed beyond `_OPEN_FILES`.
+    Files stay open; beyond `_MAX_OPEN_FILES` the least recently used one is closed.
     """
 
     def __init__(self, folders: Sequence[Path]) -> None:
@@ -274,35 +292,40 @@ class Reader(AbstractContextManager["Reader"]):
     def tokens(
         self, part: int, at: int, ids: npt.NDArray[np.int32], edges: npt.NDArray[np.int32]
     ) -> None:
-        """Fill `ids` and `edges` with those of the sequence at a place."""
-        wanted = 4 * (len(ids) + len(edges))
-        if os.preadv(self._file(part, "tokens.bin"), [ids.data, edges.data], 4 * at) != wanted:
+        """Fill `ids` and `edges` with those of the sequence at token `at` of a part."""
+        size = 4 * (len(ids) + len(edges))
+        if os.preadv(self._file(part, "tokens.bin"), [ids.data, edges.data], 4 * at) != size:
             raise DataError(f"{self._folders[part]} was changed while it was read")
 
     def text(self, part: int, at: int, size: int) -> list[str]:
-        """Record id, license, dialect and metadata of the record whose text is at a place."""
+        """Record id, license, dialect and metadata, from `size` bytes at byte `at` of a part."""
         return json.loads(os.pread(self._file(part, "texts.bin"), size, at))
 
     def rows(self, parts: Int, places: Int, name: str, dtype: np.dtype[np.void]) -> Rows:
-        """(n,) rows of a column file, by part and place in it."""
-        found = np.empty(len(parts), dtype)
-        data, size = found.view(np.uint8).data, dtype.itemsize
-        part_of, place_of = parts.tolist(), places.tolist()
+        """Rows of a column file, (n,), by part and number in the part."""
+        rows = np.empty(len(parts), dtype)
+        data = rows.view(np.uint8).data
+        size = dtype.itemsize
+        part_list = parts.tolist()
+        place_list = places.tolist()
+        # part by part, so that few files are open at a time
         for k in np.argsort(parts, kind="stable").tolist():
-            file = self._file(part_of[k], name)
-            if os.preadv(file, [data[k * size : (k + 1) * size]], place_of[k] * size) != size:
-                raise DataError(f"{self._folders[part_of[k]]} was changed while it was read")
-        return found
+            file = self._file(part_list[k], name)
+            target = data[k * size : (k + 1) * size]
+            if os.preadv(file, [target], place_list[k] * size) != size:
+                raise DataError(f"{self._folders[part_list[k]]} was changed while it was read")
+        return rows
 
     def __exit__(self, *_: object) -> None:
         while self._open:
             os.close(self._open.popitem()[1])
 
     def _file(self, part: int, name: str) -> int:
+        """Descriptor of an open file; a dict keeps the order of use."""
         file = self._open.pop((part, name), None)
         if file is None:
             file = os.open(self._folders[part] / name, os.O_RDONLY)
-        self._open[part, name] = file  # the last one used comes last
-        if len(self._open) > _OPEN_FILES:
+        self._open[part, name] = file  # last: most recently used
+        if len(self._open) > _MAX_OPEN_FILES:
             os.close(self._open.pop(next(iter(self._open))))
         return file

@@ -1,4 +1,4 @@
-"""A plan's sequences → packs → shards that the trainer maps into memory, and an index of them.
+"""A plan's sequences → packs → shards that the trainer maps into memory, with an index.
 
     packed/train-00000.arrow   {"input_ids": […], "labels": [-100, …], "seq_lengths": [212, 44]}
     index/train-00000.parquet  {"pack": 0, "offset": 212, "length": 44, "record_id": "5f0c…", …}
@@ -9,12 +9,10 @@ Arrow IPC streams. `seq_lengths` is the form in which the installed TRL takes pa
 
 from __future__ import annotations
 
-import json
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -53,15 +51,15 @@ INDEX = pa.schema(
         ("metadata", pa.string()),
     ]
 )
-# where a pack's sequences end, its tokens, its group
+# end of a pack's sequences in the split's order, its tokens, its group
 PACK = np.dtype([("stop", "<u8"), ("tokens", "<u4"), ("group", "<i4")])
-# one planned sequence, with what the shard and its index hold of it
+# one planned sequence, with everything that the shard and its index need
 ENTRY = np.dtype(
     [
         *SEQUENCE.descr,
-        ("text", "<u8"),  # in its part's texts.bin
+        ("text", "<u8"),  # first byte in its part's texts.bin
         ("text_size", "<u4"),
-        ("part", "<u4"),  # counted through all sources
+        ("part", "<u4"),  # number of its part, over all sources
         ("source", "<u2"),
         ("epoch", "<i2"),
         ("pack", "<i4"),
@@ -80,17 +78,19 @@ def write_splits(
     executor: Executor,
     stages: Stages,
 ) -> dict[str, int | None]:
-    """Pack and write both splits; what an earlier, killed run left of them is replaced.
+    """Pack and write both splits; files of an earlier, killed run are replaced.
 
-    The groups of the plan get the stats of their packs.
+    The stats of the plan's groups receive their packs.
 
     Args:
-        scratch: for the plan, made anew.
+        scratch: directory for the plan's files, made anew.
 
     Returns:
-        The files that were written, with their rows.
+        Path of each file that was written, relative to `out`, with its rows.
     """
-    out, scratch = out.resolve(), scratch.resolve()  # workers may have been started elsewhere
+    # absolute, since workers may have been started in another directory
+    out = out.resolve()
+    scratch = scratch.resolve()
     for folder in (out / "packed", out / "index", scratch):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -100,19 +100,26 @@ def write_splits(
     for split, groups in (("train", {"": plan.train}), ("eval", plan.evaluation)):
         numbers, packs = pack_split(split, groups, plan, sources, recipe)
         labels = list(groups) if split == "eval" else None
-        paths = scratch / f"{split}.numbers", scratch / f"{split}.packs"
-        numbers.astype("<u4").tofile(paths[0])
-        packs.tofile(paths[1])
-        files = SplitFiles(*paths, columns, plan.passes, labels)
-        for k, (own, within) in enumerate(cut_shards(packs, recipe.shards)):
-            jobs.append(ShardJob(f"{split}-{k:05d}", own, within, files, out))
-    stages.start("writing shards", total=sum(len(job.sequences) for job in jobs), unit="sequences")
+        numbers_path = scratch / f"{split}.numbers"
+        packs_path = scratch / f"{split}.packs"
+        numbers.astype("<u4").tofile(numbers_path)
+        packs.tofile(packs_path)
+        files = SplitFiles(numbers_path, packs_path, columns, plan.passes, labels)
+        for k, (shard_packs, shard_sequences) in enumerate(cut_shards(packs, recipe.shards)):
+            jobs.append(ShardJob(f"{split}-{k:05d}", shard_packs, shard_sequences, files, out))
+    total = sum(len(job.sequences) for job in jobs)
+    stages.start("writing shards", total=total, unit="sequences")
     for _ in executor.run(jobs, stages.advance):
         pass
-    for left in (*out.glob("packed/.*"), *out.glob("index/.*")):
-        left.unlink()  # of a worker that died, and whose job another one did
-    rows = ((job.paths, (job.packs, job.sequences)) for job in jobs)
-    return {p: len(r) for paths, ranges in rows for p, r in zip(paths, ranges, strict=True)}
+    # unfinished files of a worker that died, and whose job another one did
+    for unfinished in (*out.glob("packed/.*"), *out.glob("index/.*")):
+        unfinished.unlink()
+    rows: dict[str, int | None] = {}
+    for job in jobs:
+        shard_path, index_path = job.paths
+        rows[shard_path] = len(job.packs)
+        rows[index_path] = len(job.sequences)
+    return rows
 
 
 def pack_split(
@@ -122,53 +129,67 @@ def pack_split(
     sources: Sequence[PreparedSource],
     recipe: BuildSftConfig,
 ) -> tuple[Numbers, Rows]:
-    """The numbers of a split's sequences, pack after pack, and a `PACK` for each pack.
+    """Put every group in the order of its keys and pack it.
 
-    Every group is put in the order of its keys and packed. No pack holds two groups, or two
-    sequences of one conversation. The groups' stats get their packs.
+    No pack holds two groups, or two sequences of one conversation. The groups' stats receive their
+    packs.
+
+    Returns:
+        The numbers of the split's sequences, pack after pack, and a `PACK` for each pack.
     """
-    numbers, packs = [np.empty(0, np.uint32)], [np.empty(0, PACK)]
-    done = 0
+    numbers = [np.empty(0, np.uint32)]
+    packs = [np.empty(0, PACK)]
+    packed_sequences = 0
     for k, (label, group) in enumerate(groups.items()):
         order = np.argsort(group.table["key"], kind="stable")
-        lengths, in_order = group.table["length"][order], group.table["number"][order]
-        del order
-        found = pack_lengths(
+        lengths = group.table["length"][order]
+        group_numbers = group.table["number"][order]
+        del order  # memory: 8 bytes a sequence
+        packing = pack_lengths(
             lengths,
             recipe.packing.max_length,
             seed=key64(recipe.seed, "pack", split, label, 0),
-            groups=plan.conversations(in_order, sources),
+            groups=plan.conversations(group_numbers, sources),
         )
-        own = np.zeros(len(found), PACK)
-        own["stop"] = done + found.offsets[1:]
-        own["tokens"] = found.fills(lengths)
-        own["group"] = k
-        group.stats.add_packs(own["tokens"].astype(np.int64))
-        numbers.append(in_order[found.positions])
-        packs.append(own)
-        done += len(in_order)
+        group_packs = np.zeros(len(packing), PACK)
+        group_packs["stop"] = packed_sequences + packing.offsets[1:]
+        group_packs["tokens"] = packing.fills(lengths)
+        group_packs["group"] = k
+        group.stats.add_packs(group_packs["tokens"].astype(np.int64))
+        numbers.append(group_numbers[packing.positions])
+        packs.append(group_packs)
+        packed_sequences += len(group_numbers)
     return np.concatenate(numbers), np.concatenate(packs)
 
 
 def cut_shards(packs: Rows, config: ShardConfig) -> list[tuple[range, range]]:
-    """Each shard's packs and sequences; it closes with the pack that reaches one of the limits."""
+    """Packs and sequences of each shard; it ends with the pack that reaches one of the limits."""
     shards: list[tuple[range, range]] = []
-    first = start = size = 0
-    columns = packs["stop"].tolist(), packs["tokens"].tolist()
-    for pack, (stop, tokens) in enumerate(zip(*columns, strict=True), start=1):
-        size += 8 * tokens  # an id and a label
-        full = pack - first == config.packs or size >= config.bytes
-        if full or pack == len(packs):
-            shards.append((range(first, pack), range(start, stop)))
-            first, start, size = pack, stop, 0
+    first_pack = 0
+    first_sequence = 0
+    size = 0
+    stops = packs["stop"].tolist()
+    tokens = packs["tokens"].tolist()
+    for pack, (stop, pack_tokens) in enumerate(zip(stops, tokens, strict=True), start=1):
+        size += 8 * pack_tokens  # an id and a label
+        is_full = pack - first_pack == config.packs or size >= config.bytes
+        if is_full or pack == len(packs):
+            shards.append((range(first_pack, pack), range(first_sequence, stop)))
+            first_pack = pack
+            first_sequence = stop
+            size = 0
     return shards
 
 
 @dataclass(frozen=True, slots=True)
 class SplitFiles:
-    """What all shards of a split share. `groups` label packs, None where they have no label.
+    """Data that all shards of a split share.
 
-    `numbers` and `packs` hold what `pack_split` gave; `sources`: name, folders, `sequence_starts`.
+    Attributes:
+        numbers, packs: files with the results of `pack_split`.
+        sources: name, folders and `sequence_starts` of each source.
+        passes: see `BuildPlan`.
+        groups: labels of the packs' groups; None where packs have no label.
     """
 
     numbers: Path
@@ -178,32 +199,40 @@ class SplitFiles:
     groups: Sequence[str] | None
 
     def entries(self, numbers: Numbers, reader: Reader) -> Rows:
-        """An `ENTRY` for each of the planned sequences with these numbers, but for its pack."""
-        passes = [(k, *one) for k, own in enumerate(self.passes) for one in enumerate(own)]
-        source_of, epoch_of, first_of = np.array(passes, np.int64).T
+        """An `ENTRY` for each planned sequence with these numbers; pack columns stay empty."""
+        epochs: list[tuple[int, int, int]] = []  # source, epoch, number of its first sequence
+        for source, firsts in enumerate(self.passes):
+            for epoch, first in enumerate(firsts):
+                epochs.append((source, epoch, first))
+        source_of, epoch_of, first_of = np.array(epochs, np.int64).T
         which = np.searchsorted(first_of, numbers, side="right") - 1
-        found = np.zeros(len(numbers), ENTRY)
-        found["source"], found["epoch"] = source_of[which], epoch_of[which]
-        places = numbers - first_of[which]
+        entries = np.zeros(len(numbers), ENTRY)
+        entries["source"] = source_of[which]
+        entries["epoch"] = epoch_of[which]
+        number_in_part = (
+            numbers - first_of[which]
+        )  # number in the source, until its parts are known
         first_part = 0
         for k, (_, folders, starts) in enumerate(self.sources):
-            own = source_of[which] == k
-            part = np.searchsorted(starts, places[own], side="right") - 1
-            found["part"][own] = first_part + part
-            places[own] -= starts[part]
+            in_source = source_of[which] == k
+            part = np.searchsorted(starts, number_in_part[in_source], side="right") - 1
+            entries["part"][in_source] = first_part + part
+            number_in_part[in_source] -= starts[part]
             first_part += len(folders)
-        parts = found["part"].astype(np.int64)
-        sequences = reader.rows(parts, places, "sequences.bin", SEQUENCE)
-        records = reader.rows(parts, sequences["record"].astype(np.int64), "records.bin", RECORD)
+        parts = entries["part"].astype(np.int64)
+        sequences = reader.rows(parts, number_in_part, "sequences.bin", SEQUENCE)
+        record_numbers = sequences["record"].astype(np.int64)
+        records = reader.rows(parts, record_numbers, "records.bin", RECORD)
         for name in SEQUENCE.names or ():
-            found[name] = sequences[name]
-        found["text"], found["text_size"] = records["text"], records["text_size"]
-        return found
+            entries[name] = sequences[name]
+        entries["text"] = records["text"]
+        entries["text_size"] = records["text_size"]
+        return entries
 
 
 @dataclass(frozen=True, slots=True)
 class ShardJob:
-    """Write one shard of these packs and sequences."""
+    """Job that writes one shard with these packs and sequences, and its index."""
 
     name: str
     packs: range
@@ -213,31 +242,36 @@ class ShardJob:
 
     @property
     def paths(self) -> tuple[str, str]:
-        """The shard and its index, relative to the artifact."""
+        """Paths of the shard and its index, relative to the artifact."""
         return f"packed/{self.name}.arrow", f"index/{self.name}.parquet"
 
     def describe(self) -> str:
-        """For messages."""
+        """Path of the shard, for messages."""
         return self.paths[0]
 
     def run(self, state: Any, on_progress: OnProgress) -> None:
-        """Do it; `on_progress` is called with numbers of sequences."""
+        """Write the files; `on_progress` gets the number of sequences since its last call."""
         del state  # the plan and the prepared parts decide everything
         split = self.split
-        folders = [folder for _, own, _ in split.sources for folder in own]
+        folders: list[Path] = []
+        for _, source_folders, _ in split.sources:
+            folders += source_folders
         paths = [self.out / path for path in self.paths]
-        partial = [path.with_name(f".{path.name}.{uuid.uuid4().hex}") for path in paths]
-        fields = [(name, _INT_LIST) for name in ("input_ids", "labels", "seq_lengths")]
-        group = [] if split.groups is None else [("group", pa.string())]
-        schema = pa.schema([*fields, *group])
-        waiting: list[Rows] = []
+        partial_paths = [path.with_name(f".{path.name}.{uuid.uuid4().hex}") for path in paths]
+        fields: list[tuple[str, pa.DataType]] = []
+        for name in ("input_ids", "labels", "seq_lengths"):
+            fields.append((name, _INT_LIST))
+        if split.groups is not None:
+            fields.append(("group", pa.string()))
+        schema = pa.schema(fields)
+        waiting: list[Rows] = []  # entries whose index rows are not written yet
         with (
             Reader(folders) as reader,
-            pa.ipc.new_stream(str(partial[0]), schema) as stream,
-            pq.ParquetWriter(partial[1], INDEX, compression="zstd") as index,
+            pa.ipc.new_stream(str(partial_paths[0]), schema) as stream,
+            pq.ParquetWriter(partial_paths[1], INDEX, compression="zstd") as index,
         ):
             for packs, entries in self._batches(reader):
-                stream.write_batch(_batch(packs, entries, reader, split, schema))
+                stream.write_batch(_record_batch(packs, entries, reader, split, schema))
                 waiting.append(entries)
                 if sum(map(len, waiting)) >= _INDEX_ROWS:
                     index.write_table(_index_table(waiting, split, reader))
@@ -245,43 +279,52 @@ class ShardJob:
                 on_progress(len(entries))
             if waiting:
                 index.write_table(_index_table(waiting, split, reader))
-        for written, path in zip(partial, paths, strict=True):
-            written.replace(path)
+        for partial_path, path in zip(partial_paths, paths, strict=True):
+            partial_path.replace(path)
 
     def _batches(self, reader: Reader) -> Iterator[tuple[Rows, Rows]]:
-        """Some packs and their entries; few tokens at a time."""
-        first, begin, split = self.packs.start, self.sequences.start, self.split
-        packs = np.fromfile(split.packs, PACK, len(self.packs), offset=first * PACK.itemsize)
-        numbers = np.fromfile(split.numbers, "<u4", len(self.sequences), offset=4 * begin)
-        counts = np.diff(packs["stop"].astype(np.int64), prepend=begin)
-        sums = np.cumsum(packs["tokens"], dtype=np.int64)
-        start = at = 0
+        """Packs with their entries, about `_BATCH_TOKENS` tokens at a time."""
+        first_pack = self.packs.start
+        first_sequence = self.sequences.start
+        packs = np.fromfile(
+            self.split.packs, PACK, len(self.packs), offset=first_pack * PACK.itemsize
+        )
+        numbers = np.fromfile(
+            self.split.numbers, "<u4", len(self.sequences), offset=4 * first_sequence
+        )
+        sequence_counts = np.diff(packs["stop"].astype(np.int64), prepend=first_sequence)
+        token_sums = np.cumsum(packs["tokens"], dtype=np.int64)
+        start = 0  # pack of the shard
+        done = 0  # sequences of the shard
         while start < len(packs):
-            before = int(sums[start - 1]) if start else 0
-            end = int(np.searchsorted(sums, before + _BATCH_TOKENS, side="left")) + 1
-            own = counts[start:end]
-            entries = split.entries(numbers[at : at + own.sum()], reader)
-            entries["pack"] = first + start + np.repeat(np.arange(len(own)), own)
+            tokens_before = int(token_sums[start - 1]) if start else 0
+            limit = tokens_before + _BATCH_TOKENS
+            stop = int(np.searchsorted(token_sums, limit, side="left")) + 1
+            counts = sequence_counts[start:stop]
+            entries = self.split.entries(numbers[done : done + counts.sum()], reader)
+            entries["pack"] = first_pack + start + np.repeat(np.arange(len(counts)), counts)
             ends = np.cumsum(entries["length"], dtype=np.int64)
-            heads = np.append(0, ends[np.cumsum(own)[:-1] - 1])  # where each pack begins
-            entries["offset"] = ends - entries["length"] - np.repeat(heads, own)
-            yield packs[start:end], entries
-            at, start = at + len(entries), end
+            pack_starts = np.append(0, ends[np.cumsum(counts)[:-1] - 1])
+            entries["offset"] = ends - entries["length"] - np.repeat(pack_starts, counts)
+            yield packs[start:stop], entries
+            done += len(entries)
+            start = stop
 
 
-def _batch(
+def _record_batch(
     packs: Rows, entries: Rows, reader: Reader, split: SplitFiles, schema: pa.Schema
 ) -> pa.RecordBatch:
-    """Rows of the shard."""
+    """Rows of the shard for some packs."""
     lengths = entries["length"].astype(np.int32)
-    edges = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-    ids, labels = np.empty(edges[-1], np.int32), np.empty(edges[-1], np.int32)
-    spans = np.empty(int(entries["edges"].max()), np.int32)
+    starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    ids = np.empty(starts[-1], np.int32)
+    labels = np.empty(starts[-1], np.int32)
+    edges = np.empty(int(entries["edges"].max()), np.int32)  # reused by every sequence
     places = zip(*(entries[name].tolist() for name in ("part", "at", "edges")), strict=True)
-    for k, (part, at, count) in enumerate(places):
-        own = slice(int(edges[k]), int(edges[k + 1]))
-        reader.tokens(part, at, ids[own], spans[:count])
-        labels_of(ids[own], spans[:count].tolist(), out=labels[own])
+    for k, (part, at, edge_count) in enumerate(places):
+        sequence = slice(int(starts[k]), int(starts[k + 1]))
+        reader.tokens(part, at, ids[sequence], edges[:edge_count])
+        labels_of(ids[sequence], edges[:edge_count].tolist(), out=labels[sequence])
     columns: list[pa.Array] = [
         _lists(ids, packs["tokens"]),
         _lists(labels, packs["tokens"]),
@@ -294,6 +337,7 @@ def _batch(
 
 
 def _lists(values: Int32, lengths: npt.NDArray[np.integer]) -> pa.Array:
+    """An Arrow array of lists of these lengths."""
     offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int32)
     return pa.ListArray.from_arrays(_integers(offsets), _integers(values))
 
@@ -304,7 +348,7 @@ def _lists(values: Int32, lengths: npt.NDArray[np.integer]) -> pa.Array:
 def _integers(
     values: npt.NDArray[np.integer], valid: npt.NDArray[np.bool_] | None = None
 ) -> pa.Array:
-    """An Arrow array of numbers; what is not valid is null."""
+    """An Arrow array of numbers, null where not valid."""
     bits = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
     numbers = pa.py_buffer(np.ascontiguousarray(values))
     kind = pa.from_numpy_dtype(values.dtype)
@@ -321,37 +365,33 @@ def _texts(texts: Sequence[str]) -> pa.Array:
 
 
 def _index_table(waiting: Sequence[Rows], split: SplitFiles, reader: Reader) -> pa.Table:
-    """Rows of the index, one a sequence, in the order of the shard."""
+    """Rows of the index, one for each sequence, in the order of the shard."""
     entries = np.concatenate(waiting)
     places = zip(*(entries[n].tolist() for n in ("part", "text", "text_size")), strict=True)
     texts = [reader.text(*place) for place in places]
-    names = [name for name, _, _ in split.sources]
-    plain = ("pack", "offset", "length", "trained", "turn", "epoch")
+    source_names = [name for name, _, _ in split.sources]
     columns: dict[str, pa.Array] = {
-        **{name: _integers(entries[name]) for name in plain},
-        "source": _texts([names[k] for k in entries["source"].tolist()]),
+        "source": _texts([source_names[k] for k in entries["source"].tolist()]),
         "reasoning": _texts(["on" if on else "off" for on in entries["reasons"].tolist()]),
         "truncated_budget": _integers(entries["budget"], entries["budget"] >= 0),
     }
-    for place, name in enumerate(("record_id", "license", "dialect", "metadata")):
-        columns[name] = _texts([text[place] for text in texts])
+    for name in ("pack", "offset", "length", "trained", "turn", "epoch"):
+        columns[name] = _integers(entries[name])
+    for k, name in enumerate(("record_id", "license", "dialect", "metadata")):
+        columns[name] = _texts([text[k] for text in texts])
     arrays = [columns[field.name] for field in INDEX]
     return pa.Table.from_arrays(arrays, names=INDEX.names).cast(INDEX)
 
 
-def write_jsonl(path: Path, rows: Sequence[Mapping[str, Any]]) -> int:
-    """Write one JSON object a line; returns how many."""
-    with path.open("w", encoding="utf-8", errors="backslashreplace") as file:
-        for row in rows:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
-    return len(rows)
-
-
 def join_files(target: Path, parts: Sequence[Path], more: Iterable[str] = ()) -> int:
-    """Concatenate files of lines, and then some more lines; returns how many."""
+    """Concatenate files of lines and append further lines; returns the number of lines."""
     lines = 0
     with target.open("wb") as whole:
-        for text in chain(map(Path.read_bytes, parts), (line.encode() for line in more)):
-            whole.write(text)
-            lines += text.count(b"\n")
+        for part in parts:
+            content = part.read_bytes()
+            whole.write(content)
+            lines += content.count(b"\n")
+        for line in more:
+            whole.write(line.encode())
+            lines += line.count("\n")
     return lines

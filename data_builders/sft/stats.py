@@ -1,4 +1,4 @@
-"""What became of the rows of a part, a source, a data set; losses at which a build stops."""
+"""Counts of the rows of a part, a source and a data set, and the limits on losses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from posttrain.errors import DataError
 from posttrain.records import Example
 from posttrain.runs import Counts
 
-_FEW = 0.02  # share of its rows at which a source's loss is worth a warning
+_FEW_KEPT = 0.02  # a source that keeps no larger share of its rows is worth a warning; ours
 CONTROL = ("reasoned", "stripped", "traces", "truncated", "too_short")
 UNITS = ("rows", "tokens", "trained")
 
@@ -26,36 +26,41 @@ def counts_by_source(sources: Sequence[PreparedSource], plan: BuildPlan) -> dict
     """Per source: rows in = kept (in a shard) + dropped by reason, `not_sampled` included."""
     counts: dict[str, Counts] = {}
     for k, source in enumerate(sources):
-        late = {reason: len(rows) for reason, rows in plan.dropped[k].items() if len(rows)}
+        dropped = dict(source.stats["dropped"])
+        for reason, rows in plan.dropped[k].items():
+            if len(rows):
+                dropped[reason] = len(rows)
         kept = plan.mixture[k].distinct + plan.held_out[k]
-        dropped = {**source.stats["dropped"], **late}
         counts[source.name] = Counts(source.stats["rows_in"], kept, dropped)
     return counts
 
 
-def check_left(counts: Mapping[str, Counts], plan: BuildPlan) -> None:
-    """Stop a build of which nothing is left to train on.
+def refuse_nothing_trained(counts: Mapping[str, Counts], plan: BuildPlan) -> None:
+    """Stop a build without anything to train on.
 
     Raises:
-        DataError: with where the rows went.
+        DataError: says where the rows went.
     """
     if any(planned.total.trained for planned in plan.mixture):
         return
     total = total_counts(counts)
     rows = sum(planned.total.rows for planned in plan.mixture)
-    gone = dict(total.dropped) | {"without a token that is trained on": rows}
+    dropped = dict(total.dropped) | {"without a token that is trained on": rows}
     raise DataError(
         f"nothing is left to train on, of {total.rows_in:,} rows: "
-        f"{lost_rows(gone, sum(plan.held_out))}"
+        f"{lost_rows(dropped, sum(plan.held_out))}"
     )
 
 
 def total_counts(counts: Mapping[str, Counts]) -> Counts:
-    """The counts of all sources together."""
+    """Counts of all sources together."""
+    rows_in = 0
+    kept = 0
     dropped = Counter[str]()
-    for own in counts.values():
-        dropped.update(own.dropped)
-    rows_in, kept = sum(c.rows_in for c in counts.values()), sum(c.kept for c in counts.values())
+    for source_counts in counts.values():
+        rows_in += source_counts.rows_in
+        kept += source_counts.kept
+        dropped.update(source_counts.dropped)
     return Counts(rows_in, kept, dict(sorted(dropped.items())))
 
 
@@ -65,7 +70,7 @@ def data_stats(
     counts: Mapping[str, Counts],
     capacity: int,
 ) -> dict[str, Any]:
-    """All that the report shows of the data: splits, sources, reasoning control, histograms."""
+    """Figures of the data for the report: splits, sources, reasoning control, histograms."""
     groups = {label: group.stats for label, group in plan.evaluation.items()}
     splits = {"train": plan.train.stats.stats()}
     if groups:
@@ -78,7 +83,7 @@ def data_stats(
     return {
         "max_length": capacity,
         "splits": splits,
-        "eval_groups": {label: own.stats() for label, own in groups.items()},
+        "eval_groups": {label: group.stats() for label, group in groups.items()},
         "sources": _source_stats(sources, plan, counts),
         "control": {
             **control,
@@ -93,7 +98,7 @@ def data_stats(
     }
 
 
-# what became of a source's rows in preparation, as `merged` has it
+# figures of preparation that `merged` returns and the report shows
 _PREPARED = (
     "licenses",
     "dialects",
@@ -112,16 +117,18 @@ def _source_stats(
     sources: Sequence[PreparedSource], plan: BuildPlan, counts: Mapping[str, Counts]
 ) -> dict[str, Any]:
     """Per source: counts, requested and realised amounts, reasoning control, licenses, dialects."""
-    totals = {unit: sum(getattr(p.total, unit) for p in plan.mixture) for unit in UNITS}
+    mixture_totals = {unit: sum(getattr(p.total, unit) for p in plan.mixture) for unit in UNITS}
     stats: dict[str, Any] = {}
     for k, (source, planned) in enumerate(zip(sources, plan.mixture, strict=True)):
-        own, total, available = counts[source.name], planned.total, planned.available.total
+        source_counts = counts[source.name]
+        total = planned.total
+        available = planned.available.total
         stats[source.name] = {
-            "in": own.rows_in,
-            "kept": own.kept,
-            "dropped": dict(own.dropped),
+            "in": source_counts.rows_in,
+            "kept": source_counts.kept,
+            "dropped": dict(source_counts.dropped),
             "held_out": plan.held_out[k],
-            "requested": _request(planned),
+            "requested": _requested_stats(planned),
             "available": {unit: getattr(available, unit) for unit in UNITS},
             "realised": {
                 "rows": total.rows,
@@ -130,15 +137,17 @@ def _source_stats(
                 "trained": total.trained,
                 "epochs": total.rows / max(available.rows, 1),
             },
-            "shares": {unit: getattr(total, unit) / max(totals[unit], 1) for unit in UNITS},
+            "shares": {unit: getattr(total, unit) / max(mixture_totals[unit], 1) for unit in UNITS},
             "max_epochs": planned.cap,
             **{key: source.stats[key] for key in _PREPARED},
         }
     return stats
 
 
-def _request(plan: SourcePlan) -> dict[str, Any] | None:
-    if (requested := plan.requested) is None:
+def _requested_stats(plan: SourcePlan) -> dict[str, Any] | None:
+    """Requested and realised amount of a source; None where the recipe requests none."""
+    requested = plan.requested
+    if requested is None:
         return None
     realised = getattr(plan.total, requested.unit)
     return {
@@ -158,19 +167,20 @@ _ADVICE = {
 
 
 def losses_exceeded(name: str, stats: Mapping[str, Any], limits: LimitsConfig) -> list[str]:
-    """Reasons to which more of a source is lost than the recipe allows, and what to do."""
-    rows, lost = stats["rows_in"], stats["sequences_lost"]
+    """Messages about reasons that cost a source more than the recipe allows, with what to do."""
+    rows = stats["rows_in"]
+    lost = stats["sequences_lost"]
     sequences = stats["sequences"] + sum(lost.values())
     problems: list[str] = []
     for reason, advice in _ADVICE.items():
         limit: float = getattr(limits, reason)
-        of_rows = stats["dropped"].get(reason, 0) / max(rows, 1)
-        of_sequences = lost.get(reason, 0) / max(sequences, 1)
-        if max(of_rows, of_sequences) > limit:
+        row_share = stats["dropped"].get(reason, 0) / max(rows, 1)
+        sequence_share = lost.get(reason, 0) / max(sequences, 1)
+        if max(row_share, sequence_share) > limit:
             problems.append(
-                f"source {name!r}: {reason} took {of_rows:.1%} of {rows:,} rows and "
-                f"{of_sequences:.1%} of {sequences:,} sequences, limits.{reason} is {limit:.1%}. "
-                f"{advice}"
+                f"source {name!r}: {reason} took {row_share:.1%} of {rows:,} rows and "
+                f"{sequence_share:.1%} of {sequences:,} sequences, limits.{reason} is "
+                f"{limit:.1%}. {advice}"
             )
     return problems
 
@@ -178,26 +188,25 @@ def losses_exceeded(name: str, stats: Mapping[str, Any], limits: LimitsConfig) -
 def left_out_exceeded(
     name: str, stats: Mapping[str, Any], limits: LimitsConfig, *, split_helps: bool = True
 ) -> str | None:
-    """What is wrong where the template leaves out more than the recipe allows, with ways out.
+    """Message where the template leaves out more than the recipe allows, with ways out.
 
     Args:
         split_helps: whether `tokenizer.split_steps` may write what the template leaves out.
     """
-    rows, kinds = stats["rows_in"], sorted(stats["left_out"].items())
+    rows = stats["rows_in"]
+    kinds = sorted(stats["left_out"].items())
     by_reason = stats["dropped"].items()
     share = sum(n for reason, n in by_reason if reason.startswith(LEFT_OUT)) / max(rows, 1)
     if share <= limits.left_out:
         return None
-    ways = [
-        "Choose another tokenizer.chat_template",
-        "drop these rows with limits.left_out: 1",
-        f"keep them without it: tokenizer.allow_left_out: [{', '.join(dict(kinds))}]",
-    ]
+    ways = ["Choose another tokenizer.chat_template"]
     if split_helps:
-        ways[1:1] = [
+        ways.append(
             "set tokenizer.split_steps: true, which helps where a text, a trace or one of "
             "several calls is lost because more follows it"
-        ]
+        )
+    ways.append("drop these rows with limits.left_out: 1")
+    ways.append(f"keep them without it: tokenizer.allow_left_out: [{', '.join(dict(kinds))}]")
     if "reasoning" in stats["left_out"]:
         ways.append("train answers alone, without traces: reasoning: {strip: 1.0}")
     return (
@@ -208,48 +217,53 @@ def left_out_exceeded(
 
 
 def few_kept(stats: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """A warning of the sources that keep hardly any of the rows that their `where` lets through."""
+    """Warning about sources that keep hardly any of the rows that their `where` matches."""
     few: list[str] = []
-    for name, own in stats.items():
-        rows = own["rows_in"] - own["dropped"].get("where", 0)
-        kept = own["rows_in"] - sum(own["dropped"].values())
-        if rows and kept <= _FEW * rows:
+    for name, source_stats in stats.items():
+        dropped = source_stats["dropped"]
+        rows = source_stats["rows_in"] - dropped.get("where", 0)
+        kept = source_stats["rows_in"] - sum(dropped.values())
+        if rows and kept <= _FEW_KEPT * rows:
             few.append(f"{name!r} {kept:,} of {rows:,}")
-    return [f"sources that keep at most {_FEW:.0%} of their rows: {', '.join(few)}"] * bool(few)
+    if not few:
+        return []
+    return [f"sources that keep at most {_FEW_KEPT:.0%} of their rows: {', '.join(few)}"]
 
 
-# -- what became of the rows of a part, and of all parts of a source
-
+# -- counts of a part, and of all parts of a source ------------------------------------------------
 
 _SUMS = ("rows_in", "trimmed_rows", "sequences", "sequences_clipped")
 _COUNTS = ("dropped", "dialects", "licenses", "sequences_lost", "left_out", "templates", "control")
 
 
 class PartCounts:
-    """What became of the rows of one part, growing while it is read.
+    """Counts of one part, growing while it is read.
 
-    Everything that is added is a sum, a count by name, or the few samples whose keyed hashes are
-    the smallest: how rows are cut into parts changes nothing.
+    Everything is a sum, a count by name, or the few samples whose keyed hashes are the smallest:
+    the counts of a source do not depend on how its rows are cut into parts.
     """
 
     def __init__(self, keep_samples: int, seed: int) -> None:
-        self._keep_samples, self._seed = keep_samples, seed
         self.rows = RowCounts()
-        self.samples: list[tuple[float, dict[str, Any]]] = []
+        self.samples: list[tuple[float, dict[str, Any]]] = []  # keyed hash and sample, ascending
+        self._keep_samples = keep_samples
+        self._seed = seed
         self._counts = {name: Counter[str]() for name in _COUNTS}
         self._counts["control"].update(dict.fromkeys(CONTROL, 0))
         self._budgets = Counter[int]()
-        self._sequences = self._clipped = 0
+        self._sequences = 0
+        self._clipped = 0
 
     def add(self, record: Prepared) -> None:
         """Count one record."""
-        counts, control = self._counts, self._counts["control"]
+        counts = self._counts
         if record.drop is not None:
             counts["dropped"][record.drop.reason] += 1
         else:
             counts["licenses"][record.example.license] += 1
             if record.template:
                 counts["templates"][record.template] += 1
+        control = counts["control"]
         control["reasoned"] += record.stripped or record.traces > 0
         control["stripped"] += record.stripped
         control["traces"] += record.traces
@@ -260,12 +274,16 @@ class PartCounts:
         counts["left_out"].update(record.left_out)
         self._sequences += len(record.sequences)
         self._clipped += record.clipped
-        for sequence in record.sequences[:1]:
-            place = unit(self._seed, "sample", record.example.id)
-            if len(self.samples) < self._keep_samples or place < self.samples[-1][0]:
-                self.samples.append((place, _sample(record.example, sequence)))
-                self.samples.sort(key=lambda item: item[0])
-                del self.samples[self._keep_samples :]
+        if record.sequences:
+            self._consider_sample(record.example, record.sequences[0])
+
+    def _consider_sample(self, example: Example, sequence: PreparedSequence) -> None:
+        """Keep a sequence as a sample if its keyed hash is among the smallest."""
+        rank = unit(self._seed, "sample", example.id)
+        if len(self.samples) < self._keep_samples or rank < self.samples[-1][0]:
+            self.samples.append((rank, _sample_row(example, sequence)))
+            self.samples.sort(key=lambda item: item[0])
+            del self.samples[self._keep_samples :]
 
     def stats(self) -> dict[str, Any]:
         """The finished counts of a part, JSON-able."""
@@ -275,15 +293,21 @@ class PartCounts:
             "dropped": self.rows.dropped + self._counts["dropped"],
             "trimmed_rows": self.rows.trimmed_rows,
             "dialects": self.rows.dialects,
-            "unread": [[name, *seen] for name, seen in self.rows.unread.items()],
+            "unread": _unread_columns(self.rows),
             "sequences": self._sequences,
             "sequences_clipped": self._clipped,
             "budgets": list(self._budgets.items()),
-            "samples": [place for place, _ in self.samples],
+            "samples": [rank for rank, _ in self.samples],
         }
 
 
-def _sample(example: Example, sequence: PreparedSequence) -> dict[str, Any]:
+def _unread_columns(rows: RowCounts) -> list[list[Any]]:
+    """[name, rows, example] of each unread column."""
+    return [[name, *count] for name, count in rows.unread.items()]
+
+
+def _sample_row(example: Example, sequence: PreparedSequence) -> dict[str, Any]:
+    """A line of `samples.jsonl`."""
     sample = sequence.sample
     return {
         "source": example.source,
@@ -297,28 +321,30 @@ def _sample(example: Example, sequence: PreparedSequence) -> dict[str, Any]:
 
 
 def merged(parts: Iterable[Mapping[str, Any]], *, samples: int) -> dict[str, Any]:
-    """The counts of a source from those of its parts, in order.
+    """Merge the counts of a source's parts, in order.
 
     Args:
-        samples: how many to keep; they are given as (part, place in its samples).
+        samples: how many samples to keep; they are returned as (part, number of the sample in it).
     """
     sums = Counter[str](dict.fromkeys(_SUMS, 0))
     counts = {name: Counter[str]() for name in _COUNTS}
-    budgets, rows = Counter[int](), RowCounts()
-    chosen: list[tuple[float, int, int]] = []
+    budgets = Counter[int]()
+    rows = RowCounts()
+    ranked_samples: list[tuple[float, int, int]] = []
     for number, part in enumerate(parts):
         sums.update({name: part[name] for name in _SUMS})
-        for name, own in counts.items():
-            own.update(part[name])
+        for name, counter in counts.items():
+            counter.update(part[name])
         budgets.update(dict(part["budgets"]))
         rows.add_unread(part["unread"])
-        chosen += [(place, number, k) for k, place in enumerate(part["samples"])]
-    control = dict.fromkeys(CONTROL, 0) | counts["control"]
+        for k, rank in enumerate(part["samples"]):
+            ranked_samples.append((rank, number, k))
+    smallest = sorted(ranked_samples)[:samples]
     return {
         **sums,
-        **{name: {key: own[key] for key in sorted(own)} for name, own in counts.items()},
-        "control": control,
-        "unread": [[name, *seen] for name, seen in rows.unread.items()],
+        **{name: dict(sorted(counter.items())) for name, counter in counts.items()},
+        "control": dict.fromkeys(CONTROL, 0) | counts["control"],
+        "unread": _unread_columns(rows),
         "budgets": sorted(budgets.items()),
-        "samples": [(number, k) for _, number, k in sorted(chosen)[:samples]],
+        "samples": [(number, k) for _, number, k in smallest],
     }

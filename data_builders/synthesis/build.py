@@ -11,20 +11,15 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from data_builders.decontamination.match import evaluation_files, load_decontaminator
 from data_builders.dedup.columns import Shingles, band_keys, shingles, similarity
 from data_builders.pairs.grading import grade_samples
 from data_builders.prompts.build import PromptPlan
 from data_builders.registry import all_graders
 from data_builders.rows.files import input_files
-from data_builders.rows.raw import Dropped
+from data_builders.rows.inputs import Input, as_stats, find_parents
+from data_builders.rows.raw import Drop
 from data_builders.rows.read import RowCounts, read_examples
-from data_builders.sft.inputs import (
-    Input,
-    as_stats,
-    evaluation_files,
-    find_parents,
-    load_decontaminator,
-)
 from data_builders.synthesis.continue_chat import JUDGE, USER, ChatContinuation
 from data_builders.synthesis.engine import Synthesis, synthesize
 from data_builders.synthesis.genselect import SelectionTraces, selection_prompts
@@ -198,7 +193,7 @@ def _row_seeds(sources: Sequence[SourceConfig], *, out: Path) -> SeedSet:
     for source in sources:
         counts = RowCounts()
         for example in read_examples(source, _BASE, counts=counts):
-            if isinstance(example, Dropped):
+            if isinstance(example, Drop):
                 result.dropped[example.reason] += 1
             elif example.id in seen:
                 result.dropped["duplicate"] += 1

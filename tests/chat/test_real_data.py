@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from data_builders.rows.raw import Dropped
+from data_builders.rows.raw import Drop
 from data_builders.rows.read import read_examples
 from posttrain.chat import nemotron_3_nano_template, parse_completion, render, training_samples
 from posttrain.config.filters import Filters, StructuralFilters
@@ -35,7 +35,7 @@ def records(shared: Path, name: str, most: int) -> list[Example]:
     config = SourceConfig(
         name=name, path=str(shared / "data" / f"{name}.jsonl"), filters=_OFF, **SOURCES[name]
     )
-    kept = [r for r in read_examples(config, Path()) if not isinstance(r, Dropped)]
+    kept = [r for r in read_examples(config, Path()) if not isinstance(r, Drop)]
     return kept[:: max(1, len(kept) // most)]
 
 

@@ -26,7 +26,7 @@ from data_builders.dialects import Conversation, RowProblem, reading_of
 from data_builders.dialects.texts import read_side
 from data_builders.pairs.offline import pair_rows
 from data_builders.prompts.questions import read_chat, read_question
-from data_builders.rows.raw import Dropped, RawRow
+from data_builders.rows.raw import Drop, RawRow
 from data_builders.rows.read import PlacedExample, RowCounts, examples_of
 from data_builders.sft.prepare import Preparer, prepare
 from posttrain.config.build_sft import BuildSftConfig
@@ -175,7 +175,7 @@ def compared(case: Case) -> Outcome:
     config = SourceConfig(name="s", path="s.jsonl")
     rows = iter([RawRow(dict(case["row"]), "s.jsonl", 1)])
     ((raw, _),) = pair_rows(rows, config, seed=0)
-    if isinstance(raw, Dropped):
+    if isinstance(raw, Drop):
         return Outcome("refused", f"{raw.reason}: {raw.detail}")
     try:
         chosen, rejected = (

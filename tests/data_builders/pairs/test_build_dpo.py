@@ -13,9 +13,9 @@ import yaml
 
 import data_builders.pairs.build as stage
 from data_builders.pairs.shards import read_pairs
-from data_builders.sft.shards import write_jsonl
 from posttrain.chat import nemotron_3_nano_template, parse_completion, render
 from posttrain.errors import ConfigError, DataError
+from posttrain.jsontext import write_jsonl
 from posttrain.records import Message, json_text
 from posttrain.rollouts import Completion, Prompt, Step, completion_to_row, prompt_to_row
 from posttrain.runs import Counts, Run, read_artifact

@@ -11,7 +11,7 @@ import pytest
 
 from data_builders.pairs.encode import PairEncoder, distance
 from data_builders.pairs.offline import read_offline, why_dropped
-from data_builders.rows.raw import Dropped
+from data_builders.rows.raw import Drop
 from data_builders.rows.read import RowCounts
 from posttrain.chat import nemotron_3_nano_template
 from posttrain.config.build_dpo import BuildDpoConfig
@@ -31,7 +31,7 @@ def text(tmp_path_factory: pytest.TempPathFactory):
     return encoder_of(load_any_tokenizer(str(folder)))
 
 
-def read(folder: Path, rows: list[dict], text, counts=None, **config) -> list[Pair | Dropped]:
+def read(folder: Path, rows: list[dict], text, counts=None, **config) -> list[Pair | Drop]:
     (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     special = ("<|im_end|>", "<|endoftext|>")
     encoder = PairEncoder(nemotron_3_nano_template(), text.arrays, special)
@@ -172,12 +172,12 @@ def test_where_strict_and_columns_that_neither_side_was_read_from(tmp_path: Path
     rows = [ROW | {"good": True, "rating": 4}, ROW | {"good": None, "chosen": "z"}]
     counts = RowCounts()
     found = read(tmp_path, rows, text, counts, where={"good": True})
-    assert [type(one) for one in found] == [Pair, Dropped]
+    assert [type(one) for one in found] == [Pair, Drop]
     assert counts.unread == {"rating": (1, "4")}
     # a row that is left out does not part the responses around it
     rows = [rated("a", 1), rated("x", 2) | {"verbosity": 0}, rated("b", 4)]
     left_out, pair = read(tmp_path, rows, text, where={"verbosity": 1})
-    assert [type(left_out), type(pair)] == [Dropped, Pair]
+    assert [type(left_out), type(pair)] == [Drop, Pair]
     (null,) = read(tmp_path, [ROW | {"chosen": None}], text, dialect="chosen_rejected")
     assert null.reason == "empty_answer"
     with pytest.raises(DataError, match=r"pairs.jsonl:1: identical"):
@@ -188,7 +188,7 @@ def test_real_pairs_all_become_pairs(shared: Path, text):
     encoder = PairEncoder(nemotron_3_nano_template(), text.arrays)
     source = SourceConfig(name="dpo", path="data/lf_dpo_en.jsonl")
     found = [item for item, _ in read_offline(source, encoder, base_dir=shared)]
-    kinds = Counter(f.reason if isinstance(f, Dropped) else "pair" for f in found)
+    kinds = Counter(f.reason if isinstance(f, Drop) else "pair" for f in found)
     assert kinds.total() == 299
     assert kinds["pair"] >= 290, kinds
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from data_builders.rows.raw import Dropped
+from data_builders.rows.raw import Drop
 from data_builders.rows.read import RowCounts, read_examples
 from data_builders.sft.prepare import Preparer, prepare
 from posttrain.config.build_sft import BuildSftConfig
@@ -100,7 +100,7 @@ def run(
 
 def _timed(
     config: SourceConfig, folder: Path, report: RowCounts
-) -> Iterator[tuple[Example | Dropped, float]]:
+) -> Iterator[tuple[Example | Drop, float]]:
     rows = read_examples(config, folder, counts=report)
     while True:
         started = time.process_time()
@@ -111,10 +111,10 @@ def _timed(
 
 
 def _outcome(
-    item: Example | Dropped, line: int, name: str, preparer: Preparer, found: Run
+    item: Example | Drop, line: int, name: str, preparer: Preparer, found: Run
 ) -> tuple[str, str]:
     """The reason and detail of a row's drop, ("kept", "") of a record that became sequences."""
-    if isinstance(item, Dropped):
+    if isinstance(item, Drop):
         assert (item.file, item.line) == (name, line)
         assert item.reason.isidentifier()
         assert item.detail.encode("utf-8")

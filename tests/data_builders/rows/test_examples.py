@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from data_builders.rows.raw import Dropped
+from data_builders.rows.raw import Drop
 from data_builders.rows.read import RowCounts, read_examples, refuse_unreadable
 from data_builders.rows.where import unmet
 from posttrain.config.load import validate
@@ -36,7 +36,7 @@ def test_every_row_is_kept_or_dropped_by_name(tmp_path: Path) -> None:
     config = SourceConfig(name="s", path="rows.jsonl", where={"reward": {"eq": 1}})
     report = RowCounts()
     items = list(read_examples(config, tmp_path, counts=report))
-    dropped = [(item.reason, item.line) for item in items if isinstance(item, Dropped)]
+    dropped = [(item.reason, item.line) for item in items if isinstance(item, Drop)]
     assert dropped == [
         ("where", 2), ("unrecognised", 3), ("empty_answer", 4), ("where", 5), ("malformed_json", 6)
     ]  # fmt: skip

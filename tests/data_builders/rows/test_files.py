@@ -23,7 +23,7 @@ from pydantic import ValidationError
 
 from data_builders.rows.files import open_rows
 from data_builders.rows.json_files import open_jsonl, read_elements
-from data_builders.rows.raw import Dropped, RawRow
+from data_builders.rows.raw import Drop, RawRow
 from data_builders.rows.read import read_examples
 from posttrain.config.source import SourceConfig
 from posttrain.errors import ConfigError, DataError
@@ -43,7 +43,7 @@ def raw(folder: Path, path: str | tuple[str, ...], **more: Any) -> list[Any]:
     return list(open_rows(SourceConfig(name="s", path=path, **more), folder))
 
 
-def good(rows: Iterable[RawRow | Dropped]) -> list[dict[str, Any]]:
+def good(rows: Iterable[RawRow | Drop]) -> list[dict[str, Any]]:
     """The rows that were read."""
     return [row.row for row in rows if isinstance(row, RawRow)]
 
@@ -177,7 +177,7 @@ def test_an_element_that_is_no_row_is_named_and_the_next_is_read(
 ):
     (tmp_path / "a.json").write_text(text, encoding="utf-8")
     found = raw(tmp_path, "a.json")
-    bad = [item.detail for item in found if isinstance(item, Dropped)]
+    bad = [item.detail for item in found if isinstance(item, Drop)]
     assert len(found) - len(bad) == rows
     assert all(wanted in detail for detail, wanted in zip(bad, details, strict=True))
     if bad:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from data_builders.rows.raw import Dropped
+from data_builders.rows.raw import Drop
 from data_builders.rows.read import RowCounts, read_examples
 from posttrain.config.source import SourceConfig
 
@@ -52,7 +52,7 @@ def read_all(shared: Path, name: str, counts: RowCounts | None = None, **setting
     items = list(read_examples(config, path.parent, counts=counts))
     with path.open("rb") as lines:
         assert len(items) == sum(1 for line in lines if line.strip()), name
-    assert all(item.reason for item in items if isinstance(item, Dropped))
+    assert all(item.reason for item in items if isinstance(item, Drop))
     return len(items)
 
 

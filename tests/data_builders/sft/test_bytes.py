@@ -21,9 +21,9 @@ import yaml
 from datasets import Dataset
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from data_builders.rows.inputs import scan_inputs
 from data_builders.rows.parts import open_part
 from data_builders.sft import part, shards
-from data_builders.sft.inputs import scan_inputs
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.load import load_recipe
 from posttrain.errors import ConfigError
@@ -212,7 +212,9 @@ def test_the_same_rows_in_other_files_give_the_same_shards(tmp_path):
     for name, path in _stored(tmp_path, rows).items():
         given = f"sources.0.path={path}"
         config = load_recipe(recipe, BuildSftConfig, [given])
-        inputs, parts = scan_inputs(config, Path("."))
+        inputs, parts = scan_inputs(
+            config.sources, Path("."), part_bytes=config.part_bytes, threads=1
+        )
         read = [raw for own in parts["a"] for raw in open_part(own, config.sources[0])]
         assert [getattr(raw, "row", raw) for raw in read] == rows, name
         assert all(file.sha256 for file in inputs)

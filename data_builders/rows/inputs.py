@@ -1,0 +1,152 @@
+"""Input files of a build: each with its hash, the artifacts that they lie in, and their parts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+from data_builders.rows.files import count_saved, find_files
+from data_builders.rows.parts import Part, Piece, cut_file, gather, part_size
+from posttrain.config.source import SourceConfig
+from posttrain.errors import ConfigError, DataError
+from posttrain.hashing import digest_of, sha256_file
+from posttrain.runs import MANIFEST, Manifest, Parent, parent_of, read_artifact
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One input file of a source; a hub id has neither size nor hash, its revision pins it."""
+
+    source: str
+    path: str
+    bytes: int | None
+    sha256: str | None
+
+
+def input_of(source: str, path: Path, base_dir: Path, digest: str | None = None) -> Input:
+    """A file as an input, by its path relative to `base_dir`; hashed unless `digest` is given."""
+    shown = path.relative_to(base_dir) if path.is_relative_to(base_dir) else path
+    return Input(source, str(shown), path.stat().st_size, digest or sha256_file(path))
+
+
+def scan_inputs(
+    sources: Sequence[SourceConfig], base_dir: Path, *, part_bytes: int, threads: int
+) -> tuple[list[Input], dict[str, list[Part]]]:
+    """Hash all input files and cut each source into parts, in one pass over each file.
+
+    Args:
+        part_bytes: about how large a part may be.
+
+    Returns:
+        All inputs, and the parts of each source by its name.
+
+    Raises:
+        ConfigError: a path that matches nothing.
+        DataError: a file that changed while it was read.
+    """
+    inputs: list[Input] = []
+    parts: dict[str, list[Part]] = {}
+    with ThreadPoolExecutor(threads) as pool:  # hashing releases the interpreter's lock
+        for source in sources:
+            pieces: list[Piece] = []
+            if source.hub is not None:
+                name = f"{source.hub}@{source.revision}"
+                digest = digest_of([source.hub, source.subset, source.revision, source.split])
+                inputs.append(Input(source.name, name, None, None))
+                pieces.append(Piece(name, name, "hub", 0, 0, 1, None, 1, digest))
+            paths = find_files(source, base_dir)
+            sizes = [path.stat().st_size if path.is_file() else 0 for path in paths]
+            scan = partial(_scan, source, base_dir, part_bytes)
+            for path_inputs, path_pieces in pool.map(scan, paths, accumulate(sizes, initial=0)):
+                inputs += path_inputs
+                pieces += path_pieces
+            parts[source.name] = gather(source.name, pieces, part_bytes)
+    return inputs, parts
+
+
+def _scan(
+    source: SourceConfig, base_dir: Path, part_bytes: int, path: Path, start: int
+) -> tuple[list[Input], list[Piece]]:
+    """The inputs and pieces of a path, which begins at byte `start` of its source."""
+    name = os.path.relpath(path, base_dir)
+    if path.is_file():
+        digest, pieces = cut_file(path.absolute(), name, part_bytes, start=start)
+        return [input_of(source.name, path, base_dir, digest)], pieces
+    # a dataset directory: its files are inputs, its rows are cut evenly
+    files = sorted(p for p in path.rglob("*") if p.is_file())
+    inputs = [input_of(source.name, file, base_dir) for file in files]
+    digest = digest_of([[i.bytes, i.sha256] for i in inputs])
+    total = sum(i.bytes or 0 for i in inputs)
+    rows = count_saved(path, source)
+    count = max(1, -(-total // part_size(total, part_bytes)))
+    count = min(count, max(rows, 1))
+    size = max(total // count, 1)
+    pieces: list[Piece] = []
+    for first, stop in pairwise(rows * k // count for k in range(count + 1)):
+        pieces.append(
+            Piece(
+                str(path.absolute()),
+                name,
+                "directory",
+                first,
+                stop,
+                first + 1,
+                rows=stop - first,
+                bytes=size,
+                digest=digest,
+            )
+        )
+    return inputs, pieces
+
+
+def find_parents(paths: Sequence[Path], out: Path) -> list[Parent]:
+    """The artifacts that the given files or folders lie in, each verified and named once.
+
+    Args:
+        out: output directory that the parents' paths are relative to.
+
+    Raises:
+        DataError: an artifact that changed since it was made, or a file that is not part of it.
+    """
+    parents: dict[str, Parent] = {}
+    for path in paths:
+        root = next((p for p in path.resolve().parents if (p / MANIFEST).is_file()), None)
+        if root is None:
+            continue
+        manifest = read_artifact(root)
+        inside = path.resolve().relative_to(root).as_posix()
+        if not any(f.path == inside or f.path.startswith(f"{inside}/") for f in manifest.files):
+            raise DataError(f"{path} lies in the artifact {root} but its manifest does not list it")
+        parents[manifest.digest] = parent_of(root, relative_to=out, manifest=manifest)
+    return [parents[digest] for digest in sorted(parents)]
+
+
+def as_stats(inputs: Iterable[Input]) -> list[dict[str, Any]]:
+    """Inputs for the manifest, by file name only: where a file lies is no part of the lineage."""
+    rows: list[dict[str, Any]] = []
+    for file in inputs:
+        name = file.path if file.sha256 is None else Path(file.path).name
+        rows.append({**asdict(file), "path": name})
+    return rows
+
+
+def check_unchanged(manifest: Manifest, inputs: Sequence[Input], *others: str) -> None:
+    """Refuse to call a finished artifact up to date when its inputs, or `others`, have changed.
+
+    Raises:
+        ConfigError: names what changed.
+    """
+    before = {(i["source"], i["path"], i["sha256"]) for i in manifest.stats["inputs"]}
+    now = {(i["source"], i["path"], i["sha256"]) for i in as_stats(inputs)}
+    changed = sorted({path for _, path, _ in before ^ now}) + sorted(others)
+    if changed:
+        raise ConfigError(
+            f"this artifact was finished before its input changed ({', '.join(changed)}); choose "
+            "another out=, or delete the directory to make it anew"
+        )
