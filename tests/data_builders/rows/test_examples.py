@@ -177,7 +177,8 @@ ROW = {
 )  # fmt: skip
 def test_what_meets_a_condition_and_what_does_not(where: dict[str, Any], why: str | None) -> None:
     conditions = SourceConfig(name="s", path="s", where=where).where
-    reason, _ = unmet(conditions or {}, ROW) or (None, "")
+    drop = unmet(conditions or {}, ROW)
+    reason = None if drop is None else drop.reason
     assert reason == why
 
 
