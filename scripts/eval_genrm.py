@@ -6,6 +6,7 @@ posttrain eval_genrm --config F out=runs/x pairs=100 --dry-run
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,7 @@ def main(argv: list[str] | None = None) -> None:
     out = Path(recipe.out)
     data = read_artifact(recipe.data, kind="genrm_data")
 
-    from posttrain.evaluation.judges import held_out, run_evaluation
+    from posttrain.evaluation.judges import held_out, run_evaluation, time_lines
     from posttrain.report.console import open_console
     from posttrain.runner import run_data_stage
     from posttrain.sampling.open import checkpoint_parents
@@ -46,6 +47,8 @@ def main(argv: list[str] | None = None) -> None:
         total = len(prompts) * recipe.n
         names = ", ".join(recipe.checkpoints)
         console.print(f"{len(prompts):,} prompts × {recipe.n} = {total:,} for each: {names}")
+        for line in asyncio.run(time_lines(recipe, prompts)):
+            console.print(line, soft_wrap=True)
         console.print(printable(prompts[0].messages[-1].content), soft_wrap=True)
 
     def make(run: Run) -> None:

@@ -36,6 +36,7 @@ from posttrain.sampling.generate import (
     read_prompts,
     rollouts_at_once,
     row_line,
+    sampling_time,
     tasks_of,
 )
 from posttrain.sampling.open import opened_sampler
@@ -178,6 +179,24 @@ def held_out(recipe: EvalGenRmConfig, data: Manifest) -> list[Prompt]:
         raise DataError(f"{path} is empty: build_genrm held nothing out; raise its held_out")
     pairs = [list(group) for _, group in itertools.groupby(prompts, key=lambda p: p.task)]
     return [prompt for pair in pairs[: recipe.pairs] for prompt in pair]
+
+
+async def time_lines(recipe: EvalGenRmConfig, prompts: Sequence[Prompt]) -> list[str]:
+    """How long each checkpoint's judgements take at most, as `sampling_time`."""
+    lines: list[str] = []
+    for name in recipe.checkpoints:
+        backend = recipe.backend_of(name)
+        completions = len(prompts) * recipe.n
+        needed = await sampling_time(
+            backend,
+            recipe.path_of(name),
+            prompts,
+            parameters=recipe.parameters_of(name),
+            tokens=completions * recipe.sampling.max_tokens,
+            rows=min(getattr(backend, "batch_size", 1), recipe.chunk, completions),
+        )
+        lines.append(f"time of {name}: {needed}")
+    return lines
 
 
 def run_evaluation(

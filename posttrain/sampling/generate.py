@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from rich.console import Console
 
+from posttrain.config.backend import BackendConfig
 from posttrain.config.sample import SampleConfig
 from posttrain.errors import ConfigError, DataError
 from posttrain.hashing import digest_of
@@ -25,6 +26,7 @@ from posttrain.jsontext import writable
 from posttrain.records import json_text
 from posttrain.rollouts import (
     Completion,
+    Parameters,
     Prompt,
     RolloutLimits,
     completion_from_row,
@@ -287,7 +289,36 @@ async def make_samples(
 
 
 async def time_line(recipe: SampleConfig, prompts: Sequence[Prompt]) -> str:
-    """Describe how long the completions take at most, by a measured slice, or why it is unknown.
+    """Describe how long the completions of a recipe take at most, as `sampling_time`."""
+    completions = sum(recipe.n_of(prompt.setting) for prompt in prompts)
+    tokens = sum(
+        recipe.n_of(prompt.setting) * recipe.most_tokens(prompt.setting) for prompt in prompts
+    )
+    needed = await sampling_time(
+        recipe.backend,
+        recipe.checkpoint,
+        prompts,
+        parameters=recipe.sampling.parameters(),
+        tokens=tokens,
+        rows=min(getattr(recipe.backend, "batch_size", 1), recipe.chunk, completions),
+    )
+    return f"time: {needed}"
+
+
+async def sampling_time(
+    backend: BackendConfig,
+    checkpoint: str | None,
+    prompts: Sequence[Prompt],
+    *,
+    parameters: Parameters,
+    tokens: int,
+    rows: int,
+) -> str:
+    """Describe how long completions take at most, by a measured slice, or why it is unknown.
+
+    Args:
+        tokens: of all completions at their longest.
+        rows: completions that are written at a time.
 
     Raises:
         ConfigError, DataError: the model cannot be sampled, as the real run would find out.
@@ -295,22 +326,16 @@ async def time_line(recipe: SampleConfig, prompts: Sequence[Prompt]) -> str:
     from posttrain.sampling.measure import measure_speed, why_not_measured
     from posttrain.sampling.open import opened_sampler
 
-    if (reason := why_not_measured(recipe.backend, recipe.checkpoint)) is not None:
-        return f"time: not measured: {reason}"
-    completions = sum(recipe.n_of(prompt.setting) for prompt in prompts)
-    tokens = sum(
-        recipe.n_of(prompt.setting) * recipe.most_tokens(prompt.setting) for prompt in prompts
-    )
-    rows = min(getattr(recipe.backend, "batch_size", 1), recipe.chunk, completions)
-    async with opened_sampler(recipe.backend, checkpoint=recipe.checkpoint) as sampler:
-        parameters = recipe.sampling.parameters()
+    if (reason := why_not_measured(backend, checkpoint)) is not None:
+        return f"not measured: {reason}"
+    async with opened_sampler(backend, checkpoint=checkpoint) as sampler:
         speed = measure_speed(sampler, prompts, parameters=parameters, rows=rows)
     if speed is None:
-        return "time: not measured: the sampler is no model in this process"
+        return "not measured: the sampler is no model in this process"
     seconds = speed.seconds(prompts=len(prompts), tokens=tokens, rows=rows)
     each = 1000 * speed.token_seconds(rows)
     return (
-        f"time: at most {duration(seconds)}, if every completion runs to its limit; 1,000 tokens "
+        f"at most {duration(seconds)}, if every completion runs to its limit; 1,000 tokens "
         f"take {each:,.2g} s. {speed.text(rows)}"
     )
 

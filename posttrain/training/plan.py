@@ -46,8 +46,11 @@ LONG_ON_A_CPU = 3600.0
 _LATER = 96 << 20
 # of glibc's mallopt
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-# bytes; activations are larger, and what a decoder's step needs again and again is smaller
-_MAPPED = 1 << 20
+# bytes; a tiny model's tensors are smaller, and mapping them anew cost a sixth of its step. A larger
+# model's short packs (400 positions of 576 numbers) have to be above it: on the heap they stayed
+# between gradients, and the next long pack came on top of them
+_MAPPED, _MAPPED_OF_LARGE = 1 << 20, 1 << 18
+_LARGE = 50_000_000  # parameters
 _SET_BY_USER = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "LD_PRELOAD", "GLIBC_TUNABLES")
 
 Line = tuple[str, str]
@@ -363,7 +366,7 @@ def plan_memory(
     )
 
 
-def return_freed_memory(env: Mapping[str, str] = os.environ) -> bool:
+def return_freed_memory(parameters: int, env: Mapping[str, str] = os.environ) -> bool:
     """Have large blocks mapped apart, so that freeing one gives it back whatever lies beside it.
 
     glibc raises its own threshold to the largest block that was freed, up to 32 MiB: activations
@@ -376,7 +379,8 @@ def return_freed_memory(env: Mapping[str, str] = os.environ) -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None or any(name in env for name in _SET_BY_USER):
         return False
-    return bool(mallopt(_M_MMAP_THRESHOLD, _MAPPED)) and bool(mallopt(_M_TRIM_THRESHOLD, _MAPPED))
+    mapped = _MAPPED_OF_LARGE if parameters >= _LARGE else _MAPPED
+    return bool(mallopt(_M_MMAP_THRESHOLD, mapped)) and bool(mallopt(_M_TRIM_THRESHOLD, mapped))
 
 
 def process_bytes(trainer: Any) -> int:

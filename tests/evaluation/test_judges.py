@@ -130,6 +130,15 @@ def test_an_interrupted_run_goes_on_where_it_was(run: tuple[Path, Judges], tmp_p
     assert left.read_bytes() == right.read_bytes()
 
 
+def test_the_dry_run_has_a_time_for_each_judge(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    evaluate(recipe, tmp_path / "out", "--dry-run")
+    shown = capsys.readouterr().out
+    for name in ("first", "knows"):
+        assert f"time of {name}: not measured: {recipe / name} is not in a directory" in shown
+
+
 def test_what_cannot_be_evaluated(recipe: Path, tmp_path: Path):
     with pytest.raises(ConfigError, match="no backend"):
         evaluate(recipe, tmp_path, "backend=null")
