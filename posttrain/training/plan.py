@@ -46,10 +46,11 @@ LONG_ON_A_CPU = 3600.0
 _LATER = 96 << 20
 # of glibc's mallopt
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-# bytes; a tiny model's tensors are smaller, and mapping them anew cost a sixth of its step. A larger
-# model's short packs (400 positions of 576 numbers) have to be above it: on the heap they stayed
-# between gradients, and the next long pack came on top of them
-_MAPPED, _MAPPED_OF_LARGE = 1 << 20, 1 << 18
+# bytes; mapping the small tensors of a tiny model anew takes a tenth of its step and more. Those of
+# a larger model's short packs have to be mapped too: on the heap they stay between gradients, and
+# the next long pack comes on top of them
+_MAPPED = 1 << 20
+_MAPPED_OF_LARGE = 1 << 18
 _LARGE = 50_000_000  # parameters
 _SET_BY_USER = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "LD_PRELOAD", "GLIBC_TUNABLES")
 
@@ -372,6 +373,9 @@ def return_freed_memory(parameters: int, env: Mapping[str, str] = os.environ) ->
     glibc raises its own threshold to the largest block that was freed, up to 32 MiB: activations
     then lie in its heap, which keeps what is freed between others. On a model of 42 M parameters
     that took a sixth more memory, and no time less.
+
+    Args:
+        parameters: of the model that is trained.
 
     Returns:
         False where the user chose an allocator or its settings, or this is no glibc.

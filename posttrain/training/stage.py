@@ -287,8 +287,6 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         if args is None:
             args = self.arguments(self.out / RESUME)
         check_device(args, recipe.trainer, recipe.launch)
-        if args.device.type == "cpu":
-            return_freed_memory()
         tokenizer = self.load_tokenizer(args)
         pad_before = tokenizer.pad_token
         special = self.choose_tokens(tokenizer)
@@ -300,6 +298,8 @@ class TrainingStage(ABC, Generic[Recipe, T]):
             seed=recipe.seed,
             quantization=quantization_config(adapter),
         )
+        if args.device.type == "cpu":
+            return_freed_memory(model_size(model).parameters)
         reach = adapter_reach(adapter, model) if adapter else ()
         callbacks: list[TrainerCallback] = [LogRows(self.out)]
         if self.page is not None:
