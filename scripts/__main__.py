@@ -25,7 +25,7 @@ GROUPS = {
     "prepare data": (
         "synthesize", "build_sft", "build_dpo", "build_genrm", "tiny_world", "tiny_judgements",
     ),
-    "train": ("sft", "dpo", "genrm", "rlhf", "rlvr", "merge"),
+    "train": ("sft", "dpo", "genrm", "rlhf", "rlvr", "distill", "merge"),
     "sample and measure": (
         "sample", "profile_prompts", "eval", "eval_genrm", "win_rate", "chat",
     ),

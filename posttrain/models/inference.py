@@ -25,7 +25,13 @@ _LARGE_WEIGHT = 1 << 18
 
 
 def load_for_inference(
-    path: str, *, dtype: str, device: str, attention: str, vocabulary: int
+    path: str,
+    *,
+    dtype: str,
+    device: str,
+    attention: str,
+    vocabulary: int,
+    transposed: bool = True,
 ) -> PreTrainedModel:
     """The model in eval mode, from safetensors only; never runs remote code.
 
@@ -34,6 +40,8 @@ def load_for_inference(
         dtype: `auto` is bfloat16 on a GPU and float32 on a CPU.
         device: `auto` is the GPU where there is one.
         attention: `auto`, or an implementation that transformers knows.
+        transposed: on a CPU, store large weights so that decoding a few rows is fast; a pass over
+            whole sequences gains nothing, and rounds otherwise than a model in training.
         vocabulary: rows the embedding must have at least (largest token id + 1).
 
     Raises:
@@ -63,7 +71,7 @@ def load_for_inference(
             f"checkpoint {path}: its tokenizer uses ids up to {vocabulary - 1}, its embedding has "
             f"{rows} rows: they do not belong together"
         )
-    if place.type == "cpu":
+    if place.type == "cpu" and transposed:
         transpose_large_weights(model)
     return model.eval()
 

@@ -35,6 +35,8 @@ def sections(node: Node, stats: ui.Row, rows: Sequence[ui.Row]) -> ui.Sections:
         yield rlvr.curriculum(stats["curriculum"], logs)
     if "domains" in stats:
         yield rlvr.domains(stats["domains"], timing)
+    if "routes" in stats:
+        yield teachers(stats)
     yield verdicts(logs)
     yield added_rewards(rollouts_of(groups))
     yield the_judge(logs)
@@ -295,10 +297,44 @@ def verdicts(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
     yield from curves([{**row, **_counted([row])[1]} for row in rows], _VERDICT_CURVES)
 
 
+# distillation: teachers score rollouts token by token
+
+_DISTILL_MEANS = {
+    "part/reverse_kl": "reverse KL from the teachers, nats a token",
+    "masked_tokens": "tokens masked by importance sampling, share",
+    "unscored": "rollouts that no teacher scored, share",
+    "answer_tokens": "answer tokens",
+    "reasoning_tokens": "reasoning tokens",
+    "truncated": "truncated, share",
+    "entropy": "entropy, nats a token",
+}
+_DISTILL_CURVES = (
+    Curve(
+        "Estimated KL(student ‖ teacher) at what the student wrote, mean over rollouts.",
+        "nats a token",
+        "part/reverse_kl",
+    ),
+    Curve("Tokens masked by importance sampling.", "share", "masked_tokens"),
+)
+
+
+@ui.section("Teachers and their domains")
+def teachers(stats: ui.Row) -> Iterator[ui.Block]:
+    yield "Reverse KL from its teacher in nats a token, over the first and the last batches."
+    rows: list[list[object]] = []
+    for domain, figures in stats["domains"].items():
+        kls = [figures[part].get("token_reward") for part in ("first", "last")]
+        shown = ["–" if kl is None else f"{-kl:.4f}" for kl in kls]
+        unscored = ui.percent(figures["last"].get("unscored"))
+        rows.append([domain, stats["routes"][domain], *shown, unscored])
+    yield ui.Table(["domain", "teacher", "first", "last", "unscored at the end"], rows)
+
+
 # method → how its sections are named, its means before and after, the charts beside them
 _HEADS: dict[str, tuple[str, Mapping[str, str], Sequence[Curve]]] = {
     "grpo": ("GRPO", _RLHF_MEANS, _REWARD_CURVES),
     "rlhf": ("RLHF", _RLHF_MEANS, _REWARD_CURVES),
     "rlvr": ("RLVR", rlvr.RUN_MEANS, rlvr.CURVES),
+    "distill": ("Distillation", _DISTILL_MEANS, _DISTILL_CURVES),
     "genrm": ("GenRM", _JUDGE_MEANS, ()),
 }

@@ -129,6 +129,41 @@ class Engine(Backend, Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    """Token ids to score. `mask` has a flag for each id: whether its log-probability is wanted.
+    The first id has none, since nothing stands before it."""
+
+    ids: tuple[int, ...]
+    mask: tuple[bool, ...]
+
+    def __post_init__(self) -> None:
+        assert len(self.ids) == len(self.mask), "a flag for each id"
+        assert not self.mask[0], "the first id has no log-probability"
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreOutput:
+    """Log-probabilities in nats of the masked ids, in order, at temperature 1. `error` says why
+    there are none, where a backend gave up."""
+
+    logps: tuple[float, ...]
+    error: str | None = None
+
+
+class Scorer(Protocol):
+    """A model that gives log-probabilities of token ids; engines have this beside `generate`."""
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """Backend and weights digest."""
+        ...
+
+    async def score(self, requests: Sequence[ScoreRequest]) -> list[ScoreOutput]:
+        """One output a request, in order."""
+        ...
+
+
 # get the request's number, and what came of it
 OnGeneration = Callable[[int, Generation], None]
 OnOutput = Callable[[int, EngineOutput], None]

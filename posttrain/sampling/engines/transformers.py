@@ -15,10 +15,20 @@ from transformers import PreTrainedModel
 
 from posttrain.errors import ConfigError
 from posttrain.sampling.engines.decode import DecodedRow, decode
-from posttrain.sampling.sampler import EngineOutput, EngineRequest, Ids, OnOutput, Progress
+from posttrain.sampling.sampler import (
+    EngineOutput,
+    EngineRequest,
+    Ids,
+    OnOutput,
+    Progress,
+    ScoreOutput,
+    ScoreRequest,
+)
 
 Decode = Callable[[Ids], str]
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+# rows × columns of a scored batch: bounds the memory of its activations and logits
+_SCORED_POSITIONS = 1 << 13
 _LONGEST_CHARACTER = 8  # tokens that one character may take; more of them are broken bytes
 
 
@@ -75,6 +85,76 @@ class TransformersEngine:
                 f"the GPU's memory does not hold batches of {self.batch_size}: set "
                 f"backend.batch_size lower ({error})"
             ) from error
+
+    async def score(self, requests: Sequence[ScoreRequest]) -> list[ScoreOutput]:
+        """Log-probabilities of given ids, as `Scorer.score`."""
+        return await score_in_thread(self.model, requests, around=lambda: self._lock)
+
+
+def score_ids(model: PreTrainedModel, requests: Sequence[ScoreRequest]) -> list[ScoreOutput]:
+    """Log-probabilities of the masked ids of each request, by one forward pass a batch.
+
+    Equal weights give equal numbers for equal `requests`: batches depend on their lengths alone.
+    """
+    outputs: dict[int, ScoreOutput] = {}
+    longest_first = sorted(range(len(requests)), key=lambda k: (-len(requests[k].ids), k))
+    start = 0
+    while start < len(longest_first):
+        columns = len(requests[longest_first[start]].ids)
+        rows = longest_first[start : start + max(1, _SCORED_POSITIONS // columns)]
+        start += len(rows)
+        logps = _score_batch(model, [requests[row] for row in rows], columns)
+        outputs |= dict(zip(rows, logps, strict=True))
+    return [outputs[k] for k in range(len(requests))]
+
+
+@torch.no_grad()
+def _score_batch(
+    model: PreTrainedModel, requests: Sequence[ScoreRequest], columns: int
+) -> list[ScoreOutput]:
+    """Scores of one batch, padded on the right to `columns`."""
+    ids_B_T = torch.zeros(len(requests), columns, dtype=torch.long)
+    attended_B_T = torch.zeros_like(ids_B_T)
+    for row, request in enumerate(requests):
+        ids_B_T[row, : len(request.ids)] = torch.tensor(request.ids)
+        attended_B_T[row, : len(request.ids)] = 1
+    ids_B_T = ids_B_T.to(model.device)
+    # logits of prompts are not wanted, and are most of the memory
+    first = min(request.mask.index(True) if any(request.mask) else columns for request in requests)
+    kept = columns - min(first, columns - 1) + 1
+    output: Any = model(
+        input_ids=ids_B_T,
+        attention_mask=attended_B_T.to(model.device),
+        use_cache=False,
+        logits_to_keep=kept,
+    )
+    logits_B_K_V = output.logits[:, -kept:]
+    outputs: list[ScoreOutput] = []
+    for row, request in enumerate(requests):
+        wanted = [column for column, flag in enumerate(request.mask) if flag]
+        # the logits at a column are those of the next id
+        before = [column - 1 - (columns - kept) for column in wanted]
+        logps_W_V = logits_B_K_V[row, before].float().log_softmax(-1)
+        logps_W = logps_W_V.gather(-1, ids_B_T[row, wanted][:, None])[:, 0]
+        outputs.append(ScoreOutput(tuple(logps_W.tolist())))
+    return outputs
+
+
+async def score_in_thread(
+    model: PreTrainedModel,
+    requests: Sequence[ScoreRequest],
+    *,
+    around: Callable[[], AbstractContextManager[Any]],
+) -> list[ScoreOutput]:
+    """`score_ids` inside of `around`, in a thread beside the event loop."""
+
+    def run() -> list[ScoreOutput]:
+        if model.device.type == "cuda":
+            torch.cuda.set_device(model.device)  # a thread begins with the first
+        with around():
+            return score_ids(model, requests)
+
+    return await asyncio.to_thread(run)
 
 
 async def decode_in_thread(

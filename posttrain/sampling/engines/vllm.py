@@ -14,8 +14,15 @@ from posttrain.config.backend import VllmBackend, refuse_missing_vllm
 from posttrain.config.paths import checkpoint_dtype
 from posttrain.errors import ConfigError
 from posttrain.jsontext import writable
-from posttrain.sampling.engines.http import Client, RequestFailed
-from posttrain.sampling.sampler import EngineOutput, EngineRequest, Ids, Progress
+from posttrain.sampling.engines.http import Client, RequestFailed, ServerDown
+from posttrain.sampling.sampler import (
+    EngineOutput,
+    EngineRequest,
+    Ids,
+    Progress,
+    ScoreOutput,
+    ScoreRequest,
+)
 
 Call = tuple[Ids, int, Sequence[int]]  # prompt ids, new tokens at most, stop ids
 
@@ -213,6 +220,54 @@ class CompletionsEngine:
             )
         self._gives_ids = True
         return output_of(choice, max_tokens, stop_ids, logps=parameters.logps)
+
+    async def score(self, requests: Sequence[ScoreRequest]) -> list[ScoreOutput]:
+        """Log-probabilities of given ids, as `Scorer.score`; vLLM gives them as
+        `prompt_logprobs`."""
+        return list(await asyncio.gather(*map(self._score, requests)))
+
+    async def _score(self, request: ScoreRequest) -> ScoreOutput:
+        body: dict[str, Any] = {
+            "model": self._model,
+            "prompt": list(request.ids),
+            # no server generates nothing: one token is thrown away
+            "max_tokens": 1,
+            "temperature": 0.0,
+            "prompt_logprobs": 0,
+            "return_token_ids": True,
+        }
+        try:
+            answer = await self._client.post("/completions", body, key=len(request.ids))
+            return ScoreOutput(prompt_logps(answer, request))
+        except (RequestFailed, ServerDown) as error:
+            return ScoreOutput((), error=str(error))
+
+
+def prompt_logps(answer: Mapping[str, Any], request: ScoreRequest) -> tuple[float, ...]:
+    """Log-probabilities of the masked ids in a server's answer. Raises RequestFailed where it
+    scored other ids, or not all of them."""
+    choices = answer.get("choices")
+    choice = cast(Any, choices[0] if isinstance(choices, list) and choices else None)
+    if answer.get("error") or not isinstance(choice, dict):
+        raise RequestFailed(f"an answer without choices: {_shown(answer)}")
+    scored_ids = choice.get("prompt_token_ids")
+    if scored_ids is not None and scored_ids != list(request.ids):
+        raise RequestFailed("the server scored other token ids than it was sent")
+    entries = choice.get("prompt_logprobs")
+    if not isinstance(entries, list) or len(entries) != len(request.ids):
+        raise RequestFailed(
+            f"prompt_logprobs are not one for each of {len(request.ids)} ids: {_shown(entries)}"
+        )
+    logps: list[float] = []
+    for token, wanted, entry in zip(request.ids, request.mask, entries, strict=True):
+        if not wanted:
+            continue
+        scored = entry.get(str(token)) if isinstance(entry, dict) else None
+        logp = scored.get("logprob") if isinstance(scored, dict) else None
+        if not isinstance(logp, float | int) or isinstance(logp, bool):
+            raise RequestFailed(f"no log-probability of id {token}: {_shown(entry)}")
+        logps.append(float(logp))
+    return tuple(logps)
 
 
 def output_of(

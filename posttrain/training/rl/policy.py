@@ -5,6 +5,7 @@ shared disk, `vllm_server` and `vllm_colocate` hold all weights, which TRL's `VL
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import shutil
 from abc import ABC, abstractmethod
@@ -25,9 +26,17 @@ from trl.models.utils import add_hooks, remove_hooks
 from posttrain.config.grpo import ColocatedVllm, LoraServer, WeightServer
 from posttrain.errors import ConfigError
 from posttrain.sampling.engines.http import Client, RequestFailed
-from posttrain.sampling.engines.transformers import decode_in_thread
+from posttrain.sampling.engines.transformers import decode_in_thread, score_in_thread
 from posttrain.sampling.engines.vllm import CompletionsEngine, VllmEngine
-from posttrain.sampling.sampler import Engine, EngineOutput, EngineRequest, OnOutput, Progress
+from posttrain.sampling.sampler import (
+    Engine,
+    EngineOutput,
+    EngineRequest,
+    OnOutput,
+    Progress,
+    ScoreOutput,
+    ScoreRequest,
+)
 from posttrain.training.launch import read_launch
 
 if TYPE_CHECKING:
@@ -114,6 +123,33 @@ class InProcess(LiveEngine):
             )
         finally:
             self.model.train(training)
+
+
+class LivePolicy:
+    """The policy in training as a `Scorer`, whatever engine samples from it. Its scores are those
+    of the weights in the trainer, inside of `whole_weights`."""
+
+    def __init__(self, trainer: GroupTrainer) -> None:
+        self.trainer = trainer
+        self._gate = asyncio.Lock()
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """A policy in training has no fixed weights."""
+        return {"backend": "policy"}
+
+    async def score(self, requests: Sequence[ScoreRequest]) -> list[ScoreOutput]:
+        """Log-probabilities of given ids; the model is in eval mode meanwhile."""
+        model = self.trainer.base_model
+        async with self._gate:
+            training = model.training
+            model.eval()
+            try:
+                return await score_in_thread(
+                    model, requests, around=self.trainer.compute_loss_context_manager
+                )
+            finally:
+                model.train(training)
 
 
 @contextlib.contextmanager

@@ -62,7 +62,8 @@ DDP_TIMEOUT = 4 * 3600
 # no part of what names a run: the guard's limits may change when a stopped one goes on, prompts and
 # reward come by digest, and servers move
 _OUTSIDE: Any = dict.fromkeys(
-    ("out", "guard", "data", "prompts", "settings", "judge", "pass_rates", "domains"), True
+    ("out", "guard", "data", "prompts", "settings", "judge", "pass_rates", "domains", "teachers"),
+    True,
 ) | {"rollouts": {*ENGINE_REACHING}}
 _CLOSING = (
     "reward", "part/base", "part/accuracy", "part/pass", "answer_tokens", "reasoning_tokens",
@@ -97,7 +98,10 @@ def grpo_arguments(
         },
         decided={
             "gradient_accumulation_steps": micro_batches,
-            "num_generations": recipe.num_generations,
+            # TRL refuses one a prompt; it deals no groups here, so that any divisor will do
+            "num_generations": recipe.num_generations
+            if recipe.num_generations > 1
+            else recipe.prompts_per_step // num_iterations,
             "max_completion_length": recipe.sampling.max_tokens,
             "temperature": recipe.sampling.temperature,
             "beta": recipe.loss.kl,
@@ -140,6 +144,7 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         method: of the manifest and the card, such as `rlhf`.
         parents: what prompts and reward were made from; the policy is added.
         stats: more for the manifest.
+        lines: more for the plan.
     """
 
     scratch = RESUME
@@ -156,11 +161,12 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         method: str = "grpo",
         parents: Sequence[Parent] = (),
         stats: Mapping[str, Any] | None = None,
+        lines: Sequence[Line] = (),
     ) -> None:
         super().__init__(recipe)
         self.prompts, self.reward, self.method = prompts, reward, method
         self.open_environment, self.runner = open_environment, runner or asyncio.Runner()
-        self.parents, self.stats = parents, stats or {}
+        self.parents, self.stats, self.lines = parents, stats or {}, lines
         self.curriculum = curriculum
         self._lengths: list[int] = []
         self._routers = 0
@@ -263,7 +269,7 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
             refuse_beyond_context(
                 recipe.rollouts, longest_prompt=max(self._lengths), max_tokens=new
             )
-        lines = [("prompts", fits)]
+        lines = [("prompts", fits), *self.lines]
         if self._routers:
             frozen = "frozen" if recipe.moe.freeze_router else "trained"
             moved = f"bias moved by {recipe.moe.bias_update_rate:g} a step"
@@ -318,9 +324,11 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
             **self.stats,
         }
         reached = min(rows, drawn)
+        domains = domain_stats(trainer.step_rows(), averaged=stats["averaged"])
+        if domains:
+            stats["domains"] = domains
         if self.curriculum is not None:
             stats["curriculum"] = self.curriculum.stats()
-            stats["domains"] = domain_stats(trainer.step_rows(), averaged=stats["averaged"])
             reached = stats["curriculum"]["different"]
         first, last = stats["first"], stats["last"]
         summary = [
@@ -339,7 +347,7 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
                 for key in first
                 if key in last
             ],
-            *(domain_table(stats["domains"]) if self.curriculum is not None else ()),
+            *(domain_table(domains) if domains else ()),
         ]
         return RunOutcome(rows=rows, reached=reached, stats=stats, summary=summary)
 

@@ -8,9 +8,10 @@ is sampled beside it: any layout of processes gives the same, up to floating poi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from accelerate.utils import gather_object
 
@@ -19,7 +20,7 @@ from posttrain.errors import ConfigError
 from posttrain.group_rewards import EarlyReward, Group, GroupReward
 from posttrain.rollouts import Completion, Parameters, Prompt, RolloutLimits
 from posttrain.sampling.rollout import OpenEnvironment, Task, roll_out
-from posttrain.sampling.sampler import Engine, Sampler, seed_of
+from posttrain.sampling.sampler import Engine, Sampler, Scorer, seed_of
 from posttrain.training.order import rows_drawn
 from posttrain.training.rl.batch import (
     Batch,
@@ -38,11 +39,21 @@ from posttrain.training.rl.metrics import (
     group_stats,
     verifier_seconds,
 )
+from posttrain.training.rl.policy import LivePolicy, whole_weights
 
 if TYPE_CHECKING:
     from posttrain.training.rl.trainer import GroupTrainer
 
 Place = tuple[int, int]
+
+
+@runtime_checkable
+class PolicyReward(Protocol):
+    """A reward that needs the policy's own log-probabilities of what it wrote."""
+
+    def use_policy(self, policy: Scorer) -> None:
+        """Take the policy in training, which scores with its weights before the step."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +117,10 @@ class StepMaker:
     def __init__(self, trainer: GroupTrainer) -> None:
         self.recipe, self.rollouts, self.engine = trainer.recipe, trainer.rollouts, trainer.engine
         self.clock, self.pad_id, self.args = trainer.clock, trainer.pad_id, trainer.args
+        self.trainer = trainer
         self.sampler = self.rollouts.make_sampler(self.engine)
+        if isinstance(self.rollouts.reward, PolicyReward):
+            self.rollouts.reward.use_policy(LivePolicy(trainer))
         self.prompts = {prompt.id: prompt for prompt in self.rollouts.prompts}
         self.rounds = self.rollouts.curriculum.rounds if self.rollouts.curriculum else 1
         self.own = own_positions(
@@ -161,7 +175,9 @@ class StepMaker:
             groups = run(self.roll_out(number, drawn, on_end=begin))
         if not drawn:
             return []  # the others' places are refilled; entering the block takes all processes
-        with self.clock.part("reward"):
+        scores_policy = isinstance(reward, PolicyReward)
+        weights = whole_weights(self.trainer) if scores_policy else contextlib.nullcontext()
+        with self.clock.part("reward"), weights:
             rewards = run(reward.reward(groups, seed=seed_of(seed, "reward", number)))
         positions = [one.position for one in drawn]
         scored = with_advantages(positions, groups, rewards, self.recipe.loss)

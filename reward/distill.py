@@ -1,0 +1,152 @@
+"""The reward of on-policy distillation: each token that the student wrote is worth the difference
+of its log-probabilities under its domain's teacher and under the student before the step.
+
+    A_t = log π_T(y_t | s_t) − log π_prox(y_t | s_t)      (Nemotron 3 Ultra, equation 2)
+
+Its mean under the student is minus the reverse KL at the student's own prefixes. A rollout that its
+teacher cannot score is left out of the loss.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from posttrain.errors import TrainingError
+from posttrain.group_rewards import Credit, Failure, Group, GroupRewards
+from posttrain.rollouts import Completion
+from posttrain.sampling.sampler import ScoreOutput, Scorer, ScoreRequest
+
+Place = tuple[int, int]  # position of a group in its call, index of a rollout in it
+
+
+class DistillationReward:
+    """A `GroupReward` that scores rollouts with the teacher of their prompt's source.
+
+    Args:
+        teachers: by name; two names of one checkpoint may share a scorer.
+        teacher_of: source → name of its teacher.
+        max_failure_rate: largest share of a domain's rollouts in a step without a score.
+    """
+
+    def __init__(
+        self,
+        teachers: Mapping[str, Scorer],
+        *,
+        teacher_of: Mapping[str, str],
+        max_failure_rate: float,
+    ) -> None:
+        self._teachers = teachers
+        self._teacher_of = teacher_of
+        self._max_failure_rate = max_failure_rate
+        self._policy: Scorer | None = None
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        teachers = {name: dict(teacher.identity) for name, teacher in self._teachers.items()}
+        return {"reward": "distill", "teachers": teachers, "routes": dict(self._teacher_of)}
+
+    def use_policy(self, policy: Scorer) -> None:
+        self._policy = policy
+
+    async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:
+        places_of: dict[str, list[Place]] = {}
+        for position, group in enumerate(groups):
+            teacher = self._teacher_of[group.prompt.source]
+            for index, completion in enumerate(group.completions):
+                if completion.finish != "failed":
+                    places_of.setdefault(teacher, []).append((position, index))
+        scored = await asyncio.gather(
+            *(self._score(name, groups, places) for name, places in places_of.items())
+        )
+        credits: dict[Place, Credit | Failure] = {}
+        for credits_of_teacher in scored:
+            credits |= credits_of_teacher
+        return [self._rewards(position, group, credits) for position, group in enumerate(groups)]
+
+    def settle(self, requests: int, failures: Sequence[Failure], *, domain: str = "") -> None:
+        if len(failures) <= self._max_failure_rate * requests:
+            return
+        kinds = Counter(failure.reason for failure in failures)
+        listed = ", ".join(f"{kind}: {count:,}" for kind, count in kinds.most_common())
+        raise TrainingError(
+            f"domain {domain!r}: teachers failed to score {len(failures):,} of {requests:,} "
+            f"rollouts of this step ({listed}; the first: {failures[0].text}), max_failure_rate "
+            f"allows {self._max_failure_rate:.2%}; the same command takes the step up again"
+        )
+
+    async def _score(
+        self, name: str, groups: Sequence[Group], places: Sequence[Place]
+    ) -> dict[Place, Credit | Failure]:
+        """Advantages of the tokens of a teacher's rollouts, or why there are none.
+
+        Teacher and policy get the same batch: where their weights are equal, every difference is
+        exactly 0.
+        """
+        assert self._policy is not None, "the trainer hands over its policy first"
+        requests = [score_request(groups[group].completions[index]) for group, index in places]
+        of_teacher, of_policy = await asyncio.gather(
+            self._teachers[name].score(requests), self._policy.score(requests)
+        )
+        credits: dict[Place, Credit | Failure] = {}
+        for place, request, teacher, policy in zip(
+            places, requests, of_teacher, of_policy, strict=True
+        ):
+            problem = _problem(teacher, request)
+            if problem is not None:
+                credits[place] = Failure(f"teacher {name}", problem)
+                continue
+            credits[place] = tuple(
+                teacher_logp - policy_logp
+                for teacher_logp, policy_logp in zip(teacher.logps, policy.logps, strict=True)
+            )
+        return credits
+
+    def _rewards(
+        self, position: int, group: Group, credits: Mapping[Place, Credit | Failure]
+    ) -> GroupRewards:
+        rewards: list[Credit] = []
+        reverse_kls: list[float | None] = []
+        failures: list[Failure] = []
+        requests = 0
+        for index in range(len(group.completions)):
+            credit = credits.get((position, index))
+            requests += credit is not None
+            if isinstance(credit, Failure):
+                failures.append(credit)
+                credit = None
+            rewards.append(credit)
+            values = credit if isinstance(credit, tuple) else ()
+            reverse_kls.append(-statistics.fmean(values) if values else None)
+        return GroupRewards(
+            tuple(rewards),
+            {"reverse_kl": tuple(reverse_kls)},
+            counts={"teacher_failed": len(failures)},
+            requests=requests,
+            failures=tuple(failures),
+            domain=group.prompt.source,
+        )
+
+
+def score_request(completion: Completion) -> ScoreRequest:
+    """A rollout behind its prompt, masked to the tokens that the policy wrote."""
+    assert completion.prompt_ids is not None, "rollouts in training have ids"
+    ids, written = completion.sampled()
+    return ScoreRequest(
+        (*completion.prompt_ids, *ids), ((False,) * len(completion.prompt_ids) + tuple(written))
+    )
+
+
+def _problem(output: ScoreOutput, request: ScoreRequest) -> str | None:
+    """Reason why a teacher's scores cannot be trained on; None where they can."""
+    if output.error is not None:
+        return output.error
+    if len(output.logps) != sum(request.mask):
+        return f"{len(output.logps)} log-probabilities for {sum(request.mask)} tokens"
+    if not all(math.isfinite(logp) for logp in output.logps):
+        return "a log-probability is not finite"
+    return None

@@ -1,0 +1,69 @@
+"""Train a policy by on-policy distillation: teachers score its rollouts token by token.
+
+posttrain distill --config tiny/distill
+posttrain launch --config_file accelerate/ddp distill --config tiny/distill
+"""
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+from posttrain.config.command import parse_recipe, recipe_parser, run_command
+from posttrain.config.distill import DistillConfig
+from posttrain.runs import read_artifact
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = recipe_parser("Train a policy by on-policy distillation.")
+    recipe, options = parse_recipe(parser, DistillConfig, argv)
+
+    from data_builders.prompts.build import PromptPlan, refuse_changes
+
+    out = Path(recipe.out)
+    # the names of graders and tools, and the files, before torch is loaded
+    plan = PromptPlan(recipe.prompts, recipe.settings, seed=recipe.seed, out=out)
+
+    from data_builders.sft.inputs import as_stats
+    from posttrain.training.output import RESUME
+    from posttrain.training.rl.stage import GroupStage, grpo_arguments
+    from posttrain.training.rl.teachers import open_teachers
+    from reward.distill import DistillationReward
+
+    prompts = plan.build()
+    about = {key: prompts.stats()[key] for key in ("sources", "templates")}
+    # a mistake in trainer: shows before a teacher is loaded
+    args = grpo_arguments(recipe, out=out / RESUME)
+    # connections to teachers live in this loop from the first step to the last
+    with asyncio.Runner() as runner:
+        stack = contextlib.AsyncExitStack()
+        try:
+            teachers = open_teachers(
+                recipe.teachers, student=recipe.model, device=args.device, out=out, stack=stack
+            )
+            parents = plan.parents + teachers.parents
+            stage = GroupStage(
+                recipe,
+                prompts=prompts.prompts,
+                reward=DistillationReward(
+                    teachers.scorers,
+                    teacher_of=recipe.teacher_of,
+                    max_failure_rate=recipe.max_failure_rate,
+                ),
+                open_environment=plan.open_environment,
+                runner=runner,
+                method="distill",
+                parents=parents,
+                stats={"inputs": as_stats(plan.inputs), "routes": recipe.teacher_of, **about},
+                lines=teachers.lines,
+            )
+
+            def check() -> None:
+                refuse_changes(read_artifact(out, verify=False), plan.inputs, parents)
+
+            stage.run(dry_run=options.dry_run, check_inputs=check)
+        finally:
+            runner.run(stack.aclose())
+
+
+if __name__ == "__main__":
+    run_command(main)

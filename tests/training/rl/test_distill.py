@@ -1,0 +1,314 @@
+"""Distillation end to end and its reward, against plain transformers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from posttrain.config.distill import DistillConfig, TeacherConfig
+from posttrain.config.load import validate
+from posttrain.errors import ConfigError, TrainingError
+from posttrain.group_rewards import Group, GroupRewards
+from posttrain.rollouts import Prompt
+from posttrain.runs import Counts, Run
+from posttrain.sampling.sampler import ScoreOutput, Scorer, ScoreRequest
+from posttrain.training.rl.stage import GroupStage
+from posttrain.training.rl.teachers import open_teachers
+from reward.distill import DistillationReward
+from tests.training.rl.policy import make_prompts, raw_recipe
+from tests.training.rl.test_batch import completion, step
+from tests.training.tiny import log_rows, make_tokenizer, rollout_groups
+
+SOURCE = {"format": "question", "grader": None, "path": "questions.jsonl"}
+
+
+def make_recipe(policy: Path, out: Path, trainer: Any = None, **keys: Any) -> DistillConfig:
+    raw = raw_recipe(policy, out, trainer) | {
+        "num_generations": 1,
+        "prompts_per_step": 8,
+        "prompts": [SOURCE | {"name": "a"}, SOURCE | {"name": "b"}],
+        "settings": [{"name": "plain"}],
+        "teachers": {"first": {"path": "x"}, "second": {"path": "y"}},
+        "routes": {"a": "first", "b": "second"},
+    }
+    return validate({**raw, **keys}, DistillConfig, where="test")
+
+
+def prompts_of_two_domains() -> list[Prompt]:
+    return [
+        replace(prompt, source="ab"[number % 2]) for number, prompt in enumerate(make_prompts(32))
+    ]
+
+
+def write_teacher(folder: Path, policy: Path, *, moved: float) -> Path:
+    """The policy with every weight moved at random, as a finished artifact."""
+    run = Run.open(folder, kind="checkpoint", config={"moved": moved})
+    shutil.copytree(policy, folder, dirs_exist_ok=True)
+    model = AutoModelForCausalLM.from_pretrained(policy)
+    generator = torch.Generator().manual_seed(round(1000 * moved))
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += moved * torch.randn(weight.shape, generator=generator)
+    model.save_pretrained(folder)
+    run.finish(counts=Counts(0, 0), files={"model.safetensors": None})
+    return folder
+
+
+class Keeping(DistillationReward):
+    """Keeps the groups of the run and their rewards."""
+
+    kept: list[tuple[Group, GroupRewards]]
+
+    async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:
+        rewards = await super().reward(groups, seed=seed)
+        self.kept = [*zip(groups, rewards, strict=True)]
+        return rewards
+
+
+def distil(recipe: DistillConfig, teachers: dict[str, Path]) -> tuple[Path, Keeping]:
+    with asyncio.Runner() as runner:
+        stack = contextlib.AsyncExitStack()
+        opened = open_teachers(
+            {name: TeacherConfig(path=str(path)) for name, path in teachers.items()},
+            student=recipe.model,
+            device=torch.device("cpu"),
+            out=Path(recipe.out),
+            stack=stack,
+        )
+        reward = Keeping(
+            opened.scorers, teacher_of=recipe.teacher_of, max_failure_rate=recipe.max_failure_rate
+        )
+        stage = GroupStage(
+            recipe,
+            prompts=prompts_of_two_domains(),
+            reward=reward,
+            runner=runner,
+            method="distill",
+            lines=opened.lines,
+        )
+        out = stage.run(dry_run=False)
+    assert out is not None
+    return out, reward
+
+
+def oracle(model: Any, ids: Sequence[int], start: int) -> torch.Tensor:
+    """Log-probabilities of the ids from `start` on, one sequence, by plain transformers."""
+    logps_T_V = model(torch.tensor([ids])).logits[0].double().log_softmax(-1)
+    return logps_T_V[torch.arange(start - 1, len(ids) - 1), torch.tensor(ids[start:])]
+
+
+def test_each_token_is_worth_the_difference_of_its_domains_teacher_and_the_student(
+    policy: Path, tmp_path: Path
+):
+    """The first batch of a run with two teachers, its loss and its weights behind plain SGD."""
+    teachers = {
+        name: write_teacher(tmp_path / name, policy, moved=moved)
+        for name, moved in (("first", 0.05), ("second", 0.3))
+    }
+    trainer = {"max_steps": 1, "learning_rate": 1.0, "optim": "sgd", "max_grad_norm": 0.0}
+    trainer |= {"weight_decay": 0.0, "per_device_train_batch_size": 4}
+    recipe = make_recipe(policy, tmp_path / "out", trainer)
+    out, reward = distil(recipe, teachers)
+
+    student = AutoModelForCausalLM.from_pretrained(policy).eval()
+    models = {
+        name: AutoModelForCausalLM.from_pretrained(path).eval() for name, path in teachers.items()
+    }
+    total = torch.zeros((), dtype=torch.double)
+    tokens = 0
+    domains: set[str] = set()
+    for group, rewards in reward.kept:
+        [rollout] = group.completions
+        [credit] = rewards.rewards
+        domain = group.prompt.source
+        prompt = rollout.prompt_ids or ()
+        ids = [*prompt, *rollout.sampled()[0]]
+        logps = oracle(student, ids, len(prompt))
+        advantages = oracle(models[recipe.teacher_of[domain]], ids, len(prompt)) - logps
+        assert credit == pytest.approx(advantages.tolist(), abs=2e-5)
+        assert rewards.parts["reverse_kl"][0] == pytest.approx(-advantages.mean().item(), abs=1e-5)
+        total = total - (advantages.detach() * logps).sum()
+        tokens += len(advantages)
+        domains.add(domain)
+    assert domains == {"a", "b"}
+    (total / tokens).backward()
+    trained = AutoModelForCausalLM.from_pretrained(out)
+    for (name, before), after in zip(student.named_parameters(), trained.parameters(), strict=True):
+        assert before.grad is not None, name
+        torch.testing.assert_close(before.detach() - after.detach(), before.grad, atol=3e-6, rtol=0)
+    [row] = log_rows(out, of="loss")
+    assert row["domain/b/token_reward"] != row["domain/a/token_reward"]
+    assert row["token_rewarded"] == 1.0
+
+
+def test_a_student_that_equals_its_teachers_is_not_moved_by_a_bit(policy: Path, tmp_path: Path):
+    teacher = write_teacher(tmp_path / "teacher", policy, moved=0.0)
+    recipe = make_recipe(policy, tmp_path / "out", {"weight_decay": 0.0, "max_steps": 2})
+    out, _ = distil(recipe, {"first": teacher, "second": teacher})
+    values = [
+        value
+        for group in rollout_groups(out)
+        for rollout in group["rollouts"]
+        for value in rollout["token_rewards"]
+    ]
+    assert set(values) == {0.0}
+    before = AutoModelForCausalLM.from_pretrained(policy).state_dict()
+    after = AutoModelForCausalLM.from_pretrained(out).state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+class Fixed:
+    """Scores every token alike, but for requests that it fails or half answers."""
+
+    def __init__(self, logp: float, problems: Sequence[str] = ()) -> None:
+        self.identity: dict[str, str] = {"backend": "fixed"}
+        self.logp = logp
+        self.problems = list(problems)
+
+    async def score(self, requests: Sequence[ScoreRequest]) -> list[ScoreOutput]:
+        problems = iter(self.problems)
+        outputs: list[ScoreOutput] = []
+        for request in requests:
+            problem = next(problems, "")
+            logps = (self.logp,) * sum(request.mask)
+            if problem == "error":
+                outputs.append(ScoreOutput((), error="the server is gone"))
+            elif problem == "short":
+                outputs.append(ScoreOutput(logps[1:]))
+            elif problem == "nan":
+                outputs.append(ScoreOutput((math.nan, *logps[1:])))
+            else:
+                outputs.append(ScoreOutput(logps))
+        return outputs
+
+
+class Unigram(Fixed):
+    """A teacher that gives one token nine tenths of its mass wherever it stands."""
+
+    def __init__(self, token: int) -> None:
+        super().__init__(math.log(0.1 / 63))
+        self.token = token
+
+    async def score(self, requests: Sequence[ScoreRequest]) -> list[ScoreOutput]:
+        outputs: list[ScoreOutput] = []
+        for request in requests:
+            written = [id_ for id_, flag in zip(request.ids, request.mask, strict=True) if flag]
+            logps = [math.log(0.9) if id_ == self.token else self.logp for id_ in written]
+            outputs.append(ScoreOutput(tuple(logps)))
+        return outputs
+
+
+def test_a_student_comes_nearer_to_its_teacher(policy: Path, tmp_path: Path):
+    trainer = {"max_steps": 24, "per_device_train_batch_size": 24}
+    recipe = make_recipe(policy, tmp_path / "out", trainer, prompts_per_step=24, max_epochs=18)
+    teacher = Unigram(make_tokenizer().convert_tokens_to_ids("w5"))
+    reward = DistillationReward({"t": teacher}, teacher_of={"a": "t", "b": "t"}, max_failure_rate=0)
+    stage = GroupStage(recipe, prompts=prompts_of_two_domains(), reward=reward, method="distill")
+    out = stage.run(dry_run=False)
+    assert out is not None
+    kls = [-row["token_reward"] for row in log_rows(out, of="loss")]
+    assert sum(kls[-5:]) < 0.7 * sum(kls[:5])
+
+
+def rewarded(teacher: Scorer, count: int = 5, limit: float = 1.0) -> tuple[Any, Any]:
+    first = step((10, 11), results_ids=(20, 21, 22))
+    second = step((12, 13, 14, 15), forced=(1, 3))
+    [prompt] = [replace(prompt, source="a") for prompt in make_prompts(1)]
+    rollouts = tuple(completion(index, first, second) for index in range(count))
+    reward = DistillationReward({"t": teacher}, teacher_of={"a": "t"}, max_failure_rate=limit)
+    reward.use_policy(Fixed(-1.5))
+    [rewards] = asyncio.run(reward.reward([Group(prompt, rollouts)], seed=0))
+    return reward, rewards
+
+
+def test_only_what_the_student_wrote_is_scored():
+    """Not a tool's result, nor ids that were put in."""
+    _, rewards = rewarded(Fixed(-1.0))
+    assert rewards.rewards == ((0.5, 0.5, 0.5, 0.5),) * 5
+    assert rewards.parts["reverse_kl"] == (-0.5,) * 5
+
+
+def test_what_a_teacher_cannot_score_is_left_out_and_counted_to_it():
+    reward, rewards = rewarded(Fixed(-1.0, ["error", "", "short", "nan", ""]), limit=0.5)
+    assert [credit is None for credit in rewards.rewards] == [True, False, True, True, False]
+    assert [failure.reason for failure in rewards.failures] == ["teacher t"] * 3
+    assert rewards.counts == {"teacher_failed": 3}
+    with pytest.raises(
+        TrainingError, match=r"domain 'a'.* 3 of 5 .*teacher t: 3; .*server is gone"
+    ):
+        reward.settle(rewards.requests, rewards.failures, domain="a")
+    reward.settle(6, rewards.failures, domain="a")
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"routes": {"a": "first"}}, "domain 'b' has no teacher: name one of first, second"),
+        ({"routes": {"a": "first", "b": "frist"}}, "no teacher 'frist'.*'first'"),
+        ({"routes": {"a": "first", "c": "second"}}, "routes: there is no source 'c'"),
+        ({"routes": {"a": "first", "b": "first"}}, "teacher 'second' scores no domain"),
+        ({"default_teacher": "third"}, "no teacher 'third'"),
+        ({"sampling": {"max_tokens": 8, "temperature": 0.7}}, "temperature must be 1"),
+        ({"prompts_per_step": 1}, "two prompts or more"),
+        ({"teachers": {"first": {}, "second": {"path": "y"}}}, "either path or server"),
+    ],
+)
+def test_a_recipe_whose_routes_do_not_fit_is_refused(
+    tmp_path: Path, keys: dict[str, Any], message: str
+):
+    with pytest.raises(ConfigError, match=message):
+        make_recipe(tmp_path, tmp_path / "out", **keys)
+
+
+def test_a_domain_without_a_route_has_the_default_teacher(tmp_path: Path):
+    recipe = make_recipe(tmp_path, tmp_path, routes={"b": "second"}, default_teacher="first")
+    assert recipe.teacher_of == {"a": "first", "b": "second"}
+
+
+def opened(policy: Path, **paths: Path) -> Any:
+    recipe = make_recipe(policy, policy.parent / "out")
+    return open_teachers(
+        {name: TeacherConfig(path=str(path)) for name, path in paths.items()},
+        student=recipe.model,
+        device=torch.device("cpu"),
+        out=Path(recipe.out),
+        stack=contextlib.AsyncExitStack(),
+    )
+
+
+def test_two_names_of_one_checkpoint_are_one_model(policy: Path, tmp_path: Path):
+    teacher = write_teacher(tmp_path / "teacher", policy, moved=0.1)
+    teachers = opened(policy, one=teacher, two=teacher / ".." / "teacher")
+    assert teachers.scorers["one"] is teachers.scorers["two"]
+    assert teachers.lines[1] == ("teacher two", "the same model as teacher one")
+
+
+@pytest.mark.parametrize("change", ["template", "vocabulary", "manifest"])
+def test_a_teacher_that_reads_otherwise_than_the_student_is_refused(
+    policy: Path, tmp_path: Path, change: str
+):
+    teacher = write_teacher(tmp_path / "teacher", policy, moved=0.1)
+    if change == "template":
+        template = teacher / "chat_template.jinja"
+        template.write_text(template.read_text() + "!")
+        message = "its chat template is not the student's"
+    elif change == "vocabulary":
+        tokenizer = make_tokenizer()
+        tokenizer.add_tokens(["novel"])
+        tokenizer.save_pretrained(teacher)
+        message = r"'novel' is \d+ there and None in"
+    else:
+        (teacher / "manifest.json").unlink()
+        message = "has no manifest.json"
+    with pytest.raises(ConfigError, match=message):
+        opened(policy, one=teacher)
