@@ -23,7 +23,8 @@ def main(argv: list[str] | None = None) -> None:
     # the names of graders and tools, and the files, before torch is loaded
     plan = PromptPlan(recipe.prompts, recipe.settings, seed=recipe.seed, out=out)
 
-    from data_builders.sft.inputs import as_stats
+    from data_builders.rows.inputs import as_stats
+    from posttrain.pages.write import TrainingPage
     from posttrain.training.output import RESUME
     from posttrain.training.rl.stage import GroupStage, grpo_arguments
     from posttrain.training.rl.teachers import open_teachers
@@ -60,7 +61,7 @@ def main(argv: list[str] | None = None) -> None:
             def check() -> None:
                 refuse_changes(read_artifact(out, verify=False), plan.inputs, parents)
 
-            stage.run(dry_run=options.dry_run, check_inputs=check)
+            stage.run(dry_run=options.dry_run, check_inputs=check, page=TrainingPage(out))
         finally:
             runner.run(stack.aclose())
 

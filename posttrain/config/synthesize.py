@@ -4,7 +4,7 @@ Kinds and what keeps a row: the paper, 3.1.2 and 3.1.3; NVIDIA publishes no prom
 turns or yields, so that all of these are ours.
 """
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import BeforeValidator, Field
 
@@ -39,7 +39,7 @@ def _several(value: Any) -> Any:
     # a validator hands Python values on, and of these a strict tuple takes no list
     if isinstance(value, dict):
         return (value,)
-    return tuple(value) if isinstance(value, list) else value
+    return tuple(cast(list[Any], value)) if isinstance(value, list) else value
 
 
 # one model, or several of which a row's keyed hash draws one
