@@ -87,7 +87,22 @@ def few_steps(recipe: Mapping[str, Any]) -> dict[str, Any]:
         if "max_failure_rate" in judge:
             judge["max_failure_rate"] = _MOST_FAILURES
         small["judge"] = judge
+    if "make" in small:  # synthesis: what is made, and by which models
+        small = _few_synthesised(small)
     return small
+
+
+def _few_synthesised(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    few = _at_most(recipe, "limit", PROMPTS)
+    few["make"] = dict(few["make"])
+    for key in ("n", "most"):
+        if key in few["make"]:
+            few["make"] = _at_most(few["make"], key, COMPLETIONS)
+    few["models"] = {
+        role: [{**model, "sampling": _few_tokens(model["sampling"])} for model in models]
+        for role, models in few["models"].items()
+    }
+    return few
 
 
 def _few_trainer_steps(trainer: Mapping[str, Any]) -> dict[str, Any]:

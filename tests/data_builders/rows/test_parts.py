@@ -27,7 +27,7 @@ def test_parts_grow_with_what_comes_before_them_up_to_the_most():
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts begin with 256 bytes, as a MiB is much for a test."""
-    monkeypatch.setattr(module, "_LEAST", 256)
+    monkeypatch.setattr(module, "_SMALLEST_PART", 256)
 
 
 def _lines(path: Path, rows: int) -> None:

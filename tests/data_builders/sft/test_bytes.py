@@ -94,7 +94,7 @@ def test_killed_twice_and_resumed_gives_the_same_bytes(world, tmp_path, monkeypa
     recipe, out = world / "recipe.yaml", tmp_path / "killed"
     prepared: list[int] = []
     # in the third part of the first source; in the second shard
-    for module, name, number in ((part, "prepare", 3), (shards, "_batch", 2)):
+    for module, name, number in ((part, "prepare", 3), (shards, "_record_batch", 2)):
 
         def killed(module=module, name=name, number=number) -> None:
             calls, original = itertools.count(1), getattr(module, name)
