@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from data_builders.dialects.forms import AUTHOR_TYPES
+from data_builders.dialects.forms import AUTHOR_TYPES, type_of
 from data_builders.dialects.messages import (
     LIST_KEYS,
     as_messages,
@@ -64,7 +64,7 @@ def read_list(row: Row, reading: Reading, *, dialect: str, key: str) -> Conversa
 
 def _has_author(message: Mapping[str, Any], key: str) -> bool:
     """Whether a message names its author, under `key` or by a type that other services use."""
-    return message.get(key) is not None or (key == "role" and message.get("type") in AUTHOR_TYPES)
+    return message.get(key) is not None or (key == "role" and type_of(message) in AUTHOR_TYPES)
 
 
 DIALECTS: dict[str, Callable[[Row, Reading], Conversation]] = {

@@ -33,7 +33,7 @@ def in_openai_form(
             that is not read.
     """
     stored = list(messages)
-    if any(item.get("type") in _RESPONSES_ITEMS and "role" not in item for item in stored):
+    if any(type_of(item) in _RESPONSES_ITEMS and "role" not in item for item in stored):
         yield from _from_responses(stored, where)
         return
     for index, item in enumerate(stored):
@@ -50,7 +50,9 @@ def _expand(item: RawMessage, path: str) -> Iterable[RawMessage]:
     if _FOREIGN_KEYS.isdisjoint(item):
         return (item,)
     _refuse_channel(item, path)
-    if "additional_kwargs" in item or ("role" not in item and item.get("type") in _LANGCHAIN_ROLES):
+    if "additional_kwargs" in item or ("role" not in item and type_of(item) in _LANGCHAIN_ROLES):
+        if not isinstance(item.get("additional_kwargs") or {}, Mapping):
+            raise RowProblem("malformed_message", f"{path}.additional_kwargs", "is no object")
         return (_from_langchain(item),)
     parts = item.get("parts")
     if isinstance(parts, list) and parts:
@@ -60,6 +62,12 @@ def _expand(item: RawMessage, path: str) -> Iterable[RawMessage]:
     if item.get("toolInvocations"):
         return _from_vercel(item, _vercel_parts(item), path)
     return (item,)
+
+
+def type_of(item: RawMessage) -> str | None:
+    """Type of a stored message; None where it has none, or one that is no text."""
+    kind = item.get("type")
+    return kind if isinstance(kind, str) else None
 
 
 def _is_part(part: Any, kind: str) -> bool:

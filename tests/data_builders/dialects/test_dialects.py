@@ -353,3 +353,12 @@ def test_an_answer_beside_a_list_keeps_its_trace() -> None:
     assert problem(masked).reason == "malformed_message"
     # two columns of answers: nobody knows which
     assert read(row | {"output": "5", "reasoning": None})[1].messages == (U,)
+
+
+@pytest.mark.parametrize("damaged", [["text"], {"a": 1}, 7, None])
+def test_damaged_keys_of_other_services_are_named_and_end_no_build(damaged: Any) -> None:
+    assert read({"messages": [ASK | {"type": damaged}, SAY]})[1].messages == PLAIN
+    assert problem({"messages": [{"type": damaged, "content": "2+2?"}, SAY]}).reason
+    if damaged in (["text"], 7):
+        row = {"messages": [ASK, SAY | {"additional_kwargs": damaged}]}
+        assert problem(row).field == "messages[1].additional_kwargs"
