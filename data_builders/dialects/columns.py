@@ -75,6 +75,9 @@ _SCHEMA = re.compile(r'"(?:parameters|input_?[sS]chema|function|functionDeclarat
 _CALL = re.compile(
     r'"(?:arguments|args|functionCall|function_call|tool_?calls?|toolName|tool_name|tool_input)"'
 )
+# a call under keys of nobody's standard: one that names what is called, beside one with its input
+_CALLED = frozenset({"tool", "function", "api", "action", "plugin", "skill"})
+_INPUT = frozenset({"input", "inputs", "parameters", "params", "kwargs", "payload", "query"})
 # scripts that put no blanks between words: kana, ideographs, Thai, Lao, Myanmar, Khmer
 _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
@@ -374,6 +377,8 @@ def _is_content(value: Any) -> bool:
         is_phrase = len(text.split(None, 1)) > 1
         return len(text) > (_LONGEST_REMARK if is_phrase else _LONGEST_WORD)
     if isinstance(value, Mapping):
+        if not _CALLED.isdisjoint(value) and not _INPUT.isdisjoint(value):
+            return True
         return _matches(_CALL, value) or any(_is_content(inner) for inner in value.values())
     if isinstance(value, list):
         return _matches(_CALL, value) or any(_is_content(inner) for inner in value)

@@ -362,3 +362,24 @@ def test_damaged_keys_of_other_services_are_named_and_end_no_build(damaged: Any)
     if damaged in (["text"], 7):
         row = {"messages": [ASK, SAY | {"additional_kwargs": damaged}]}
         assert problem(row).field == "messages[1].additional_kwargs"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        [{"tool": "add", "input": {"a": 2}}],
+        {"action": "search", "query": "2+2"},
+        [{"steps": [{"api": "sum", "params": [2, 2]}]}],
+        [{"skill": "adder", "payload": "2 2"}],
+    ],
+)
+def test_calls_under_keys_of_nobodys_standard_refuse_the_row(call: Any) -> None:
+    row = {"messages": [ASK, SAY | {"invocations": call}]}
+    assert problem(row).reason == "malformed_message"
+
+
+@pytest.mark.parametrize(
+    "remark", [{"tool": "label-studio"}, [{"query": "q17"}], {"action": "kept", "by": "anna"}]
+)
+def test_a_remark_that_names_a_tool_is_no_call(remark: Any) -> None:
+    assert read({"messages": [ASK, SAY | {"provenance": remark}]})[1].messages == PLAIN
