@@ -10,12 +10,16 @@ from pathlib import Path
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.distill import DistillConfig
+from posttrain.config.paths import refuse_missing_checkpoint
 from posttrain.runs import read_artifact
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = recipe_parser("Train a policy by on-policy distillation.")
     recipe, options = parse_recipe(parser, DistillConfig, argv)
+
+    for name, teacher in recipe.teachers.items():
+        refuse_missing_checkpoint(teacher.path, key=f"teachers.{name}.path")
 
     from data_builders.prompts.build import PromptPlan, refuse_changes
 

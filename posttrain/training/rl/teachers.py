@@ -16,7 +16,7 @@ from posttrain.config.distill import TeacherConfig
 from posttrain.config.sft import ModelConfig
 from posttrain.errors import ConfigError
 from posttrain.models.inference import load_for_inference, weights_digest
-from posttrain.runs import MANIFEST, Parent, parent_of, read_artifact
+from posttrain.runs import MANIFEST, STAGE, Parent, parent_of, read_artifact
 from posttrain.sampling.engines.http import Client
 from posttrain.sampling.engines.transformers import TransformersEngine
 from posttrain.sampling.engines.vllm import CompletionsEngine
@@ -54,8 +54,8 @@ def open_teachers(
         stack: closes the connections to servers.
 
     Raises:
-        ConfigError: a teacher whose vocabulary or template is not the student's, a directory
-            without a manifest, a model that cannot be loaded.
+        ConfigError: a teacher whose vocabulary or template is not the student's, a checkpoint
+            whose stage has not finished, a model that cannot be loaded.
     """
     teachers = Teachers({}, [], [])
     loaded: dict[tuple[str, str], str] = {}
@@ -73,12 +73,12 @@ def open_teachers(
             teachers.scorers[name] = teachers.scorers[loaded[key]]
             teachers.lines.append((f"teacher {name}", f"the same model as teacher {loaded[key]}"))
             continue
-        if folder.is_dir():
-            if not (folder / MANIFEST).is_file():
-                raise ConfigError(
-                    f"teachers.{name}.path {path} has no {MANIFEST}: name a checkpoint that a "
-                    "stage has finished, or a model of the hub"
-                )
+        if (folder / STAGE).is_file() and not (folder / MANIFEST).is_file():
+            raise ConfigError(
+                f"teachers.{name}.path {path} has no {MANIFEST}: its stage has not finished; rerun "
+                "it, or name another checkpoint"
+            )
+        if (folder / MANIFEST).is_file():
             manifest = read_artifact(folder, kind="checkpoint")
             teachers.parents.append(parent_of(path, relative_to=out, manifest=manifest))
         vocabulary = _check_tokens(name, path, student)

@@ -293,6 +293,15 @@ def test_two_names_of_one_checkpoint_are_one_model(policy: Path, tmp_path: Path)
     assert teachers.lines[1] == ("teacher two", "the same model as teacher one")
 
 
+def test_a_model_that_no_stage_of_ours_made_can_teach(policy: Path, tmp_path: Path):
+    teacher = write_teacher(tmp_path / "teacher", policy, moved=0.1)
+    for name in ("manifest.json", "stage.json"):
+        (teacher / name).unlink(missing_ok=True)
+    teachers = opened(policy, one=teacher)
+    assert [*teachers.scorers] == ["one"]
+    assert teachers.parents == []
+
+
 @pytest.mark.parametrize("change", ["template", "vocabulary", "manifest"])
 def test_a_teacher_that_reads_otherwise_than_the_student_is_refused(
     policy: Path, tmp_path: Path, change: str
@@ -309,6 +318,7 @@ def test_a_teacher_that_reads_otherwise_than_the_student_is_refused(
         message = r"'novel' is \d+ there and None in"
     else:
         (teacher / "manifest.json").unlink()
-        message = "has no manifest.json"
+        (teacher / "stage.json").touch()
+        message = "has no manifest.json: its stage has not finished"
     with pytest.raises(ConfigError, match=message):
         opened(policy, one=teacher)
