@@ -115,7 +115,7 @@ def test_the_environment_accepts_its_gold_and_refuses_what_is_wrong():
     environment = GenSelectEnvironment()
     [prompt] = prompts_of(graded(1.0, 0.0, 1.0, 0.0))
     assert asyncio.run(unusable(environment, prompt)) is None
-    for text in ("Judgment: [9]", "Judgment: [-1]", "all of them", "Judgment: [0] or [1]x" * 0):
+    for text in ("Judgment: [9]", "Judgment: [-1]", "all of them"):
         completion = asyncio.run(replay(environment, prompt, says(text)))
         assert asyncio.run(environment.verify(prompt, completion)).value == 0.0, text
 

@@ -136,8 +136,11 @@ def test_a_row_is_kept_whole_or_dropped_with_the_reason(
 def test_an_answer_in_another_language_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     question, reply = DICTIONARY
     content = [{"role": "user", "content": question}, {"role": "assistant", "content": reply}]
-    german = [{"role": "user", "content": f"{question} Or not?"}, content[1]]
-    path = write_rows(tmp_path / "rows.jsonl", [{"messages": content}, {"messages": german}])
+    unknown = [
+        {"role": "user", "content": "Who opens the market in the morning?"},
+        {"role": "assistant", "content": "The baker opens it, long before the sun comes up."},
+    ]
+    path = write_rows(tmp_path / "rows.jsonl", [{"messages": content}, {"messages": unknown}])
 
     def translator(request: Request, _: random.Random) -> str:
         line = request.messages[0].content.rstrip().splitlines()[-1]
@@ -154,5 +157,5 @@ def test_an_answer_in_another_language_is_dropped(tmp_path: Path, monkeypatch: p
     }
     recipe = recipe_of(tmp_path / "out", make, {"translator": server("mt")})
     rows, manifest = made(recipe, {"mt": Scripted(translator)}, monkeypatch)
-    assert len(rows) >= 1
-    assert manifest.counts.kept + manifest.counts.dropped.get("other_language", 0) == 2
+    assert [row["messages"][0]["content"] for row in rows] == [DICTIONARY[question]]
+    assert manifest.counts.dropped == {"other_language": 1}
