@@ -72,6 +72,12 @@ def writable(text: str) -> str:
     return paired.encode("utf-8", "backslashreplace").decode()
 
 
+def row_line(row: object) -> str:
+    """Write a row as one line of JSON that UTF-8 can hold."""
+    # a broken byte sequence may have been decoded to a lone surrogate: such are written as escapes
+    return writable(json_text(row)) + "\n"
+
+
 def printable(text: str) -> str:
     """Text that cannot steer a terminal: without control characters but line ends and tabs."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)

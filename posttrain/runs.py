@@ -279,6 +279,16 @@ def locked(out: Path) -> Generator[None]:
         os.close(handle)
 
 
+def refuse_other(out: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise ConfigError, naming the keys, if a run would be resumed with other inputs."""
+    if before != now:
+        raise ConfigError(
+            f"{out} was begun with something else (it differs in: "
+            f"{', '.join(differing_keys(before, now))}); choose another out=, or delete the "
+            "directory to start over"
+        )
+
+
 def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
     """Dotted keys whose values differ between two configs."""
     keys: list[str] = []

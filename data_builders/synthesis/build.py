@@ -37,10 +37,11 @@ from posttrain.config.synthesize import (
 )
 from posttrain.errors import ConfigError, DataError
 from posttrain.hashing import digest_of, sha256_file
+from posttrain.jsontext import row_line
 from posttrain.records import Example, Message, make_example
 from posttrain.rollouts import Prompt
 from posttrain.runs import Counts, Parent, Run, atomic_write_text, parent_of, read_artifact
-from posttrain.sampling.generate import prompt_lines, row_line
+from posttrain.sampling.generate import prompt_lines
 from posttrain.sampling.open import checkpoint_parents
 
 KIND = "synthetic_rows"

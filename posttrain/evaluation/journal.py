@@ -14,9 +14,9 @@ from typing import Any
 
 from posttrain.errors import DataError
 from posttrain.hashing import digest_of
+from posttrain.jsontext import row_line
 from posttrain.records import message_to_row
 from posttrain.rollouts import step_from_row, step_to_row
-from posttrain.sampling.generate import row_line
 from posttrain.sampling.sampler import (
     Generation,
     IncrementalSampler,

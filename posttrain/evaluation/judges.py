@@ -18,6 +18,7 @@ from posttrain.errors import DataError
 from posttrain.evaluation.compare import differences, length_difference, rate_difference
 from posttrain.evaluation.intervals import Values, length, rate
 from posttrain.hashing import digest_of
+from posttrain.jsontext import row_line
 from posttrain.rollouts import Completion, Prompt, RolloutLimits
 from posttrain.runs import (
     Counts,
@@ -35,7 +36,6 @@ from posttrain.sampling.generate import (
     read_completions,
     read_prompts,
     rollouts_at_once,
-    row_line,
     sampling_time,
     tasks_of,
 )

@@ -15,6 +15,7 @@ from typing import Any
 
 from posttrain.chat.detect import CallDetection, FoundCall, detect_in_completion
 from posttrain.errors import DataError
+from posttrain.jsontext import row_line
 from posttrain.records import Score
 from posttrain.rollouts import (
     Completion,
@@ -24,8 +25,13 @@ from posttrain.rollouts import (
     prompt_from_row,
     prompt_to_row,
 )
-from posttrain.runs import Manifest, atomic_write_json, atomic_write_text, read_artifact
-from posttrain.sampling.generate import refuse_other, row_line
+from posttrain.runs import (
+    Manifest,
+    atomic_write_json,
+    atomic_write_text,
+    read_artifact,
+    refuse_other,
+)
 from posttrain.versions import VERSIONED
 
 KIND = "evaluation"

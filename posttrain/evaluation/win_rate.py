@@ -16,9 +16,9 @@ from posttrain.evaluation.compare import RunCheckpoint, length_difference
 from posttrain.evaluation.intervals import Values, by_question, p_of_half, rate, rate_of_means
 from posttrain.evaluation.metrics import ALL
 from posttrain.evaluation.run import unit_name
+from posttrain.jsontext import row_line
 from posttrain.rollouts import Completion, Prompt
 from posttrain.runs import Counts, Parent, Run, atomic_write_json, atomic_write_text
-from posttrain.sampling.generate import row_line
 
 METRICS, DUELS = "metrics.json", "duels.jsonl"
 Row = dict[str, Any]

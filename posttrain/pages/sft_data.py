@@ -150,7 +150,7 @@ def control(stats: ui.Row) -> Iterator[ui.Block]:
     head += ["traces", "cut to a budget", "share", "too short to cut"]
     yield (
         "Chosen by a keyed hash of the record's id, counted before the mixture is sampled. "
-        + (f"{without} sources have no reasoning and are not listed." if without else "")
+        + (f"Not listed, as without reasoning: {without} of {len(sources)}." if without else "")
     )
     yield ui.Table(head, rows, total=True)
     counts = Counter[int]()

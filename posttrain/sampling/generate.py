@@ -20,10 +20,9 @@ from rich.console import Console
 
 from posttrain.config.backend import BackendConfig
 from posttrain.config.sample import SampleConfig
-from posttrain.errors import ConfigError, DataError
+from posttrain.errors import DataError
 from posttrain.hashing import digest_of
-from posttrain.jsontext import writable
-from posttrain.records import json_text
+from posttrain.jsontext import row_line
 from posttrain.rollouts import (
     Completion,
     Parameters,
@@ -41,7 +40,7 @@ from posttrain.runs import (
     Run,
     atomic_write_json,
     atomic_write_text,
-    differing_keys,
+    refuse_other,
 )
 from posttrain.sampling.engines.http import ServerDown
 from posttrain.sampling.progress import ERROR_LENGTH, ProgressBar, SampleStats
@@ -190,12 +189,6 @@ def _key(task: Task) -> Key:
     return task.prompt.id, task.index
 
 
-def row_line(row: object) -> str:
-    """Write a row as one line of JSON that UTF-8 can hold."""
-    # a broken byte sequence may have been decoded to a lone surrogate: such are written as escapes
-    return writable(json_text(row)) + "\n"
-
-
 def line_of(completion: Completion) -> str:
     """Write a completion as a line of `samples.jsonl`."""
     return row_line(completion_to_row(completion))
@@ -234,16 +227,6 @@ def bind(work: Path, made_by: Mapping[str, Any]) -> None:
         refuse_other(work.parent, json.loads(path.read_text("utf-8")), current)
     else:
         atomic_write_json(path, current)
-
-
-def refuse_other(out: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise ConfigError, naming the keys, if a run would be resumed with other inputs."""
-    if before != now:
-        raise ConfigError(
-            f"{out} was begun with something else (it differs in: "
-            f"{', '.join(differing_keys(before, now))}); choose another out=, or delete the "
-            "directory to start over"
-        )
 
 
 def rollouts_at_once(backend: object) -> int:

@@ -32,9 +32,9 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.group_rewards import total_credit
+from posttrain.jsontext import row_line
 from posttrain.records import json_text
 from posttrain.rollouts import Completion, prompt_to_row
-from posttrain.sampling.generate import row_line
 from posttrain.training.output import ROLLOUTS, TIMING
 from posttrain.training.rl.batch import ScoredGroup
 
