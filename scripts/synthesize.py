@@ -5,7 +5,6 @@ posttrain synthesize --config tiny/synthesize out=runs/x limit=20 --dry-run
 """
 
 import tempfile
-from collections import Counter
 from pathlib import Path
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
@@ -25,8 +24,11 @@ def main(argv: list[str] | None = None) -> None:
 
     from data_builders.prompts.build import refuse_changes
     from data_builders.synthesis import build as synthesis
+    from data_builders.synthesis.kinds import open_kind
+    from data_builders.synthesis.plan import first_asks, plan_rows
     from posttrain.hashing import digest_of
-    from posttrain.report.console import open_console
+    from posttrain.pages.synthesis import planned, planted_line
+    from posttrain.report.console import open_console, print_sections
     from posttrain.runner import run_data_stage
     from posttrain.tokens.renderer import message_text
 
@@ -34,40 +36,35 @@ def main(argv: list[str] | None = None) -> None:
     for line in choices:
         console.print(line)
     out = Path(recipe.out)
-    templates = synthesis.load_templates(recipe)
-    digests = {name: digest_of(text) for name, text in templates.items()}
+    kind = open_kind(recipe)
+    digests = {name: digest_of(text) for name, text in kind.setup.templates.items()}
     config = recipe.owner_config() | {"templates": digests}
-    kind = synthesis.open_kind(recipe, templates)
 
     def plan() -> None:
         with tempfile.TemporaryDirectory() as grades:
-            seed_set = synthesis.read_seeds(recipe, templates, out=out, work=Path(grades))
+            seed_set = synthesis.read_seeds(recipe, kind, work=Path(grades))
         for reason, count in seed_set.dropped.most_common():
             console.print(f"{count:,} rows are no seeds: {reason}")
-        roles: Counter[str] = Counter()
-        first = None
-        for ask in synthesis.first_asks(kind, seed_set.seeds):
-            roles[ask.role] += ask.count
-            first = first or ask
-        for role, count in roles.items():
-            most = max(model.sampling.max_tokens for model in recipe.models[role])
-            console.print(
-                f"{len(seed_set.seeds):,} seeds; first round: {count:,} completions of {role}, "
-                f"{count * most:,} tokens at most, tool loops not counted"
-            )
-        if first is not None:
-            console.print(f"\nfirst prompt, to {first.role} ({first.prompt.id}):")
-            console.print(printable(message_text(first.prompt)), soft_wrap=True)
+        asks = first_asks(kind, seed_set.seeds)
+        rows = plan_rows(recipe, kind, seed_set.seeds, asks)
+        print_sections(console, [planned(len(seed_set.seeds), rows)])
+        first_of_role = {ask.role: ask for ask in reversed(asks)}
+        for role, ask in first_of_role.items():
+            console.print(f"\nfirst prompt, to {role} ({ask.prompt.id}):")
+            console.print(printable(message_text(ask.prompt)), soft_wrap=True)
 
     def make(run: Run) -> None:
-        seed_set = synthesis.read_seeds(recipe, templates, out=out, work=out / "work")
+        seed_set = synthesis.read_seeds(recipe, kind, work=out / "work")
         result = synthesis.build(run, recipe, kind, seed_set, console=console)
-        seeds = f"{result.kept:,} of {len(seed_set.seeds):,} seeds"
-        console.print(f"{seeds} gave {len(result.rows):,} rows")
+        finished = {"rows": result.rows, "pairs": result.pairs, "tasks": result.tasks}
+        numbers = ", ".join(f"{len(rows):,} {name}" for name, rows in finished.items() if rows)
+        console.print(f"{result.kept:,} of {len(seed_set.seeds):,} seeds gave {numbers}")
+        if result.planted.total:
+            console.print(planted_line(result.planted.total, len(result.planted.kept)))
 
     def check(_: Run) -> None:
         manifest = read_artifact(out, verify=False)
-        inputs, parents = synthesis.inputs_of(recipe, out=out)
+        inputs, parents = synthesis.inputs_of(recipe, kind)
         refuse_changes(manifest, inputs, parents)
 
     run_data_stage(

@@ -7,72 +7,117 @@ prompt holds at least one right and one wrong solution. The trace is kept if it 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from data_builders.keyed import key64
+from data_builders.pairs.grading import grade_samples
+from data_builders.registry import all_graders
+from data_builders.rows.inputs import Input
+from data_builders.synthesis.seeds import example_of
 from data_builders.synthesis.steps import (
+    Answered,
     Ask,
-    Asks,
-    Discard,
+    Discarded,
     Keep,
-    Move,
-    Round,
+    Making,
+    Note,
+    Row,
     Seed,
-    chat_message,
+    SeedSet,
+    SynthesisKind,
+    ask_usable,
+    chat_row,
     filled,
-    first_refusal,
 )
 from posttrain.config.synthesize import GenSelect
-from posttrain.environments.base import Environment
 from posttrain.records import Message, Score, json_text
 from posttrain.rollouts import Completion, Prompt, metadata_of
+from posttrain.runs import Parent, parent_of, read_artifact
 from reward.environments.genselect import judgment_of
 
 GradedPrompt = tuple[Prompt, tuple[tuple[Completion, Score], ...]]
 
 
-class SelectionTraces:
+class SelectionTraces(SynthesisKind):
     """The kind `genselect`; the content of its seeds is one of the `selection_prompts`."""
 
-    def __init__(self, templates: Mapping[str, str]) -> None:
-        self.templates = templates
+    config: GenSelect
 
-    def moves(self, seeds: Sequence[tuple[Seed, Sequence[Round]]]) -> list[Move]:
+    def inputs(self) -> tuple[list[Input], list[Parent]]:
+        manifest = read_artifact(self.config.samples, kind="samples")
+        parent = parent_of(self.config.samples, relative_to=self.setup.out, manifest=manifest)
+        return [], [parent]
+
+    def seeds(self, work: Path) -> SeedSet:
+        """Prompts of all graded samples; they are tasks of the environment `genselect` too."""
+        result = SeedSet([])
+        template = self.setup.templates["select_best"]
+        for prompt, grades in grade_samples(Path(self.config.samples), all_graders(), work=work):
+            graded = tuple((completion, score) for completion, score, _ in grades)
+            try:
+                prompts = selection_prompts(
+                    (prompt, graded), self.config, template=template, seed=self.setup.seed
+                )
+            except Discarded as problem:
+                result.dropped[problem.reason] += 1
+                continue
+            for selection in prompts:
+                result.seeds.append(Seed(selection.id, selection, example_of(selection)))
+                result.tasks.append(_task(selection))
+        return result
+
+    def most(self, seed: Seed) -> Mapping[str, int]:
+        return {"generator": 1}
+
+    def make(self, seed: Seed) -> Making:
         """One trace a prompt, kept if its judgment is right."""
-        return [self._move(seed.content, rounds) for seed, rounds in seeds]
-
-    def open_environment(self, prompt: Prompt) -> Environment | None:
-        """None: nothing is called."""
-        return None
-
-    def _move(self, prompt: Prompt, rounds: Sequence[Round]) -> Move:
-        if not rounds:
-            return Asks((Ask("generator", prompt),))
-        [answers] = rounds
-        if (problem := first_refusal(answers)) is not None:
-            return problem
-        [completion] = answers[0].completions
+        prompt: Prompt = seed.content
+        [answered] = yield from ask_usable(Ask("generator", prompt))
+        [completion] = answered.completions
         right: list[int] = metadata_of(prompt)["right"]
         judgment = judgment_of(completion.answer)
         if judgment is None:
-            return Discard("no_judgment", completion.answer[-200:])
+            raise Discarded("no_judgment", completion.answer[-200:])
         if judgment not in right:
-            return Discard("wrong_judgment", f"[{judgment}] where {right} are right")
-        messages = [*prompt.messages, *completion.messages]
-        metadata = {"right": right, "judgment": judgment, "source": prompt.source}
-        row = {"messages": [chat_message(message) for message in messages], "metadata": metadata}
-        return Keep((row,), {"position of the judgment": str(judgment)})
+            raise Discarded("wrong_judgment", f"[{judgment}] where {right} are right")
+        yield Note("position of the judgment", str(judgment))
+        row = chat_row(
+            [*prompt.messages, *completion.messages],
+            right=right,
+            judgment=judgment,
+            source=prompt.source,
+        )
+        return Keep((row,), checks=("genselect",))
+
+    def bad_answer(self, seed: Seed, answered: Answered) -> str:
+        """A judgment that names a wrong solution."""
+        metadata = metadata_of(seed.content)
+        wrong = next(k for k in range(metadata["candidates"]) if k not in metadata["right"])
+        return f"All of them are close.\nJudgment: [{wrong}]"
+
+
+def _task(prompt: Prompt) -> Row:
+    return {
+        "environment": "genselect",
+        "id": prompt.id,
+        "question": prompt.messages[0].content,
+        "metadata": metadata_of(prompt),
+    }
 
 
 def selection_prompts(
     graded: GradedPrompt, config: GenSelect, *, template: str, seed: int
-) -> list[Prompt] | Discard:
+) -> list[Prompt]:
     """Prompts that ask for the best of several completions of one question.
 
     Completions that failed, were cut off or are unscored are not shown. The first right and the
     first wrong one of an instance's order are always shown, so that there is something to choose.
 
     Returns:
-        At most `config.instances` prompts that differ, or the reason why there is none.
+        At most `config.instances` prompts that differ.
+
+    Raises:
+        Discarded: there is none.
     """
     prompt, completions = graded
     usable = [
@@ -82,9 +127,9 @@ def selection_prompts(
     ]
     solutions = {completion.answer.strip(): is_right for completion, is_right in usable}
     if len(solutions) < config.minimum:
-        return Discard("too_few_solutions", f"{len(solutions)} different ones")
+        raise Discarded("too_few_solutions", f"{len(solutions)} different ones")
     if len(set(solutions.values())) == 1:
-        return Discard("all_right" if all(solutions.values()) else "all_wrong")
+        raise Discarded("all_right" if all(solutions.values()) else "all_wrong")
     prompts: dict[str, Prompt] = {}
     for instance in range(config.instances):
         order = sorted(
@@ -108,7 +153,7 @@ def selection_prompts(
             metadata=json_text({"right": right, "candidates": len(shown)}),
         )
     if not prompts:
-        return Discard("too_long", f"more than {config.longest:,} characters")
+        raise Discarded("too_long", f"more than {config.longest:,} characters")
     return list(prompts.values())
 
 

@@ -7,95 +7,89 @@ keeps one: data must not hold what nobody checked.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from data_builders.keyed import key64
-from data_builders.registry import AnyToolkit, all_graders, toolkit_of
+from data_builders.prompts.build import PromptPlan
+from data_builders.rows.inputs import Input
+from data_builders.synthesis.seeds import prompt_seeds
 from data_builders.synthesis.steps import (
+    Answered,
     Ask,
-    Asks,
-    Discard,
+    Discarded,
     Keep,
-    Move,
-    Round,
+    KindSetup,
+    Making,
+    Note,
     Row,
     Seed,
-    chat_message,
-    refusal,
+    SeedSet,
+    SynthesisKind,
+    ask,
+    chat_row,
+    grade,
+    unusable,
 )
 from posttrain.config.synthesize import Rejection
 from posttrain.environments.base import Environment
-from posttrain.records import Score, tools_to_template
+from posttrain.records import Score
 from posttrain.rollouts import Completion, Prompt
-from reward.graders.base import Attempt, Grader
+from posttrain.runs import Parent
+from reward.graders.base import Attempt
 
 
-class RejectionSampling:
+class RejectionSampling(SynthesisKind):
     """The kind `rejection`; the content of its seeds is a `Prompt`."""
 
-    templates: Mapping[str, str] = {}
+    config: Rejection
 
-    def __init__(self, config: Rejection, *, seed: int) -> None:
-        self._config = config
-        self._seed = seed
-        self._graders: dict[str, Grader] = all_graders()
-        self._toolkits: dict[str, AnyToolkit] = {}
+    def __init__(self, config: Rejection, setup: KindSetup) -> None:
+        super().__init__(config, setup)
+        self._plan = PromptPlan(config.prompts, config.settings, seed=setup.seed, out=setup.out)
 
-    def moves(self, seeds: Sequence[tuple[Seed, Sequence[Round]]]) -> list[Move]:
-        """One round of completions, then the verdicts of all of them."""
-        answered = [(seed, rounds[0][0].completions) for seed, rounds in seeds if rounds]
-        if not answered:
-            return [Asks((Ask("generator", seed.content, self._config.n),)) for seed, _ in seeds]
-        assert len(answered) == len(seeds), "all seeds are in the same round"
-        attempts = [
-            Attempt(seed.content, completion)
-            for seed, completions in answered
-            for completion in completions
-        ]
-        scores = iter(self._grade(attempts))
-        return [
-            self._decide(seed, [(completion, next(scores)) for completion in completions])
-            for seed, completions in answered
-        ]
+    def inputs(self) -> tuple[list[Input], list[Parent]]:
+        return self._plan.inputs, self._plan.parents
+
+    def seeds(self, work: Path) -> SeedSet:
+        return prompt_seeds(self._plan)
+
+    def most(self, seed: Seed) -> Mapping[str, int]:
+        return {"generator": self.config.n}
 
     def open_environment(self, prompt: Prompt) -> Environment | None:
-        """The environment that answers a prompt's calls, where it has one."""
-        name = prompt.environment
-        if name is None:
-            return None
-        if name not in self._toolkits:
-            self._toolkits[name] = toolkit_of(name)
-        return self._toolkits[name].open(prompt)
+        return self._plan.open_environment(prompt)
 
-    def _grade(self, attempts: Sequence[Attempt]) -> list[Score]:
-        """Scores in order, one call a grader."""
-        scores: dict[int, Score] = {}
-        for name in sorted({str(attempt.prompt.grader) for attempt in attempts}):
-            positions = [k for k, each in enumerate(attempts) if each.prompt.grader == name]
-            verdicts = self._graders[name].grade([attempts[k] for k in positions])
-            scores |= dict(zip(positions, verdicts, strict=True))
-        return [scores[k] for k in range(len(attempts))]
-
-    def _decide(self, seed: Seed, graded: Sequence[tuple[Completion, Score]]) -> Move:
+    def make(self, seed: Seed) -> Making:
+        """Sample n completions, grade them, and keep some of those that pass."""
+        prompt: Prompt = seed.content
+        [answered] = yield from ask(Ask("generator", prompt, self.config.n))
+        completions = answered.completions
+        scores = yield from grade(*(Attempt(prompt, completion) for completion in completions))
         passed: list[Completion] = []
-        for completion, score in graded:
-            if refusal(completion) is None and score.value == 1.0:
+        for completion, score in zip(completions, scores, strict=True):
+            if unusable(completion, prompt) is None and score.value == 1.0:
                 passed.append(completion)
-        passes = f"{len(passed)} of {len(graded)}"
+        yield Note("completions that pass", f"{len(passed)} of {len(completions)}")
         if not passed:
-            return Discard(_why_none(graded), graded[0][1].explanation)
-        if self._config.choose == "shortest":
-            passed.sort(key=lambda one: (one.reasoning_tokens + one.answer_tokens, one.index))
+            raise Discarded(_why_none(answered, scores), scores[0].explanation)
+        if self.config.choose == "shortest":
+            passed.sort(key=lambda each: (each.reasoning_tokens + each.answer_tokens, each.index))
         else:
-            passed.sort(key=lambda one: key64(self._seed, "rejection", seed.id, one.index))
-        chosen = _distinct(passed)[: self._config.most]
-        rows = tuple(_row(seed.content, completion) for completion in chosen)
-        return Keep(rows, {"completions that pass": passes})
+            key = self.setup.seed
+            passed.sort(key=lambda each: key64(key, "rejection", seed.id, each.index))
+        chosen = _distinct(passed)[: self.config.most]
+        rows = tuple(_row(prompt, completion) for completion in chosen)
+        return Keep(rows, checks=(str(prompt.grader),))
+
+    def bad_answer(self, seed: Seed, answered: Answered) -> str:
+        """An answer in the usual form, of which no task has the content."""
+        return "I am sure of it.\n\\boxed{-98765.4321}\nAnswer: -98765.4321"
 
 
-def _why_none(graded: Sequence[tuple[Completion, Score]]) -> str:
+def _why_none(answered: Answered, scores: Sequence[Score]) -> str:
     """The reason why no completion of a prompt passes: the best that any of them came to."""
-    problems = [refusal(completion) for completion, _ in graded]
-    usable = [score for (_, score), problem in zip(graded, problems, strict=True) if not problem]
+    problems = [unusable(completion, answered.ask.prompt) for completion in answered.completions]
+    usable = [score for score, problem in zip(scores, problems, strict=True) if problem is None]
     if not usable:
         return str(problems[0] and problems[0].reason)
     if all(score.value is None for score in usable):
@@ -112,11 +106,12 @@ def _distinct(completions: Sequence[Completion]) -> list[Completion]:
 
 
 def _row(prompt: Prompt, completion: Completion) -> Row:
-    messages = [*prompt.messages, *completion.messages]
-    row: Row = {"messages": [chat_message(message) for message in messages]}
-    if prompt.tools is not None:
-        row["tools"] = tools_to_template(prompt.tools)
     gold = {} if prompt.gold is None else {"gold": prompt.gold}
-    checks = {"passed": prompt.grader, "environment": prompt.environment}
-    row["metadata"] = {"source": prompt.source, "task": prompt.task, **gold, "checks": checks}
-    return row
+    return chat_row(
+        [*prompt.messages, *completion.messages],
+        tools=prompt.tools,
+        source=prompt.source,
+        task=prompt.task,
+        environment=prompt.environment,
+        **gold,
+    )

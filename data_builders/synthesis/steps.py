@@ -1,22 +1,37 @@
 """What a kind of synthesis is made of: seeds, requests to models, and what becomes of a seed.
 
-A kind looks at a seed and at all that models have answered so far, and says what comes next:
-further requests, finished rows, or a reason to drop the seed. It keeps no state of its own, so
-that a killed run comes to the same decisions from the answers on disk.
+A kind is a generator for each seed. It yields requests and gets the answers, so that it reads from
+top to bottom; it returns finished rows, or raises the reason why there are none. It keeps no state
+beside the generator: a killed run sends the answers on disk again and comes to the same decisions.
+
+    def make(self, seed):
+        question = yield from ask_text(Ask("generator", self.prompt(seed, "question", "…")))
+        if not (yield from judged(Ask("judge", self.prompt(seed, "judge", "…")), "good")):
+            raise Discarded("judge_refuses", question)
+        return Keep(({"messages": […]},), checks=("judge",))
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections import Counter
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
 
-from posttrain.config.synthesize import SynthesisModel
+from data_builders.keyed import key64
+from data_builders.rows.inputs import Input
 from posttrain.environments.base import Environment
-from posttrain.records import Example, Message, ToolCall
+from posttrain.records import Example, Message, Score, ToolCall, tools_to_template
 from posttrain.rollouts import Completion, Prompt
+from posttrain.runs import Parent
+from reward.graders.base import Attempt
+from reward.judge.quoting import quoted
+from reward.judge.verdict import last_object
 
 Row = dict[str, Any]
+OFF_TOPIC = "The harbour in the north was closed on Tuesday, and the ferries waited for the fog."
+_SHOWN = 200  # characters of an answer in the reason for a drop
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,21 +49,42 @@ class Seed:
     example: Example
 
 
+@dataclass(slots=True)
+class SeedSet:
+    """The seeds of a recipe, and what became of the rows before they were any.
+
+    Attributes:
+        dropped: rows that are no seeds, by reason.
+        stats: how they were read, for the manifest.
+        tasks: rows of environments that need no answer of a model.
+    """
+
+    seeds: list[Seed]
+    dropped: Counter[str] = field(default_factory=Counter[str])
+    stats: Row = field(default_factory=dict[str, Any])
+    tasks: list[Row] = field(default_factory=list[Row])
+
+
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request to the model in a role: `count` completions of a prompt."""
+    """A request to the model in a role: `count` completions of a prompt.
+
+    `model` names one of the several models of a role; None: the one that was chosen for the seed.
+    """
 
     role: str
     prompt: Prompt
     count: int = 1
+    model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A request with the completions that came."""
+    """A request, the completions that came, and the name of the model that wrote them."""
 
     ask: Ask
     completions: tuple[Completion, ...]
+    model: str
 
     @property
     def text(self) -> str:
@@ -68,78 +104,232 @@ class Asks:
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
-    """The finished rows of a seed.
+class Grade:
+    """Completions to be graded by the graders that their prompts name."""
 
-    `figures` are counted over all kept seeds, such as the position of the best candidate.
-    """
-
-    rows: tuple[Row, ...]
-    figures: Mapping[str, str] = field(default_factory=dict[str, str])
+    attempts: tuple[Attempt, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Discard:
-    """The reason why a seed gives no row; `detail` is an example of it for a person to read."""
+class Note:
+    """A value to be counted over all seeds, such as the position of the best candidate."""
 
-    reason: str
-    detail: str = ""
-
-
-Move = Asks | Keep | Discard
+    name: str
+    value: str
 
 
-class SynthesisKind(Protocol):
-    """One kind of synthetic data.
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """What a seed gives.
+
+    Attributes:
+        rows: chat rows, for `build_sft`.
+        pairs: preference rows, for `build_dpo` and `build_genrm`.
+        tasks: rows of environments, for `sample`, `profile_prompts` and `eval`.
+        checks: what all of them have passed.
+    """
+
+    rows: tuple[Row, ...] = ()
+    pairs: tuple[Row, ...] = ()
+    tasks: tuple[Row, ...] = ()
+    checks: tuple[str, ...] = ()
+
+
+class Discarded(Exception):
+    """A seed gives no row; `detail` is an example of the reason for a person to read."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
+
+
+Making = Generator[Asks | Grade | Note, Any, Keep]
+
+
+@dataclass(frozen=True, slots=True)
+class KindSetup:
+    """What a recipe says to any kind.
 
     Attributes:
         templates: text of each prompt that the kind puts to a model, by name.
+        models: names of the models in each role that the recipe fills.
+        seed: seed of the recipe.
+        out: output directory, which parents are relative to.
     """
 
     templates: Mapping[str, str]
+    models: Mapping[str, tuple[str, ...]]
+    seed: int
+    out: Path
 
-    def moves(self, seeds: Sequence[tuple[Seed, Sequence[Round]]]) -> list[Move]:
-        """What comes next for each seed, given the rounds that it has been through."""
-        ...
+
+class SynthesisKind:
+    """One kind of synthetic data. A subclass is one file, and a line in `kinds.py`.
+
+    Attributes:
+        spoiled_role: role of the answer that is replaced in a planted bad row.
+    """
+
+    spoiled_role: ClassVar[str] = "generator"
+
+    def __init__(self, config: Any, setup: KindSetup) -> None:
+        self.config = config
+        self.setup = setup
+
+    def inputs(self) -> tuple[list[Input], list[Parent]]:
+        """Input files, hashed, and the artifacts that seeds come from; no row is read.
+
+        Raises:
+            ConfigError, DataError: a path that matches nothing, an artifact that changed.
+        """
+        raise NotImplementedError
+
+    def seeds(self, work: Path) -> SeedSet:
+        """Read the seeds. `work` is a folder for what is kept from one start to the next."""
+        raise NotImplementedError
+
+    def make(self, seed: Seed) -> Making:
+        """Make the rows of one seed. Raises Discarded: there are none."""
+        raise NotImplementedError
+
+    def most(self, seed: Seed) -> Mapping[str, int]:
+        """Completions of each role that a seed takes at most."""
+        raise NotImplementedError
 
     def open_environment(self, prompt: Prompt) -> Environment | None:
-        """The tools of one completion; None: nothing runs its calls."""
-        ...
+        """Open the tools of one completion; None: nothing runs its calls."""
+        return None
+
+    def bad_answer(self, seed: Seed, answered: Answered) -> str | None:
+        """A text in the place of an answer that the checks must not let pass; None: not of this
+        answer."""
+        return OFF_TOPIC
+
+    def spoil(self, seed: Seed, rounds: Sequence[Round]) -> list[Round] | None:
+        """The rounds of a kept seed up to an answer that is replaced by a bad one; None where no
+        answer can be spoiled. It is one of the last round that has any, by a keyed hash."""
+        for number in reversed(range(len(rounds))):
+            bad_answers: list[tuple[int, str]] = []
+            for position, answered in enumerate(rounds[number]):
+                if answered.ask.role == self.spoiled_role:
+                    text = self.bad_answer(seed, answered)
+                    bad_answers += [] if text is None else [(position, text)]
+            if bad_answers:
+                choice = key64(self.setup.seed, "spoil", seed.id) % len(bad_answers)
+                position, text = bad_answers[choice]
+                spoiled_round = list(rounds[number])
+                answered = spoiled_round[position]
+                completions = tuple(with_answer(each, text) for each in answered.completions)
+                spoiled_round[position] = replace(answered, completions=completions)
+                return [*rounds[:number], tuple(spoiled_round)]
+        return None
+
+    def text(self, template: str, **values: str) -> str:
+        """A prompt of this kind with its marks filled in."""
+        return filled(self.setup.templates[template], **values)
 
 
-def refusal(completion: Completion) -> Discard | None:
-    """The reason why a completion cannot be used, whatever the kind; None: it can.
-
-    An answer that only repeats its prompt is refused by `echo_of`, which knows the prompt.
-    """
-    if completion.finish == "failed":
-        return Discard("request_failed", completion.error or "")
-    if completion.truncated:
-        return Discard("truncated", completion.finish)
-    step = completion.steps[-1].parsed
-    if "unclosed_think" in step.problems:
-        return Discard("truncated", "the reasoning never closes")
-    if not completion.answer.strip() and not completion.tool_calls:
-        return Discard("empty_answer")
-    return None
+def prompt_of(seed: Seed, name: str, content: str | Sequence[Message], **fields: Any) -> Prompt:
+    """A prompt of one seed; a text is one message of the user."""
+    messages = (Message("user", content),) if isinstance(content, str) else tuple(content)
+    prompt_id = f"{seed.id}/{name}"
+    return Prompt(id=prompt_id, task=seed.id, setting=name, messages=messages, **fields)
 
 
-def echo_of(text: str, prompt: Prompt) -> Discard | None:
-    """A refusal of an answer that is the last message of its prompt, white space and case aside."""
-    request = " ".join(prompt.messages[-1].content.split()).casefold()
-    if " ".join(text.split()).casefold() == request:
-        return Discard("echoed_prompt", text[:200])
-    return None
+# -- requests, as a kind puts them -----------------------------------------------------------------
 
 
-def first_refusal(answers: Sequence[Answered]) -> Discard | None:
-    """The first reason why one of several requests has no usable answer."""
+def ask(*asks: Ask) -> Generator[Asks, Any, Round]:
+    """Put requests in one round and get their answers, whatever they are."""
+    return (yield Asks(asks))
+
+
+def ask_usable(*asks: Ask) -> Generator[Asks, Any, Round]:
+    """Put requests for answers of which none may be empty, cut off, failed, or its prompt again."""
+    answers: Round = yield Asks(asks)
     for answered in answers:
         for completion in answered.completions:
-            problem = refusal(completion) or echo_of(completion.answer, answered.ask.prompt)
-            if problem is not None:
-                return problem
+            refuse_unusable(completion, answered.ask.prompt)
+    return answers
+
+
+def ask_text(request: Ask) -> Generator[Asks, Any, str]:
+    """Put one request and get the text of its answer."""
+    [answered] = yield from ask_usable(request)
+    return answered.text
+
+
+def grade(*attempts: Attempt) -> Generator[Grade, Any, list[Score]]:
+    """Have completions graded by the graders that their prompts name."""
+    return (yield Grade(attempts))
+
+
+def judged(request: Ask, label: str) -> Generator[Asks | Note, Any, bool]:
+    """Ask a judge for a boolean label in the JSON object that ends its answer, and count it."""
+    labels = yield from judged_labels(request, label)
+    return labels[label]
+
+
+def judged_labels(request: Ask, *labels: str) -> Generator[Asks | Note, Any, dict[str, bool]]:
+    """Ask a judge for several boolean labels in one JSON object, and count them."""
+    [answered] = yield from ask(request)
+    problem = unusable(answered.completions[0], answered.ask.prompt)
+    if problem is not None:
+        raise Discarded(f"{request.role}_{problem.reason}", problem.detail)
+    fields = last_object(answered.text) or {}
+    values: dict[str, bool] = {}
+    for label in labels:
+        if not isinstance(fields.get(label), bool):
+            raise Discarded(f"{request.role}_unreadable", answered.text[-_SHOWN:])
+        values[label] = fields[label]
+        yield Note(f"{request.role}: {label}", "yes" if fields[label] else "no")
+    return values
+
+
+def unusable(completion: Completion, prompt: Prompt) -> Discarded | None:
+    """The reason why a completion cannot be used, whatever the kind; None: it can."""
+    if completion.finish == "failed":
+        return Discarded("request_failed", completion.error or "")
+    if completion.truncated:
+        return Discarded("truncated", completion.finish)
+    step = completion.steps[-1].parsed
+    if "unclosed_think" in step.problems:
+        return Discarded("truncated", "the reasoning never closes")
+    if not completion.answer.strip() and not completion.tool_calls:
+        return Discarded("empty_answer")
+    request = " ".join(prompt.messages[-1].content.split()).casefold()
+    if " ".join(completion.answer.split()).casefold() == request:
+        return Discarded("echoed_prompt", completion.answer[:_SHOWN])
     return None
+
+
+def refuse_unusable(completion: Completion, prompt: Prompt) -> None:
+    """Raise Discarded for a completion that cannot be used, whatever the kind."""
+    problem = unusable(completion, prompt)
+    if problem is not None:
+        raise problem
+
+
+def with_answer(completion: Completion, text: str) -> Completion:
+    """A completion whose last step says a text and calls nothing."""
+    step = completion.steps[-1]
+    parsed = replace(step.parsed, answer=text, tool_calls=(), problems=())
+    last = replace(step, text=text, parsed=parsed, ids=None, logps=None, forced=None)
+    return replace(completion, steps=(*completion.steps[:-1], last))
+
+
+# -- rows and texts --------------------------------------------------------------------------------
+
+
+def chat_row(messages: Sequence[Message], *, tools: str | None = None, **metadata: Any) -> Row:
+    """A chat row; `tools` is the JSON text of the declared tools."""
+    row: Row = {"messages": [chat_message(message) for message in messages]}
+    if tools is not None:
+        row["tools"] = tools_to_template(tools)
+    if metadata:
+        row["metadata"] = metadata
+    return row
 
 
 def chat_message(message: Message) -> Row:
@@ -161,9 +351,15 @@ def _chat_call(call: ToolCall) -> Row:
     return row if call.id is None else {"id": call.id, **row}
 
 
-def model_names(models: Mapping[str, SynthesisModel]) -> dict[str, str]:
-    """Names of the models of one seed, by role."""
-    return {role: model.name for role, model in models.items()}
+def transcript(messages: Sequence[Message]) -> str:
+    """A conversation as quoted text, a paragraph a turn; no text can forge a turn or a frame."""
+    turns: list[str] = []
+    for message in messages:
+        calls = [f"calls {call.name} with {call.arguments}" for call in message.tool_calls]
+        shown = "\n".join(part for part in (message.content, *calls) if part)
+        lines = quoted(shown).splitlines() or [""]
+        turns.append("\n".join([f"{message.role}:", *(f"  {line}" for line in lines)]))
+    return "\n".join(turns)
 
 
 def filled(template: str, **values: str) -> str:

@@ -11,28 +11,30 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from data_builders.filters.patterns import LanguageCheck
+from data_builders.rows.inputs import Input
+from data_builders.synthesis.seeds import chat_seeds, row_inputs
 from data_builders.synthesis.steps import (
+    Answered,
     Ask,
-    Asks,
-    Discard,
+    Discarded,
     Keep,
-    Move,
-    Round,
-    Row,
+    KindSetup,
+    Making,
     Seed,
-    chat_message,
-    filled,
-    first_refusal,
+    SeedSet,
+    SynthesisKind,
+    ask_usable,
+    chat_row,
+    prompt_of,
 )
 from posttrain.config.filters import LanguageFilter
 from posttrain.config.synthesize import Translate
-from posttrain.environments.base import Environment
-from posttrain.records import Example, Message, tools_to_template
-from posttrain.rollouts import Prompt
+from posttrain.records import Example, Message
+from posttrain.runs import Parent
 
-LINE = "translate_line"
 _FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})")
 _LETTERS = re.compile(r"[^\W\d_]")
 # pieces of a line that a translation repeats to the letter
@@ -66,56 +68,64 @@ class Line:
     text: str
 
 
-class Translation:
+class Translation(SynthesisKind):
     """The kind `translate`; the content of its seeds is an `Example`.
 
     Raises:
         ConfigError: py3langid is not installed, or does not know the language.
     """
 
-    def __init__(self, config: Translate, templates: Mapping[str, str]) -> None:
-        self.templates = templates
-        self._config = config
+    config: Translate
+    spoiled_role = "translator"
+
+    def __init__(self, config: Translate, setup: KindSetup) -> None:
+        super().__init__(config, setup)
         limits = LanguageFilter(
             allowed=(config.language,), letters=config.letters, confidence=config.confidence
         )
         self._language = LanguageCheck(limits)
 
-    def moves(self, seeds: Sequence[tuple[Seed, Sequence[Round]]]) -> list[Move]:
+    def inputs(self) -> tuple[list[Input], list[Parent]]:
+        return row_inputs(self.config.sources, self.setup.out)
+
+    def seeds(self, work: Path) -> SeedSet:
+        return chat_seeds(self.config.sources)
+
+    def most(self, seed: Seed) -> Mapping[str, int]:
+        return {"translator": len(list(lines_to_translate(seed.content.messages)))}
+
+    def make(self, seed: Seed) -> Making:
         """One request a line, then the checks of the whole row."""
-        return [self._move(seed, seed.content, rounds) for seed, rounds in seeds]
-
-    def open_environment(self, prompt: Prompt) -> Environment | None:
-        """None: nothing is called."""
-        return None
-
-    def _move(self, seed: Seed, example: Example, rounds: Sequence[Round]) -> Move:
+        example: Example = seed.content
         lines = list(lines_to_translate(example.messages))
         if not lines:
-            return Discard("nothing_to_translate")
-        if not rounds:
-            return Asks(tuple(self._ask(seed, number, line) for number, line in enumerate(lines)))
-        [answers] = rounds
-        if (problem := first_refusal(answers)) is not None:
-            return problem
+            raise Discarded("nothing_to_translate")
+        answers = yield from ask_usable(
+            *(self._request(seed, number, line) for number, line in enumerate(lines))
+        )
         translations = [answered.text for answered in answers]
         for line, translation in zip(lines, translations, strict=True):
-            if (problem := broken_line(line.text, translation)) is not None:
-                return problem
+            refuse_broken_line(line.text, translation)
         if (foreign := self._language.foreign("\n".join(translations))) is not None:
-            return Discard("other_language", foreign.detail)
-        messages = with_lines(example.messages, lines, translations)
-        row: Row = {"messages": [chat_message(message) for message in messages]}
-        if example.tools is not None:
-            row["tools"] = tools_to_template(example.tools)
-        row["metadata"] = {"language": self._config.language, "original": example.id}
-        return Keep((row,))
+            raise Discarded("other_language", foreign.detail)
+        row = chat_row(
+            with_lines(example.messages, lines, translations),
+            tools=example.tools,
+            language=self.config.language,
+            original=example.id,
+        )
+        return Keep((row,), checks=("numbers", "protected pieces", "refusal", "language"))
 
-    def _ask(self, seed: Seed, number: int, line: Line) -> Ask:
-        text = filled(self.templates[LINE], language=self._config.language_name, line=line.text)
-        prompt_id = f"{seed.id}/line-{number}"
-        message = Message("user", text)
-        return Ask("translator", Prompt(prompt_id, prompt_id, "translate", (message,)))
+    def bad_answer(self, seed: Seed, answered: Answered) -> str | None:
+        """A changed number where the line has one, else a line in place of a translation."""
+        line = answered.text
+        if numbers(line):
+            return _NUMBER.sub(lambda number: number[0] + "7", line)
+        return "I'm sorry, but I cannot translate this line."
+
+    def _request(self, seed: Seed, number: int, line: Line) -> Ask:
+        text = self.text("translate_line", language=self.config.language_name, line=line.text)
+        return Ask("translator", prompt_of(seed, f"line-{number}", text))
 
 
 def lines_to_translate(messages: Sequence[Message]) -> Iterator[Line]:
@@ -138,18 +148,17 @@ def lines_to_translate(messages: Sequence[Message]) -> Iterator[Line]:
                     yield Line(position, field, number, line.strip())
 
 
-def broken_line(original: str, translation: str) -> Discard | None:
-    """The first reason why a line is no translation of another; None: none was found."""
+def refuse_broken_line(original: str, translation: str) -> None:
+    """Raise Discarded for a line that is no translation of another."""
     shown = f"{original[:150]} → {translation[:150]}"
     if _REFUSAL.match(translation) and not _REFUSAL.match(original):
-        return Discard("refusal", shown)
+        raise Discarded("refusal", shown)
     if "\n" in translation:
-        return Discard("line_count", shown)
+        raise Discarded("line_count", shown)
     if protected_pieces(original) != protected_pieces(translation):
-        return Discard("protected_changed", shown)
+        raise Discarded("protected_changed", shown)
     if numbers(original) != numbers(translation):
-        return Discard("numbers_changed", shown)
-    return None
+        raise Discarded("numbers_changed", shown)
 
 
 def protected_pieces(line: str) -> Counter[str]:

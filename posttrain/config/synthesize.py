@@ -4,12 +4,13 @@ Kinds and what keeps a row: the paper, 3.1.2 and 3.1.3; NVIDIA publishes no prom
 turns or yields, so that all of these are ours.
 """
 
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import BeforeValidator, Field
 
 from posttrain.config.backend import REACHING
-from posttrain.config.base import Name, Strict, refuse, refuse_twice, source
+from posttrain.config.base import Name, Strict, refuse, refuse_twice, refuse_unknown, source
+from posttrain.config.eval import Price
 from posttrain.config.generation import UNSTATED, choice_line, generation_choice
 from posttrain.config.judge import AskedModel
 from posttrain.config.overlap import DecontaminationConfig
@@ -46,7 +47,18 @@ def _several(value: Any) -> Any:
 Models = Annotated[tuple[SynthesisModel, ...], BeforeValidator(_several), Field(min_length=1)]
 
 
-class Rejection(Strict):
+class Kind(Strict):
+    """What each kind has: the roles that models play in it, and the prompts that it puts to them.
+
+    A prompt is a file of its name in `data_builders/synthesis/prompts/`.
+    """
+
+    roles: ClassVar[tuple[str, ...]]
+    optional_roles: ClassVar[frozenset[str]] = frozenset()
+    templates: ClassVar[tuple[str, ...]] = ()
+
+
+class Rejection(Kind):
     """Prompts with a verifier → chat rows of completions that pass it.
 
     prompts, settings: as in a sampling recipe; every source has to name a grader.
@@ -55,6 +67,7 @@ class Rejection(Strict):
     choose: which of those that pass: a keyed draw, or the shortest.
     """
 
+    roles: ClassVar[tuple[str, ...]] = ("generator",)
     kind: Literal["rejection"]
     prompts: tuple[AnySource, ...] = Field(min_length=1)
     settings: tuple[Setting, ...] = Field(min_length=1)
@@ -75,7 +88,7 @@ class Rejection(Strict):
         })  # fmt: skip
 
 
-class GenSelect(Strict):
+class GenSelect(Kind):
     """Samples with grades → prompts that ask for the best of several, and traces that name one.
 
     samples: a directory that `sample` wrote, of prompts with graders.
@@ -85,6 +98,8 @@ class GenSelect(Strict):
     longest: characters of all candidates together.
     """
 
+    roles: ClassVar[tuple[str, ...]] = ("generator",)
+    templates: ClassVar[tuple[str, ...]] = ("select_best",)
     kind: Literal["genselect"]
     samples: str
     candidates: int = Field(default=8, ge=2, le=16)
@@ -99,7 +114,7 @@ class GenSelect(Strict):
         })  # fmt: skip
 
 
-class ContinueChat(Strict):
+class ContinueChat(Kind):
     """Chats → the same chats with more turns, the user's written by a model.
 
     sources: rows of any dialect, as in a recipe of `build_sft`.
@@ -107,6 +122,9 @@ class ContinueChat(Strict):
     longest: characters of an added turn.
     """
 
+    roles: ClassVar[tuple[str, ...]] = ("user", "generator", "judge")
+    optional_roles: ClassVar[frozenset[str]] = frozenset({"judge"})
+    templates: ClassVar[tuple[str, ...]] = ("user_turn", "judge_continuation")
     kind: Literal["continue_chat"]
     sources: tuple[SourceConfig, ...] = Field(min_length=1)
     turns: int = Field(default=1, ge=1, le=16)
@@ -116,7 +134,7 @@ class ContinueChat(Strict):
         refuse_twice("source", [row_source.name for row_source in self.sources])
 
 
-class Translate(Strict):
+class Translate(Kind):
     """Chat rows → the same rows in another language, line by line.
 
     Code, tags, addresses, formulas and tool calls stay as they are; the numbers of a line too.
@@ -128,6 +146,8 @@ class Translate(Strict):
     letters: a row with fewer letters, code and numbers apart, is not identified.
     """
 
+    roles: ClassVar[tuple[str, ...]] = ("translator",)
+    templates: ClassVar[tuple[str, ...]] = ("translate_line",)
     kind: Literal["translate"]
     sources: tuple[SourceConfig, ...] = Field(min_length=1)
     language: str = Field(pattern="^[a-z]{2}$")
@@ -140,14 +160,15 @@ class Translate(Strict):
 
 
 AnyKind = Annotated[Rejection | GenSelect | ContinueChat | Translate, Field(discriminator="kind")]
-# the roles that models play in each kind
-ROLES: dict[str, tuple[str, ...]] = {
-    "rejection": ("generator",),
-    "genselect": ("generator",),
-    "continue_chat": ("user", "generator", "judge"),
-    "translate": ("translator",),
-}
-OPTIONAL_ROLES = frozenset({"judge"})
+
+
+class Checks(Strict):
+    """How the checks themselves are checked.
+
+    planted: finished rows that are spoiled in one place and checked again; they must be dropped.
+    """
+
+    planted: int = Field(default=20, ge=0)
 
 
 class SynthesizeConfig(Strict, stage="synthesize"):
@@ -156,6 +177,8 @@ class SynthesizeConfig(Strict, stage="synthesize"):
     make: what is made, and from which rows.
     models: by the role that they play, one or a list of which a keyed hash of the row draws one.
     templates: files in place of the prompts that come with a kind, by the prompt's name.
+    checks: rows that are spoiled on purpose, to see that the checks drop them.
+    prices: of models by their names, for what the run costs.
     decontamination: seeds that overlap evaluation items are dropped before anything is requested.
     limit: seeds at most, in their order; null: all.
     chunk: in process, completions that are kept together; a killed run makes at most so many again.
@@ -166,6 +189,8 @@ class SynthesizeConfig(Strict, stage="synthesize"):
     make: AnyKind
     models: dict[Name, Models]
     templates: dict[Name, str] = Field(default_factory=dict)
+    checks: Checks = Checks()
+    prices: dict[Name, Price] = Field(default_factory=dict)
     decontamination: DecontaminationConfig | None = None
     limit: int | None = Field(default=None, ge=1)
     chunk: int = Field(default=1024, ge=1)
@@ -173,13 +198,16 @@ class SynthesizeConfig(Strict, stage="synthesize"):
     seed: int = Field(default=0, ge=0)
 
     def check(self) -> None:
-        kind, roles = self.make.kind, ROLES[self.make.kind]
+        kind = self.make.kind
+        roles = self.make.roles
+        listed = ", ".join(roles)
         for role in self.models:
-            listed = ", ".join(roles)
             refuse("models", {f"{kind} has no role {role!r}, only {listed}": role not in roles})
-        required = [role for role in roles if role not in OPTIONAL_ROLES]
+        required = [role for role in roles if role not in self.make.optional_roles]
         missing = [role for role in required if role not in self.models]
         refuse("models", {f"{kind} needs a model as {', '.join(missing)}": missing})
+        names = [model.name for models in self.models.values() for model in models]
+        refuse_unknown("prices: there is no model", self.prices, names)
         for role, models in self.models.items():
             refuse_twice(f"models.{role}", [model.name for model in models])
             for model in models:
@@ -207,7 +235,7 @@ class SynthesizeConfig(Strict, stage="synthesize"):
 
     def owner_config(self) -> dict[str, Any]:
         """What the rows depend on: the digest of the output directory is taken of this."""
-        beside = {"out": True, "max_failure_rate": True, "models": True, "templates": True}
+        beside = {"out", "max_failure_rate", "models", "templates", "prices"}
         models = {
             role: [model.identity() for model in models] for role, models in self.models.items()
         }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from posttrain.lineage import Node
 from posttrain.pages.artifact import samples_to_read
@@ -19,19 +19,30 @@ def sections(node: Node) -> ui.Sections:
 
 def tiles(node: Node) -> list[ui.Tile]:
     stats = node.stats
-    rows, seeds = stats["rows"]["rows"], stats["seeds"]
+    seeds = stats["seeds"]
+    rows = stats["rows"]["rows"]
     kept = stats["kept_seeds"]["rows"]
-    requests, tokens = sum(stats["requests"].values()), sum(stats["tokens"].values())
+    requests = sum(stats["requests"].values())
+    tokens = sum(stats["tokens"].values())
+    planted = stats["planted"]
+    dropped = sum(planted["dropped"].values())
+    planted_tile = (
+        ui.ratio(dropped, planted["rows"]) or "–",
+        "planted bad rows dropped",
+        f"of {planted['rows']:,} rows that were spoiled",
+    )
     return [
         (f"{seeds:,} → {rows:,}", "seeds → rows", f"{kept:,} seeds gave a row"),
         (ui.ratio(kept, seeds) or "–", "yield", "of the seeds that models were asked about"),
         (f"{requests:,}", "completions", f"{tokens / 1e6:,.2f} M tokens written"),
+        planted_tile,
     ]
 
 
 def figures_of(stats: ui.Row) -> Iterator[ui.Section]:
     """The sections that need no file."""
     yield outcomes(stats)
+    yield planted_rows(stats)
     yield models(stats)
     yield variety(stats)
 
@@ -47,6 +58,50 @@ def outcomes(stats: ui.Row) -> Iterator[ui.Block]:
         yield ui.Table([name, "seeds"], [[value, count] for value, count in values.items()])
 
 
+def planned(seeds: int, rows: Sequence[ui.Row]) -> ui.Section:
+    """What a dry run expects of each model."""
+    head = ["role", "model", "seeds", "completions", "prompt tokens", "written", "cost", "time"]
+    keys = ("role", "model", "seeds", "completions", "input", "output", "money", "time")
+    table = ui.Table(head, [[row[key] for key in keys] for row in rows])
+    note = (
+        f"{seeds:,} seeds. Completions, tokens written, cost and time are at most; prompts of "
+        "later rounds count as long as those of the first. Planted rows ask their judge again."
+    )
+    return ui.Section("Plan", [table, note])
+
+
+def planted_line(rows: int, kept: int) -> str:
+    """What became of planted bad rows, in a sentence."""
+    if kept == rows:
+        return f"NO CHECK FOUND any of {rows:,} planted bad rows: none of these rows can be trusted"
+    if kept:
+        return f"the checks let {kept:,} of {rows:,} planted bad rows pass"
+    return f"the checks dropped all of {rows:,} planted bad rows"
+
+
+@ui.section("Planted bad rows")
+def planted_rows(stats: ui.Row) -> Iterator[ui.Block]:
+    planted = stats["planted"]
+    if not planted["rows"]:
+        yield "No row was spoiled to see whether the checks drop it."
+        return
+    dropped = sum(planted["dropped"].values())
+    yield (ui.Styled(planted_line(planted["rows"], planted["rows"] - dropped), "bold"), ".")
+    rows: list[list[object]] = [
+        [f"dropped: {reason}", count, ui.ratio(count, planted["rows"])]
+        for reason, count in planted["dropped"].items()
+    ]
+    rows.append(["passed every check", planted["rows"] - dropped, None])
+    yield ui.Table(["outcome", "planted rows", "of all"], rows)
+    yield (
+        "Finished rows of which one answer was replaced by a bad one and put through the same "
+        "checks. They are in no file of rows."
+    )
+    for name, values in stats["figures"].items():
+        if name.startswith("judge") and set(values) == {"yes"}:
+            yield f"{name}: the judge said yes to all of {values['yes']:,} rows."
+
+
 @ui.section("Models")
 def models(stats: ui.Row) -> Iterator[ui.Block]:
     rows: list[list[object]] = []
@@ -56,6 +111,10 @@ def models(stats: ui.Row) -> Iterator[ui.Block]:
     yield ui.Table(["role", "model", "seeds", "kept", "yield"], rows)
     written = [[role, n, stats["tokens"][role]] for role, n in stats["requests"].items()]
     yield ui.Table(["role", "completions", "tokens written"], written)
+    spent = [
+        [name, row["input"], row["output"], row["money"]] for name, row in stats["spent"].items()
+    ]
+    yield ui.Table(["model", "prompt tokens", "tokens written", "cost"], spent)
 
 
 @ui.section("Variety")
@@ -69,24 +128,36 @@ def variety(stats: ui.Row) -> Iterator[ui.Block]:
                 figures["rows"],
                 f"{figures['user_turns']:.1f}",
                 f"{figures['characters']:,.0f}",
+                " / ".join(f"{length:,}" for length in figures["lengths"]),
                 f"{100 * figures['distinct_ngrams']:.1f} %",
                 f"{100 * figures['near_duplicates']:.1f} %",
             ]
         )
-    head = ["", "count", "user turns", "characters", "distinct 4-grams", "near-duplicates"]
+    head = [
+        "",
+        "count",
+        "user turns",
+        "characters",
+        "10 / 50 / 90 %",
+        "distinct 4-grams",
+        "near-duplicates",
+    ]
     yield ui.Table(head, rows)
+    turns = stats["rows"]["turns"]
+    yield ui.Table(["user turns", "rows"], [[number, count] for number, count in turns.items()])
     yield (
-        "Means of a conversation. A near-duplicate shares four fifths of its n-grams with an "
-        "earlier one; a low share of distinct 4-grams is one text that returns."
+        "Means of a conversation, and percentiles of its characters. A near-duplicate shares four "
+        "fifths of its n-grams with an earlier one; a low share of distinct 4-grams is one text "
+        "that returns."
     )
 
 
 def _example(row: ui.Row, most: int) -> ui.Sample:
-    shown = row["rows"][0]["messages"] if "rows" in row else row["messages"]
+    shown = _messages_of(row["rows"][0]) if row.get("rows") else row["messages"]
     each = ui.each(most, len(shown))
     words: list[str | ui.Styled] = []
     for message in shown:
-        style = "mark" if message["role"] == "assistant" else ""
+        style = "" if message["role"] in ("user", "system") else "mark"
         text = f" {ui.shortened(message['content'], each)}\n"
         words += [ui.Styled(f"[{message['role']}]", "faint")]
         words += [ui.Styled(text, style) if style else text]
@@ -94,3 +165,21 @@ def _example(row: ui.Row, most: int) -> ui.Sample:
         words.append(ui.Styled(f"{row['outcome']}: {ui.shortened(row['detail'], each)}\n", "bold"))
     title = (ui.Styled(row["outcome"], "bold"), f" · {row['seed']}")
     return ui.Sample(title, [ui.Dialogue(words)], {"outcome": row["outcome"]}, {})
+
+
+def _messages_of(row: ui.Row) -> list[ui.Row]:
+    """What there is to read of a chat row, a preference row or a task."""
+    if "messages" in row:
+        return row["messages"]
+    if "question" in row:
+        gold = row.get("gold") or row.get("metadata")
+        return [
+            {"role": "user", "content": row["question"]},
+            {"role": "gold", "content": str(gold)},
+        ]
+    sides = [
+        {"role": side, "content": message["content"]}
+        for side in ("chosen", "rejected")
+        for message in row[side]
+    ]
+    return [*row["prompt"], *sides]

@@ -14,6 +14,8 @@ from rich.console import Console
 
 from data_builders.synthesis import build as stage
 from data_builders.synthesis import engine
+from data_builders.synthesis.kinds import open_kind
+from posttrain.config.backend import ChatBackend
 from posttrain.config.load import validate
 from posttrain.config.synthesize import SynthesizeConfig
 from posttrain.runs import Manifest, open_run, read_artifact
@@ -23,12 +25,11 @@ Row = dict[str, Any]
 
 
 def server(name: str, **sampling: Any) -> Row:
-    """A model that is reached as the name of its checkpoint says, in `made`."""
+    """A model of a server, which is a scripted one in `made`."""
     return {
         "name": name,
         "thinking": False,
-        "checkpoint": name,
-        "backend": {"kind": "completions", "url": "http://127.0.0.1:1/v1", "model": name},
+        "backend": {"kind": "chat", "url": "http://127.0.0.1:1/v1", "model": name},
         "sampling": {"max_tokens": 2000, **sampling},
     }
 
@@ -42,22 +43,27 @@ def recipe_of(out: Path, make: Row, models: Mapping[str, Any], **others: Any) ->
 def made(
     recipe: SynthesizeConfig, samplers: Mapping[str, Scripted], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[list[Row], Manifest]:
-    """Rows and manifest of the whole stage; `samplers` by checkpoint."""
+    """Rows and manifest of the whole stage; `samplers` by the names of models."""
 
     @asynccontextmanager
-    async def opened(*_: object, checkpoint: str, **__: object):
-        yield samplers[checkpoint]
+    async def opened(backend: ChatBackend, **_: object):
+        yield samplers[backend.model]
 
     monkeypatch.setattr(engine, "opened_sampler", opened)
     out = Path(recipe.out)
-    templates = stage.load_templates(recipe)
-    kind = stage.open_kind(recipe, templates)
+    kind = open_kind(recipe)
     console = Console(file=io.StringIO())
     with open_run(out, kind=stage.KIND, config=recipe.owner_config()) as run:
-        seed_set = stage.read_seeds(recipe, templates, out=out, work=out / "work")
+        seed_set = stage.read_seeds(recipe, kind, work=out / "work")
         stage.build(run, recipe, kind, seed_set, console=console)
-    rows = [json.loads(line) for line in (out / stage.ROWS).read_text("utf-8").splitlines()]
-    return rows, read_artifact(out)
+    return read_rows(out / stage.ROWS), read_artifact(out)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Rows of a file; none where it was not written."""
+    if not path.is_file():
+        return []
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
 def write_rows(path: Path, rows: list[Row]) -> Path:

@@ -8,13 +8,20 @@ from typing import Any
 
 import pytest
 
-from data_builders.synthesis.build import load_templates
-from data_builders.synthesis.continue_chat import transcript
-from data_builders.synthesis.steps import filled
+from data_builders.synthesis.kinds import load_templates, open_kind
+from data_builders.synthesis.plan import first_asks, plan_rows
+from data_builders.synthesis.steps import filled, transcript
 from posttrain.errors import ConfigError, DataError
+from posttrain.pages.synthesis import figures_of, planted_line
 from posttrain.records import Message
 from posttrain.sampling.sampler import Request
-from tests.data_builders.synthesis.small_synthesis import made, recipe_of, server, write_rows
+from tests.data_builders.synthesis.small_synthesis import (
+    made,
+    read_rows,
+    recipe_of,
+    server,
+    write_rows,
+)
 from tests.sampling.scripted import END, Scripted
 
 TOPICS = ("bread", "rivers", "chess", "violins")
@@ -87,6 +94,58 @@ def test_a_user_who_writes_nothing_of_use_gives_no_row(
     config = config.model_copy(update={"make": config.make.model_copy(update={"longest": 1000})})
     with pytest.raises(DataError, match=f"{reason} 4"):
         made(config, {"user": Scripted(writes), "agent": Scripted(agent)}, monkeypatch)
+
+
+def honest_judge(request: Request, _: random.Random) -> str:
+    text = request.messages[0].content
+    return f'{{"consistent": {"false" if "harbour" in text else "true"}}}{END}'
+
+
+def yes(request: Request, _: random.Random) -> str:
+    return f'Fine. {{"consistent": true}}{END}'
+
+
+@pytest.mark.parametrize(
+    ("judging", "dropped", "words"),
+    [
+        (honest_judge, {"judge_refuses": 3}, "dropped all of 3"),
+        (yes, {}, "NO CHECK FOUND any of 3"),
+    ],
+)
+def test_a_judge_that_says_yes_to_everything_is_reported(
+    judging, dropped, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    samplers = {"user": Scripted(user), "agent": Scripted(agent), "judge": Scripted(judging)}
+    rows, manifest = made(recipe(tmp_path, checks={"planted": 3}), samplers, monkeypatch)
+    assert len(rows) == 4
+    assert all(row["metadata"]["synthesis"]["checks"][-1] == "judge" for row in rows)
+    planted = manifest.stats["planted"]
+    assert planted == {"rows": 3, "dropped": dropped}
+    assert words in planted_line(3, 3 - sum(dropped.values()))
+    examples = read_rows(tmp_path / "out/examples.jsonl")
+    kept = [row for row in examples if row["outcome"] == "planted, and kept"]
+    assert len(kept) == 3 - sum(dropped.values())
+    assert not any("harbour" in row["messages"][-1]["content"] for row in rows)
+    page = "".join(map(str, figures_of(manifest.stats)))
+    assert "said yes to all of 4" in page
+
+
+def test_the_plan_counts_all_rounds_and_prices_them(tmp_path: Path):
+    price = {"input": 1.0, "output": 10.0}
+    config = recipe(tmp_path, turns=3, prices={"agent": price})
+    kind = open_kind(config)
+    seeds = kind.seeds(tmp_path).seeds
+    rows = {row["role"]: row for row in plan_rows(config, kind, seeds, first_asks(kind, seeds))}
+    assert {role: row["completions"] for role, row in rows.items()} == {
+        "user": 12,
+        "generator": 12,
+        "judge": 4,
+    }
+    assert rows["generator"]["output"] == 12 * 2000
+    agent_tokens = rows["generator"]["input"]
+    assert rows["generator"]["money"] == pytest.approx((agent_tokens + 10 * 24000) / 1e6)
+    assert rows["user"]["money"] is None
+    assert rows["user"]["time"].startswith("not measured: a dry run sends no request")
 
 
 def test_no_turn_of_a_transcript_can_be_forged():

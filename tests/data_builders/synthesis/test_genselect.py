@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from data_builders.synthesis.genselect import selection_prompts
-from data_builders.synthesis.steps import Discard
+from data_builders.synthesis.steps import Discarded
 from posttrain.config.synthesize import GenSelect
 from posttrain.records import Message, Score
 from posttrain.rollouts import Completion, ParsedCompletion, Prompt, Step
 from posttrain.sampling.sampler import Request
 from reward.environments.base import replay, says, unusable
 from reward.environments.genselect import GenSelectEnvironment, judgment_of
-from tests.data_builders.synthesis.small_synthesis import made, recipe_of, server
+from tests.data_builders.synthesis.small_synthesis import made, read_rows, recipe_of, server
 from tests.sampling.scripted import END, Scripted
 
 QUESTION = Prompt("q", "q", "plain", (Message("user", "6*7?"),), gold="42")
@@ -44,9 +44,7 @@ def config(**values) -> GenSelect:
 
 
 def prompts_of(case, seed=0, **values) -> list[Prompt]:
-    prompts = selection_prompts(case, config(**values), template=TEMPLATE, seed=seed)
-    assert not isinstance(prompts, Discard), prompts
-    return prompts
+    return selection_prompts(case, config(**values), template=TEMPLATE, seed=seed)
 
 
 def test_every_prompt_has_a_right_and_a_wrong_solution_and_says_which():
@@ -83,17 +81,16 @@ def test_the_right_solution_stands_in_every_place_alike():
     ],
 )
 def test_what_leaves_nothing_to_choose_is_dropped(case, reason: str):
-    made_prompts = selection_prompts(case, config(), template=TEMPLATE, seed=0)
-    assert isinstance(made_prompts, Discard)
-    assert made_prompts.reason == reason
+    with pytest.raises(Discarded) as raised:
+        selection_prompts(case, config(), template=TEMPLATE, seed=0)
+    assert raised.value.reason == reason
 
 
 def test_candidates_above_the_limit_of_length_are_dropped():
-    dropped = selection_prompts(
-        graded(1.0, 0.0, 1.0, 0.0), config(longest=20), template=TEMPLATE, seed=0
-    )
-    assert isinstance(dropped, Discard)
-    assert dropped.reason == "too_long"
+    case = graded(1.0, 0.0, 1.0, 0.0)
+    with pytest.raises(Discarded) as raised:
+        selection_prompts(case, config(longest=20), template=TEMPLATE, seed=0)
+    assert raised.value.reason == "too_long"
 
 
 @pytest.mark.parametrize(
@@ -123,18 +120,18 @@ def test_the_environment_accepts_its_gold_and_refuses_what_is_wrong():
 def test_traces_that_name_a_right_solution_become_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from data_builders.synthesis import build as stage
+    from data_builders.synthesis import genselect
     from posttrain.runs import Parent
 
     parent = Parent("samples", "0" * 64, "samples")
-    monkeypatch.setattr(stage, "read_artifact", lambda *_, **__: None)
-    monkeypatch.setattr(stage, "parent_of", lambda *_, **__: parent)
+    monkeypatch.setattr(genselect, "read_artifact", lambda *_, **__: None)
+    monkeypatch.setattr(genselect, "parent_of", lambda *_, **__: parent)
     groups = []
     for number in range(20):
         _, completions = graded(*[float(k == number % 5) for k in range(5)])
         prompt = Prompt(f"q{number}", f"q{number}", "plain", (Message("user", f"{number}?"),))
         groups.append((prompt, [(completion, score, None) for completion, score in completions]))
-    monkeypatch.setattr(stage, "grade_samples", lambda *_, **__: iter(groups))
+    monkeypatch.setattr(genselect, "grade_samples", lambda *_, **__: iter(groups))
 
     def select(request: Request, rng: random.Random) -> str:
         shown = re.findall(r"Solution (\d+):\nsolution \d+: (\S+)", request.messages[0].content)
@@ -150,5 +147,9 @@ def test_traces_that_name_a_right_solution_become_rows(
     for row in rows:
         assert judgment_of(row["messages"][-1]["content"]) in row["metadata"]["right"]
     assert sum(manifest.stats["figures"]["position of the judgment"].values()) == len(rows)
-    prompts = (tmp_path / "out/prompts.jsonl").read_text("utf-8").splitlines()
-    assert len(prompts) == 20
+    tasks = read_rows(tmp_path / "out/tasks.jsonl")
+    assert len(tasks) == 20
+    environment = GenSelectEnvironment()
+    assert all(environment.prompt(task).environment == "genselect" for task in tasks)
+    assert manifest.stats["planted"]["rows"] == len(rows)
+    assert manifest.stats["planted"]["dropped"] == {"wrong_judgment": len(rows)}

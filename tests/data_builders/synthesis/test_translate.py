@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from data_builders.synthesis.translate import broken_line, lines_to_translate, with_lines
+from data_builders.synthesis.steps import Discarded
+from data_builders.synthesis.translate import lines_to_translate, refuse_broken_line, with_lines
+from posttrain.errors import DataError
 from posttrain.records import Message
 from posttrain.sampling.sampler import Request
 from tests.data_builders.synthesis.small_synthesis import made, recipe_of, server, write_rows
@@ -44,14 +46,14 @@ PLANTED = [
 
 @pytest.mark.parametrize(("line", "translation"), HONEST)
 def test_honest_translations_pass(line: str, translation: str):
-    assert broken_line(line, translation) is None
+    refuse_broken_line(line, translation)
 
 
 @pytest.mark.parametrize(("line", "translation", "reason"), PLANTED)
 def test_planted_changes_are_found(line: str, translation: str, reason: str):
-    problem = broken_line(line, translation)
-    assert problem is not None
-    assert problem.reason == reason
+    with pytest.raises(Discarded) as raised:
+        refuse_broken_line(line, translation)
+    assert raised.value.reason == reason
 
 
 def test_code_calls_and_tool_results_are_no_lines_to_translate():
@@ -120,14 +122,14 @@ def test_a_row_is_kept_whole_or_dropped_with_the_reason(
     }
     recipe = recipe_of(tmp_path / "out", make, {"translator": server("mt")})
     if reason == "empty_answer":
-        from posttrain.errors import DataError
-
         with pytest.raises(DataError, match="empty_answer 2"):
             made(recipe, {"mt": Scripted(translator)}, monkeypatch)
         return
     rows, manifest = made(recipe, {"mt": Scripted(translator)}, monkeypatch)
     assert manifest.counts.dropped == {"duplicate": 1} | ({} if reason is None else {reason: 1})
     if reason is None:
+        planted = manifest.stats["planted"]
+        assert planted["rows"] == sum(planted["dropped"].values()) == 2
         answer = rows[0]["messages"][1]["content"]
         assert answer == f"{DICTIONARY[reply]}\n```\ncode stays\n```"
         assert rows[0]["metadata"]["language"] == "de"

@@ -1,0 +1,68 @@
+"""Kinds of synthesis by the name that a recipe says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from data_builders.synthesis.continue_chat import ChatContinuation
+from data_builders.synthesis.genselect import SelectionTraces
+from data_builders.synthesis.rejection import RejectionSampling
+from data_builders.synthesis.steps import KindSetup, SynthesisKind
+from data_builders.synthesis.translate import Translation
+from posttrain.config.load import nearest
+from posttrain.config.synthesize import SynthesizeConfig
+from posttrain.errors import ConfigError
+
+KINDS: dict[str, type[SynthesisKind]] = {
+    "rejection": RejectionSampling,
+    "genselect": SelectionTraces,
+    "continue_chat": ChatContinuation,
+    "translate": Translation,
+}
+_PROMPTS = Path(__file__).parent / "prompts"
+
+
+def open_kind(recipe: SynthesizeConfig) -> SynthesisKind:
+    """The kind that a recipe names.
+
+    Raises:
+        ConfigError: as `load_templates`; or this machine lacks what the kind needs.
+    """
+    models = {
+        role: tuple(model.name for model in several) for role, several in recipe.models.items()
+    }
+    setup = KindSetup(load_templates(recipe), models, recipe.seed, Path(recipe.out))
+    return KINDS[recipe.make.kind](recipe.make, setup)
+
+
+def load_templates(recipe: SynthesizeConfig) -> dict[str, str]:
+    """Text of each prompt of the recipe's kind: the recipe's file, or the one that comes with it.
+
+    Raises:
+        ConfigError: a name that the kind does not have, a file that is not there or lacks a mark
+            that the shipped one has.
+    """
+    names = recipe.make.templates
+    for name in recipe.templates:
+        if name not in names:
+            hint = nearest(name, names)
+            raise ConfigError(f"templates: {recipe.make.kind} has no prompt {name!r}{hint}")
+    texts: dict[str, str] = {}
+    for name in names:
+        shipped = (_PROMPTS / f"{name}.txt").read_text("utf-8")
+        texts[name] = shipped
+        if name not in recipe.templates:
+            continue
+        file = Path(recipe.templates[name])
+        if not file.is_file():
+            raise ConfigError(f"templates.{name}: there is no file {file}")
+        texts[name] = file.read_text("utf-8")
+        missing = sorted(_marks(shipped) - _marks(texts[name]))
+        if missing:
+            raise ConfigError(f"templates.{name}: {file} lacks {', '.join(missing)}")
+    return texts
+
+
+def _marks(template: str) -> set[str]:
+    parts = template.split("{{")[1:]
+    return {"{{" + part.partition("}}")[0] + "}}" for part in parts if "}}" in part}

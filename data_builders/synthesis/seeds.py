@@ -1,0 +1,120 @@
+"""Seeds that several kinds read: conversations of any dialect, prompts, and plain rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from data_builders.prompts.build import PromptPlan
+from data_builders.rows.files import input_files
+from data_builders.rows.inputs import Input, find_parents
+from data_builders.rows.raw import Drop
+from data_builders.rows.read import RowCounts, read_examples, read_rows
+from data_builders.synthesis.steps import Discarded, Seed, SeedSet
+from posttrain.config.source import RowPlace, SourceConfig
+from posttrain.hashing import sha256_file
+from posttrain.records import Example, Message, content_id, make_example
+from posttrain.rollouts import Prompt
+from posttrain.runs import Parent
+
+Row = dict[str, Any]
+_BASE = Path()  # what paths in a recipe are relative to
+
+
+def row_inputs(places: Sequence[RowPlace], out: Path) -> tuple[list[Input], list[Parent]]:
+    """Input files of sources, hashed, and the artifacts that they lie in."""
+    inputs: list[Input] = []
+    paths: list[Path] = []
+    for place in places:
+        if place.hub is not None:
+            inputs.append(Input(place.name, f"{place.hub}@{place.revision}", None, None))
+            continue
+        for path in input_files(_rows_of(place), _BASE):
+            inputs.append(Input(place.name, str(path), path.stat().st_size, sha256_file(path)))
+            paths.append(path)
+    return inputs, find_parents(paths, out)
+
+
+def chat_seeds(sources: Sequence[SourceConfig]) -> SeedSet:
+    """Conversations; the content of a seed is its `Example`."""
+    result = SeedSet([])
+    seen: set[str] = set()
+    source_stats: Row = {}
+    for source in sources:
+        counts = RowCounts()
+        for example in read_examples(source, _BASE, counts=counts):
+            if isinstance(example, Drop):
+                result.dropped[example.reason] += 1
+            elif example.id in seen:
+                result.dropped["duplicate"] += 1
+            else:
+                seen.add(example.id)
+                result.seeds.append(Seed(example.id, example, example))
+        source_stats[source.name] = counts.stats()
+    result.stats = {"sources": source_stats}
+    return result
+
+
+def prompt_seeds(plan: PromptPlan) -> SeedSet:
+    """Prompts of a plan; the content of a seed is its `Prompt`."""
+    prompt_set = plan.build()
+    seeds = [Seed(prompt.id, prompt, example_of(prompt)) for prompt in prompt_set.prompts]
+    return SeedSet(seeds, stats=prompt_set.stats())
+
+
+def example_of(prompt: Prompt) -> Example:
+    """The conversation of a prompt, for decontamination and the comparison with the result."""
+    return make_example(prompt.messages, tools=prompt.tools, source=prompt.source, dialect="prompt")
+
+
+def plain_seeds(
+    places: Sequence[RowPlace], content_of: Callable[[Row, RowPlace], tuple[str, Any]]
+) -> SeedSet:
+    """Rows that are no conversations.
+
+    Args:
+        content_of: from a row and its source, the text that stands for it and the content of the
+            seed; raises Discarded for a row that cannot be used.
+    """
+    result = SeedSet([])
+    seen: set[str] = set()
+    source_stats: Row = {}
+    for place in places:
+        counts = RowCounts()
+        for raw in read_rows(_rows_of(place), _BASE):
+            counts.rows_in += 1
+            try:
+                if isinstance(raw, Drop):
+                    raise Discarded(raw.reason, raw.detail)
+                text, content = content_of(raw.row, place)
+                messages = (Message("user", text),)
+                seed_id = content_id(messages, None)
+                if seed_id in seen:
+                    raise Discarded("duplicate")
+            except Discarded as problem:
+                counts.drop(problem.reason, problem.detail)
+                result.dropped[problem.reason] += 1
+                continue
+            seen.add(seed_id)
+            counts.kept += 1
+            example = make_example(messages, source=place.name, dialect="plain")
+            result.seeds.append(Seed(seed_id, content, example))
+        source_stats[place.name] = counts.stats()
+    result.stats = {"sources": source_stats}
+    return result
+
+
+def text_field(row: Row, path: str) -> str:
+    """The text under a dotted path of a row. Raises Discarded where there is none."""
+    value: Any = row
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    if not isinstance(value, str) or not value.strip():
+        raise Discarded("malformed_row", f"{path} is no text")
+    return value.strip()
+
+
+def _rows_of(place: RowPlace) -> SourceConfig:
+    shared = RowPlace.model_fields.keys()
+    return SourceConfig(**{key: getattr(place, key) for key in shared})
