@@ -6,9 +6,11 @@ from pathlib import Path
 
 from data_builders.synthesis.continue_chat import ChatContinuation
 from data_builders.synthesis.genselect import SelectionTraces
+from data_builders.synthesis.instructions import ConstrainedConversations
 from data_builders.synthesis.rejection import RejectionSampling
 from data_builders.synthesis.steps import KindSetup, SynthesisKind
 from data_builders.synthesis.translate import Translation
+from data_builders.synthesis.twin import Twins
 from posttrain.config.load import nearest
 from posttrain.config.synthesize import SynthesizeConfig
 from posttrain.errors import ConfigError
@@ -18,6 +20,8 @@ KINDS: dict[str, type[SynthesisKind]] = {
     "genselect": SelectionTraces,
     "continue_chat": ChatContinuation,
     "translate": Translation,
+    "instructions": ConstrainedConversations,
+    "twin": Twins,
 }
 _PROMPTS = Path(__file__).parent / "prompts"
 

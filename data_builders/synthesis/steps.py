@@ -274,17 +274,23 @@ def judged(request: Ask, label: str) -> Generator[Asks | Note, Any, bool]:
 def judged_labels(request: Ask, *labels: str) -> Generator[Asks | Note, Any, dict[str, bool]]:
     """Ask a judge for several boolean labels in one JSON object, and count them."""
     [answered] = yield from ask(request)
+    values = labels_of(answered, *labels)
+    for label, value in values.items():
+        yield Note(f"{request.role}: {label}", "yes" if value else "no")
+    return values
+
+
+def labels_of(answered: Answered, *labels: str) -> dict[str, bool]:
+    """Boolean labels in the JSON object that ends an answer. Raises Discarded without them."""
+    role = answered.ask.role
     problem = unusable(answered.completions[0], answered.ask.prompt)
     if problem is not None:
-        raise Discarded(f"{request.role}_{problem.reason}", problem.detail)
+        raise Discarded(f"{role}_{problem.reason}", problem.detail)
     fields = last_object(answered.text) or {}
-    values: dict[str, bool] = {}
     for label in labels:
         if not isinstance(fields.get(label), bool):
-            raise Discarded(f"{request.role}_unreadable", answered.text[-_SHOWN:])
-        values[label] = fields[label]
-        yield Note(f"{request.role}: {label}", "yes" if fields[label] else "no")
-    return values
+            raise Discarded(f"{role}_unreadable", answered.text[-_SHOWN:])
+    return {label: fields[label] for label in labels}
 
 
 def unusable(completion: Completion, prompt: Prompt) -> Discarded | None:

@@ -16,7 +16,7 @@ from posttrain.config.judge import AskedModel
 from posttrain.config.overlap import DecontaminationConfig
 from posttrain.config.prompts import AnySource, Setting, check_prompts
 from posttrain.config.sample import ToolLoopSampling, check_chat
-from posttrain.config.source import SourceConfig
+from posttrain.config.source import RowPlace, SourceConfig
 
 _NEMO_SKILLS = source("NeMo Skills, genselect configs")
 
@@ -159,7 +159,252 @@ class Translate(Kind):
         refuse_twice("source", [row_source.name for row_source in self.sources])
 
 
-AnyKind = Annotated[Rejection | GenSelect | ContinueChat | Translate, Field(discriminator="kind")]
+class PersonaRows(RowPlace):
+    """Rows with a description of a person.
+
+    persona: field of the description (a dotted path).
+    """
+
+    persona: str = "persona"
+
+
+class Instructions(Kind):
+    """Personas + constraints that code verifies → conversations that keep all of them.
+
+    personas: rows that describe people; a model writes as each of them.
+    turns: a conversation has 1 to so many, by a keyed hash.
+    constraints: at most so many in a turn.
+    only: kinds of constraints (docs/guides/environments.md); empty: all.
+    longest: characters of a query.
+    """
+
+    roles: ClassVar[tuple[str, ...]] = ("user", "generator", "judge")
+    optional_roles: ClassVar[frozenset[str]] = frozenset({"judge"})
+    templates: ClassVar[tuple[str, ...]] = ("persona_query", "judge_substance")
+    kind: Literal["instructions"]
+    personas: tuple[PersonaRows, ...] = Field(min_length=1)
+    turns: int = Field(default=3, ge=1, le=8)
+    constraints: int = Field(default=2, ge=1)
+    only: tuple[str, ...] = ()
+    longest: int = Field(default=2_000, ge=1)
+
+    def check(self) -> None:
+        refuse_twice("source", [rows.name for rows in self.personas])
+
+
+class TaskRows(RowPlace):
+    """Rows with a question and a right answer, in fields of any name.
+
+    question, answer: fields (dotted paths). An answer may be GSM8K's: calculations in `<<…>>` and
+        the number behind `####`; that of a question with options is a letter.
+    options: fields of the options, lettered A, B, … in this order.
+    """
+
+    question: str = "question"
+    answer: str = "answer"
+    options: tuple[str, ...] = ()
+
+
+class Twin(Kind):
+    """Task rows → tasks of the same idea with other numbers, names, or order of options.
+
+    Each original is written beside its twins, as a task of the same form.
+
+    sources: rows to make twins of.
+    twins: of each row, at most.
+    solvers: independent answers to a twin that a model wrote.
+    agreement: share of them that has to be equal.
+    attempts: of the model in the role `reference`, at the original and at the twin.
+    band: largest difference of its two pass rates.
+    """
+
+    roles: ClassVar[tuple[str, ...]] = ("rewriter", "solver", "reference")
+    optional_roles: ClassVar[frozenset[str]] = frozenset(roles)
+    templates: ClassVar[tuple[str, ...]] = ("twin_question",)
+    kind: Literal["twin"]
+    sources: tuple[TaskRows, ...] = Field(min_length=1)
+    twins: int = Field(default=1, ge=1, le=16)
+    solvers: int = Field(default=3, ge=2)
+    agreement: float = Field(default=1.0, gt=0.5, le=1)
+    attempts: int = Field(default=8, ge=1)
+    band: float = Field(default=0.5, gt=0, le=1)
+
+    def check(self) -> None:
+        refuse_twice("source", [rows.name for rows in self.sources])
+
+
+class OpenQuestion(Kind):
+    """Multiple choice → open questions with a gold answer, with paraphrases of them.
+
+    sources: rows with options.
+    attempts: answers of a solver that does not see the options.
+    passes: of them have to be the gold.
+    paraphrases: of each open question.
+    """
+
+    roles: ClassVar[tuple[str, ...]] = ("rewriter", "solver", "judge")
+    optional_roles: ClassVar[frozenset[str]] = frozenset({"judge"})
+    templates: ClassVar[tuple[str, ...]] = (
+        "open_question",
+        "paraphrase",
+        "judge_intent",
+        "judge_equal",
+    )
+    kind: Literal["open_question"]
+    sources: tuple[TaskRows, ...] = Field(min_length=1)
+    attempts: int = Field(default=4, ge=1)
+    passes: int = Field(default=1, ge=1)
+    paraphrases: int = Field(default=0, ge=0, le=8)
+
+    def check(self) -> None:
+        refuse_twice("source", [rows.name for rows in self.sources])
+        for rows in self.sources:
+            refuse(f"source {rows.name!r}", {"name the fields of its options": not rows.options})
+        refuse("passes", {
+            f"{self.passes} right answers of {self.attempts}": self.passes > self.attempts,
+        })  # fmt: skip
+
+
+class RequestRows(RowPlace):
+    """Rows with a request that may be harmful.
+
+    request: field of its text (a dotted path).
+    harmful: field with true or false.
+    category: field that names the kind of harm, for its strategy; null: none.
+    """
+
+    request: str = "prompt"
+    harmful: str = "harmful"
+    category: str | None = None
+
+
+class Safety(Kind):
+    """Harmful and harmless requests → safe answers, and preference pairs (paper, appendix D).
+
+    Every generator writes candidates for both sides; the pair is drawn among those that the
+    classifier, a judge with a rubric, finds to be what they should.
+
+    requests: rows of both kinds.
+    strategies: how a harmful request of a category is answered, such as: name a helpline.
+    default_strategy: for any other category.
+    """
+
+    roles: ClassVar[tuple[str, ...]] = ("generator", "judge")
+    templates: ClassVar[tuple[str, ...]] = (
+        "safe_wrapper",
+        "harmful_request",
+        "refusal_wrapper",
+        "judge_safety",
+    )
+    kind: Literal["safety"]
+    requests: tuple[RequestRows, ...] = Field(min_length=1)
+    strategies: dict[str, str] = Field(default_factory=dict)
+    default_strategy: str = "Decline in one sentence, say why, and offer a safe alternative."
+
+    def check(self) -> None:
+        refuse_twice("source", [rows.name for rows in self.requests])
+
+
+class DocumentRows(RowPlace):
+    """Rows with a text of any length.
+
+    text: its field (a dotted path).
+    """
+
+    text: str = "text"
+
+
+LongFamily = Literal["needles", "multi_hop", "aggregation"]
+
+
+class LongDocuments(Kind):
+    """Documents → questions that need several of them, at lengths in tokens.
+
+    tokenizer: a directory or hub id of the tokenizer that measures.
+    documents: texts between the needed ones; none: sentences by code.
+    families: values to collect, chains to follow, amounts to sum.
+    lengths: tokens of all documents together at most, in turn.
+    needed: documents that the answer depends on.
+    count: questions.
+    """
+
+    roles: ClassVar[tuple[str, ...]] = ("generator",)
+    optional_roles: ClassVar[frozenset[str]] = frozenset({"generator"})
+    kind: Literal["long_documents"]
+    tokenizer: str
+    documents: tuple[DocumentRows, ...] = ()
+    families: tuple[LongFamily, ...] = ("needles", "multi_hop", "aggregation")
+    lengths: tuple[int, ...] = Field(min_length=1)
+    needed: int = Field(default=5, ge=1, le=20)
+    count: int = Field(ge=1)
+
+    def check(self) -> None:
+        refuse_twice("source", [rows.name for rows in self.documents])
+        refuse_twice("families", self.families)
+        refuse("lengths", {"fewer than 300 tokens hold no question": min(self.lengths) < 300})
+
+
+class ScenarioRows(RowPlace):
+    """Rows with tools and what a user wants from them.
+
+    scenario: field of the written scenario (a dotted path).
+    tools: field of the declared tools, in OpenAI's form.
+    system: field of the agent's instructions; null: none.
+    """
+
+    scenario: str = "scenario"
+    tools: str = "tools"
+    system: str | None = None
+
+
+class ToolConversation(Kind):
+    """Tasks with tools → conversations of a user model and an agent model.
+
+    Tools run by code where a task has an environment; else a model in the role `tools` plays them,
+    and sees the log of its own answers.
+
+    prompts, settings: tasks of environments with tools, as in a sampling recipe.
+    scenarios: tools with a written scenario.
+    turns: of the user at most.
+    steps: model calls of the agent between two turns of the user.
+    """
+
+    roles: ClassVar[tuple[str, ...]] = ("user", "agent", "tools", "judge")
+    optional_roles: ClassVar[frozenset[str]] = frozenset({"tools", "judge"})
+    templates: ClassVar[tuple[str, ...]] = (
+        "user_of_task",
+        "tool_result",
+        "judge_tool_conversation",
+    )
+    kind: Literal["tool_conversation"]
+    prompts: tuple[AnySource, ...] = ()
+    settings: tuple[Setting, ...] = ()
+    scenarios: tuple[ScenarioRows, ...] = ()
+    turns: int = Field(default=6, ge=1, le=30)
+    steps: int = Field(default=8, ge=1, le=30)
+
+    def check(self) -> None:
+        check_prompts(self.prompts, self.settings)
+        refuse_twice("source", [rows.name for rows in self.scenarios])
+        refuse("make", {
+            "give prompts with settings, or scenarios":
+                bool(self.prompts) != bool(self.settings) or not (self.prompts or self.scenarios),
+        })  # fmt: skip
+
+
+AnyKind = Annotated[
+    Rejection
+    | GenSelect
+    | ContinueChat
+    | Translate
+    | Instructions
+    | Twin
+    | OpenQuestion
+    | Safety
+    | LongDocuments
+    | ToolConversation,
+    Field(discriminator="kind"),
+]
 
 
 class Checks(Strict):
@@ -187,7 +432,7 @@ class SynthesizeConfig(Strict, stage="synthesize"):
 
     out: str
     make: AnyKind
-    models: dict[Name, Models]
+    models: dict[Name, Models] = Field(default_factory=dict)
     templates: dict[Name, str] = Field(default_factory=dict)
     checks: Checks = Checks()
     prices: dict[Name, Price] = Field(default_factory=dict)

@@ -1,0 +1,289 @@
+"""Task rows → twins: the same idea with other numbers, other names, or another order of options.
+
+The paper's robustness sets (appendix B) change numbers and equations by a model. Here the gold of a
+twin is computed: by the program of a worked solution (`twin_program.py`), or it is the option whose
+place changed; where a model writes the twin, independent solvers have to agree on its answer. Each
+original is written beside its twins, so that an evaluation can pair them by `metadata.twin_of`.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from data_builders.keyed import key64
+from data_builders.rows.inputs import Input
+from data_builders.synthesis.seeds import plain_seeds, row_inputs, text_field
+from data_builders.synthesis.steps import (
+    Answered,
+    Ask,
+    Discarded,
+    Keep,
+    Making,
+    Note,
+    Row,
+    Seed,
+    SeedSet,
+    SynthesisKind,
+    ask,
+    ask_text,
+    ask_usable,
+    grade,
+    prompt_of,
+)
+from data_builders.synthesis.twin_program import Program, other_values, program_of, shown
+from posttrain.config.prompts import OPEN_TEMPLATE
+from posttrain.config.source import RowPlace
+from posttrain.config.synthesize import TaskRows
+from posttrain.config.synthesize import Twin as TwinConfig
+from posttrain.config.templates import OPTION_LETTERS
+from posttrain.records import json_text
+from posttrain.rollouts import Prompt
+from posttrain.runs import Parent
+from reward.graders.base import Attempt
+from reward.graders.final_answer import last_boxes
+
+_FINAL = re.compile(r"####\s*(.+)")
+_NAMES = (
+    ("Anna", "Beth", "Carla", "Dana", "Ella", "Emma", "Hannah", "Jane", "Julie", "Kate", "Laura",
+     "Lisa", "Maria", "Mary", "Mia", "Nina", "Olivia", "Rachel", "Sarah", "Sophia", "Tina", "Wendy"),
+    ("Adam", "Ben", "Carl", "David", "Eric", "Frank", "George", "Henry", "Jack", "James", "John",
+     "Kevin", "Luke", "Mark", "Mike", "Nick", "Paul", "Peter", "Robert", "Sam", "Tim", "Tom"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TwinTask:
+    """A question with its right answer.
+
+    Attributes:
+        solution: the answer as the row has it, which may hold calculations.
+        gold: the final answer; of a question with options, its letter.
+        options: texts in order; () for an open question.
+    """
+
+    question: str
+    solution: str
+    gold: str
+    options: tuple[str, ...] = ()
+
+
+class Twins(SynthesisKind):
+    """The kind `twin`; the content of its seeds is a `TwinTask`."""
+
+    config: TwinConfig
+    spoiled_role = "rewriter"
+
+    def inputs(self) -> tuple[list[Input], list[Parent]]:
+        return row_inputs(self.config.sources, self.setup.out)
+
+    def seeds(self, work: Path) -> SeedSet:
+        return plain_seeds(self.config.sources, _task_of)
+
+    def most(self, seed: Seed) -> Mapping[str, int]:
+        attempts = self.config.attempts * (1 + self.config.twins)
+        return {
+            "rewriter": self.config.twins,
+            "solver": self.config.twins * self.config.solvers,
+            "reference": attempts,
+        }
+
+    def make(self, seed: Seed) -> Making:
+        """Twins by code where the row allows it, else by a model; then the check of difficulty."""
+        original: TwinTask = seed.content
+        twins: list[TwinTask] = []
+        program: Program | None = None
+        if original.options:
+            twins = self._with_options_moved(seed)
+            checks = ["gold follows its option"]
+        else:
+            try:
+                program = program_of(original.question, original.solution)
+            except Discarded:
+                if "rewriter" not in self.setup.models or "solver" not in self.setup.models:
+                    raise
+                for number in range(self.config.twins):
+                    twins.append((yield from self._written(seed, number)))
+                checks = ["agreement of solvers"]
+            else:
+                twins = self._with_other_numbers(seed, program)
+                checks = ["gold by program"]
+        twins = [twin for twin in twins if _plain(twin.question) != _plain(original.question)]
+        if not twins:
+            raise Discarded("equal_to_original", original.question[:200])
+        if "reference" in self.setup.models:
+            twins = yield from self._in_band(seed, twins)
+            checks.append("difficulty")
+        yield Note("twins by", checks[0])
+        tasks = [_task_row(original, seed, "original", program)]
+        for number, twin in enumerate(twins):
+            tasks.append(_task_row(twin, seed, f"twin-{number}", program))
+        return Keep(tasks=tuple(tasks), checks=("not the original", *checks))
+
+    def _with_other_numbers(self, seed: Seed, program: Program) -> list[TwinTask]:
+        twins: list[TwinTask] = []
+        for number in range(self.config.twins):
+            rng = random.Random(key64(self.setup.seed, "twin", seed.id, number))
+            values = other_values(program, rng)
+            question = with_other_names(program.question_with(values), rng)
+            gold = shown(program.run(values)[-1])
+            twin = TwinTask(question, gold, gold)
+            if twin not in twins:
+                twins.append(twin)
+        return twins
+
+    def _with_options_moved(self, seed: Seed) -> list[TwinTask]:
+        """The options in other orders, in each of which the right one has another letter."""
+        task: TwinTask = seed.content
+        right = OPTION_LETTERS.index(task.gold)
+        twins: list[TwinTask] = []
+        for number in range(self.config.twins):
+            order = list(range(len(task.options)))
+            rng = random.Random(key64(self.setup.seed, "twin", seed.id, number))
+            rng.shuffle(order)
+            if order.index(right) == right:
+                other = (right + 1) % len(order)
+                order[right], order[other] = order[other], order[right]
+            options = tuple(task.options[k] for k in order)
+            gold = OPTION_LETTERS[order.index(right)]
+            twin = TwinTask(_listed(task.question, options), gold, gold, options)
+            if twin not in twins:
+                twins.append(twin)
+        return twins
+
+    def _written(self, seed: Seed, number: int) -> Generator[Any, Any, TwinTask]:
+        """A twin that a model writes, if independent solvers agree on its answer."""
+        original: TwinTask = seed.content
+        text = self.text("twin_question", question=original.question)
+        question = yield from ask_text(Ask("rewriter", prompt_of(seed, f"twin-{number}", text)))
+        if _plain(question) == _plain(original.question):
+            raise Discarded("equal_to_original", question[:200])
+        names = self.setup.models["solver"]
+        requests: list[Ask] = []
+        for solver in range(self.config.solvers):
+            prompt = _math_prompt(seed, f"solve-{number}-{solver}", question, gold=None)
+            requests.append(Ask("solver", prompt, model=names[solver % len(names)]))
+        answers = yield from ask_usable(*requests)
+        boxes = [last_boxes(answered.text) for answered in answers]
+        if not all(boxes):
+            raise Discarded("solver_gives_no_box", answers[0].text[-200:])
+        attempts: list[Attempt] = []
+        for box in dict.fromkeys(boxes):
+            prompt = _math_prompt(seed, "agree", question, gold=box)
+            attempts += [Attempt(prompt, answered.completions[0]) for answered in answers]
+        scores = yield from grade(*attempts)
+        agreeing: dict[str, int] = {}
+        for attempt, score in zip(attempts, scores, strict=True):
+            gold = str(attempt.prompt.gold)
+            agreeing[gold] = agreeing.get(gold, 0) + (score.value == 1.0)
+        gold = max(agreeing, key=lambda box: agreeing[box])
+        if agreeing[gold] < self.config.agreement * self.config.solvers:
+            raise Discarded("solvers_disagree", ", ".join(map(str, boxes)))
+        return TwinTask(question, gold, gold)
+
+    def _in_band(
+        self, seed: Seed, twins: Sequence[TwinTask]
+    ) -> Generator[Any, Any, list[TwinTask]]:
+        """The twins that a reference model solves about as often as the original."""
+        original: TwinTask = seed.content
+        prompts: list[Prompt] = []
+        for number, task in enumerate([original, *twins]):
+            prompts.append(_prompt(seed, f"reference-{number}", task))
+        asks = (Ask("reference", prompt, self.config.attempts) for prompt in prompts)
+        answers = yield from ask(*asks)
+        attempts = [
+            Attempt(answered.ask.prompt, completion)
+            for answered in answers
+            for completion in answered.completions
+        ]
+        scores = yield from grade(*attempts)
+        passes = [score.value == 1.0 for score in scores]
+        n = self.config.attempts
+        rates = [sum(passes[k : k + n]) / n for k in range(0, len(passes), n)]
+        kept: list[TwinTask] = []
+        for twin, rate in zip(twins, rates[1:], strict=True):
+            within = abs(rate - rates[0]) <= self.config.band
+            yield Note("difficulty within the band", "yes" if within else "no")
+            kept += [twin] if within else []
+        if not kept:
+            raise Discarded("difficulty", f"pass rates {', '.join(f'{r:.2f}' for r in rates)}")
+        return kept
+
+    def bad_answer(self, seed: Seed, answered: Answered) -> str:
+        """The original itself, in the place of a twin."""
+        return f"  {seed.content.question.upper()}"
+
+
+def _task_of(row: Row, place: RowPlace) -> tuple[str, TwinTask]:
+    fields = cast(TaskRows, place)
+    question = text_field(row, fields.question)
+    solution = text_field(row, fields.answer)
+    options = tuple(text_field(row, name) for name in fields.options)
+    final = _FINAL.search(solution)
+    gold = (final[1] if final else solution).strip().replace(",", "")
+    if options and gold not in OPTION_LETTERS[: len(options)]:
+        raise Discarded("malformed_row", f"the answer {gold[:40]!r} is no letter of an option")
+    text = _listed(question, options) if options else question
+    return text, TwinTask(question, solution, gold, options)
+
+
+def _listed(question: str, options: Sequence[str]) -> str:
+    lines = [f"{OPTION_LETTERS[k]}. {option}" for k, option in enumerate(options)]
+    return "\n".join([question.partition("\nA. ")[0], *lines])
+
+
+def _task_row(task: TwinTask, seed: Seed, arm: str, program: Program | None) -> Row:
+    """A row of an environment; `arm` is `original`, or a twin with its number."""
+    metadata: Row = {"twin_of": seed.id, "arm": arm.partition("-")[0]}
+    row: Row = {"id": f"{seed.id}/{arm}", "gold": task.gold, "metadata": metadata}
+    if task.options:
+        letters = dict(zip(OPTION_LETTERS, task.options, strict=False))
+        question = _listed(task.question, task.options)
+        box = "Give the letter of the right option inside \\boxed{}."
+        metadata["options"] = letters
+        return {"environment": "multiple_choice", "question": f"{question}\n\n{box}", **row}
+    if program is not None:
+        metadata["program"] = list(program.steps)
+    question = OPEN_TEMPLATE.replace("{question}", task.question)
+    return {"environment": "math", "question": question, **row}
+
+
+def _prompt(seed: Seed, name: str, task: TwinTask) -> Prompt:
+    if not task.options:
+        return _math_prompt(seed, name, task.question, gold=task.gold)
+    row = _task_row(task, seed, name, None)
+    return prompt_of(
+        seed,
+        name,
+        row["question"],
+        grader="environment",
+        environment="multiple_choice",
+        gold=task.gold,
+        metadata=json_text({"options": row["metadata"]["options"]}),
+    )
+
+
+def _math_prompt(seed: Seed, name: str, question: str, *, gold: str | None) -> Prompt:
+    text = OPEN_TEMPLATE.replace("{question}", question)
+    return prompt_of(seed, name, text, grader="math", gold=gold)
+
+
+def with_other_names(question: str, rng: random.Random) -> str:
+    """The question with other first names of the same kind, where it has names that we know."""
+    renamed: dict[str, str] = {}
+    for names in _NAMES:
+        present = [name for name in names if re.search(rf"\b{name}\b", question)]
+        others = [name for name in names if name not in present]
+        renamed |= dict(zip(present, rng.sample(others, len(present)), strict=True))
+    if not renamed:
+        return question
+    pattern = rf"\b({'|'.join(renamed)})\b"
+    return re.sub(pattern, lambda match: renamed[match[1]], question)
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split()).casefold()

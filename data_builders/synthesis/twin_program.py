@@ -1,0 +1,326 @@
+"""Worked solutions of word problems → programs over the numbers of the question, and new numbers.
+
+GSM8K's solutions hold their calculations: `He sold 48/2 = <<48/2=24>>24 clips`. Each number of a
+calculation has to be explained: it is the result of an earlier one, stands in the question once, is
+a percentage of it, or is named there in words. A solution with any other number (a difference that
+was taken in the head, say) has no program: its gold could not be computed again with other numbers.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import random
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+from data_builders.synthesis.steps import Discarded
+
+_CALCULATION = re.compile(r"<<([^<>=]+)=([^<>]+)>>")
+_FINAL = re.compile(r"####\s*(-?[\d,.]+)")
+# a number that is a word of its own: no time, date, fraction, ordinal or part of a name
+_IN_QUESTION = re.compile(
+    r"(?<![\w.,:/-])(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d*\.\d+|\d+)(?![\w:/-]|\.\d|,\d)"
+)
+_LITERAL = re.compile(r"\d*\.\d+|\d+\.?")
+_OPERATOR = re.compile(r"\d\s*\)*\s*[-+*/]")
+_EXPRESSION = re.compile(r"[\d.+\-*/() ]+")
+_OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+# values that words of a question stand for, without a digit
+_WORDS: dict[int, str] = {
+    1: r"one|an?|each|every|per|single|once|another",
+    2: r"two|twice|double[sd]?|half|halves|pairs?|couples?|both|second|doubling",
+    3: r"three|thrice|triple[sd]?|thirds?",
+    4: r"four|fourth|quarters?|quadruple[sd]?",
+    5: r"five|fifths?|weekdays?|nickels?",
+    6: r"six|sixths?",
+    7: r"seven|weeks?|weekly|days?|daily",
+    8: r"eight|eighths?",
+    9: r"nine|ninths?",
+    10: r"ten|tenths?|decades?|dimes?",
+    12: r"twelve|dozens?|years?|yearly|annual(?:ly)?|months?|monthly|foot|feet|inch(?:es)?",
+    24: r"days?|hours?|daily",
+    25: r"quarters?",
+    30: r"months?|monthly|days?|thirty",
+    52: r"years?|weeks?|yearly|weekly",
+    60: r"minutes?|hours?|seconds?|hourly",
+    100: r"hundred|percent(?:age)?|cents?|dollars?|met(?:er|re)s?|centimet(?:er|re)s?",
+    365: r"years?|days?",
+    1000: r"thousand|kilo\w*|grams?|liters?|met(?:er|re)s?|millilit\w*",
+}
+_YEARS = range(1900, 2101)
+# with other numbers another option, or the other side of a limit, may give the answer, and the
+# calculations of the solution would still be those of the old one
+_CHOICE = re.compile(
+    r"\b(?:greatest|largest|highest|lowest|smallest|maximum|minimum|most|least|fewest|cheap\w*|best"
+    r"|exceed\w*|overtime|up to|no more than|whichever|either|otherwise|unless|until|nearest"
+    r"|round(?:ed|s|ing)?|remainder|(?:over|above|below|under|first|after|beyond) \$?\d)\b",
+    re.IGNORECASE,
+)
+# a number of units is at most so many, if it was before
+_UNITS = (("day", 7), ("hour", 24), ("month", 12), ("minute", 60), ("week", 52), ("year", 100))
+_TRIES = 300
+_LARGEST = 10**6
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A number of the question.
+
+    Attributes:
+        name: its name in the program.
+        start, end: its place in the question.
+        highest: no new value is above it.
+    """
+
+    name: str
+    start: int
+    end: int
+    value: Fraction
+    is_percent: bool
+    highest: int
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Steps over the variables of a question; `s0` is the result of the first.
+
+    Attributes:
+        variables: numbers that may change.
+        steps: expressions over names and numbers; the last one gives the gold.
+    """
+
+    question: str
+    variables: tuple[Variable, ...]
+    steps: tuple[str, ...]
+
+    def run(self, values: Mapping[str, Fraction]) -> list[Fraction]:
+        """Results of all steps. Raises ZeroDivisionError."""
+        names = dict(values)
+        results: list[Fraction] = []
+        for number, step in enumerate(self.steps):
+            results.append(evaluate(step, names))
+            names[f"s{number}"] = results[-1]
+        return results
+
+    def original(self) -> dict[str, Fraction]:
+        """Values as the question states them."""
+        return {variable.name: variable.value for variable in self.variables}
+
+    def question_with(self, values: Mapping[str, Fraction]) -> str:
+        """The question with other numbers, written as the old ones are."""
+        text = self.question
+        for variable in sorted(self.variables, key=lambda each: -each.start):
+            number = shown(values[variable.name])
+            if "," in text[variable.start : variable.end]:
+                number = f"{int(values[variable.name]):,}"
+            elif "." in number and text[: variable.start].endswith("$"):
+                number = f"{float(number):.2f}"
+            text = text[: variable.start] + number + text[variable.end :]
+        return text
+
+
+def program_of(question: str, solution: str) -> Program:
+    """The program of a worked solution.
+
+    Raises:
+        Discarded: there are no calculations, one is wrong or rounded, or a number of one is not
+            explained by the question.
+    """
+    calculations = _CALCULATION.findall(solution)
+    final = _FINAL.search(solution)
+    if not calculations or final is None:
+        raise Discarded("no_program", "no calculation in << >>, or no ####")
+    if (choice := _CHOICE.search(question)) is not None:
+        raise Discarded("depends_on_a_choice", choice[0])
+    variables = _variables(question)
+    used: set[str] = set()
+    results: list[Fraction] = []
+    steps: list[str] = []
+    for expression, stated in calculations:
+        expression = expression.replace(",", "")
+        if not _EXPRESSION.fullmatch(expression) or not _OPERATOR.search(expression):
+            raise Discarded("no_program", f"{expression} is no arithmetic")
+        step = _LITERAL.sub(
+            lambda literal: _explained(literal[0], question, variables, results, used), expression
+        )
+        try:
+            value = evaluate(expression, {})
+            is_right = value == Fraction(stated.strip().replace(",", ""))
+        except (ValueError, ZeroDivisionError, SyntaxError) as error:
+            raise Discarded("no_program", f"{expression} = {stated}") from error
+        if not is_right:
+            raise Discarded("rounded_calculation", f"{expression} = {stated}")
+        steps.append(step)
+        results.append(value)
+    if results[-1] != Fraction(final[1].rstrip(".").replace(",", "")):
+        raise Discarded("no_program", "the last calculation is not the answer")
+    changeable = tuple(variable for variable in variables if variable.name in used)
+    if not changeable:
+        raise Discarded("nothing_to_change", "no number of the question is calculated with")
+    program = Program(question, changeable, tuple(steps))
+    assert program.run(program.original())[-1] == results[-1], "the program gives the gold"
+    return program
+
+
+def _variables(question: str) -> list[Variable]:
+    """Numbers that stand in a question once, and that no word of it may stand for as well."""
+    matches = list(_IN_QUESTION.finditer(question))
+    values = [Fraction(match[1].replace(",", "")) for match in matches]
+    variables: list[Variable] = []
+    for number, (match, value) in enumerate(zip(matches, values, strict=True)):
+        if values.count(value) > 1 or value in (0, 1) or value in _YEARS:
+            continue
+        if _is_named(value, question):
+            continue
+        behind = question[match.end() :]
+        is_percent = re.match(r"\s*(?:%|percent\b)", behind) is not None
+        if is_percent and value == 50:  # what is left is 50 % too: a solution may take either
+            continue
+        highest = _highest(value, behind, is_percent=is_percent)
+        variables.append(
+            Variable(f"q{number}", match.start(), match.end(), value, is_percent, highest)
+        )
+    return variables
+
+
+def _is_named(value: Fraction, question: str) -> bool:
+    """True if a word of the question may stand for a value."""
+    words = _WORDS.get(int(value)) if value.denominator == 1 else None
+    if words is None:
+        return False
+    if value == 100 and "%" in question:
+        return True
+    return re.search(rf"\b(?:{words})\b", question, re.IGNORECASE) is not None
+
+
+def _highest(value: Fraction, behind: str, *, is_percent: bool) -> int:
+    """The largest value that makes sense before the words behind a number."""
+    if is_percent and value < 100:
+        return 99
+    for unit, most in _UNITS:
+        if value <= most and re.match(rf"(?:\s|-)+(?:more )?{unit}", behind):
+            return most
+    return max(3, 2 * int(value))
+
+
+def _explained(
+    literal: str,
+    question: str,
+    variables: list[Variable],
+    results: list[Fraction],
+    used: set[str],
+) -> str:
+    """The name of a number of a calculation, or the number itself where it may not change."""
+    value = Fraction(literal.rstrip("."))
+    explanations = [f"s{number}" for number, result in enumerate(results) if result == value]
+    for variable in variables:
+        if variable.value == value:
+            explanations.append(variable.name)
+        if variable.is_percent and variable.value == value * 100:
+            explanations.append(f"({variable.name}/100)")
+    if _is_named(value, question):
+        if explanations:  # 6 may be an earlier result, or the six oranges
+            raise Discarded("ambiguous_number", f"{literal} may be {explanations[0]} or a word")
+        return literal
+    if len(explanations) > 1:
+        raise Discarded("ambiguous_number", f"{literal} may be {' or '.join(explanations)}")
+    if explanations:
+        [explanation] = explanations
+        name = explanation.strip("()").partition("/")[0]
+        if name.startswith("q"):
+            if name in used and value in _WORDS:  # up and down is two as well
+                raise Discarded("ambiguous_number", f"{literal} is calculated with twice")
+            used.add(name)
+        return explanation
+    numbers = [Fraction(match[1].replace(",", "")) for match in _IN_QUESTION.finditer(question)]
+    if value in numbers:  # stands there more than once, or beside a word for it: it stays
+        return literal
+    raise Discarded("unexplained_number", f"{literal} is neither in the question nor a result")
+
+
+def evaluate(expression: str, names: Mapping[str, Fraction]) -> Fraction:
+    """The value of an arithmetic expression, exactly.
+
+    Raises:
+        ValueError, SyntaxError, ZeroDivisionError: it is none, or has no value.
+    """
+    return _value(ast.parse(expression.strip(), mode="eval").body, names)
+
+
+def _value(node: ast.expr, names: Mapping[str, Fraction]) -> Fraction:
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
+        return _OPERATIONS[type(node.op)](_value(node.left, names), _value(node.right, names))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_value(node.operand, names)
+    if isinstance(node, ast.Name):
+        return names[node.id]
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        return Fraction(str(node.value))
+    raise ValueError(f"no arithmetic: {ast.dump(node)}")
+
+
+def other_values(program: Program, rng: random.Random) -> dict[str, Fraction]:
+    """New numbers with which the question still makes sense.
+
+    They keep the order of all numbers, whole numbers stay whole, percentages stay below 100, and
+    every result keeps its sign and its kind; the gold is another one.
+
+    Raises:
+        Discarded: no such numbers were drawn.
+    """
+    before = program.run(program.original())
+    for _ in range(_TRIES):
+        values = {each.name: _drawn_value(each, rng) for each in program.variables}
+        if not _same_order(program, values):
+            continue
+        try:
+            results = program.run(values)
+        except ZeroDivisionError:
+            continue
+        pairs = list(zip(before, results, strict=True))
+        if all(_same_kind(old, new) for old, new in pairs) and results[-1] != before[-1]:
+            return values
+    raise Discarded("no_other_numbers", f"{_TRIES} draws")
+
+
+def _drawn_value(variable: Variable, rng: random.Random) -> Fraction:
+    old = variable.value
+    if old.denominator > 1:
+        scale = 10 if old.denominator in (2, 5, 10) else 100
+        return Fraction(rng.randint(int(old * scale / 2) + 1, int(old * scale * 2)), scale)
+    highest = min(variable.highest, max(3, 2 * int(old)))
+    step = 10 if old % 10 == 0 and old >= 50 else 5 if old % 5 == 0 and old >= 10 else 1
+    number = rng.randint(max(2, int(old) // 2), highest)
+    return Fraction(max(2, number // step * step))
+
+
+def _same_order(program: Program, values: Mapping[str, Fraction]) -> bool:
+    by_value = sorted(program.variables, key=lambda each: each.value)
+    numbers = [values[each.name] for each in by_value]
+    rising = all(low < high for low, high in zip(numbers, numbers[1:], strict=False))
+    return rising and any(values[each.name] != each.value for each in program.variables)
+
+
+def _same_kind(old: Fraction, new: Fraction) -> bool:
+    if (old > 0) != (new > 0) or abs(new) > _LARGEST:
+        return False
+    if old.denominator == 1:
+        return new.denominator == 1
+    return (new * 100).denominator == 1
+
+
+def shown(value: Fraction) -> str:
+    """A number as a question writes it."""
+    if value.denominator == 1:
+        return str(value.numerator)
+    text = f"{float(value):.2f}"
+    assert Fraction(text) == value, "two digits behind the point say it"
+    return text if value.denominator > 10 else text.rstrip("0")
