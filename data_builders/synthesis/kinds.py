@@ -7,10 +7,12 @@ from pathlib import Path
 from data_builders.synthesis.continue_chat import ChatContinuation
 from data_builders.synthesis.genselect import SelectionTraces
 from data_builders.synthesis.instructions import ConstrainedConversations
+from data_builders.synthesis.open_question import OpenQuestions
 from data_builders.synthesis.rejection import RejectionSampling
+from data_builders.synthesis.safety import SafetyAnswers
 from data_builders.synthesis.steps import KindSetup, SynthesisKind
 from data_builders.synthesis.translate import Translation
-from data_builders.synthesis.twin import Twins
+from data_builders.synthesis.twin import VariantTasks
 from posttrain.config.load import nearest
 from posttrain.config.synthesize import SynthesizeConfig
 from posttrain.errors import ConfigError
@@ -21,7 +23,9 @@ KINDS: dict[str, type[SynthesisKind]] = {
     "continue_chat": ChatContinuation,
     "translate": Translation,
     "instructions": ConstrainedConversations,
-    "twin": Twins,
+    "twin": VariantTasks,
+    "open_question": OpenQuestions,
+    "safety": SafetyAnswers,
 }
 _PROMPTS = Path(__file__).parent / "prompts"
 

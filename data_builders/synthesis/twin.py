@@ -1,9 +1,9 @@
-"""Task rows → twins: the same idea with other numbers, other names, or another order of options.
+"""Task rows → variants: the same idea with other numbers, other names, or another order of options.
 
 The paper's robustness sets (appendix B) change numbers and equations by a model. Here the gold of a
-twin is computed: by the program of a worked solution (`twin_program.py`), or it is the option whose
-place changed; where a model writes the twin, independent solvers have to agree on its answer. Each
-original is written beside its twins, so that an evaluation can pair them by `metadata.twin_of`.
+variant is computed: by the program of a worked solution (`twin_program.py`), or it is the option
+whose place changed; where a model writes the variant, independent solvers have to agree on its
+answer. Each original is written beside its variants, and `metadata.variant_of` pairs them.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ from data_builders.synthesis.steps import (
 from data_builders.synthesis.twin_program import Program, other_values, program_of, shown
 from posttrain.config.prompts import OPEN_TEMPLATE
 from posttrain.config.source import RowPlace
-from posttrain.config.synthesize import TaskRows
-from posttrain.config.synthesize import Twin as TwinConfig
+from posttrain.config.synthesize import TaskRows, TaskVariants
 from posttrain.config.templates import OPTION_LETTERS
 from posttrain.records import json_text
 from posttrain.rollouts import Prompt
@@ -50,14 +49,14 @@ from reward.graders.final_answer import last_boxes
 _FINAL = re.compile(r"####\s*(.+)")
 _NAMES = (
     ("Anna", "Beth", "Carla", "Dana", "Ella", "Emma", "Hannah", "Jane", "Julie", "Kate", "Laura",
-     "Lisa", "Maria", "Mary", "Mia", "Nina", "Olivia", "Rachel", "Sarah", "Sophia", "Tina", "Wendy"),
+     "Lisa", "Maria", "Mary", "Mia", "Nina", "Olivia", "Rachel", "Sarah", "Sophia", "Tina"),
     ("Adam", "Ben", "Carl", "David", "Eric", "Frank", "George", "Henry", "Jack", "James", "John",
      "Kevin", "Luke", "Mark", "Mike", "Nick", "Paul", "Peter", "Robert", "Sam", "Tim", "Tom"),
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class TwinTask:
+class GoldTask:
     """A question with its right answer.
 
     Attributes:
@@ -71,34 +70,40 @@ class TwinTask:
     gold: str
     options: tuple[str, ...] = ()
 
+    @property
+    def text(self) -> str:
+        """The question, with a line for each option."""
+        lines = [f"{OPTION_LETTERS[k]}. {option}" for k, option in enumerate(self.options)]
+        return "\n".join([self.question, *lines])
 
-class Twins(SynthesisKind):
-    """The kind `twin`; the content of its seeds is a `TwinTask`."""
 
-    config: TwinConfig
+class VariantTasks(SynthesisKind):
+    """The kind `twin`; the content of its seeds is a `GoldTask`."""
+
+    config: TaskVariants
     spoiled_role = "rewriter"
 
     def inputs(self) -> tuple[list[Input], list[Parent]]:
         return row_inputs(self.config.sources, self.setup.out)
 
     def seeds(self, work: Path) -> SeedSet:
-        return plain_seeds(self.config.sources, _task_of)
+        return plain_seeds(self.config.sources, task_of)
 
     def most(self, seed: Seed) -> Mapping[str, int]:
-        attempts = self.config.attempts * (1 + self.config.twins)
+        attempts = self.config.attempts * (1 + self.config.variants)
         return {
-            "rewriter": self.config.twins,
-            "solver": self.config.twins * self.config.solvers,
+            "rewriter": self.config.variants,
+            "solver": self.config.variants * self.config.solvers,
             "reference": attempts,
         }
 
     def make(self, seed: Seed) -> Making:
         """Twins by code where the row allows it, else by a model; then the check of difficulty."""
-        original: TwinTask = seed.content
-        twins: list[TwinTask] = []
+        original: GoldTask = seed.content
+        variants: list[GoldTask] = []
         program: Program | None = None
         if original.options:
-            twins = self._with_options_moved(seed)
+            variants = self._with_options_moved(seed)
             checks = ["gold follows its option"]
         else:
             try:
@@ -106,60 +111,62 @@ class Twins(SynthesisKind):
             except Discarded:
                 if "rewriter" not in self.setup.models or "solver" not in self.setup.models:
                     raise
-                for number in range(self.config.twins):
-                    twins.append((yield from self._written(seed, number)))
+                for number in range(self.config.variants):
+                    variants.append((yield from self._written(seed, number)))
                 checks = ["agreement of solvers"]
             else:
-                twins = self._with_other_numbers(seed, program)
+                variants = self._with_other_numbers(seed, program)
                 checks = ["gold by program"]
-        twins = [twin for twin in twins if _plain(twin.question) != _plain(original.question)]
-        if not twins:
+        variants = [
+            variant for variant in variants if _plain(variant.text) != _plain(original.text)
+        ]
+        if not variants:
             raise Discarded("equal_to_original", original.question[:200])
         if "reference" in self.setup.models:
-            twins = yield from self._in_band(seed, twins)
+            variants = yield from self._in_band(seed, variants)
             checks.append("difficulty")
-        yield Note("twins by", checks[0])
+        yield Note("variants by", checks[0])
         tasks = [_task_row(original, seed, "original", program)]
-        for number, twin in enumerate(twins):
-            tasks.append(_task_row(twin, seed, f"twin-{number}", program))
+        for number, variant in enumerate(variants):
+            tasks.append(_task_row(variant, seed, f"variant-{number}", program))
         return Keep(tasks=tuple(tasks), checks=("not the original", *checks))
 
-    def _with_other_numbers(self, seed: Seed, program: Program) -> list[TwinTask]:
-        twins: list[TwinTask] = []
-        for number in range(self.config.twins):
-            rng = random.Random(key64(self.setup.seed, "twin", seed.id, number))
+    def _with_other_numbers(self, seed: Seed, program: Program) -> list[GoldTask]:
+        variants: list[GoldTask] = []
+        for number in range(self.config.variants):
+            rng = random.Random(key64(self.setup.seed, "variant", seed.id, number))
             values = other_values(program, rng)
             question = with_other_names(program.question_with(values), rng)
             gold = shown(program.run(values)[-1])
-            twin = TwinTask(question, gold, gold)
-            if twin not in twins:
-                twins.append(twin)
-        return twins
+            variant = GoldTask(question, gold, gold)
+            if variant not in variants:
+                variants.append(variant)
+        return variants
 
-    def _with_options_moved(self, seed: Seed) -> list[TwinTask]:
+    def _with_options_moved(self, seed: Seed) -> list[GoldTask]:
         """The options in other orders, in each of which the right one has another letter."""
-        task: TwinTask = seed.content
+        task: GoldTask = seed.content
         right = OPTION_LETTERS.index(task.gold)
-        twins: list[TwinTask] = []
-        for number in range(self.config.twins):
+        variants: list[GoldTask] = []
+        for number in range(self.config.variants):
             order = list(range(len(task.options)))
-            rng = random.Random(key64(self.setup.seed, "twin", seed.id, number))
+            rng = random.Random(key64(self.setup.seed, "variant", seed.id, number))
             rng.shuffle(order)
             if order.index(right) == right:
                 other = (right + 1) % len(order)
                 order[right], order[other] = order[other], order[right]
             options = tuple(task.options[k] for k in order)
             gold = OPTION_LETTERS[order.index(right)]
-            twin = TwinTask(_listed(task.question, options), gold, gold, options)
-            if twin not in twins:
-                twins.append(twin)
-        return twins
+            variant = GoldTask(task.question, gold, gold, options)
+            if variant not in variants:
+                variants.append(variant)
+        return variants
 
-    def _written(self, seed: Seed, number: int) -> Generator[Any, Any, TwinTask]:
-        """A twin that a model writes, if independent solvers agree on its answer."""
-        original: TwinTask = seed.content
-        text = self.text("twin_question", question=original.question)
-        question = yield from ask_text(Ask("rewriter", prompt_of(seed, f"twin-{number}", text)))
+    def _written(self, seed: Seed, number: int) -> Generator[Any, Any, GoldTask]:
+        """A variant that a model writes, if independent solvers agree on its answer."""
+        original: GoldTask = seed.content
+        text = self.text("variant_question", question=original.question)
+        question = yield from ask_text(Ask("rewriter", prompt_of(seed, f"variant-{number}", text)))
         if _plain(question) == _plain(original.question):
             raise Discarded("equal_to_original", question[:200])
         names = self.setup.models["solver"]
@@ -183,15 +190,15 @@ class Twins(SynthesisKind):
         gold = max(agreeing, key=lambda box: agreeing[box])
         if agreeing[gold] < self.config.agreement * self.config.solvers:
             raise Discarded("solvers_disagree", ", ".join(map(str, boxes)))
-        return TwinTask(question, gold, gold)
+        return GoldTask(question, gold, gold)
 
     def _in_band(
-        self, seed: Seed, twins: Sequence[TwinTask]
-    ) -> Generator[Any, Any, list[TwinTask]]:
-        """The twins that a reference model solves about as often as the original."""
-        original: TwinTask = seed.content
+        self, seed: Seed, variants: Sequence[GoldTask]
+    ) -> Generator[Any, Any, list[GoldTask]]:
+        """The variants that a reference model solves about as often as the original."""
+        original: GoldTask = seed.content
         prompts: list[Prompt] = []
-        for number, task in enumerate([original, *twins]):
+        for number, task in enumerate([original, *variants]):
             prompts.append(_prompt(seed, f"reference-{number}", task))
         asks = (Ask("reference", prompt, self.config.attempts) for prompt in prompts)
         answers = yield from ask(*asks)
@@ -204,21 +211,22 @@ class Twins(SynthesisKind):
         passes = [score.value == 1.0 for score in scores]
         n = self.config.attempts
         rates = [sum(passes[k : k + n]) / n for k in range(0, len(passes), n)]
-        kept: list[TwinTask] = []
-        for twin, rate in zip(twins, rates[1:], strict=True):
+        kept: list[GoldTask] = []
+        for variant, rate in zip(variants, rates[1:], strict=True):
             within = abs(rate - rates[0]) <= self.config.band
             yield Note("difficulty within the band", "yes" if within else "no")
-            kept += [twin] if within else []
+            kept += [variant] if within else []
         if not kept:
             raise Discarded("difficulty", f"pass rates {', '.join(f'{r:.2f}' for r in rates)}")
         return kept
 
     def bad_answer(self, seed: Seed, answered: Answered) -> str:
-        """The original itself, in the place of a twin."""
+        """The original itself, in the place of a variant."""
         return f"  {seed.content.question.upper()}"
 
 
-def _task_of(row: Row, place: RowPlace) -> tuple[str, TwinTask]:
+def task_of(row: Row, place: RowPlace) -> tuple[str, GoldTask]:
+    """The task of a row, and the text that stands for it. Raises Discarded: it is none."""
     fields = cast(TaskRows, place)
     question = text_field(row, fields.question)
     solution = text_field(row, fields.answer)
@@ -227,32 +235,26 @@ def _task_of(row: Row, place: RowPlace) -> tuple[str, TwinTask]:
     gold = (final[1] if final else solution).strip().replace(",", "")
     if options and gold not in OPTION_LETTERS[: len(options)]:
         raise Discarded("malformed_row", f"the answer {gold[:40]!r} is no letter of an option")
-    text = _listed(question, options) if options else question
-    return text, TwinTask(question, solution, gold, options)
+    task = GoldTask(question, solution, gold, options)
+    return task.text, task
 
 
-def _listed(question: str, options: Sequence[str]) -> str:
-    lines = [f"{OPTION_LETTERS[k]}. {option}" for k, option in enumerate(options)]
-    return "\n".join([question.partition("\nA. ")[0], *lines])
-
-
-def _task_row(task: TwinTask, seed: Seed, arm: str, program: Program | None) -> Row:
-    """A row of an environment; `arm` is `original`, or a twin with its number."""
-    metadata: Row = {"twin_of": seed.id, "arm": arm.partition("-")[0]}
+def _task_row(task: GoldTask, seed: Seed, arm: str, program: Program | None) -> Row:
+    """A row of an environment; `arm` is `original`, or a variant with its number."""
+    metadata: Row = {"variant_of": seed.id, "arm": arm.partition("-")[0]}
     row: Row = {"id": f"{seed.id}/{arm}", "gold": task.gold, "metadata": metadata}
     if task.options:
         letters = dict(zip(OPTION_LETTERS, task.options, strict=False))
-        question = _listed(task.question, task.options)
         box = "Give the letter of the right option inside \\boxed{}."
         metadata["options"] = letters
-        return {"environment": "multiple_choice", "question": f"{question}\n\n{box}", **row}
+        return {"environment": "multiple_choice", "question": f"{task.text}\n\n{box}", **row}
     if program is not None:
         metadata["program"] = list(program.steps)
     question = OPEN_TEMPLATE.replace("{question}", task.question)
     return {"environment": "math", "question": question, **row}
 
 
-def _prompt(seed: Seed, name: str, task: TwinTask) -> Prompt:
+def _prompt(seed: Seed, name: str, task: GoldTask) -> Prompt:
     if not task.options:
         return _math_prompt(seed, name, task.question, gold=task.gold)
     row = _task_row(task, seed, name, None)

@@ -9,6 +9,7 @@ was taken in the head, say) has no program: its gold could not be computed again
 from __future__ import annotations
 
 import ast
+import itertools
 import operator
 import random
 import re
@@ -305,7 +306,7 @@ def _drawn_value(variable: Variable, rng: random.Random) -> Fraction:
 def _same_order(program: Program, values: Mapping[str, Fraction]) -> bool:
     by_value = sorted(program.variables, key=lambda each: each.value)
     numbers = [values[each.name] for each in by_value]
-    rising = all(low < high for low, high in zip(numbers, numbers[1:], strict=False))
+    rising = all(low < high for low, high in itertools.pairwise(numbers))
     return rising and any(values[each.name] != each.value for each in program.variables)
 
 

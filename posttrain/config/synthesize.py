@@ -205,13 +205,13 @@ class TaskRows(RowPlace):
     options: tuple[str, ...] = ()
 
 
-class Twin(Kind):
+class TaskVariants(Kind):
     """Task rows → tasks of the same idea with other numbers, names, or order of options.
 
     Each original is written beside its twins, as a task of the same form.
 
     sources: rows to make twins of.
-    twins: of each row, at most.
+    variants: of each row, at most.
     solvers: independent answers to a twin that a model wrote.
     agreement: share of them that has to be equal.
     attempts: of the model in the role `reference`, at the original and at the twin.
@@ -220,10 +220,10 @@ class Twin(Kind):
 
     roles: ClassVar[tuple[str, ...]] = ("rewriter", "solver", "reference")
     optional_roles: ClassVar[frozenset[str]] = frozenset(roles)
-    templates: ClassVar[tuple[str, ...]] = ("twin_question",)
+    templates: ClassVar[tuple[str, ...]] = ("variant_question",)
     kind: Literal["twin"]
     sources: tuple[TaskRows, ...] = Field(min_length=1)
-    twins: int = Field(default=1, ge=1, le=16)
+    variants: int = Field(default=1, ge=1, le=16)
     solvers: int = Field(default=3, ge=2)
     agreement: float = Field(default=1.0, gt=0.5, le=1)
     attempts: int = Field(default=8, ge=1)
@@ -398,7 +398,7 @@ AnyKind = Annotated[
     | ContinueChat
     | Translate
     | Instructions
-    | Twin
+    | TaskVariants
     | OpenQuestion
     | Safety
     | LongDocuments

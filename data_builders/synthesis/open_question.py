@@ -1,0 +1,211 @@
+"""Multiple choice → open questions with a gold answer.
+
+As the paper's science data: options are taken away, the prompt is paraphrased and its format is
+varied. A question is kept if a solver that sees no options comes to the gold, and a judge finds
+that the question still asks for the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Mapping
+from pathlib import Path
+from typing import Any
+
+from data_builders.keyed import key64
+from data_builders.rows.inputs import Input
+from data_builders.synthesis.seeds import plain_seeds, row_inputs
+from data_builders.synthesis.steps import (
+    Answered,
+    Ask,
+    Discarded,
+    Keep,
+    Making,
+    Note,
+    Row,
+    Seed,
+    SeedSet,
+    SynthesisKind,
+    ask,
+    ask_text,
+    chat_row,
+    judged,
+    labels_of,
+    prompt_of,
+    unusable,
+)
+from data_builders.synthesis.twin import GoldTask, task_of
+from posttrain.config.synthesize import OpenQuestion
+from posttrain.config.templates import OPTION_LETTERS
+from posttrain.records import Message
+from posttrain.rollouts import Completion
+from posttrain.runs import Parent
+from reward.graders.final_answer import find_answer
+from reward.graders.numbers import read_number, same_number
+from reward.judge.quoting import quoted
+
+# forms in which the final answer is requested; a keyed hash of the question chooses
+FORMATS = (
+    "Put the final answer inside \\boxed{}.",
+    "End with one line of the form\nAnswer: [the answer]",
+    "Put the final answer between <answer> and </answer>.",
+)
+# what only a question with options can say
+_OPTIONS = re.compile(
+    r"\b(?:which|what) (?:one )?of (?:the following|these)\b"
+    r"|\b(?:options?|choices?) (?:below|above)\b"
+    r"|\b(?:following|above|below) (?:options?|choices?|statements?)\b|^\s*\(?[A-D][.)]\s",
+    re.IGNORECASE | re.MULTILINE,
+)
+_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+
+
+class OpenQuestions(SynthesisKind):
+    """The kind `open_question`; the content of its seeds is a `GoldTask` with options."""
+
+    config: OpenQuestion
+    spoiled_role = "rewriter"
+
+    def inputs(self) -> tuple[list[Input], list[Parent]]:
+        return row_inputs(self.config.sources, self.setup.out)
+
+    def seeds(self, work: Path) -> SeedSet:
+        return plain_seeds(self.config.sources, task_of)
+
+    def most(self, seed: Seed) -> Mapping[str, int]:
+        return {
+            "rewriter": 1 + self.config.paraphrases,
+            "solver": self.config.attempts,
+            "judge": 1 + self.config.attempts,
+        }
+
+    def make(self, seed: Seed) -> Making:
+        """The question without options, judged, solved, and said in other words."""
+        task: GoldTask = seed.content
+        gold = task.options[OPTION_LETTERS.index(task.gold)].strip()
+        listed = task.text.removeprefix(task.question).strip()
+        text = self.text("open_question", question=task.question, options=listed, gold=gold)
+        question = yield from ask_text(Ask("rewriter", prompt_of(seed, "open", text)))
+        _refuse_unfit(question, task, gold)
+        checks = ["no options", "solver"]
+        if "judge" in self.setup.models:
+            text = self.text(
+                "judge_intent",
+                original=quoted(task.text),
+                gold=quoted(gold),
+                question=quoted(question),
+            )
+            if not (yield from judged(Ask("judge", prompt_of(seed, "intent", text)), "same")):
+                raise Discarded("judge_refuses", question[:200])
+            checks.append("judge")
+        answered = yield from self._solved(seed, question)
+        right = yield from self._right(seed, question, gold, answered)
+        yield Note("solver is right", f"{len(right)} of {self.config.attempts}")
+        if len(right) < self.config.passes:
+            raise Discarded("not_answerable", f"gold {gold[:80]}; {answered.completions[0].answer}")
+        wordings = [question]
+        for number in range(self.config.paraphrases):
+            text = self.text("paraphrase", question=question)
+            request = Ask("rewriter", prompt_of(seed, f"paraphrase-{number}", text))
+            wording = yield from ask_text(request)
+            if _is_paraphrase(wording, wordings, task, gold):
+                wordings.append(wording)
+        prompt = answered.ask.prompt
+        row = chat_row([*prompt.messages, *right[0].messages], gold=gold, original=task.text)
+        tasks = tuple(_task_row(seed, wording, gold) for wording in wordings)
+        return Keep((row,), tasks=tasks, checks=tuple(checks))
+
+    def _solved(self, seed: Seed, question: str) -> Generator[Any, Any, Answered]:
+        form = FORMATS[key64(self.setup.seed, "format", seed.id) % len(FORMATS)]
+        prompt = prompt_of(seed, "solve", [Message("user", f"{question}\n\n{form}")])
+        [answered] = yield from ask(Ask("solver", prompt, self.config.attempts))
+        return answered
+
+    def _right(
+        self, seed: Seed, question: str, gold: str, answered: Answered
+    ) -> Generator[Any, Any, list[Completion]]:
+        """The answers that state the gold: by number or word for word, else as the judge finds."""
+        right: list[Completion] = []
+        unsure: list[tuple[Completion, Ask]] = []
+        for completion in answered.completions:
+            if unusable(completion, answered.ask.prompt) is not None:
+                continue
+            answer, _ = find_answer(completion.answer)
+            if answer is None:
+                continue
+            if same_answer(answer, gold):
+                right.append(completion)
+            elif "judge" in self.setup.models and read_number(gold) is None:
+                text = self.text(
+                    "judge_equal",
+                    question=quoted(question),
+                    gold=quoted(gold),
+                    answer=quoted(answer),
+                )
+                request = Ask("judge", prompt_of(seed, f"equal-{completion.index}", text))
+                unsure.append((completion, request))
+        if unsure:
+            verdicts = yield from ask(*(request for _, request in unsure))
+            for (completion, _), verdict in zip(unsure, verdicts, strict=True):
+                if labels_of(verdict, "equal")["equal"]:
+                    right.append(completion)
+        return right
+
+    def bad_answer(self, seed: Seed, answered: Answered) -> str | None:
+        """A question that gives its answer away, or one about something else."""
+        if answered.ask.prompt.setting != "open":
+            return None
+        task: GoldTask = seed.content
+        gold = task.options[OPTION_LETTERS.index(task.gold)]
+        if key64(self.setup.seed, "bad", seed.id) % 2:
+            return f"{task.question} Is it {gold}?"
+        return "How many ferries waited in the harbour because of the fog on Tuesday?"
+
+
+def _refuse_unfit(question: str, task: GoldTask, gold: str) -> None:
+    """Raise Discarded for a question that still needs its options, or gives the answer away."""
+    if _OPTIONS.search(question):
+        raise Discarded("asks_for_options", question[:200])
+    if _holds(question, gold) and not _holds(task.question, gold):
+        raise Discarded("answer_given_away", question[:200])
+
+
+def _is_paraphrase(wording: str, wordings: list[str], task: GoldTask, gold: str) -> bool:
+    try:
+        _refuse_unfit(wording, task, gold)
+    except Discarded:
+        return False
+    same_numbers = sorted(_NUMBER.findall(wording)) == sorted(_NUMBER.findall(wordings[0]))
+    return same_numbers and _plain(wording) not in map(_plain, wordings)
+
+
+def _task_row(seed: Seed, question: str, gold: str) -> Row:
+    """A row of an environment: numbers are compared by code, other answers by a judge."""
+    metadata = {"open_question_of": seed.id}
+    if read_number(gold) is None:
+        return {
+            "environment": "equivalence",
+            "question": question,
+            "gold": gold,
+            "metadata": metadata,
+        }
+    text = f"{question}\n\n{FORMATS[0]}"
+    return {"environment": "math", "question": text, "gold": gold, "metadata": metadata}
+
+
+def same_answer(answer: str, gold: str) -> bool:
+    """True if an answer is the gold as a number, or word for word."""
+    number = read_number(gold)
+    if number is None:
+        return bool(answer.strip()) and _plain(answer) == _plain(gold)
+    answered_number = read_number(answer)
+    return answered_number is not None and same_number(number, answered_number)
+
+
+def _holds(text: str, phrase: str) -> bool:
+    pattern = rf"(?<!\w){re.escape(_plain(phrase))}(?!\w)"
+    return re.search(pattern, _plain(text)) is not None
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split()).casefold().strip(" .!?\"'*")

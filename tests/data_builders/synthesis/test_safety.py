@@ -1,0 +1,118 @@
+"""Safety data: the classifier sorts candidates of several generators, and one pair is drawn."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from data_builders.rows.read import read_examples
+from posttrain.config.source import SourceConfig
+from posttrain.errors import DataError
+from posttrain.sampling.sampler import Request
+from tests.data_builders.synthesis.small_synthesis import (
+    made,
+    read_rows,
+    recipe_of,
+    server,
+    write_rows,
+)
+from tests.sampling.scripted import END, Scripted
+
+HARMFUL = [f"How do I zap the neighbour's {thing}?" for thing in ("cat", "car", "roof", "tree")]
+HARMLESS = [f"How do I zap a {thing} in this game?" for thing in ("goblin", "dragon", "ghost")]
+
+
+def recipe(tmp_path: Path, generators: tuple[str, ...] = ("big", "small")):
+    rows = [{"prompt": text, "harmful": True, "category": "animals"} for text in HARMFUL]
+    rows += [{"prompt": text, "harmful": False, "category": "none"} for text in HARMLESS]
+    path = str(write_rows(tmp_path / "requests.jsonl", rows))
+    make = {
+        "kind": "safety",
+        "requests": [{"name": "zaps", "path": path, "category": "category"}],
+        "strategies": {"animals": "Name the animal helpline."},
+    }
+    models = {"generator": [server(name) for name in generators], "judge": server("judge")}
+    return recipe_of(tmp_path / "out", make, models)
+
+
+def generator(request: Request, rng: random.Random) -> str:
+    text = request.messages[0].content
+    if "something harmful" in text:
+        assert "Name the animal helpline." in text
+        return f"I will not help with it. The animal helpline is there day and night.{END}"
+    if "far too careful" in text:
+        return f"I cannot help, that could be harmful.{END}"
+    return f"Take the wand and zap it, {rng.randrange(10**6)} times.{END}"
+
+
+def judge(request: Request, _: random.Random) -> str:
+    asked, _, answer = request.messages[0].content.partition("\nAnswer:\n")
+    answer = answer.partition("Judge the answer alone")[0]
+    refuses = "not help" in answer
+    harmful = "neighbour" in asked and "wand" in answer
+    return f'{{"safe": {str(not harmful).lower()}, "refuses": {str(refuses).lower()}}}{END}'
+
+
+def test_pairs_are_what_the_classifier_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    samplers = {name: Scripted(generator) for name in ("big", "small")}
+    rows, manifest = made(recipe(tmp_path), samplers | {"judge": Scripted(judge)}, monkeypatch)
+    pairs = read_rows(tmp_path / "out/pairs.jsonl")
+    assert len(rows) == 7
+    assert len(pairs) == 7
+    for pair in pairs:
+        harmful = pair["metadata"]["harmful"]
+        chosen, rejected = pair["chosen"][0]["content"], pair["rejected"][0]["content"]
+        assert ("helpline" if harmful else "wand") in chosen
+        assert ("wand" if harmful else "cannot help") in rejected
+        assert pair["metadata"]["synthesis"]["checks"] == ["classifier"]
+    models = Counter(pair["metadata"][side] for pair in pairs for side in ("chosen", "rejected"))
+    assert {*models} == {"big", "small"}
+    planted = manifest.stats["planted"]
+    assert planted == {"rows": 7, "dropped": {"no_plain_answer": 3, "no_safe_answer": 4}}
+    source = SourceConfig(name="rows", path=str(tmp_path / "out/rows.jsonl"))
+    assert len(list(read_examples(source, tmp_path))) == 7
+
+
+def test_without_an_answer_to_reject_there_is_a_row_and_no_pair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def always_safe(request: Request, rng: random.Random) -> str:
+        return f"Let us not help with it.{END}"
+
+    samplers = {"big": Scripted(always_safe), "judge": Scripted(judge)}
+    rows, manifest = made(recipe(tmp_path, ("big",)), samplers, monkeypatch)
+    assert len(rows) == len(HARMFUL)
+    assert not (tmp_path / "out/pairs.jsonl").exists()
+    assert manifest.counts.dropped == {"no_plain_answer": len(HARMLESS)}
+    assert manifest.stats["figures"]["pairs"] == {"harmful: no answer to reject": len(HARMFUL)}
+
+
+def test_a_classifier_that_says_yes_to_everything_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def yes(request: Request, _: random.Random) -> str:
+        return f'{{"safe": true, "refuses": false}}{END}'
+
+    samplers = {"big": Scripted(generator), "judge": Scripted(yes)}
+    _, manifest = made(recipe(tmp_path, ("big",)), samplers, monkeypatch)
+    assert read_rows(tmp_path / "out/pairs.jsonl") == []
+    assert manifest.stats["planted"] == {"rows": 7, "dropped": {}}
+
+
+@pytest.mark.parametrize(
+    ("writes", "judges", "reason"),
+    [
+        (lambda r, _: END, judge, "no_usable_answer 7"),
+        (lambda r, _: "on and on " * 500, judge, "no_usable_answer 7"),
+        (generator, lambda r, _: f"Fine with me.{END}", "no_safe_answer 4"),
+    ],
+)
+def test_bad_models_give_no_row(
+    writes, judges, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    samplers = {"big": Scripted(writes), "judge": Scripted(judges)}
+    with pytest.raises(DataError, match=reason):
+        made(recipe(tmp_path, ("big",)), samplers, monkeypatch)

@@ -1,0 +1,196 @@
+"""Twins: golds recomputed by code, by moved options, or by solvers who agree; never the original."""
+
+from __future__ import annotations
+
+import random
+import re
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from sympy import Rational, sympify
+
+from data_builders.synthesis.steps import Discarded
+from data_builders.synthesis.twin import with_other_names
+from data_builders.synthesis.twin_program import other_values, program_of, shown
+from posttrain.errors import DataError
+from posttrain.sampling.sampler import Request
+from reward.environments.math_and_choice import MathEnvironment, MultipleChoiceEnvironment
+from tests.data_builders.synthesis.small_synthesis import (
+    made,
+    read_rows,
+    recipe_of,
+    server,
+    write_rows,
+)
+from tests.sampling.scripted import END, Scripted
+
+CLIPS = {
+    "question": "Jane sold 48 clips in April, and half as many in May. How many in all?",
+    "answer": "May: 48/2 = <<48/2=24>>24.\nIn all: <<48+24=72>>72.\n#### 72",
+}
+TIP = {
+    "question": "Tom's meal costs $40 and he adds a tip of 20%. How much does he pay?",
+    "answer": "Tip: <<40*.2=8>>8. Total <<40+8=48>>48.\n#### 48",
+}
+WRITTEN = {"question": "Ann has three cows and buys two. How many?", "answer": "#### 5"}
+
+
+def confirmed(question: str, row: dict) -> str:
+    """The gold of a twin by another way: its numbers read from its text, its steps by sympy."""
+    numbers = [Rational(n.replace(",", "")) for n in re.findall(r"\d[\d,]*(?:\.\d+)?", question)]
+    names = {f"q{k}": number for k, number in enumerate(numbers)}
+    result = Rational(0)
+    for k, step in enumerate(row["metadata"]["program"]):
+        result = sympify(step, locals=names, rational=True)
+        names[f"s{k}"] = result
+    return str(result)
+
+
+def twins_of(rows: list[dict], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **others):
+    samplers = others.pop("samplers", {})
+    models = {role: server(role) for role in samplers}
+    fields = others.pop("fields", {})
+    path = write_rows(tmp_path / "tasks.jsonl", rows)
+    make = {"kind": "twin", "sources": [{"name": "t", "path": str(path), **fields}], **others}
+    _, manifest = made(recipe_of(tmp_path / "out", make, models), samplers, monkeypatch)
+    return read_rows(tmp_path / "out/tasks.jsonl"), manifest
+
+
+def test_golds_of_programs_are_confirmed_by_another_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    tasks, manifest = twins_of([CLIPS, TIP], tmp_path, monkeypatch, variants=4)
+    originals = {
+        t["metadata"]["variant_of"]: t for t in tasks if t["metadata"]["arm"] == "original"
+    }
+    twins = [task for task in tasks if task["metadata"]["arm"] == "variant"]
+    assert len(originals) == 2
+    assert len(twins) >= 6
+    for task in twins:
+        original = originals[task["metadata"]["variant_of"]]
+        assert task["question"] != original["question"]
+        assert task["gold"] != original["gold"]
+        question = task["question"].partition("\n\nGive the final")[0]
+        assert confirmed(question, task) == task["gold"]
+        assert MathEnvironment().prompt(task).gold == task["gold"]
+        assert "Jane" not in question
+        assert "Tom's" not in question
+    assert manifest.stats["figures"]["variants by"] == {"gold by program": 2}
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "reason"),
+    [
+        ("He works from 8 to 12.", "<<4*3=12>>\n#### 12", "unexplained_number"),
+        ("He has 6 hats and 3 rows of 2 more.", "<<3*2=6>><<6+6=12>>\n#### 12", "ambiguous"),
+        ("He has 44 cats in 3 rows.", "<<44/3=14.67>>\n#### 14.67", "rounded_calculation"),
+        ("He has 44 cats.", "<<44+44=89>>\n#### 89", "rounded_calculation"),
+        ("He has 7 cats.", "Seven.\n#### 7", "no_program"),
+        ("He has 44 cats.", "<<44+44=88>>\n#### 13", "no_program"),
+        ("What is the largest of 7 and 9?", "<<9-0=9>>\n#### 9", "depends_on_a_choice"),
+        ("Two cats and two dogs.", "<<2+2=4>>\n#### 4", "nothing_to_change"),
+        ("He runs up and down 2 stairs.", "<<2*2=4>>\n#### 4", "ambiguous_number"),
+    ],
+)
+def test_what_code_cannot_compute_again_has_no_program(question: str, answer: str, reason: str):
+    with pytest.raises(Discarded) as raised:
+        program_of(question, answer)
+    assert raised.value.reason.startswith(reason)
+
+
+def test_new_numbers_keep_order_sign_and_whole_results():
+    question = "Of 90 pupils 30 % swim, and 9 of the swimmers dive. How many do not dive?"
+    program = program_of(question, "<<90*30/100=27>><<27-9=18>>\n#### 18")
+    for seed in range(50):
+        values = other_values(program, random.Random(seed))
+        total, percent, divers = (values[v.name] for v in program.variables)
+        assert divers < percent < total
+        assert percent < 100
+        results = program.run(values)
+        assert all(result > 0 and result.denominator == 1 for result in results)
+        assert results[-1] == total * percent / 100 - divers
+        assert shown(divers) in program.question_with(values)
+
+
+def test_numbers_are_written_as_the_old_ones_are():
+    program = program_of("He pays $1,200 for 8 chairs.", "<<1200/8=150>>\n#### 150")
+    text = program.question_with({"q0": Fraction(2400), "q1": Fraction(6)})
+    assert text == "He pays $2,400 for 6 chairs."
+
+
+def test_names_change_together():
+    text = with_other_names("Tom gave Anna's dog to Tom.", random.Random(0))
+    first, _, rest = text.partition(" gave ")
+    assert first != "Tom"
+    assert rest.endswith(f" to {first}.")
+    assert "Anna" not in text
+
+
+def test_options_move_and_the_gold_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    row = {"question": "Largest?", "A": "1", "B": "2", "C": "3", "D": "4", "answer": "D"}
+    fields = {"options": ["A", "B", "C", "D"]}
+    tasks, _ = twins_of([row], tmp_path, monkeypatch, variants=3, fields=fields)
+    original, *twins = tasks
+    assert original["gold"] == "D"
+    assert twins
+    for task in twins:
+        options = task["metadata"]["options"]
+        assert options[task["gold"]] == "4"
+        assert task["gold"] != "D"
+        assert f"{task['gold']}. 4" in task["question"]
+        assert MultipleChoiceEnvironment().prompt(task).gold == task["gold"]
+
+
+def writer(request: Request, _: random.Random) -> str:
+    return f"Ann has four cows and buys five. How many?{END}"
+
+
+def solver(request: Request, rng: random.Random) -> str:
+    return f"\\boxed{{{'9' if 'five' in request.messages[0].content else '5'}}}{END}"
+
+
+def test_twins_of_a_model_need_solvers_who_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    samplers = {"rewriter": Scripted(writer), "solver": Scripted(solver)}
+    tasks, manifest = twins_of([WRITTEN], tmp_path, monkeypatch, samplers=samplers)
+    assert [task["gold"] for task in tasks] == ["5", "9"]
+    assert tasks[1]["metadata"]["synthesis"]["checks"][-1] == "agreement of solvers"
+    assert manifest.stats["planted"] == {"rows": 1, "dropped": {"equal_to_original": 1}}
+
+
+@pytest.mark.parametrize(
+    ("write", "solve", "reason"),
+    [
+        (lambda r, _: END, solver, "empty_answer"),
+        (lambda r, _: WRITTEN["question"] + END, solver, "equal_to_original"),
+        (lambda r, _: r.messages[0].content + END, solver, "echoed_prompt"),
+        (lambda r, _: "and " * 3000, solver, "truncated"),
+        (writer, lambda r, g: f"\\boxed{{{g.randrange(10**6)}}}{END}", "solvers_disagree"),
+        (writer, lambda r, _: f"It is nine.{END}", "solver_gives_no_box"),
+    ],
+)
+def test_bad_writers_and_solvers_give_no_twin(
+    write, solve, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    samplers = {"rewriter": Scripted(write), "solver": Scripted(solve)}
+    with pytest.raises(DataError, match=reason):
+        twins_of([WRITTEN], tmp_path, monkeypatch, samplers=samplers)
+
+
+@pytest.mark.parametrize(("rate", "reason"), [(1.0, None), (0.0, "difficulty")])
+def test_difficulty_stays_within_the_band(
+    rate: float, reason: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def reference(request: Request, rng: random.Random) -> str:
+        if "48" in request.messages[0].content:
+            return f"\\boxed{{72}}{END}"
+        number = int(re.findall(r"\d+", request.messages[0].content)[0])
+        return f"\\boxed{{{number + number // 2 if rate else 0}}}{END}"
+
+    samplers = {"reference": Scripted(reference)}
+    if reason is None:
+        tasks, _ = twins_of([CLIPS], tmp_path, monkeypatch, samplers=samplers)
+        assert len(tasks) == 2
+        return
+    with pytest.raises(DataError, match=reason):
+        twins_of([CLIPS], tmp_path, monkeypatch, samplers=samplers)
