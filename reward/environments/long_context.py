@@ -21,7 +21,7 @@ from posttrain.records import NOT_IN_FORMAT, Message, Score
 from posttrain.rollouts import Completion, Prompt
 from reward.environments.base import RLVREnvironment, Script, says
 from reward.graders.base import compared_score
-from reward.graders.tidy import visible
+from reward.graders.tidy import bare, visible
 
 N_GRAM = 16
 FEWEST_NEEDED = 5
@@ -114,8 +114,8 @@ def _answers(text: str) -> list[str]:
     answer below them: "Actually, answer: 5"."""
     answers: list[str] = []
     for line in text.splitlines():
-        label, colon, answer = line.strip(_MARKS + "-•").partition(":")
-        words = label.strip(_MARKS).casefold()
+        label, colon, answer = line.partition(":")
+        words = label.strip(_MARKS + "-•").casefold()
         takes_back = bool(answers) and words.endswith("answer")
         if colon and (takes_back or words in ("answer", "final answer")):
             answers.append(answer)
@@ -123,8 +123,8 @@ def _answers(text: str) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """One line in lower case, without marks around it and commas in a number."""
-    plain = " ".join(text.strip(_MARKS).split()).casefold()
+    """One line in lower case, without a box, marks around it and commas in a number."""
+    plain = bare(text).strip(_MARKS).casefold()
     return plain.replace(",", "") if _GROUPED.fullmatch(plain) else plain
 
 

@@ -9,7 +9,7 @@ closes is an answer that cannot be read: the result is None, and not the box bef
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, NamedTuple
 
 from posttrain.jsontext import load_json
@@ -90,7 +90,8 @@ def answer_places(text: str) -> Iterator[AnswerPlace]:
         inner_place = next((p for p in answer_places(tags[-1]) if p.kind != "line"), None)
         yield inner_place or AnswerPlace("tag", tags[-1].strip())
         return
-    boxes = _join_lists(text, _boxes(text))
+    text = _without_denied_boxes(text)
+    boxes = _join_lists(text, _boxes(text), _is_alternative)
     if boxes:
         box = boxes[-1]
         if not _FINAL.search(text, box.end):
@@ -180,6 +181,27 @@ _CONJUNCTION = re.compile(
     r"(?:,|;|,?(?:\b|\\text\s*\{\s*)(?:for part \(\w\) |[a-z]+ )?(?:and|or)\b\s*\}?)?"
     rf"{_MATH_MARKS}(?:[A-Za-z][\w{{}}]*\s*=\s*)?"
 )
+DENIAL = 40  # characters beside a box in which it may be denied
+_DENIES_NEXT = re.compile(
+    r"(?:\b(?:not|never|neither|nor|unlike|except|excluding|instead of|rather than|as opposed to"
+    r"|anything but|by no means)\b|n['’]t\b|\\(?:ne|neq|not|nRightarrow)(?![A-Za-z])|!=|≠)"
+    r"(?:\s|[$*({}]|\\[(\[]|\\[a-z]*box|\\text)*\Z",
+    re.IGNORECASE,
+)
+_DENIES_LAST = re.compile(
+    r"(?:[\s$*)},]|\\[)\]])*(?:(?:which|that)\s)?(?:is|was|are|would be|must be)"
+    r"(?:\s+(?:clearly|also|then|now))?"
+    r"(?:\s+(?:wrong|incorrect|false|too \w+)|(?:\s+not|n['’]t)\s+(?:right|correct|true|it"
+    r"|possible|(?:the|an?) (?:\w+ )?(?:answer|solution)))\b",
+    re.IGNORECASE,
+)
+# between two boxes: another sentence or line, a step or a correction
+_NEXT_STATEMENT = re.compile(
+    r"[\n=]|[.!?:](?:\s|\Z)|\\(?:implies|to|[A-Za-z]*[Rr]ightarrow)(?![A-Za-z])|[→⇒]|->"
+    r"|\b(?:is|are|was|be|equals|becomes|gives?|giving|yields?|makes?|gets?|so|thus|hence|then"
+    r"|therefore|now|no|wait|actually|correct(?:ed|ion)?|finally)\b",
+    re.IGNORECASE,
+)
 
 
 def last_boxes(text: str) -> str | None:
@@ -187,8 +209,34 @@ def last_boxes(text: str) -> str | None:
 
     None where there is no box, "" where the last one is empty or does not close.
     """
-    boxes = _join_lists(text, _boxes(text))
+    text = _without_denied_boxes(text)
+    boxes = _join_lists(text, _boxes(text), _is_alternative)
     return boxes[-1].contents if boxes else None
+
+
+def _without_denied_boxes(text: str) -> str:
+    """The text without boxes that it denies: "not \\boxed{5}", "\\boxed{5} is wrong"."""
+    parts: list[str] = []
+    end = 0
+    for box in _boxes(text):
+        if _is_denied(text, box):
+            parts.append(text[end : box.start])
+            end = box.end
+    return "".join(parts) + text[end:]
+
+
+def _is_denied(text: str, box: _Span) -> bool:
+    before = text[max(0, box.start - DENIAL) : box.start]
+    return bool(_DENIES_NEXT.search(before) or _DENIES_LAST.match(text, box.end))
+
+
+def _is_alternative(between: str) -> bool:
+    """Tell whether a text between two boxes leaves open which one is meant: a few words in one
+    sentence, without a conclusion, such as "or maybe"."""
+    if _CONJUNCTION.fullmatch(between):
+        return True
+    few_words = len(between) <= DENIAL and len(re.findall(r"\w+", between)) <= 4
+    return few_words and not _NEXT_STATEMENT.search(between)
 
 
 def _boxes(text: str) -> Iterator[_Span]:
@@ -216,15 +264,23 @@ def _boxes(text: str) -> Iterator[_Span]:
         yield _Span(start, len(text), "")
 
 
+def _is_conjunction(between: str) -> bool:
+    return _CONJUNCTION.fullmatch(between) is not None
+
+
+def _is_or(between: str) -> bool:
+    return _OR.fullmatch(between) is not None
+
+
 def _join_lists(
-    text: str, spans: Iterable[_Span], conjunction: re.Pattern[str] = _CONJUNCTION
+    text: str, spans: Iterable[_Span], joins: Callable[[str], bool] = _is_conjunction
 ) -> list[_Span]:
-    """Join spans with only a conjunction between them into one that holds a list."""
+    """Join spans into one that holds a list where `joins` accepts the text between them."""
     joined: list[_Span] = []
     for span in spans:
         previous = joined[-1] if joined else span
         both_read = previous.contents and span.contents
-        if both_read and conjunction.fullmatch(text, previous.end, span.start):
+        if joined and both_read and joins(text[previous.end : span.start]):
             contents = previous.contents
             if span.contents != previous.contents:
                 contents = f"{previous.contents}, {span.contents}"
@@ -354,7 +410,7 @@ def _numbers(line: str) -> list[_Span]:
     spans = [_Span(*match.span(), match.group()) for match in _NUMBER.finditer(line)]
     numbers = [read_number(bare(span.contents)) for span in spans]
     units = {number.unit for number in numbers if number and number.unit}
-    return spans if len(units) > 1 else _join_lists(line, spans, _OR)
+    return spans if len(units) > 1 else _join_lists(line, spans, _is_or)
 
 
 def _number_as_meant(line: str, number: _Span) -> str | None:

@@ -21,14 +21,21 @@ _SIGNS = str.maketrans({
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
 _LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 _COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
+# the argument of a command, with one level of braces inside
+_CONTENTS = r"\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
+# text that a page leaves blank or strikes out
+_STRUCK = re.compile(
+    rf"\\(?:[hv]?phantom|[bx]?cancel|sout){_CONTENTS}|<del>(?:(?!<del>).)*?</del>|(?<!~)~~(?![~\s])[^~\n]+~~(?!~)",
+    re.DOTALL | re.IGNORECASE,
+)
 # chat markup and HTML
 _MARKUP = re.compile(r"<\|[^|<>\n]{1,40}\|>|</?(?:s|b|i|u|em|strong|p|br|span|center)\s*/?>")
 
 
 def visible(text: str) -> str:
-    """The text without HTML comments: the reader of a rendered page sees none, so an answer in one
-    does not count."""
-    return _COMMENT.sub("", text)
+    """The text that the reader of a rendered page sees and is not struck out: an answer in an HTML
+    comment, in a blank of its width or under a line does not count."""
+    return _STRUCK.sub("", _COMMENT.sub("", text))
 
 
 def tidy(text: str) -> str:
@@ -57,11 +64,9 @@ def _plain(character: str) -> str:
     return "" if category in ("So", "Cf") or character == "\ufe0f" else character
 
 
-# the argument of a command, with one level of braces inside
-_CONTENTS = r"\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
 _FONT = (
     r"(?:text(?:bf|it|rm|sf|tt|normal|up)?|math(?:rm|bf|it|sf|tt|normal)|mbox|operatorname|bm|pmb|"
-    r"boldsymbol|underline|emph|ensuremath)"
+    r"boldsymbol|underline|emph|ensuremath|boxed|fbox)"
 )
 _SIZE = (
     r"(?:displaystyle|textstyle|tiny|small|normalsize|large|Large|LARGE|huge|Huge|bf|bfseries|it|rm|"
@@ -75,6 +80,7 @@ _LAYOUT = (
     (re.compile(r"\\(?:text)?color\s*\{[^{}]*\}"), ""),
     (re.compile(r"(?<!\\)\\[,;:> ]|(?<!\\)~|\\q?quad(?![a-wyzA-Z])"), " "),
     (re.compile(rf"\\{_FONT}{_CONTENTS}"), r" \1 "),
+    (re.compile(rf"\\{_FONT}{_CONTENTS}"), r" \1 "),  # again: \boxed{\text{5}}
     (re.compile(rf"\\{_SIZE}(?![A-Za-z])"), ""),
     (re.compile(r"\$\$|(?<!\\)\\[()\[\]]"), ""),
     (re.compile(r"(?<!\\)\$([^$]+)(?<!\\)\$"), r"\1"),
@@ -82,6 +88,8 @@ _LAYOUT = (
     (re.compile(r"\\(?:degree|deg)(?![A-Za-z])"), r"^\\circ "),
     (re.compile(r"\\(?:begin|end)\{(?:align|aligned|equation|gather)\*?\}|&(?==)"), ""),
     (re.compile(r"\\varnothing(?![A-Za-z])"), r"\\emptyset"),
+    # a sign of conclusion before the answer
+    (re.compile(r"^\s*(?:=>|\\(?:therefore|implies|to|(?:[Rr]|Longr)ightarrow)(?![A-Za-z]))"), ""),
 )
 
 

@@ -92,6 +92,25 @@ def test_a_line_that_takes_the_answer_back_is_a_second_answer():
     assert [score.value for score in scores] == [1, 1, 1, 0]
 
 
+@pytest.mark.parametrize(
+    ("form", "value"),
+    [
+        ("$\\boxed{GOLD}$", 1),
+        ("\\(GOLD\\)", 1),
+        ("**$\\boxed{\\textbf{GOLD}}$.**", 1),
+        ("\\boxed{GOLD}, \\boxed{Nowhere}", 0),
+        ("\\boxed{not GOLD}", 0),
+        ("\\phantom{GOLD}", 0),
+        ("~~GOLD~~", 0),
+    ],
+)
+def test_an_answer_line_may_be_set_in_type(form: str, value: float):
+    environment = ENVIRONMENTS["long_context"]()
+    prompt = environment.prompt(rows("long_context", seed=5, count=1)[0])
+    [score] = verify(environment, prompt, f"Answer: {form.replace('GOLD', prompt.gold or '')}")
+    assert score.value == value
+
+
 # -- structured output -----------------------------------------------------------------------------
 
 

@@ -24,6 +24,14 @@ from reward.graders.final_answer import find_answer
         ("It is 5 kilos or so", "5 kilos"), ('{"answer": "\\frac{1}{2}"}', "\\frac{1}{2}"),
         ('{"answer": "\\\\sqrt{2}"}', "\\sqrt{2}"), ('{"answer": "$\\dfrac{1}{2}$"}', "$\\dfrac{1}{2}$"),
         ("\\boxed 52", "52"),
+        # a box that is denied or struck out is none; alternatives are a list
+        ("\\fbox{5} not \\fbox{6}", "5"), ("It is \\boxed{5}. It isn't $\\boxed{6}$", "5"),
+        ("\\boxed{5} \\neq \\boxed{6}", "5"), ("\\boxed{5}. \\boxed{6} is incorrect", "5"),
+        ("\\boxed{5} was not right; \\boxed{6} is.", "6"), ("Not \\boxed{5} but \\boxed{6}", "6"),
+        ("\\boxed{5} ~~\\boxed{6}~~", "5"), ("\\cancel{\\boxed{6}} \\boxed{5} \\phantom{\\boxed{7}}", "5"),
+        ("\\boxed{5} or maybe \\boxed{6}", "5, 6"), ("\\boxed{5}; alternatively \\boxed{6}", "5, 6"),
+        ("\\boxed{5}, hence \\boxed{6}", "6"), ("$x=\\boxed{5}$\nfor part two \\boxed{6}", "6"),
+        ("This is not hard: \\boxed{5}.", "5"), ("\\boxed{5} is not rounded", "5"),
         ("Answer: 3\n\nthat is \\boxed{4}", "4"),  # a box before a label
         ("is \\boxed{3}. Final Answer: The final answer is $4$. I hope it is correct.", "4"),
         ("$y_1 = \\boxed{1}$ and $y_2 = \\boxed{2}$", "1, 2"),
@@ -71,8 +79,8 @@ def test_the_answer_is_found(text: str, answer: str | None):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "   \n", "I do not know.", "2\nI do not know.", "It is not 5.", "答案不是5", "\\boxed{5",
-     "\\boxed{4} no, \\boxed{5", "\\boxed{}"],
+    ["", "   \n", "\\boxed{5} is wrong.", "I do not know.", "2\nI do not know.", "It is not 5.", "答案不是5",
+     "\\boxed{5", "\\boxed{4} no, \\boxed{5", "\\boxed{}"],
 )  # fmt: skip
 def test_no_answer_is_none(text: str):
     """A box that opens last and never closes is not replaced by an earlier one."""
@@ -87,7 +95,7 @@ def test_the_last_line_counts_only_where_asked():
 HOSTILE = (
     "\\boxed{", "$", "\\[", "answer is ", "<answer>", "#### \n", "1,111", "5 or ", "答案", '{"answer": ',
     "**1", "- ", "1 because ", "*", "'answer':", "wait, I ", "not A or ", "5 m/", "\\\\", "(A) or ", "A",
-    "option ", "\\text{", "A and ",
+    "option ", "\\text{", "A and ", "<del>", "\\cancel{", "~~a", "\\boxed{5} not ", "\\boxed{5} )  ",
 )  # fmt: skip
 
 
