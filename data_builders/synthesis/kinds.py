@@ -7,10 +7,12 @@ from pathlib import Path
 from data_builders.synthesis.continue_chat import ChatContinuation
 from data_builders.synthesis.genselect import SelectionTraces
 from data_builders.synthesis.instructions import ConstrainedConversations
+from data_builders.synthesis.long_documents import LongDocumentQuestions
 from data_builders.synthesis.open_question import OpenQuestions
 from data_builders.synthesis.rejection import RejectionSampling
 from data_builders.synthesis.safety import SafetyAnswers
 from data_builders.synthesis.steps import KindSetup, SynthesisKind
+from data_builders.synthesis.tool_conversation import ToolConversations
 from data_builders.synthesis.translate import Translation
 from data_builders.synthesis.twin import VariantTasks
 from posttrain.config.load import nearest
@@ -26,6 +28,8 @@ KINDS: dict[str, type[SynthesisKind]] = {
     "twin": VariantTasks,
     "open_question": OpenQuestions,
     "safety": SafetyAnswers,
+    "long_documents": LongDocumentQuestions,
+    "tool_conversation": ToolConversations,
 }
 _PROMPTS = Path(__file__).parent / "prompts"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,17 @@ def plain_seeds(
         source_stats[place.name] = counts.stats()
     result.stats = {"sources": source_stats}
     return result
+
+
+def row_texts(place: RowPlace, path: str) -> list[str]:
+    """Texts under a dotted path of the rows of a source; rows without one are left out."""
+    texts: list[str] = []
+    for raw in read_rows(_rows_of(place), _BASE):
+        if isinstance(raw, Drop):
+            continue
+        with contextlib.suppress(Discarded):
+            texts.append(text_field(raw.row, path))
+    return texts
 
 
 def text_field(row: Row, path: str) -> str:

@@ -201,26 +201,26 @@ class SynthesisKind:
         """Open the tools of one completion; None: nothing runs its calls."""
         return None
 
-    def bad_answer(self, seed: Seed, answered: Answered) -> str | None:
-        """A text in the place of an answer that the checks must not let pass; None: not of this
-        answer."""
+    def bad_answer(self, seed: Seed, answered: Answered) -> str | Message | None:
+        """What is put in the place of an answer, and the checks must not let pass; None: not of
+        this answer."""
         return OFF_TOPIC
 
     def spoil(self, seed: Seed, rounds: Sequence[Round]) -> list[Round] | None:
         """The rounds of a kept seed up to an answer that is replaced by a bad one; None where no
         answer can be spoiled. It is one of the last round that has any, by a keyed hash."""
         for number in reversed(range(len(rounds))):
-            bad_answers: list[tuple[int, str]] = []
+            bad_answers: list[tuple[int, str | Message]] = []
             for position, answered in enumerate(rounds[number]):
                 if answered.ask.role == self.spoiled_role:
-                    text = self.bad_answer(seed, answered)
-                    bad_answers += [] if text is None else [(position, text)]
+                    bad = self.bad_answer(seed, answered)
+                    bad_answers += [] if bad is None else [(position, bad)]
             if bad_answers:
                 choice = key64(self.setup.seed, "spoil", seed.id) % len(bad_answers)
-                position, text = bad_answers[choice]
+                position, bad = bad_answers[choice]
                 spoiled_round = list(rounds[number])
                 answered = spoiled_round[position]
-                completions = tuple(with_answer(each, text) for each in answered.completions)
+                completions = tuple(with_answer(each, bad) for each in answered.completions)
                 spoiled_round[position] = replace(answered, completions=completions)
                 return [*rounds[:number], tuple(spoiled_round)]
         return None
@@ -317,11 +317,14 @@ def refuse_unusable(completion: Completion, prompt: Prompt) -> None:
         raise problem
 
 
-def with_answer(completion: Completion, text: str) -> Completion:
-    """A completion whose last step says a text and calls nothing."""
+def with_answer(completion: Completion, answer: str | Message) -> Completion:
+    """A completion whose last step says a text and calls nothing, or is a message."""
+    message = Message("assistant", answer) if isinstance(answer, str) else answer
     step = completion.steps[-1]
-    parsed = replace(step.parsed, answer=text, tool_calls=(), problems=())
-    last = replace(step, text=text, parsed=parsed, ids=None, logps=None, forced=None)
+    parsed = replace(
+        step.parsed, answer=message.content, tool_calls=message.tool_calls, problems=()
+    )
+    last = replace(step, text=message.content, parsed=parsed, ids=None, logps=None, forced=None)
     return replace(completion, steps=(*completion.steps[:-1], last))
 
 

@@ -1,0 +1,343 @@
+"""Tasks with tools → conversations of a user model and an agent model.
+
+As in the paper, 3.1.2: a user with a task, an agent that is to help, and a tool environment; a
+judge keeps those in which each is consistent with its goals. Tools run by code where the task has
+an environment, and then its verifier has the first word. Otherwise a model plays the tools, and is
+shown all its earlier answers. Every step is a request of its own: a killed run repeats none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from data_builders.prompts.build import PromptPlan
+from data_builders.rows.inputs import Input
+from data_builders.synthesis.seeds import (
+    example_of,
+    plain_seeds,
+    prompt_seeds,
+    row_inputs,
+    text_field,
+)
+from data_builders.synthesis.steps import (
+    OFF_TOPIC,
+    Answered,
+    Ask,
+    Discarded,
+    Keep,
+    KindSetup,
+    Making,
+    Note,
+    Row,
+    Seed,
+    SeedSet,
+    SynthesisKind,
+    ask_text,
+    ask_usable,
+    chat_row,
+    grade,
+    judged_labels,
+    prompt_of,
+    transcript,
+)
+from posttrain.config.source import RowPlace
+from posttrain.config.synthesize import ScenarioRows, ToolConversation
+from posttrain.environments.base import Environment
+from posttrain.jsontext import load_json
+from posttrain.records import Message, ToolCall, json_text
+from posttrain.rollouts import Completion, Prompt, Step, metadata_of
+from posttrain.runs import Parent
+from reward.graders.base import Attempt
+from reward.judge.quoting import quoted
+
+END = "###END###"
+_LABELS = ("user", "agent", "tools", "left_to_agent")
+# what only the other side of a conversation writes
+_AGENT_MARKS = re.compile(
+    r"<tool_call|<function=|\"arguments\"\s*:|^\s*(?:assistant|agent)\s*:", re.I
+)
+_BROKEN = frozenset({"half_call", "malformed_call"})
+
+
+@dataclass(frozen=True, slots=True)
+class ToolTask:
+    """What a user wants, and the tools that an agent has for it.
+
+    Attributes:
+        wish: what the user model is told.
+        tools: JSON text of the declared tools.
+        prompt: the task of an environment; None: tools are played by a model.
+    """
+
+    wish: str
+    system: tuple[Message, ...]
+    tools: str
+    prompt: Prompt | None = None
+
+    @property
+    def names(self) -> set[str]:
+        """Names of the declared tools."""
+        return {tool.get("function", tool)["name"] for tool in json.loads(self.tools)}
+
+
+class ToolConversations(SynthesisKind):
+    """The kind `tool_conversation`; the content of its seeds is a `ToolTask`."""
+
+    config: ToolConversation
+    spoiled_role = "agent"
+
+    def __init__(self, config: ToolConversation, setup: KindSetup) -> None:
+        super().__init__(config, setup)
+        self._plan: PromptPlan | None = None
+        if config.prompts:
+            self._plan = PromptPlan(config.prompts, config.settings, seed=setup.seed, out=setup.out)
+
+    def inputs(self) -> tuple[list[Input], list[Parent]]:
+        inputs, parents = row_inputs(self.config.scenarios, self.setup.out)
+        if self._plan is None:
+            return inputs, parents
+        return [*self._plan.inputs, *inputs], [*self._plan.parents, *parents]
+
+    def seeds(self, work: Path) -> SeedSet:
+        result = plain_seeds(self.config.scenarios, _scenario_of)
+        if "tools" not in self.setup.models and result.seeds:
+            result.dropped["no_tools_model"] += len(result.seeds)
+            result.seeds = []
+        if self._plan is None:
+            return result
+        tasks = prompt_seeds(self._plan)
+        for seed in tasks.seeds:
+            prompt: Prompt = seed.content
+            if prompt.tools is None or prompt.environment is None:
+                result.dropped["no_tools"] += 1
+                continue
+            system = tuple(message for message in prompt.messages if message.role == "system")
+            task = ToolTask(_wish_of(prompt), system, prompt.tools, prompt)
+            result.seeds.append(Seed(prompt.id, task, example_of(prompt)))
+        result.stats = {**result.stats, **tasks.stats}
+        return result
+
+    def most(self, seed: Seed) -> Mapping[str, int]:
+        steps = self.config.turns * self.config.steps
+        simulated = seed.content.prompt is None
+        return {
+            "user": self.config.turns,
+            "agent": steps,
+            "tools": steps if simulated else 0,
+            "judge": 1,
+        }
+
+    def make(self, seed: Seed) -> Making:
+        """User and agent in turn until the user ends; then the environment, then the judge."""
+        task: ToolTask = seed.content
+        environment: Environment | None = None
+        if task.prompt is not None:
+            assert self._plan is not None
+            environment = self._plan.open_environment(task.prompt)
+        try:
+            messages, steps = yield from self._conversation(seed, environment)
+            state = None if environment is None else environment.snapshot()
+        finally:
+            if environment is not None:
+                asyncio.run(environment.close())
+        checks = ["declared calls"]
+        reached: bool | None = None
+        explanation = ""
+        if task.prompt is not None and task.prompt.grader is not None:
+            completion = Completion(task.prompt.id, 0, tuple(steps), "stop", state=state)
+            [score] = yield from grade(Attempt(task.prompt, completion))
+            reached = score.value == 1.0
+            explanation = score.explanation
+            checks.append("environment")
+        inconsistent: list[str] = []
+        if "judge" in self.setup.models:
+            text = self.text(
+                "judge_tool_conversation",
+                task=quoted(task.wish),
+                tools=task.tools,
+                conversation=transcript(messages),
+            )
+            request = Ask("judge", prompt_of(seed, "judge", text))
+            labels = yield from judged_labels(request, *_LABELS)
+            inconsistent = [label for label, holds in labels.items() if not holds]
+            checks.append("judge")
+            if reached is not None:
+                verdicts = f"judge {_word(not inconsistent)}, state {_word(reached)}"
+                yield Note("judge and state", verdicts)
+        if reached is False:
+            raise Discarded("state_not_reached", explanation)
+        if inconsistent:
+            raise Discarded(f"judge_refuses_{inconsistent[0]}", messages[-1].content[:200])
+        turns = sum(message.role == "user" for message in messages)
+        yield Note("user turns", str(turns))
+        row = chat_row(
+            messages, tools=task.tools, environment=task.prompt and task.prompt.environment
+        )
+        return Keep((row,), checks=tuple(checks))
+
+    def _conversation(
+        self, seed: Seed, environment: Environment | None
+    ) -> Generator[Any, Any, tuple[list[Message], list[Step]]]:
+        """All messages, and the agent's steps with what came back to each.
+
+        Raises:
+            Discarded: a side says nothing, talks as the other, or never comes to an end.
+        """
+        task: ToolTask = seed.content
+        messages = list(task.system)
+        steps: list[Step] = []
+        for turn in range(self.config.turns):
+            text = self.text(
+                "user_of_task",
+                task=task.wish,
+                conversation=transcript(_heard(messages)) or "(you begin)",
+            )
+            words = yield from ask_text(Ask("user", prompt_of(seed, f"user-{turn}", text)))
+            if END in words:
+                if not steps:
+                    raise Discarded("user_ends_at_once", words[:200])
+                return messages, steps
+            if _AGENT_MARKS.search(words):
+                raise Discarded("user_talks_as_agent", words[:200])
+            message = Message("user", words)
+            messages.append(message)
+            if steps:
+                steps[-1] = replace(steps[-1], results=(message,))
+            yield from self._answer(seed, environment, messages, steps, turn=turn)
+        raise Discarded("user_never_ends", f"{self.config.turns} turns")
+
+    def _answer(
+        self,
+        seed: Seed,
+        environment: Environment | None,
+        messages: list[Message],
+        steps: list[Step],
+        *,
+        turn: int,
+    ) -> Generator[Any, Any, None]:
+        """The agent's steps until it says something without a call."""
+        task: ToolTask = seed.content
+        thinking = task.prompt is None or task.prompt.thinking
+        for number in range(self.config.steps):
+            prompt = prompt_of(
+                seed, f"agent-{turn}-{number}", messages, tools=task.tools, thinking=thinking
+            )
+            [answered] = yield from ask_usable(Ask("agent", prompt))
+            step = answered.completions[0].steps[-1]
+            if _BROKEN & set(step.parsed.problems):
+                raise Discarded("malformed_call", step.text[:200])
+            calls = tuple(
+                replace(call, id=f"call-{len(steps)}-{k}")
+                for k, call in enumerate(step.parsed.tool_calls)
+            )
+            step = replace(step, parsed=replace(step.parsed, tool_calls=calls))
+            messages.append(step.parsed.message())
+            results: list[Message] = []
+            for call in calls:
+                if call.name not in task.names:
+                    raise Discarded("undeclared_call", call.name)
+                result = yield from self._result(seed, environment, call, messages + results)
+                results.append(Message("tool", result, tool_call_id=call.id, name=call.name))
+            messages += results
+            steps.append(replace(step, results=tuple(results)))
+            if not calls:
+                return
+        raise Discarded("agent_never_answers", f"{self.config.steps} steps")
+
+    def _result(
+        self,
+        seed: Seed,
+        environment: Environment | None,
+        call: ToolCall,
+        messages: Sequence[Message],
+    ) -> Generator[Any, Any, str]:
+        """What a call returns: from the environment, or from a model that sees its own log."""
+        try:
+            arguments = load_json(call.arguments)
+        except ValueError:
+            arguments = None
+        if not isinstance(arguments, dict):
+            return "error: the arguments are not a JSON object"
+        if environment is not None:
+            return asyncio.run(environment.call(call.name, cast(dict[str, Any], arguments)))
+        task: ToolTask = seed.content
+        log = _log(messages)
+        text = self.text(
+            "tool_result",
+            task=task.wish,
+            tools=task.tools,
+            log="\n".join(f"{made} -> {result}" for made, result in log) or "(none)",
+            call=_shown(call),
+        )
+        return (yield from ask_text(Ask("tools", prompt_of(seed, f"tool-{call.id}", text))))
+
+    def bad_answer(self, seed: Seed, answered: Answered) -> str | Message | None:
+        """A last word about something else, for the judge; without one, an undeclared call."""
+        if answered.completions[0].tool_calls:
+            return None
+        if "judge" in self.setup.models:
+            return OFF_TOPIC
+        return Message("assistant", "", tool_calls=(ToolCall("grant_everything", "{}"),))
+
+
+def _scenario_of(row: Row, place: RowPlace) -> tuple[str, ToolTask]:
+    fields = cast(ScenarioRows, place)
+    wish = text_field(row, fields.scenario)
+    tools: Any = row.get(fields.tools)
+    if isinstance(tools, str):
+        try:
+            tools = load_json(tools)
+        except ValueError as error:
+            raise Discarded("malformed_row", f"{fields.tools} is no JSON") from error
+    try:
+        task = ToolTask(wish, (), json_text(tools))
+        known = task.names
+    except (KeyError, TypeError, AttributeError) as error:
+        raise Discarded("malformed_row", f"{fields.tools} is no list of tools") from error
+    if not known:
+        raise Discarded("malformed_row", "no tools")
+    if fields.system is None:
+        return wish, task
+    system = Message("system", text_field(row, fields.system))
+    return wish, replace(task, system=(system,))
+
+
+def _wish_of(prompt: Prompt) -> str:
+    """What the user of an environment's task wants and knows."""
+    wishes = [message.content for message in prompt.messages if message.role == "user"]
+    user: Row = metadata_of(prompt).get("user") or {}
+    facts = [fact["text"] for fact in user.get("facts", ())]
+    return "\n".join([*wishes, *facts, *user.get("asides", ())])
+
+
+def _heard(messages: Sequence[Message]) -> list[Message]:
+    """The part of a conversation that its user reads: no calls and no results."""
+    return [
+        replace(message, tool_calls=(), reasoning=None)
+        for message in messages
+        if message.role in ("user", "assistant") and message.content
+    ]
+
+
+def _log(messages: Sequence[Message]) -> list[tuple[str, str]]:
+    """Earlier calls, each with its result."""
+    calls = {call.id: call for message in messages for call in message.tool_calls}
+    return [
+        (_shown(calls[message.tool_call_id]), message.content)
+        for message in messages
+        if message.role == "tool"
+    ]
+
+
+def _shown(call: ToolCall) -> str:
+    return f"{call.name}({call.arguments})"
+
+
+def _word(holds: bool) -> str:
+    return "yes" if holds else "no"

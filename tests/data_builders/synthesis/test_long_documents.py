@@ -1,0 +1,143 @@
+"""Long documents: lengths in tokens, golds by code, and every needed document proven needed."""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_builders.synthesis.kinds import open_kind
+from data_builders.synthesis.long_documents import FAMILIES, LongQuestion, refuse_unproven
+from data_builders.synthesis.steps import Discarded
+from posttrain.errors import ConfigError, DataError
+from posttrain.sampling.sampler import Request
+from reward.environments.long_context import LongContextEnvironment
+from tests.data_builders.small_build import write_tokenizer
+from tests.data_builders.synthesis.small_synthesis import (
+    made,
+    read_rows,
+    recipe_of,
+    server,
+    write_rows,
+)
+from tests.sampling.scripted import END, Scripted
+
+
+def recipe(tmp_path: Path, *, generator: bool = False, **make: Any):
+    tokenizer = tmp_path / "tokenizer"
+    if not tokenizer.is_dir():
+        write_tokenizer(tokenizer)
+    kind = {
+        "kind": "long_documents",
+        "tokenizer": str(tokenizer),
+        "lengths": [6000, 9000],
+        "count": 12,
+        **make,
+    }
+    models = {"generator": server("sft")} if generator else {}
+    return recipe_of(tmp_path / "out", kind, models)
+
+
+def seeds_of(config) -> dict[str, LongQuestion]:
+    kind = open_kind(config)
+    return {seed.id: seed.content for seed in kind.seeds(Path()).seeds}
+
+
+def test_questions_fill_their_length_and_need_every_needed_document(tmp_path: Path):
+    config = recipe(tmp_path)
+    questions = seeds_of(config)
+    assert len(questions) == 12
+    assert questions == seeds_of(config), "the same questions for a seed"
+    for seed_id, question in questions.items():
+        family, length, _ = seed_id.split("-")
+        assert 0.9 * int(length) <= question.tokens <= int(length)
+        assert len(question.needed) == 5
+        documents = question.text.split("\n\n")[:-1]
+        for number in question.needed:
+            assert documents[number - 1].startswith(f"Document {number}.")
+        told = "\n".join(documents[number - 1] for number in question.needed)
+        if family == "aggregation":
+            amounts = [int(n) for n in re.findall(r"holds (\d+) crates", told)]
+            assert sum(amounts) == int(question.gold)
+        elif family == "multi_hop":
+            pairs = dict(re.findall(r"(\w+) handed the blue folder to (\w+)", told))
+            assert question.gold in set(pairs.values()) - set(pairs)
+        else:
+            codes = re.findall(r"code of \w+ is (\d+)", told)
+            assert all(code in question.gold for code in codes)
+
+
+@pytest.mark.parametrize("family", ["needles", "multi_hop", "aggregation"])
+def test_a_document_that_is_not_needed_is_found(family):
+    facts = FAMILIES[family](random.Random(0), 4)
+    documents = [*facts.needed, facts.needed[1]]  # one of them stands there twice
+    gold = facts.solve(facts.needed)
+    text = "\n\n".join([*documents, facts.question])
+    question = LongQuestion(text, str(gold), (1, 2, 3, 4), 0)
+    reason = "contradicted" if family == "aggregation" else "not_needed"
+    with pytest.raises(Discarded) as raised:
+        refuse_unproven(question, facts)
+    assert raised.value.reason == reason
+    whole = replace(question, text="\n\n".join([*facts.needed, facts.question]))
+    refuse_unproven(whole, facts)
+
+
+def test_texts_of_others_stand_between_and_may_contradict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    texts = [{"text": f"The ferry number {k} leaves the quay at noon. " * 3} for k in range(20)]
+    path = write_rows(tmp_path / "texts.jsonl", texts)
+    documents = [{"name": "ferries", "path": str(path)}]
+    assert all("ferry" in q.text for q in seeds_of(recipe(tmp_path, documents=documents)).values())
+    wrong = "The depot of Elsewhere lies in the {} and holds 7 crates of rope."
+    regions = ("north", "coast", "valley", "highlands")
+    write_rows(path, [{"text": wrong.format(region)} for region in regions])
+    config = recipe(tmp_path, documents=documents, families=["aggregation", "needles"])
+    made(config, {}, monkeypatch)
+    tasks = read_rows(tmp_path / "out/tasks.jsonl")
+    assert {task["metadata"]["family"] for task in tasks} == {"needles"}
+
+
+def test_tasks_pass_their_environment_and_need_no_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    rows, manifest = made(recipe(tmp_path), {}, monkeypatch)
+    assert rows == []
+    assert manifest.stats["requests"] == {}
+    environment = LongContextEnvironment()
+    tasks = read_rows(tmp_path / "out/tasks.jsonl")
+    assert len(tasks) == 12
+    for task in tasks:
+        assert environment.prompt(task).gold == task["gold"]
+
+
+def test_only_right_answers_become_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    golds = {question.text: question.gold for question in seeds_of(recipe(tmp_path)).values()}
+
+    def unsure(request: Request, rng: random.Random) -> str:
+        gold = golds[request.messages[0].content]
+        return rng.choice([f"Found.\nAnswer: {gold}", "Answer: 12345", "", "I cannot say"]) + END
+
+    config = recipe(tmp_path, generator=True)
+    rows, manifest = made(config, {"sft": Scripted(unsure)}, monkeypatch)
+    assert 0 < len(rows) < 12
+    assert {*manifest.counts.dropped} <= {"wrong_answer", "empty_answer"}
+    for row in rows:
+        assert row["messages"][1]["content"].endswith(f"Answer: {row['metadata']['gold']}")
+    assert manifest.stats["planted"]["dropped"] == {"wrong_answer": len(rows)}
+    assert len(read_rows(tmp_path / "out/tasks.jsonl")) == 12, "tasks do not depend on the answer"
+
+
+def test_impossible_lengths_are_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match="do not hold 20 needed documents"):
+        seeds_of(recipe(tmp_path, needed=20, lengths=[500], families=["needles"]))
+
+
+def test_a_generator_that_is_cut_off_gives_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    config = recipe(tmp_path, generator=True)
+    with pytest.raises(DataError, match="truncated 12"):
+        made(config, {"sft": Scripted(lambda r, _: "so " * 3000)}, monkeypatch)
