@@ -7,6 +7,7 @@ date; a finished run gets its card and the list of its files.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 import time
@@ -103,6 +104,32 @@ class RunPage(Protocol):
     def write_finished(self) -> Path:
         """Write the report of the finished artifact, unless it is there. Returns its path."""
         ...
+
+
+class ReturnFreedMemory(TrainerCallback):
+    """Gives memory that a micro-batch has freed back to the system.
+
+    glibc's heap keeps what is freed between blocks that stay, and activations of a longer pack come
+    on top of it. Mapping each block apart, which mallopt offers, takes less memory still, but on a
+    model of 135 M parameters half as much time again for a step; this takes a twentieth.
+    """
+
+    def __init__(self) -> None:
+        # no glibc, no such function
+        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+
+    def on_substep_end(self, *_args: Any, **_kwargs: Any) -> None:
+        """Give back what one of several micro-batches of a step has freed."""
+        if self._trim is not None:
+            self._trim(0)
+
+    def on_step_end(self, *_args: Any, **_kwargs: Any) -> None:
+        """Give back what the last micro-batch and the optimizer have freed."""
+        self.on_substep_end()
+
+    def on_prediction_step(self, *_args: Any, **_kwargs: Any) -> None:
+        """Give back what a batch of the evaluation has freed."""
+        self.on_substep_end()
 
 
 class LivePage(TrainerCallback):

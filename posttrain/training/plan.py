@@ -6,7 +6,6 @@ what a GPU's allocator loses to fragments; on a CPU large blocks go back when th
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 import time
@@ -44,15 +43,9 @@ FIRST_SLICE = 128
 LONG_ON_A_CPU = 3600.0
 # bytes on a CPU that saving, the page and small blocks take behind the plan
 _LATER = 96 << 20
-# of glibc's mallopt
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-# bytes; mapping the small tensors of a tiny model anew takes a tenth of its step and more. Those of
-# a larger model's short packs have to be mapped too: on the heap they stay between gradients, and
-# the next long pack comes on top of them
-_MAPPED = 1 << 20
-_MAPPED_OF_LARGE = 1 << 18
-_LARGE = 50_000_000  # parameters
-_SET_BY_USER = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "LD_PRELOAD", "GLIBC_TUNABLES")
+# of a step's memory on a CPU, what glibc's heap holds besides live blocks: an eighth was measured
+# on a model of 135 M parameters and packs of 512 tokens
+_HEAP = 0.2
 
 Line = tuple[str, str]
 
@@ -272,6 +265,7 @@ class MemoryPlan:
         rollouts: cache and gathered weights while completions are sampled, or the share of a vLLM
             that sleeps while it trains; `vllm`: the share of one that does not.
         process: on a CPU the interpreter and its libraries, which share the memory.
+        heap: on a CPU the gaps between live blocks.
     """
 
     weights: int
@@ -280,11 +274,12 @@ class MemoryPlan:
     rollouts: int = 0
     vllm: int = 0
     process: int = 0
+    heap: int = 0
 
     @property
     def peak(self) -> int:
         """At the worst moment: completions are sampled before there are gradients."""
-        always = self.process + self.weights + self.optimizer + self.vllm
+        always = self.process + self.weights + self.optimizer + self.vllm + self.heap
         return always + max(self.step.total, self.rollouts)
 
     @property
@@ -296,6 +291,7 @@ class MemoryPlan:
             "rollouts": self.rollouts,
             "vllm": self.vllm,
             "process": self.process,
+            "heap": self.heap,
         }
 
 
@@ -358,33 +354,15 @@ def plan_memory(
         sampling, vllm = (share, 0) if rollouts.sleep else (0, share)
     elif rollouts is not None:
         sampling = rollout_bytes(base.config, rollouts, dtype) + whole_bytes(size, launched)
+    step = measure_step(base.config, shape, adapter, launched)
     return MemoryPlan(
         **parts,
-        step=measure_step(base.config, shape, adapter, launched),
+        step=step,
         rollouts=sampling,
         vllm=vllm,
         process=process_bytes(trainer) if cpu else 0,
+        heap=int(_HEAP * step.total) if cpu else 0,
     )
-
-
-def return_freed_memory(parameters: int, env: Mapping[str, str] = os.environ) -> bool:
-    """Have large blocks mapped apart, so that freeing one gives it back whatever lies beside it.
-
-    glibc raises its own threshold to the largest block that was freed, up to 32 MiB: activations
-    then lie in its heap, which keeps what is freed between others. On a model of 42 M parameters
-    that took a sixth more memory, and no time less.
-
-    Args:
-        parameters: of the model that is trained.
-
-    Returns:
-        False where the user chose an allocator or its settings, or this is no glibc.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None or any(name in env for name in _SET_BY_USER):
-        return False
-    mapped = _MAPPED_OF_LARGE if parameters >= _LARGE else _MAPPED
-    return bool(mallopt(_M_MMAP_THRESHOLD, mapped)) and bool(mallopt(_M_TRIM_THRESHOLD, mapped))
 
 
 def process_bytes(trainer: Any) -> int:

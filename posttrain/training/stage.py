@@ -57,6 +57,7 @@ from posttrain.training.output import (
     RESUME,
     LivePage,
     LogRows,
+    ReturnFreedMemory,
     RunOutcome,
     RunPage,
     artifact_files,
@@ -74,7 +75,6 @@ from posttrain.training.plan import (
     memory_line,
     model_size,
     plan_memory,
-    return_freed_memory,
 )
 from posttrain.training.sharding import gather_head, restore_masters
 from posttrain.training.trainer import Resumable, dtypes_on_disk, train_to_the_end
@@ -298,10 +298,10 @@ class TrainingStage(ABC, Generic[Recipe, T]):
             seed=recipe.seed,
             quantization=quantization_config(adapter),
         )
-        if args.device.type == "cpu":
-            return_freed_memory(model_size(model).parameters)
         reach = adapter_reach(adapter, model) if adapter else ()
         callbacks: list[TrainerCallback] = [LogRows(self.out)]
+        if args.device.type == "cpu":
+            callbacks.append(ReturnFreedMemory())
         if self.page is not None:
             callbacks.append(LivePage(self.page))
         trainer = self.make_trainer(
