@@ -54,7 +54,7 @@ def _train_by_name(parser: argparse.ArgumentParser, given: list[str]) -> None:
     """Raises ConfigError: half of the names, a recipe beside them, or several processes."""
     options, unknown = parser.parse_known_intermixed_args(given)
     if unknown:
-        raise no_option(SftConfig, unknown[0], given)
+        raise no_option(parser, SftConfig, unknown[0], given)
     if options.config is not None or options.model is None or options.data is None:
         raise ConfigError("give --model and --data together, or a recipe with --config")
     if options.print_config:

@@ -74,6 +74,10 @@ def test_unfinished_tampered_and_foreign_inputs_are_refused(tmp_path):
     refused("a", "'sft_data' is needed here", "sft_data")
     (tmp_path / "a" / "rows.txt").write_text("rwo\n")
     refused("a", "has changed since")
+    # what is cut off is seen without hashing it again
+    (tmp_path / "a" / "rows.txt").write_text("ro")
+    with pytest.raises(DataError, match=r"rows\.txt has changed since"):
+        read_artifact(tmp_path / "a", verify=False)
     (tmp_path / "a" / "rows.txt").unlink()
     refused("a", "is missing")
     make(tmp_path / "b", {})

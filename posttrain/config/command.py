@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import difflib
 import errno
 import importlib.metadata
 import json
@@ -96,7 +97,7 @@ def parse_recipe(
         parser.epilog = f"keys of the recipe:\n\n{describe(schema)}"
     options, unknown = parser.parse_known_intermixed_args(given)
     if unknown:
-        raise no_option(schema, unknown[0], given)
+        raise no_option(parser, schema, unknown[0], given)
     if options.config is None:
         stage = parser.prog.split()[-1].removesuffix(".py")
         own = [name for name in recipe_names() if name.endswith(f"/{stage}")]
@@ -111,8 +112,14 @@ def parse_recipe(
     return recipe, options
 
 
-def no_option(schema: type[BaseModel], option: str, given: Sequence[str]) -> ConfigError:
-    """The error of `--learning_rate 1e-4`, with how the key is written."""
+def no_option(
+    parser: argparse.ArgumentParser, schema: type[BaseModel], option: str, given: Sequence[str]
+) -> ConfigError:
+    """The error of `--learning_rate 1e-4`, with how the key is written, or of `--dryrun`."""
+    options = re.findall(r"--[a-z][a-z-]*", parser.format_usage())
+    written = option.partition("=")[0]
+    if meant := difflib.get_close_matches(written.replace("_", "-"), options, n=1, cutoff=0.85):
+        return ConfigError(f"{written} is no option (did you mean {meant[0]!r}?)")
     name, equals, value = option.lstrip("-").partition("=")
     if not equals:
         behind = given[given.index(option) + 1 :][:1]

@@ -183,8 +183,41 @@ def validate(raw: Mapping[str, Any], schema: type[Schema], *, where: str) -> Sch
                 f"{where}: {', '.join(unknown)} are no keys of this stage, which has "
                 f"{', '.join(schema.model_fields)}: {_stage_of(raw)}"
             ) from None
-        lines = [_explain(item, schema) for item in own]
+        lines = [_explain(item, schema) for item in _merge_alternatives(own, raw)]
         raise ConfigError(f"{where}: " + "\n  ".join(lines)) from None
+
+
+def _merge_alternatives(problems: Sequence[Any], raw: Mapping[str, Any]) -> list[Any]:
+    """Join the problems that pydantic lists for one value, one for each type that it may have."""
+    merged: dict[tuple[Any, ...], Any] = {}
+    for problem in problems:
+        *above, alternative = problem["loc"] or ("",)
+        value = _value_at(raw, above)
+        # a mapping's own key, of a mapping whose keys are some words, has its place behind it
+        if alternative == "[key]" or value is _ABSENT or isinstance(value, (dict, list)):
+            merged[*above, alternative] = problem
+            continue
+        # what holds no keys is no block: the last part of the place names an alternative
+        before = merged.get(tuple(above))
+        message = problem["msg"]
+        if before is not None:
+            message = f"{before['msg']}, or {message[:1].lower()}{message[1:]}"
+        merged[tuple(above)] = {**problem, "loc": tuple(above), "msg": message}
+    return list(merged.values())
+
+
+def _value_at(raw: object, place: Sequence[Any]) -> object:
+    """The value at a place of a recipe as it was written; `_ABSENT` where it has no such place."""
+    value = raw
+    for part in place:
+        if isinstance(value, dict) and part in value:
+            value = cast(dict[Any, Any], value)[part]
+        elif isinstance(value, list) and isinstance(part, int):
+            items = cast(list[Any], value)
+            value = items[part] if part < len(items) else _ABSENT
+        else:
+            return _ABSENT
+    return value
 
 
 def _blocks_at(schema: type[BaseModel], loc: Sequence[Any]) -> list[type[BaseModel]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from posttrain.errors import ConfigError
+from posttrain.runs import MANIFEST, STAGE, read_artifact
 
 _TRUE = ("1", "ON", "YES", "TRUE")  # as huggingface_hub reads them
 _PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY")
@@ -21,11 +22,25 @@ def is_hub_id(path: str) -> bool:
 
 
 def refuse_missing_checkpoint(path: str | None, *, key: str) -> None:
-    """Raises ConfigError for a path that is no directory and cannot be a hub id, or is one that
-    cannot be fetched from here."""
+    """Refuse a model that cannot be loaded, before anything heavy is.
+
+    Raises:
+        ConfigError: a path that is no directory and cannot be a hub id, a hub id that cannot be
+            fetched from here, or a directory without a model.
+        DataError: the directory of another stage, or of one that has not finished.
+    """
     if path is not None and not Path(path).is_dir() and not is_hub_id(path):
         raise ConfigError(f"{key}: there is no directory {path!r}, nor can that be a hub id")
+    if path is not None and Path(path).is_dir() and not is_model(Path(path)):
+        if any((Path(path) / name).is_file() for name in (STAGE, MANIFEST)):
+            read_artifact(path, kind="checkpoint", verify=False)
+        raise ConfigError(f"{key}: {path!r} holds no model, for it has no config.json")
     refuse_out_of_reach(path, key=key)
+
+
+def is_model(directory: Path) -> bool:
+    """Tell whether a directory holds a model or an adapter."""
+    return any((directory / name).is_file() for name in ("config.json", "adapter_config.json"))
 
 
 def refuse_out_of_reach(path: str | None, *, key: str) -> None:

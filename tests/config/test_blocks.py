@@ -13,7 +13,8 @@ from posttrain.config.judge import JudgeConfig, PairingConfig
 from posttrain.config.load import validate
 from posttrain.config.paths import refuse_missing_checkpoint, refuse_missing_template
 from posttrain.config.sample import SampleConfig
-from posttrain.errors import ConfigError
+from posttrain.errors import ConfigError, DataError
+from posttrain.runs import Run
 from reward.judge.prompt import AUTO, LAYOUTS
 from reward.pairing import STRATEGIES
 
@@ -65,6 +66,12 @@ def test_a_checkpoint_is_a_directory_or_may_be_a_hub_id(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)  # a finished quickstart has a runs/tiny/sft
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setattr("socket.create_connection", lambda *_, **__: io.StringIO())
+    with pytest.raises(ConfigError, match=r"holds no model, for it has no config\.json"):
+        refuse_missing_checkpoint(str(tmp_path), key="checkpoint")
+    Run.open(tmp_path / "samples", kind="samples", config={})
+    with pytest.raises(DataError, match="its stage has not finished"):
+        refuse_missing_checkpoint(str(tmp_path / "samples"), key="checkpoint")
+    (tmp_path / "config.json").write_text("{}")
     for path in (None, str(tmp_path), "Qwen/Qwen3-0.6B", "gpt2"):
         refuse_missing_checkpoint(path, key="checkpoint")
     for path in ("runs/tiny/sft", "./sft", str(tmp_path / "sft")):

@@ -114,6 +114,8 @@ def test_a_mistake_under_launch_is_one_line_of_two_processes():
         (["--trainer.learning_rate", "1e-4"], "dashes: trainer.learning_rate=1e-4$"),
         (["--outt=x"], ": out=x$"),
         (["--zzzz"], r"as key\.path=value"),
+        (["--dryrun"], r"did you mean '--dry-run'\?"),
+        (["--print_config"], r"did you mean '--print-config'\?"),
     ],
 )
 def test_a_key_given_as_an_option_is_answered_with_its_place(arguments: list[str], message: str):

@@ -99,6 +99,7 @@ def test_mistakes_are_named(tmp_path, text, overrides, message):
         ("profile", ProfileConfig, "backend={}", "'backend.kind' is required"),
         ("profile", ProfileConfig, "backend.kind=transfomers", "did you mean 'transformers'"),
         ("profile", ProfileConfig, "prompts.0.augment={templates: 5}", "templates': Input should be"),
+        ("profile", ProfileConfig, "settings.0.thinking=true", "'settings.0.thinking': Input should be a valid number, or input should be 'both', found True"),
         ("build_sft", BuildSftConfig, "sources=[{name: a, hub: '', split: train}]", "40-digit commit"),
         ("eval", EvalConfig, "checkpoints={path: x, backend: {kind: vllm}}", r"\.kind' .did you mean 'backend.kind'"),
         ("eval", EvalConfig, "checkpoints={a: {pat: x}}", r"'checkpoints\.a\.pat' .did you mean 'checkpoints\.a\.path'"),
