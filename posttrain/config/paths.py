@@ -12,6 +12,7 @@ from posttrain.runs import MANIFEST, STAGE, read_artifact
 
 _TRUE = ("1", "ON", "YES", "TRUE")  # as huggingface_hub reads them
 _PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY")
+_FILES_OF_MODELS = ("config.json", "adapter_config.json", "tokenizer_config.json", "tokenizer.json")
 _PATIENCE = 1.5  # seconds that the hub has to take a connection
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
@@ -39,8 +40,8 @@ def refuse_missing_checkpoint(path: str | None, *, key: str) -> None:
 
 
 def is_model(directory: Path) -> bool:
-    """Tell whether a directory holds a model or an adapter."""
-    return any((directory / name).is_file() for name in ("config.json", "adapter_config.json"))
+    """Tell whether a directory holds a model, an adapter, or the tokenizer of a served model."""
+    return any((directory / name).is_file() for name in _FILES_OF_MODELS)
 
 
 def refuse_out_of_reach(path: str | None, *, key: str) -> None:
