@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> None:
         built = build(out)
         run.finish(
             counts=built.counts(),
-            files=pairs.write_beside_pairs(built, out, renderer),
+            files=pairs.write_side_files(built, out, renderer),
             parents=[
                 parent_of(path, relative_to=out, manifest=parent)
                 for path, parent in zip(recipe.samples, parents, strict=True)

@@ -1,6 +1,6 @@
-"""The preference stage in three passes: grade and propose, choose, write.
+"""Preference data in three passes: grade completions and propose pairs, select pairs, write them.
 
-Between the passes a few numbers a completion are held in memory, not its text.
+Between the passes a few figures of each completion are held in memory, not its text.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from data_builders.pairs.candidates import CandidatePair, Selection, candidates_of, select
+from data_builders.pairs.candidates import CandidatePair, Selection, propose_pairs, select_pairs
 from data_builders.pairs.encode import Encoded, PairEncoder, distance, encode_completions
 from data_builders.pairs.grading import (
-    Graded,
+    GradedCompletion,
     Grades,
     grade_samples,
-    graded,
     read_groups,
     reading_text,
+    summarize_completion,
 )
 from data_builders.pairs.offline import offline_candidate, read_offline, why_dropped
 from data_builders.pairs.shards import read_pairs, write_pairs
 from data_builders.pairs.stats import (
-    Proposed,
+    CandidatePool,
     completions_line,
     distances,
     lengths,
@@ -40,86 +40,96 @@ from posttrain.config.build_sft import TokenizerConfig
 from posttrain.errors import ConfigError
 from posttrain.jsontext import write_jsonl
 from posttrain.records import Category, Pair, Side, json_text
-from posttrain.rollouts import Prompt
+from posttrain.rollouts import Completion, Prompt
 from posttrain.runs import Counts, Manifest
 from posttrain.tokens.renderer import PromptRenderer, load_renderer
 from posttrain.tokens.tokenizer import encoder_of, special_ids
 from reward.graders.base import Grader
 
-TO_READ = 24  # pairs of each category kept as text for the report
-_SHORT: dict[Category, str] = {
+SHOWN_PAIRS = 24  # pairs of each category kept as text for the report
+_ID_PART: dict[Category, str] = {
     "no_tools": "right",
     "with_tools": "right",
     "hallucination_penalty": "call",
     "offline": "offline",
 }
-_OF_SAMPLE = ("index", "score", "calls", "reasoning_tokens", "answer_tokens")
 OnProgress = Callable[[str, int], None]
 
 
 @dataclass(frozen=True)
 class BuiltPairs:
-    """The data set: its shards with their pairs, and the first pairs of each category to read."""
+    """A written data set of pairs, with the figures of its build.
+
+    Attributes:
+        pool: candidates and counts of everything read.
+        files: shard → number of pairs.
+        shown: first pairs of each category, for a person to read.
+    """
 
     recipe: BuildDpoConfig
-    proposed: Proposed
+    pool: CandidatePool
     selection: Selection
     files: Mapping[str, int]
-    to_read: Sequence[Pair]
+    shown: Sequence[Pair]
 
     def counts(self) -> Counts:
-        """Completions and offline rows in, those in a pair kept, the others by reason."""
-        used = len(used_completions(self.selection.pairs))
-        offline = sum(pair.rows for pair in self.selection.pairs)
-        rows = self.proposed.completions + self.proposed.offline_rows
-        dropped = +Counter(self.proposed.unused)
-        not_drawn = rows - used - offline - sum(dropped.values())
+        """Completions and offline rows read, those that are in a pair, and the others by reason."""
+        completions_used = len(used_completions(self.selection.pairs))
+        rows_used = sum(pair.rows for pair in self.selection.pairs)
+        rows_in = self.pool.completions + self.pool.offline_rows
+        dropped = +Counter(self.pool.unused)
+        not_drawn = rows_in - completions_used - rows_used - dropped.total()
         return Counts(
-            rows_in=rows,
-            kept=used + offline,
+            rows_in=rows_in,
+            kept=completions_used + rows_used,
             dropped=dict(sorted((dropped + Counter(not_drawn=not_drawn)).items())),
         )
 
     def stats(self) -> dict[str, Any]:
-        """For the manifest."""
-        pairs, proposed = self.selection.pairs, self.proposed
-        dropped = proposed.pairs_dropped + Counter(self.selection.dropped)
+        """Stats of the manifest."""
+        pairs = self.selection.pairs
+        pool = self.pool
+        dropped = pool.pairs_dropped + Counter(self.selection.dropped)
         return {
             "pairs": pair_counts(pairs),
             "requested_shares": dict(self.recipe.categories),
             "limited_by": self.selection.limited_by,
             "rule": self.recipe.rule,
             "pair_counts": {
-                "in": len(proposed.candidates) + sum(proposed.pairs_dropped.values()),
+                "in": len(pool.candidates) + sum(pool.pairs_dropped.values()),
                 "kept": len(pairs),
                 "dropped": dict(sorted(dropped.items())),
             },
-            "prompts": plain(proposed.outcomes),
-            "samples": plain(proposed.rates),
+            "prompts": plain(pool.outcomes),
+            "samples": plain(pool.rates),
             "lengths": lengths(pairs),
             "distances": distances(pairs),
-            "unread": proposed.unread,
+            "unread": pool.unread,
         }
 
 
 def load_pair_renderer(recipe: BuildDpoConfig, parents: Sequence[Manifest]) -> PromptRenderer:
-    """The tokenizer and template of the samples; the recipe's where there is none with them.
+    """Tokenizer and template of the samples, or those of the recipe where the samples hold none.
 
-    Raises ConfigError: neither or both are there, two artifacts differ, a template reads a clock.
+    Raises:
+        ConfigError: neither or both name a tokenizer, two artifacts differ, or the template reads
+            a clock.
     """
-    for (a, left), (b, right) in itertools.pairwise(zip(recipe.samples, parents, strict=True)):
-        tokenizers = [parent.stats.get("tokenizer", {}).get("digest") for parent in (left, right)]
-        if left.template_digest != right.template_digest or tokenizers[0] != tokenizers[1]:
+    named_parents = zip(recipe.samples, parents, strict=True)
+    for (path_a, a), (path_b, b) in itertools.pairwise(named_parents):
+        same_tokenizer = _tokenizer_digest(a) == _tokenizer_digest(b)
+        if a.template_digest != b.template_digest or not same_tokenizer:
             raise ConfigError(
-                f"{a} and {b} were sampled with different templates or tokenizers: pair them apart"
+                f"{path_a} and {path_b} were sampled with different templates or tokenizers: "
+                "pair them apart"
             )
-    own = Path(recipe.samples[0]) / "tokenizer" if recipe.samples else None
-    if own is not None and own.is_dir():
+    saved = Path(recipe.samples[0]) / "tokenizer" if recipe.samples else None
+    if saved is not None and saved.is_dir():
         if recipe.tokenizer is not None:
-            raise ConfigError(f"tokenizer: leave it out, {own} is that of the samples")
-        made_by = parents[0].stats.get("sampler", {})
-        variables = dict(made_by.get("template_variables", {}))
-        config = TokenizerConfig(path=str(own), chat_template="own", template_variables=variables)
+            raise ConfigError(f"tokenizer: leave it out, {saved} is that of the samples")
+        sampler = parents[0].stats.get("sampler", {})
+        variables = dict(sampler.get("template_variables", {}))
+        config = TokenizerConfig(path=str(saved), chat_template="own", template_variables=variables)
     elif recipe.tokenizer is None:
         raise ConfigError("tokenizer: is needed, a server made these samples and hid its own")
     else:
@@ -127,6 +137,10 @@ def load_pair_renderer(recipe: BuildDpoConfig, parents: Sequence[Manifest]) -> P
     renderer = load_renderer(config)
     check_template(renderer.template)
     return renderer
+
+
+def _tokenizer_digest(samples: Manifest) -> str | None:
+    return samples.stats.get("tokenizer", {}).get("digest")
 
 
 def build_pairs(
@@ -138,180 +152,214 @@ def build_pairs(
     base_dir: Path,
     on_progress: OnProgress,
 ) -> BuiltPairs:
-    """Write `scores.jsonl` and `pairs/`; what is kept in `work/` is not done again.
+    """Write `scores.jsonl` and `pairs/`; a resumed run reuses the scores in `work/`.
 
     Raises:
-        ConfigError: a grader or a path that is not there.
+        ConfigError: an unknown grader or a missing path.
         DataError: samples or rows that cannot be read; a category without pairs.
     """
-    # -- every completion graded, every prompt's candidate pairs
-    tokenizer, work, proposed = renderer.tokenizer, out / "work", Proposed()
-    encode = encoder_of(tokenizer).arrays
-    encoder = PairEncoder(renderer.template, encode, special_ids(tokenizer))
+    # -- grade every completion, propose the candidate pairs of every prompt
+    tokenizer = renderer.tokenizer
+    encoder = PairEncoder(renderer.template, encoder_of(tokenizer).arrays, special_ids(tokenizer))
+    work = out / "work"
+    pool = CandidatePool()
     with (out / "scores.jsonl").open("w", encoding="utf-8") as file:
         for number, samples in enumerate(recipe.samples):
             for prompt, grades in grade_samples(Path(samples), graders, work=work / f"{number}"):
-                _propose(prompt, grades, proposed, recipe, encoder)
+                _propose(prompt, grades, pool, recipe, encoder)
                 file.writelines(f"{json_text(row)}\n" for row in _score_rows(prompt, grades))
-                on_progress("grading", proposed.completions)
-    offline = _propose_offline(recipe, encoder, proposed, base_dir, on_progress)
+                on_progress("grading", pool.completions)
+    offline = _propose_offline(recipe, encoder, pool, base_dir, on_progress)
     write_pairs(offline, work, "offline", shard_pairs=recipe.shard_pairs)
 
-    # -- shares and totals over all of them
-    sampled = completions_line(proposed.rates, overlong=proposed.unused["overlong"])
-    if not recipe.samples:
-        sampled = _offline_line(proposed)
-    selection = select(proposed.candidates, recipe, sampled)
+    # -- select over all candidates, so that shares and total hold
+    if recipe.samples:
+        summary = completions_line(pool.rates, overlong=pool.unused["overlong"])
+    else:
+        summary = _offline_line(pool)
+    selection = select_pairs(pool.candidates, recipe, summary)
 
-    # -- the chosen pairs, with their ids
-    to_read: list[Pair] = []
+    # -- write the selected pairs with their ids
+    shown: list[Pair] = []
 
-    def noted() -> Iterator[Pair]:
-        shown: Counter[str] = Counter()
-        for pair in chosen_pairs(recipe, selection.pairs, proposed, encoder, work=work):
-            shown[pair.category] += 1
-            if shown[pair.category] <= TO_READ:
-                to_read.append(pair)
-            on_progress("writing", shown.total())
+    def write_and_show() -> Iterator[Pair]:
+        written: Counter[str] = Counter()
+        for pair in chosen_pairs(recipe, selection.pairs, pool, encoder, work=work):
+            written[pair.category] += 1
+            if written[pair.category] <= SHOWN_PAIRS:
+                shown.append(pair)
+            on_progress("writing", written.total())
             yield pair
 
-    files = write_pairs(noted(), out / "pairs", "train", shard_pairs=recipe.shard_pairs)
+    files = write_pairs(write_and_show(), out / "pairs", "train", shard_pairs=recipe.shard_pairs)
     assert sum(files.values()) == len(selection.pairs)
-    return BuiltPairs(recipe, proposed, selection, files, to_read)
+    return BuiltPairs(recipe, pool, selection, files, shown)
 
 
-def _offline_line(proposed: Proposed) -> str:
-    """What became of the rows, for the error where there are no pairs."""
+def _offline_line(pool: CandidatePool) -> str:
+    """Counts of the offline rows by drop reason, for the error where there are no pairs."""
     reasons = [
-        f"{count:,} {reason} ({proposed.examples.get(reason, 'no example')})"
-        for reason, count in proposed.unused.most_common()
+        f"{count:,} {reason} ({pool.examples.get(reason, 'no example')})"
+        for reason, count in pool.unused.most_common()
     ]
-    return f"{proposed.offline_rows:,} rows: {'; '.join(reasons)}"
+    return f"{pool.offline_rows:,} rows: {'; '.join(reasons)}"
 
 
 def _propose(
     prompt: Prompt,
     grades: Grades,
-    proposed: Proposed,
+    pool: CandidatePool,
     recipe: BuildDpoConfig,
     encoder: PairEncoder,
 ) -> None:
+    """Add the candidate pairs of one graded prompt to the pool."""
     encoded = encode_completions(prompt, [completion for completion, *_ in grades], encoder)
-    seen = [graded(*row, ids) for row, ids in zip(grades, encoded, strict=True)]
-    known = {one.index: e for one, e in zip(seen, encoded, strict=True) if e is not None}
+    summaries: list[GradedCompletion] = []
+    encoded_by_index: dict[int, Encoded] = {}
+    for (completion, score, detection), ids in zip(grades, encoded, strict=True):
+        summaries.append(summarize_completion(completion, score, detection, ids))
+        if ids is not None:
+            encoded_by_index[completion.index] = ids
 
-    def compare(a: Graded, b: Graded) -> float | None:
-        left, right = known[a.index], known[b.index]
+    def compare(a: GradedCompletion, b: GradedCompletion) -> float | None:
+        left = encoded_by_index[a.index]
+        right = encoded_by_index[b.index]
         # rendered from text, an answer without a trace has the prompt of thinking off
         return distance(left.ids, right.ids) if left.prompt_ids == right.prompt_ids else None
 
-    found = candidates_of(proposed.prompts, prompt, seen, recipe, compare)
-    proposed.add(prompt, grades, found, right_at=recipe.right_at)
+    candidates = propose_pairs(pool.prompts, prompt, summaries, recipe, compare)
+    pool.add(prompt, grades, candidates, right_at=recipe.right_at)
     if recipe.write_dropped:
-        proposed.dropped_rows += [
+        pool.dropped_rows += [
             {"prompt_id": prompt.id, "index": index, "reason": reason}
-            for index, reason in sorted(found.unusable.items())
+            for index, reason in sorted(candidates.unusable.items())
         ]
 
 
 def _score_rows(prompt: Prompt, grades: Grades) -> Iterator[dict[str, Any]]:
-    for completion, score, verdict in grades:
+    """Rows of `scores.jsonl`: the score of each completion, and its tool calls."""
+    for completion, score, detection in grades:
+        calls = [
+            {"form": call.form, "part": call.part, "kind": call.kind, "text": call.text}
+            for call in detection.calls
+        ]
         yield {
             "prompt_id": prompt.id,
             "index": completion.index,
             **asdict(score),
             "finish": completion.finish,
-            "calls": [
-                {"form": c.form, "part": c.part, "kind": c.kind, "text": c.text}
-                for c in verdict.calls
-            ],
+            "calls": calls,
         }
 
 
 def _propose_offline(
     recipe: BuildDpoConfig,
     encoder: PairEncoder,
-    proposed: Proposed,
+    pool: CandidatePool,
     base_dir: Path,
     on_progress: OnProgress,
 ) -> Iterator[Pair]:
-    """The pairs that exist as text, encoded; those of them that can be used become candidates."""
+    """Add the usable pairs of files to the pool, and yield them with their token ids."""
     seen: set[str] = set()
     for source in recipe.offline:
-        own = RowCounts()
-        pairs = read_offline(source, encoder, base_dir=base_dir, seed=recipe.seed, counts=own)
-        for found, rows in pairs:
-            proposed.offline_rows += rows
-            on_progress("reading offline pairs", proposed.offline_rows)
-            dropped = why_dropped(found, seen, recipe)
+        counts = RowCounts()
+        pairs = read_offline(source, encoder, base_dir=base_dir, seed=recipe.seed, counts=counts)
+        for pair, rows in pairs:
+            pool.offline_rows += rows
+            on_progress("reading offline pairs", pool.offline_rows)
+            dropped = why_dropped(pair, seen, recipe)
             if dropped is not None:
-                proposed.unused[dropped["reason"]] += rows
+                pool.unused[dropped["reason"]] += rows
                 if "file" in dropped:
-                    place = f"{dropped['file']}:{dropped['line']}: {dropped['detail']}"
-                    proposed.examples.setdefault(dropped["reason"], place)
+                    example = f"{dropped['file']}:{dropped['line']}: {dropped['detail']}"
+                    pool.examples.setdefault(dropped["reason"], example)
                 if recipe.write_dropped:
-                    proposed.dropped_rows.append({"source": source.name, "rows": rows, **dropped})
+                    pool.dropped_rows.append({"source": source.name, "rows": rows, **dropped})
                 continue
-            assert isinstance(found, Pair)
-            number = proposed.prompts + len(seen)
-            seen.add(found.id)
-            proposed.candidates.append(offline_candidate(found, number, rows, recipe.seed))
-            yield found
-        proposed.unread += [[source.name, name, *column] for name, column in own.unread.items()]
+            assert isinstance(pair, Pair)
+            # an offline pair counts as a prompt of its own, after the sampled ones
+            number = pool.prompts + len(seen)
+            seen.add(pair.id)
+            pool.candidates.append(offline_candidate(pair, number, rows, recipe.seed))
+            yield pair
+        pool.unread += [[source.name, name, *column] for name, column in counts.unread.items()]
 
 
 def chosen_pairs(
     recipe: BuildDpoConfig,
     pairs: Iterable[CandidatePair],
-    proposed: Proposed,
+    pool: CandidatePool,
     encoder: PairEncoder,
     *,
     work: Path,
 ) -> Iterator[Pair]:
     """The selected pairs with their ids and texts, in order of prompt."""
-    wanted: dict[int, list[CandidatePair]] = defaultdict(list)
+    by_prompt: dict[int, list[CandidatePair]] = defaultdict(list)
     for pair in pairs:
-        wanted[pair.prompt].append(pair)
+        by_prompt[pair.prompt].append(pair)
     number = 0
     for samples in recipe.samples:
         for prompt, completions in read_groups(Path(samples)):
-            picked = wanted.get(number, [])
+            if selected := by_prompt.get(number):
+                yield from _encode_pairs(prompt, completions, selected, encoder)
             number += 1
-            if not picked:
-                continue
-            used = {side.index for p in picked for side in (p.chosen, p.rejected)}
-            some = [c for c in completions if c.index in used]
-            encoded = encode_completions(prompt, some, encoder)
-            sides = {c.index: (e, reading_text(c)) for c, e in zip(some, encoded, strict=True) if e}
-            for p in picked:
-                chosen, rejected = (_side(one, *sides[one.index]) for one in (p.chosen, p.rejected))
-                prompt_ids = {sides[one.index][0].prompt_ids for one in (p.chosen, p.rejected)}
-                assert len(prompt_ids) == 1, "samples of one prompt have one rendering"
-                yield Pair(
-                    id=f"{prompt.id}/{_SHORT[p.category]}/{p.chosen.index}-{p.rejected.index}",
-                    task=prompt.task,
-                    category=p.category,
-                    thinking=p.thinking,
-                    prompt_ids=prompt_ids.pop(),
-                    chosen=chosen,
-                    rejected=rejected,
-                    source=prompt.source,
-                )
-    assert number == proposed.prompts
-    for place, pair in enumerate(read_pairs(work, "offline") if recipe.offline else ()):
-        if number + place in wanted:
-            yield pair
+    assert number == pool.prompts
+    if recipe.offline:
+        for pair in read_pairs(work, "offline"):
+            if number in by_prompt:
+                yield pair
+            number += 1
 
 
-def _side(graded: Graded, encoded: Encoded, text: str) -> Side:
-    own = {name: getattr(graded, name) for name in _OF_SAMPLE}
-    return Side(encoded.ids, encoded.mask, text, **own)
+def _encode_pairs(
+    prompt: Prompt,
+    completions: Sequence[Completion],
+    pairs: Sequence[CandidatePair],
+    encoder: PairEncoder,
+) -> Iterator[Pair]:
+    """Pairs of one prompt with token ids and texts; only the completions in a pair are encoded."""
+    used = {side.index for pair in pairs for side in (pair.chosen, pair.rejected)}
+    paired = [completion for completion in completions if completion.index in used]
+    encoded_by_index: dict[int, Encoded] = {}
+    text_by_index: dict[int, str] = {}
+    for completion, ids in zip(paired, encode_completions(prompt, paired, encoder), strict=True):
+        assert ids is not None, "a completion without ids is in no candidate pair"
+        encoded_by_index[completion.index] = ids
+        text_by_index[completion.index] = reading_text(completion)
+
+    def make_side(graded: GradedCompletion) -> Side:
+        encoded = encoded_by_index[graded.index]
+        return Side(
+            ids=encoded.ids,
+            mask=encoded.mask,
+            text=text_by_index[graded.index],
+            index=graded.index,
+            score=graded.score,
+            calls=graded.calls,
+            reasoning_tokens=graded.reasoning_tokens,
+            answer_tokens=graded.answer_tokens,
+        )
+
+    for pair in pairs:
+        prompt_ids = encoded_by_index[pair.chosen.index].prompt_ids
+        assert prompt_ids == encoded_by_index[pair.rejected.index].prompt_ids
+        indices = f"{pair.chosen.index}-{pair.rejected.index}"
+        yield Pair(
+            id=f"{prompt.id}/{_ID_PART[pair.category]}/{indices}",
+            task=prompt.task,
+            category=pair.category,
+            thinking=pair.thinking,
+            prompt_ids=prompt_ids,
+            chosen=make_side(pair.chosen),
+            rejected=make_side(pair.rejected),
+            source=prompt.source,
+        )
 
 
-def write_beside_pairs(
+def write_side_files(
     built: BuiltPairs, out: Path, renderer: PromptRenderer
 ) -> dict[str, int | None]:
-    """Write the tokenizer, pairs to read and what was dropped; every file of rows with them."""
+    """Write the tokenizer, the pairs to read and the dropped rows; return all files with rows."""
     files: dict[str, int | None] = {
         f"tokenizer/{name}": None for name in renderer.save(out / "tokenizer")
     }
@@ -329,11 +377,11 @@ def write_beside_pairs(
             "chosen_calls": pair.chosen.calls,
             "rejected_calls": pair.rejected.calls,
         }
-        for pair in built.to_read
+        for pair in built.shown
     ]
     files |= {f"pairs/{name}": count for name, count in built.files.items()}
-    files["scores.jsonl"] = built.proposed.completions
+    files["scores.jsonl"] = built.pool.completions
     files["samples.jsonl"] = write_jsonl(out / "samples.jsonl", rows)
     if built.recipe.write_dropped:
-        files["dropped.jsonl"] = write_jsonl(out / "dropped.jsonl", built.proposed.dropped_rows)
+        files["dropped.jsonl"] = write_jsonl(out / "dropped.jsonl", built.pool.dropped_rows)
     return files

@@ -1,6 +1,7 @@
-"""A completion as token ids and the mask of what the model sampled.
+"""Token ids of a completion, and the mask of the tokens that the model sampled.
 
-Only where a server hid its ids are they made from the text: all an assistant said is then sampled.
+The ids are those of the sampler. Where a server hides them they are encoded from the text, and
+every token of an assistant message counts as sampled.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class PairEncoder:
-    """What turns text into ids, as training does. `special` are the tokenizer's special tokens."""
+    """Template and tokenizer that encode text as training does.
+
+    `special` holds the texts of the tokenizer's special tokens.
+    """
 
     template: ChatTemplate
     encode: EncodeArrays
@@ -36,20 +40,24 @@ class PairEncoder:
 def encode_completions(
     prompt: Prompt, completions: Sequence[Completion], encoder: PairEncoder
 ) -> list[Encoded | None]:
-    """One entry a completion; None for one that failed, and for one that cannot be rendered."""
-    rendered: dict[int, tuple[TrainingSample, int]] = {}
-    for place, completion in enumerate(completions):
+    """Ids and mask of each completion; None for one that failed or that cannot be rendered."""
+    positions: list[int] = []  # of the completions whose ids a server hid
+    turns: list[tuple[TrainingSample, int]] = []
+    for k, completion in enumerate(completions):
         if completion.steps and any(step.ids is None for step in completion.steps):
             sample = last_turn(prompt.messages, completion.messages, prompt.tools, encoder.template)
             if sample is not None:
-                rendered[place] = sample, len(prompt.messages)
-    by_text = dict(zip(rendered, encode_turns(list(rendered.values()), encoder), strict=True))
-    return [
-        by_text.get(place)
-        if completion.prompt_ids is None or not completion.steps
-        else Encoded(completion.prompt_ids, *completion.sampled())
-        for place, completion in enumerate(completions)
-    ]
+                positions.append(k)
+                turns.append((sample, len(prompt.messages)))
+    from_text = dict(zip(positions, encode_turns(turns, encoder), strict=True))
+
+    encoded: list[Encoded | None] = []
+    for k, completion in enumerate(completions):
+        if completion.prompt_ids is None or not completion.steps:
+            encoded.append(from_text.get(k))
+        else:
+            encoded.append(Encoded(completion.prompt_ids, *completion.sampled()))
+    return encoded
 
 
 def last_turn(
@@ -58,7 +66,7 @@ def last_turn(
     tools: str | None,
     template: ChatTemplate,
 ) -> TrainingSample | None:
-    """The sequence that ends on the last answer, None where the template refuses it."""
+    """Training sample that ends on the last answer; None where the template refuses it."""
     example = make_example((*prompt, *answer), tools=tools, source="", dialect="")
     try:
         samples = training_samples(example, template)
@@ -70,20 +78,30 @@ def last_turn(
 def encode_turns(
     turns: Sequence[tuple[TrainingSample, int]], encoder: PairEncoder
 ) -> list[Encoded]:
-    """Sequences of `last_turn`, cut after the prompt's messages; each text is tokenised once."""
-    own: list[TrainingSample] = []
-    for sample, first in turns:
-        kept = (
-            s if s.message_index >= first else s._replace(trained=False) for s in sample.segments
+    """Encode samples of `last_turn`, each text once, and split each into prompt and completion.
+
+    Args:
+        turns: samples, each with the number of messages of its prompt.
+    """
+    completions_only: list[TrainingSample] = []
+    for sample, n_prompt_messages in turns:
+        segments = tuple(
+            segment
+            if segment.message_index >= n_prompt_messages
+            else segment._replace(trained=False)
+            for segment in sample.segments
         )
-        own.append(replace(sample, segments=tuple(kept)))
-    done: list[Encoded] = []
-    for sequence in encode_samples(own, encoder.encode):
+        completions_only.append(replace(sample, segments=segments))
+
+    encoded: list[Encoded] = []
+    for sequence in encode_samples(completions_only, encoder.encode):
+        # the completion begins with its first trained token
         start = sequence.spans[0] if sequence.spans else len(sequence.ids)
-        ids, labels = sequence.ids.tolist(), labels_of(sequence.ids, sequence.spans)
+        ids = sequence.ids.tolist()
+        labels = labels_of(sequence.ids, sequence.spans)
         mask = (labels[start:] != IGNORED).tolist()
-        done.append(Encoded(tuple(ids[:start]), tuple(ids[start:]), tuple(mask)))
-    return done
+        encoded.append(Encoded(tuple(ids[:start]), tuple(ids[start:]), tuple(mask)))
+    return encoded
 
 
 def distance(left: Sequence[int], right: Sequence[int]) -> float:
@@ -91,8 +109,14 @@ def distance(left: Sequence[int], right: Sequence[int]) -> float:
 
     An upper bound of the token edit distance, per token of the longer one, in linear time.
     """
-    short = min(len(left), len(right))
-    head = next((k for k in range(short) if left[k] != right[k]), short)
-    tail = next((k for k in range(short - head) if left[-1 - k] != right[-1 - k]), short - head)
-    longest = max(len(left), len(right))
-    return (longest - head - tail) / longest if longest else 0.0
+    shorter = min(len(left), len(right))
+    longer = max(len(left), len(right))
+    if longer == 0:
+        return 0.0
+    head = 0
+    while head < shorter and left[head] == right[head]:
+        head += 1
+    tail = 0
+    while tail < shorter - head and left[-1 - tail] == right[-1 - tail]:
+        tail += 1
+    return (longer - head - tail) / longer

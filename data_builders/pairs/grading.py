@@ -1,4 +1,4 @@
-"""Samples → graded prompts: every completion scored and read for tool calls.
+"""Grade the completions of a `samples` artifact and detect their tool calls.
 
 Scores are written batch by batch, so that an interrupted stage grades nothing twice.
 """
@@ -33,7 +33,9 @@ from posttrain.runs import atomic_write_text
 from reward.graders.base import Attempt, Grader, lacks_format
 
 BATCH = 64  # prompts graded in one call
+Group = tuple[Prompt, tuple[Completion, ...]]
 Grades = Sequence[tuple[Completion, Score, CallDetection]]  # of one prompt's completions
+_INSIGNIFICANT = re.compile(r"[\W_]+")
 
 
 def grade_samples(
@@ -42,88 +44,102 @@ def grade_samples(
     """Every prompt of a `samples` artifact, with each completion, its score and its calls.
 
     Args:
-        graders: by the name a prompt gives; a prompt without a name stays unscored.
-        work: where scores are kept from one run to the next.
+        graders: by the name that prompts use; a prompt that names none stays unscored.
+        work: folder that keeps the scores for a resumed run.
 
     Raises:
-        ConfigError: a prompt names a grader that is not there.
-        DataError: completions that belong to no prompt, or not in order.
+        ConfigError: a prompt names an unknown grader.
+        DataError: completions that belong to no prompt, or out of order.
     """
-    groups, numbers = read_groups(samples), itertools.count()
-    while batch := list(itertools.islice(groups, BATCH)):
-        file = work / f"scores-{next(numbers):06d}.jsonl"
+    groups = read_groups(samples)
+    for number in itertools.count():
+        batch = list(itertools.islice(groups, BATCH))
+        if not batch:
+            return
+        file = work / f"scores-{number:06d}.jsonl"
         if not file.is_file():
-            scored = _grade(batch, graders)
-            atomic_write_text(file, "".join(f"{json_text(row)}\n" for row in scored))
+            rows = _score_rows(batch, graders)
+            atomic_write_text(file, "".join(f"{json_text(row)}\n" for row in rows))
+        # a resumed run and a first one read the scores from the file: both see equal floats
         rows = jsonl_rows(file.read_text("utf-8"))
-        scores = iter([Score(row["value"], row["answer"], row["explanation"]) for row in rows])
+        scores = (Score(row["value"], row["answer"], row["explanation"]) for row in rows)
         for prompt, completions in batch:
             yield prompt, [(c, next(scores), detect_in_completion(c, prompt)) for c in completions]
 
 
-def read_groups(samples: Path) -> Iterator[tuple[Prompt, tuple[Completion, ...]]]:
-    """Prompts with all their completions, as they lie in a `samples` artifact."""
+def read_groups(samples: Path) -> Iterator[Group]:
+    """Read each prompt of a `samples` artifact with all its completions, in file order.
+
+    Raises:
+        DataError: the completions are not those of the prompts, in their order.
+    """
     with (
-        (samples / "prompts.jsonl").open(encoding="utf-8") as prompts,
-        (samples / "samples.jsonl").open(encoding="utf-8") as rows,
+        (samples / "prompts.jsonl").open(encoding="utf-8") as prompt_lines,
+        (samples / "samples.jsonl").open(encoding="utf-8") as completion_lines,
     ):
-        completions = (completion_from_row(json.loads(row)) for row in rows)
-        groups = itertools.groupby(completions, key=lambda c: c.prompt_id)
-        for line in prompts:
+        all_completions = (completion_from_row(json.loads(line)) for line in completion_lines)
+        groups = itertools.groupby(all_completions, key=lambda completion: completion.prompt_id)
+        for line in prompt_lines:
             prompt = prompt_from_row(json.loads(line))
-            key, group = next(groups, (None, iter(())))
-            if key != prompt.id:
+            prompt_id, completions = next(groups, (None, iter(())))
+            if prompt_id != prompt.id:
                 raise DataError(
                     f"{samples / 'samples.jsonl'}: completions of {prompt.id!r} were expected, "
-                    f"found {key!r}"
+                    f"found {prompt_id!r}"
                 )
-            yield prompt, tuple(group)
+            yield prompt, tuple(completions)
         if next(groups, None) is not None:
             raise DataError(f"{samples / 'samples.jsonl'} holds completions of no prompt")
 
 
 def unformatted_by_setting(samples: Path) -> Counter[str]:
-    """Completions of each setting that end, and show no sign of the format in which their prompt
-    asks for its answer; nothing is graded."""
+    """Number of completions in each setting that ignore the answer format of their prompt.
+
+    Counts completions that ended by themselves, without grading them.
+    """
     counts: Counter[str] = Counter()
     for prompt, completions in read_groups(samples):
-        ended = [c for c in completions if c.finish == "stop"]
-        counts[prompt.setting] += sum(lacks_format(prompt, c.answer) for c in ended)
+        for completion in completions:
+            if completion.finish == "stop":
+                counts[prompt.setting] += lacks_format(prompt, completion.answer)
     return counts
 
 
-def _grade(
-    groups: Sequence[tuple[Prompt, tuple[Completion, ...]]], graders: Mapping[str, Grader]
-) -> list[dict[str, Any]]:
-    """Scores in order; one call a grader for the whole batch."""
-    attempts = [Attempt(p, completion) for p, completions in groups for completion in completions]
+def _score_rows(groups: Sequence[Group], graders: Mapping[str, Grader]) -> list[dict[str, Any]]:
+    """Rows of the scores of all completions in order; each grader is called once for all of its."""
+    attempts = [Attempt(prompt, c) for prompt, completions in groups for c in completions]
     scores = [Score(None, None, "the prompt names no grader")] * len(attempts)
-    for name in sorted({a.prompt.grader for a in attempts if a.prompt.grader is not None}):
+    positions_by_grader: dict[str, list[int]] = {}
+    for k, attempt in enumerate(attempts):
+        if attempt.prompt.grader is not None:
+            positions_by_grader.setdefault(attempt.prompt.grader, []).append(k)
+    for name, positions in sorted(positions_by_grader.items()):
         if name not in graders:
             raise ConfigError(
                 f"a prompt is to be graded by {name!r}; there are {', '.join(sorted(graders))}"
             )
-        places = [k for k, attempt in enumerate(attempts) if attempt.prompt.grader == name]
-        given = graders[name].grade([attempts[k] for k in places])
-        for k, score in zip(places, given, strict=True):
+        grader_scores = graders[name].grade([attempts[k] for k in positions])
+        for k, score in zip(positions, grader_scores, strict=True):
             scores[k] = score
-    return [{key: getattr(s, key) for key in ("value", "answer", "explanation")} for s in scores]
-
-
-_INSIGNIFICANT = re.compile(r"[\W_]+")
+    return [
+        {"value": score.value, "answer": score.answer, "explanation": score.explanation}
+        for score in scores
+    ]
 
 
 @dataclass(frozen=True, slots=True)
-class Graded:
-    """A graded completion, the `index`-th of its prompt.
+class GradedCompletion:
+    """Figures of a graded completion that pair building needs, without its text.
 
     Attributes:
-        score: the grader's value, None where unscored.
-        calls: tool calls that the detector found, whether or not they could be parsed.
+        index: position among the completions of its prompt.
+        score: value of the grader, None where unscored.
+        calls: number of tool calls that the detector found, parsed or not.
         length: tokens after the prompt that the model sampled.
-        tokens: prompt and completion, tool results and all.
-        ids_key: digest of the exact completion; text_key: of its letters and digits, and its calls.
-        call_markup: whether it holds what opens or closes calls, called or not.
+        tokens: tokens of prompt and completion, tool results included.
+        ids_key: digest of the token ids.
+        text_key: digest of its letters, digits and calls: equal where only formatting differs.
+        call_markup: True where it holds text that opens or closes a call, complete or not.
     """
 
     index: int
@@ -143,40 +159,47 @@ class Graded:
         return self.finish in TRUNCATED
 
 
-def graded(
-    completion: Completion, score: Score, verdict: CallDetection, encoded: Encoded | None
-) -> Graded:
-    """What pair building keeps of a completion; without ids it counts as failed."""
-    text = "".join(
-        step.text + "".join(m.content for m in step.results) for step in completion.steps
-    )
-    calls = [(c.name, c.arguments) for step in completion.steps for c in step.parsed.tool_calls]
-    return Graded(
+def summarize_completion(
+    completion: Completion, score: Score, detection: CallDetection, encoded: Encoded | None
+) -> GradedCompletion:
+    """Figures of a completion for pair building; one without ids counts as failed."""
+    sampled_text = "".join(step.text for step in completion.steps)
+    text_parts: list[str] = []
+    calls: list[tuple[str, str]] = []
+    for step in completion.steps:
+        text_parts += [step.text, *(message.content for message in step.results)]
+        calls += [(call.name, call.arguments) for call in step.parsed.tool_calls]
+    significant = _INSIGNIFICANT.sub("", "".join(text_parts)).lower()
+    return GradedCompletion(
         index=completion.index,
         score=score.value,
-        calls=len(verdict.calls),
+        calls=len(detection.calls),
         finish="failed" if encoded is None else completion.finish,
         length=sum(encoded.mask) if encoded else 0,
         tokens=len(encoded.prompt_ids) + len(encoded.ids) if encoded else 0,
         reasoning_tokens=completion.reasoning_tokens,
         answer_tokens=completion.answer_tokens,
         ids_key=_digest(repr(encoded.ids) if encoded else ""),
-        text_key=_digest(json_text([_INSIGNIFICANT.sub("", text).lower(), calls])),
-        call_markup=has_call_marker("".join(step.text for step in completion.steps)),
+        text_key=_digest(json_text([significant, calls])),
+        call_markup=has_call_marker(sampled_text),
     )
 
 
 def reading_text(completion: Completion) -> str:
-    """All that came after the prompt, calls and tool results included, for a person to read."""
+    """Text after the prompt for a person to read, calls and tool results included."""
     parts: list[str] = []
     for step in completion.steps:
-        # an endpoint that hides its tokens gives calls beside the text, not in it
-        calls = step.parsed.tool_calls if step.ids is None else ()
-        parts += [step.text, *(f"\n[call {call.name}: {call.arguments}]\n" for call in calls)]
+        parts.append(step.text)
+        if step.ids is None:
+            # a server that hides its tokens returns calls beside the text, not in it
+            parts += [
+                f"\n[call {call.name}: {call.arguments}]\n" for call in step.parsed.tool_calls
+            ]
         parts += [f"\n[{m.name or m.role}: {m.content}]\n" for m in step.results]
     return "".join(parts)
 
 
 def _digest(text: str) -> str:
+    """Digest of 12 bytes as hexadecimal; a text with half surrogates has one too."""
     data = text.encode("utf-8", "surrogatepass")
     return hashlib.blake2b(data, digest_size=12).hexdigest()

@@ -1,17 +1,18 @@
-"""Pairs → Parquet shards, one row a pair, in the order given: equal pairs give equal bytes."""
+"""Write and read pairs as Parquet shards, one row a pair, in order: equal pairs, equal bytes."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from posttrain.records import Pair, Side, pair_to_row
 
-_SIDE = [
+_SIDE_COLUMNS = [
     ("ids", pa.list_(pa.int32())),
     ("mask", pa.list_(pa.bool_())),
     ("text", pa.string()),
@@ -29,27 +30,28 @@ SCHEMA = pa.schema(
         ("thinking", pa.bool_()),
         ("prompt_ids", pa.list_(pa.int32())),
         ("source", pa.string()),
-        *((f"{side}_{name}", kind) for side in ("chosen", "rejected") for name, kind in _SIDE),
+        *((f"chosen_{name}", kind) for name, kind in _SIDE_COLUMNS),
+        *((f"rejected_{name}", kind) for name, kind in _SIDE_COLUMNS),
     ]
 )
-_GROUP = 512  # pairs a row group: what is held in memory at once
+_ROW_GROUP = 512  # pairs held in memory at once
 
 
 def write_pairs(
     pairs: Iterable[Pair], folder: Path, name: str, *, shard_pairs: int
 ) -> dict[str, int]:
-    """Write `name-00000.parquet`, … of at most `shard_pairs` pairs each; the pairs in each file."""
+    """Write `name-00000.parquet`, … of at most `shard_pairs` pairs each; return file → pairs."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob(f"{name}-*.parquet"):
-        old.unlink()  # of an interrupted run
+        old.unlink()  # an interrupted run may have written more shards than this one will
     files: dict[str, int] = {}
     rows = map(pair_to_row, pairs)
-    for first in rows:
+    for first in rows:  # taking the first row of a shard opens no file for an empty one
         shard = itertools.chain([first], itertools.islice(rows, shard_pairs - 1))
         file = f"{name}-{len(files):05d}.parquet"
         files[file] = 0
         with pq.ParquetWriter(folder / file, SCHEMA, compression="zstd") as writer:
-            while group := list(itertools.islice(shard, _GROUP)):
+            while group := list(itertools.islice(shard, _ROW_GROUP)):
                 writer.write_table(pa.Table.from_pylist(group, schema=SCHEMA))
                 files[file] += len(group)
     return files
@@ -58,10 +60,20 @@ def write_pairs(
 def read_pairs(folder: Path, name: str) -> Iterator[Pair]:
     """Every pair of a folder's shards, in order."""
     for file in sorted(folder.glob(f"{name}-*.parquet")):
-        for batch in pq.ParquetFile(file).iter_batches(batch_size=_GROUP):
+        for batch in pq.ParquetFile(file).iter_batches(batch_size=_ROW_GROUP):
             for row in batch.to_pylist():
-                own = {name: row[name] for name in ("id", "task", "category", "thinking", "source")}
-                for side in ("chosen", "rejected"):
-                    ids, mask, *rest = (row[f"{side}_{name}"] for name, _ in _SIDE)
-                    own[side] = Side(tuple(ids), tuple(mask), *rest)
-                yield Pair(prompt_ids=tuple(row["prompt_ids"]), **own)
+                yield Pair(
+                    id=row["id"],
+                    task=row["task"],
+                    category=row["category"],
+                    thinking=row["thinking"],
+                    prompt_ids=tuple(row["prompt_ids"]),
+                    chosen=_side_from_row(row, "chosen"),
+                    rejected=_side_from_row(row, "rejected"),
+                    source=row["source"],
+                )
+
+
+def _side_from_row(row: dict[str, Any], side: str) -> Side:
+    ids, mask, *figures = (row[f"{side}_{name}"] for name, _ in _SIDE_COLUMNS)
+    return Side(tuple(ids), tuple(mask), *figures)

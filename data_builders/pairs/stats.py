@@ -1,4 +1,4 @@
-"""What a preference build did, in figures: for the manifest's stats and the report."""
+"""Figures of a preference build, for the stats of the manifest and for the report."""
 
 from __future__ import annotations
 
@@ -13,14 +13,22 @@ from data_builders.pairs.candidates import CandidatePair, Candidates
 from data_builders.pairs.grading import Grades
 from posttrain.rollouts import Prompt
 
-_BINS = 10
+_HISTOGRAM_BINS = 10
 
 
 @dataclass
-class Proposed:
-    """Every candidate pair, and the counts so far; those by reason are of what became no candidate.
+class CandidatePool:
+    """Candidate pairs of all prompts and files, with counts of the rows that gave none.
 
-    `outcomes`: category → what became of the prompts. `rates`: setting and mode → of completions.
+    Attributes:
+        prompts, completions, offline_rows: numbers read so far.
+        unread: source, column and figures of the columns of offline rows that were not read.
+        dropped_rows: rows of `dropped.jsonl`, where the recipe asks for it.
+        unused: reason → completions and offline rows in no candidate.
+        examples: reason → file and line of the first offline row dropped for it.
+        pairs_dropped: reason → pairs that could not be candidates.
+        outcomes: category → outcome → prompts, see `Candidates.outcome`.
+        rates: setting and mode ("math/on") → counts of completions, truncated ones, right ones, ….
     """
 
     candidates: list[CandidatePair] = field(default_factory=list[CandidatePair])
@@ -35,35 +43,36 @@ class Proposed:
     outcomes: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     rates: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
 
-    def add(self, prompt: Prompt, grades: Grades, found: Candidates, *, right_at: float) -> None:
-        """Count one prompt and what became of its completions."""
+    def add(self, prompt: Prompt, grades: Grades, proposed: Candidates, *, right_at: float) -> None:
+        """Add the candidate pairs of one prompt, and count its completions."""
         self.prompts += 1
-        self.candidates += found.pairs
+        self.candidates += proposed.pairs
         self.completions += len(grades)
-        self.unused.update(found.unusable.values())
-        self.pairs_dropped.update(found.pairs_dropped)
-        for category, outcome in found.outcome.items():
+        self.unused.update(proposed.unusable.values())
+        self.pairs_dropped.update(proposed.pairs_dropped)
+        for category, outcome in proposed.outcome.items():
             self.outcomes[category][outcome] += 1
         rates = self.rates[f"{prompt.setting}/{'on' if prompt.thinking else 'off'}"]
-        for completion, score, verdict in grades:
+        for completion, score, detection in grades:
             rates["completions"] += 1
             rates["truncated"] += completion.truncated
             rates["failed"] += completion.finish == "failed"
             rates["unscored"] += not score.scored
             rates["right"] += score.value is not None and score.value >= right_at
-            rates["with_call"] += bool(verdict.calls)
+            rates["with_call"] += bool(detection.calls)
 
 
 def completions_line(rates: Mapping[str, Mapping[str, int]], *, overlong: int) -> str:
-    """How sampled completions fared, over all settings and modes; "" where there are none."""
+    """One line of counts over all settings and modes; "" where nothing was sampled."""
     total: Counter[str] = Counter()
-    for found in rates.values():
-        total.update(found)
+    for counts in rates.values():
+        total.update(counts)
     if not total["completions"]:
         return ""
-    cut = total["truncated"]
+    truncated = total["truncated"]
+    share = truncated / total["completions"]
     return (
-        f"{total['completions']:,} completions, {cut:,} ({cut / total['completions']:.1%}) "
+        f"{total['completions']:,} completions, {truncated:,} ({share:.1%}) "
         f"truncated, {overlong:,} beyond max_length, {total['failed']:,} failed, "
         f"{total['unscored']:,} unscored"
     )
@@ -71,32 +80,33 @@ def completions_line(rates: Mapping[str, Mapping[str, int]], *, overlong: int) -
 
 def used_completions(pairs: Iterable[CandidatePair]) -> set[tuple[int, int]]:
     """(prompt number, index) of every completion in a pair; offline pairs have none."""
-    return {
-        (pair.prompt, side.index)
-        for pair in pairs
-        if pair.category != "offline"
-        for side in (pair.chosen, pair.rejected)
-    }
+    used: set[tuple[int, int]] = set()
+    for pair in pairs:
+        if pair.category != "offline":
+            used.add((pair.prompt, pair.chosen.index))
+            used.add((pair.prompt, pair.rejected.index))
+    return used
 
 
 def pair_counts(pairs: Sequence[CandidatePair]) -> dict[str, Any]:
-    """Pairs in all, by category, and by category and reasoning mode."""
-    modes = Counter(f"{p.category}/{'on' if p.thinking else 'off'}" for p in pairs)
+    """Number of pairs in total, by category, and by category and reasoning mode."""
+    categories = Counter(pair.category for pair in pairs)
+    modes = Counter(f"{pair.category}/{'on' if pair.thinking else 'off'}" for pair in pairs)
     return {
         "total": len(pairs),
-        "by_category": dict(sorted(Counter(p.category for p in pairs).items())),
+        "by_category": dict(sorted(categories.items())),
         "by_mode": dict(sorted(modes.items())),
     }
 
 
 def lengths(pairs: Sequence[CandidatePair]) -> dict[str, dict[str, float]]:
     """Length of chosen against rejected in sampled tokens, by category and over all."""
-    return {name: _balance(group) for name, group in _groups(pairs).items()}
+    return {name: _length_balance(group) for name, group in _by_category(pairs).items()}
 
 
-def _balance(pairs: Sequence[CandidatePair]) -> dict[str, float]:
-    chosen = np.array([p.chosen.length for p in pairs], dtype=np.int64)
-    rejected = np.array([p.rejected.length for p in pairs], dtype=np.int64)
+def _length_balance(pairs: Sequence[CandidatePair]) -> dict[str, float]:
+    chosen = np.array([pair.chosen.length for pair in pairs], dtype=np.int64)
+    rejected = np.array([pair.rejected.length for pair in pairs], dtype=np.int64)
     return {
         "pairs": len(pairs),
         "chosen_mean": round(float(chosen.mean()), 3),
@@ -108,17 +118,17 @@ def _balance(pairs: Sequence[CandidatePair]) -> dict[str, float]:
 
 
 def distances(pairs: Sequence[CandidatePair]) -> dict[str, dict[str, Any]]:
-    """How far apart chosen and rejected are, by category: median, and counts in tenths."""
-    found: dict[str, dict[str, Any]] = {}
-    for name, group in _groups(pairs).items():
+    """Distance of chosen and rejected by category and over all: median, and counts in tenths."""
+    by_category: dict[str, dict[str, Any]] = {}
+    for name, group in _by_category(pairs).items():
         values = np.array([pair.distance for pair in group])
-        counts, _ = np.histogram(values, bins=_BINS, range=(0.0, 1.0))
-        found[name] = {
+        counts, _ = np.histogram(values, bins=_HISTOGRAM_BINS, range=(0.0, 1.0))
+        by_category[name] = {
             "median": round(float(np.median(values)), 4),
-            "below_a_tenth": round(float((values < 1 / _BINS).mean()), 4),
+            "below_a_tenth": round(float((values < 1 / _HISTOGRAM_BINS).mean()), 4),
             "tenths": counts.tolist(),
         }
-    return found
+    return by_category
 
 
 def plain(counters: Mapping[str, Counter[str]]) -> dict[str, dict[str, int]]:
@@ -126,7 +136,8 @@ def plain(counters: Mapping[str, Counter[str]]) -> dict[str, dict[str, int]]:
     return {name: dict(sorted(counter.items())) for name, counter in sorted(counters.items())}
 
 
-def _groups(pairs: Sequence[CandidatePair]) -> dict[str, list[CandidatePair]]:
+def _by_category(pairs: Sequence[CandidatePair]) -> dict[str, list[CandidatePair]]:
+    """Pairs of each category, and of all under "all"."""
     groups: dict[str, list[CandidatePair]] = defaultdict(list)
     for pair in pairs:
         groups[pair.category].append(pair)

@@ -13,11 +13,11 @@ from data_builders.pairs.candidates import (
     CandidatePair,
     Candidates,
     Selection,
-    candidates_of,
     pair_indices,
-    select,
+    propose_pairs,
+    select_pairs,
 )
-from data_builders.pairs.grading import Graded
+from data_builders.pairs.grading import GradedCompletion
 from data_builders.pairs.stats import lengths, used_completions
 from posttrain.config.build_dpo import BuildDpoConfig
 from posttrain.errors import DataError
@@ -27,10 +27,14 @@ from posttrain.rollouts import Finish, Prompt
 ALL = frozenset({"no_tools", "with_tools", "hallucination_penalty"})
 
 
-def one(index: int, score: float | None, calls: int = 0, finish: Finish = "stop", **more) -> Graded:
+def one(
+    index: int, score: float | None, calls: int = 0, finish: Finish = "stop", **more
+) -> GradedCompletion:
     fields = {"length": 5, "tokens": 9, "reasoning_tokens": 2, "answer_tokens": 2}
     keys = {"ids_key": f"ids{index}", "text_key": f"text{index}"}
-    return Graded(index=index, score=score, calls=calls, finish=finish, **fields | keys | more)
+    return GradedCompletion(
+        index=index, score=score, calls=calls, finish=finish, **fields | keys | more
+    )
 
 
 def asked(tools: str | None = None, grader: str | None = "math") -> Prompt:
@@ -43,7 +47,7 @@ def recipe_of(categories: frozenset[str] = ALL, **more) -> BuildDpoConfig:
 
 
 def propose(completions, prompt=None, **more) -> Candidates:
-    return candidates_of(0, prompt or asked(), completions, recipe_of(**more), lambda a, b: 1.0)
+    return propose_pairs(0, prompt or asked(), completions, recipe_of(**more), lambda a, b: 1.0)
 
 
 def made(found: Candidates, category: str) -> set[tuple[int, int]]:
@@ -77,7 +81,7 @@ def test_with_tools_calls_are_ordinary_and_the_answer_decides():
      (one(2, None), "unscored"), (one(2, None, finish="failed"), "failed"),
      (one(2, 1.0, ids_key="ids0"), "duplicate"), (one(2, 0.0, tokens=90), "overlong")],
 )  # fmt: skip
-def test_every_completion_left_out_has_its_reason(completion: Graded, reason: str):
+def test_every_completion_left_out_has_its_reason(completion: GradedCompletion, reason: str):
     found = propose([one(0, 1.0), one(1, 0.0), completion], max_length=50)
     assert found.unusable == {2: reason}
     assert 2 not in {i for pair in made(found, "no_tools") for i in pair}
@@ -119,7 +123,7 @@ def test_a_difference_in_formatting_or_in_almost_nothing_is_no_preference():
     assert made(found, "no_tools") == {(0, 2)}
     assert found.pairs_dropped == Counter(formatting_only=1)
     recipe = recipe_of(minimum_distance=0.2)
-    near = candidates_of(0, asked(), same[::2], recipe, lambda a, b: 0.1)
+    near = propose_pairs(0, asked(), same[::2], recipe, lambda a, b: 0.1)
     assert near.pairs == ()
     assert near.pairs_dropped == Counter(nearly_identical=1)
 
@@ -171,7 +175,7 @@ def some(category: str, prompts: int, ranks: int = 1, **more) -> list[CandidateP
 
 def take(candidates, shares, **more) -> Selection:
     recipe = BuildDpoConfig(out="", samples=("samples",), categories=shares, **more)
-    return select(candidates, recipe)
+    return select_pairs(candidates, recipe)
 
 
 def test_shares_hold_and_every_pair_is_counted():

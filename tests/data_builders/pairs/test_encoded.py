@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from data_builders.pairs.encode import PairEncoder, encode_completions
-from data_builders.pairs.grading import graded, reading_text
+from data_builders.pairs.grading import reading_text, summarize_completion
 from data_builders.pairs.shards import read_pairs, write_pairs
 from posttrain.chat import nemotron_3_nano_template, parse_completion
 from posttrain.chat.detect import detect_in_completion
@@ -66,7 +66,9 @@ def test_a_structured_call_is_part_of_what_a_completion_is_and_is_shown():
     calling = replace(bare, steps=(replace(bare.steps[0], parsed=parsed),))
     reformatted = replace(bare, steps=(replace(bare.steps[0], text="let me see"),))
     keys = [
-        graded(one, Score(0.0, None, ""), detect_in_completion(one, PROMPT), None).text_key
+        summarize_completion(
+            one, Score(0.0, None, ""), detect_in_completion(one, PROMPT), None
+        ).text_key
         for one in (bare, calling, reformatted)
     ]
     assert keys[0] == keys[2] != keys[1]
