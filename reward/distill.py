@@ -20,6 +20,7 @@ from posttrain.errors import TrainingError
 from posttrain.group_rewards import Credit, Failure, Group, GroupRewards
 from posttrain.rollouts import Completion
 from posttrain.sampling.sampler import ScoreOutput, Scorer, ScoreRequest
+from posttrain.training.rl.distillation import advantages_of_rollouts
 
 Place = tuple[int, int]  # position of a group in its call, index of a rollout in it
 
@@ -93,17 +94,20 @@ class DistillationReward:
             self._teachers[name].score(requests), self._policy.score(requests)
         )
         credits: dict[Place, Credit | Failure] = {}
-        for place, request, teacher, policy in zip(
-            places, requests, of_teacher, of_policy, strict=True
-        ):
-            problem = _problem(teacher, request)
-            if problem is not None:
+        scored: list[int] = []
+        for number, (place, request) in enumerate(zip(places, requests, strict=True)):
+            problem = _problem(of_teacher[number], request)
+            if problem is None:
+                scored.append(number)
+            else:
                 credits[place] = Failure(f"teacher {name}", problem)
-                continue
-            credits[place] = tuple(
-                teacher_logp - policy_logp
-                for teacher_logp, policy_logp in zip(teacher.logps, policy.logps, strict=True)
-            )
+        advantages = advantages_of_rollouts(
+            [requests[number] for number in scored],
+            teacher=[of_teacher[number] for number in scored],
+            proximal=[of_policy[number] for number in scored],
+        )
+        for number, advantages_of_tokens in zip(scored, advantages, strict=True):
+            credits[places[number]] = advantages_of_tokens
         return credits
 
     def _rewards(

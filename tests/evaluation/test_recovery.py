@@ -1,0 +1,88 @@
+"""Recovery of a teacher's lead: its value, its interval and when there is none."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from posttrain.evaluation.recovery import recovery
+
+
+def test_the_value_is_the_ratio_of_the_means_and_lies_inside_its_interval():
+    before = [0.0, 0.25, 0.5, 0.0, 0.25, 0.5]
+    after = [0.5, 0.5, 0.75, 0.25, 0.75, 1.0]
+    teacher = [1.0, 0.75, 1.0, 0.5, 1.0, 1.0]
+    result = recovery(before, after, teacher)
+    assert result is not None
+    value, low, high = result
+    assert value == pytest.approx((3.75 - 1.5) / (5.25 - 1.5))
+    assert low < value < high
+    narrower = recovery(before, after, teacher, quantile=0.5)
+    assert narrower is not None
+    assert low < narrower.low < value < narrower.high < high
+
+
+def test_the_bounds_are_the_ratios_at_which_the_questions_stop_to_contradict():
+    """Student's t of after − before − ρ (teacher − before) is the quantile at both bounds."""
+    generator = np.random.default_rng(2)
+    before, after, teacher = generator.normal([[0.0], [0.4], [1.0]], 0.5, (3, 12)).tolist()
+    result = recovery(before, after, teacher)
+    assert result is not None
+    for bound in (result.low, result.high):
+        differences = [
+            a - b - bound * (t - b) for b, a, t in zip(before, after, teacher, strict=True)
+        ]
+        error = np.std(differences, ddof=1) / math.sqrt(12)
+        assert abs(np.mean(differences)) / error == pytest.approx(2.200985, abs=1e-5)
+
+
+def test_intervals_hold_the_true_ratio_as_often_as_they_say():
+    generator = np.random.default_rng(7)
+    held = 0
+    resolved = 0
+    for _ in range(600):
+        chance = generator.beta(1, 2, 60)
+        draws = generator.random((3, 60))
+        before = draws[0] < chance
+        after = draws[1] < 0.7 * chance + 0.3
+        teacher = draws[2] < 0.4 * chance + 0.6
+        result = recovery([*before * 1.0], [*after * 1.0], [*teacher * 1.0], quantile=0.9)
+        if result is not None:
+            resolved += 1
+            held += result.low <= 0.5 <= result.high
+    assert resolved > 580
+    assert held / resolved == pytest.approx(0.9, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("before", "teacher"),
+    [
+        pytest.param([0.0, 1.0, 0.0, 1.0], [0.0, 1.0, 0.0, 1.0], id="no lead"),
+        pytest.param([0.0, 1.0, 0.0, 1.0], [1.0, 1.0, 0.0, 1.0], id="a lead within the noise"),
+        pytest.param([1.0, 0.9, 1.0, 0.9], [0.1, 0.1, 0.0, 0.1], id="a negative lead"),
+        pytest.param(
+            [1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0], id="a negative lead without noise"
+        ),
+        pytest.param([0.0], [1.0], id="a single question"),
+        pytest.param([], [], id="no question"),
+    ],
+)
+def test_without_a_resolved_lead_there_is_no_recovery(before: list[float], teacher: list[float]):
+    assert recovery(before, [0.5] * len(before), teacher) is None
+
+
+def test_a_lead_that_does_not_vary_has_a_recovery():
+    result = recovery([0.0, 0.1, 0.2], [0.25, 0.35, 0.45], [0.5, 0.6, 0.7])
+    assert result is not None
+    assert result == pytest.approx((0.5, 0.5, 0.5))
+
+
+def test_scores_that_do_not_belong_together_are_refused():
+    with pytest.raises(ValueError, match="2 before, 1 after, 2 of the teacher"):
+        recovery([0.0, 1.0], [1.0], [1.0, 1.0])
+    with pytest.raises(ValueError, match="not finite"):
+        recovery([0.0, 1.0], [1.0, math.nan], [1.0, 1.0])
+    with pytest.raises(ValueError, match="quantile"):
+        recovery([0.0, 1.0], [1.0, 1.0], [1.0, 1.0], quantile=95)
