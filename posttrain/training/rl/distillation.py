@@ -141,7 +141,9 @@ class _ReverseKl(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  # the decorator hides names
+        ctx: Any, *grad_outputs: Tensor
+    ) -> tuple[Tensor, None, None]:
         (grad,) = grad_outputs
         student, teacher, mask, kl = ctx.saved_tensors
         grad_student = torch.zeros_like(student)
