@@ -131,7 +131,24 @@ def canonical(row: Row, config: SourceConfig) -> Row:
     fields: dict[str, str] = {}
     for name, path in config.fields.items():
         fields["reasoning_content" if name == "reasoning" else name] = path
-    return stored_response(mapped(row, fields))
+    return stored_response(gym_rollout(mapped(row, fields)))
+
+
+def gym_rollout(row: Row) -> Row:
+    """Put the request and the response of a rollout of NeMo Gym where one of Responses has them."""
+    request = row.get("responses_create_params")
+    response = row.get("response")
+    if not isinstance(request, Mapping) or not isinstance(response, Mapping):
+        return row
+    turns: Any = request.get("input")
+    if isinstance(turns, str):
+        turns = [{"role": "user", "content": turns}]
+    if request.get("instructions") and isinstance(turns, list):
+        turns = [{"role": "system", "content": request["instructions"]}, *turns]
+    parts = ("responses_create_params", "response")
+    others = {key: value for key, value in row.items() if key not in parts}
+    tools = request.get("tools") or None  # [] declares none
+    return {**others, "input": turns, "output": response.get("output"), "tools": tools}
 
 
 def stored_response(row: Row) -> Row:

@@ -62,11 +62,11 @@ def prompt_completion(row: Row, reading: Reading) -> Conversation:
     if "prompt" not in row or len(completions) != 1:
         raise not_a("prompt_completion", row, "it needs prompt and one of completion and response")
     key = completions[0]
-    turns = (
-        *_history(row, reading),
-        *read_prompt(row["prompt"], reading, "prompt"),
-        *read_answer(row[key], reading, key, reasoning=_row_reasoning(row, reading)),
-    )
+    prompt = read_prompt(row["prompt"], reading, "prompt")
+    answer = read_answer(row[key], reading, key, reasoning=_row_reasoning(row, reading))
+    if answer[: len(prompt)] == prompt:  # some rollouts of verifiers begin with it again
+        answer = answer[len(prompt) :]
+    turns = (*_history(row, reading), *prompt, *answer)
     _refuse_row_masks(row, turns, reading)
     read = {"prompt", key, "history", *reading.columns_of_reasoning}
     return conversation(row, turns, reading, read=read, parts_of_prompt=_PARTS_OF_PROMPT)

@@ -6,6 +6,7 @@ prompt holds at least one right and one wrong solution. The trace is kept if it 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -54,8 +55,9 @@ class SelectionTraces(SynthesisKind):
         template = self.setup.templates["select_best"]
         for prompt, grades in grade_samples(Path(self.config.samples), all_graders(), work=work):
             graded = tuple((completion, score) for completion, score, _ in grades)
+            write = evaluation_prompts if self.config.for_evaluation else selection_prompts
             try:
-                prompts = selection_prompts(
+                prompts = write(
                     (prompt, graded), self.config, template=template, seed=self.setup.seed
                 )
             except Discarded as problem:
@@ -70,7 +72,9 @@ class SelectionTraces(SynthesisKind):
         return {"generator": 1}
 
     def make(self, seed: Seed) -> Making:
-        """One trace a prompt, kept if its judgment is right."""
+        """One trace a prompt, kept if its judgment is right; without a generator the task alone."""
+        if "generator" not in self.setup.models:
+            return Keep(checks=("right and wrong solutions",))
         prompt: Prompt = seed.content
         [answered] = yield from ask_usable(Ask("generator", prompt))
         [completion] = answered.completions
@@ -90,9 +94,9 @@ class SelectionTraces(SynthesisKind):
         return Keep((row,), checks=("genselect",))
 
     def bad_answer(self, seed: Seed, answered: Answered) -> str:
-        """A judgment that names a wrong solution."""
+        """A judgment that names a wrong solution, or one that is not there."""
         metadata = metadata_of(seed.content)
-        wrong = next(k for k in range(metadata["candidates"]) if k not in metadata["right"])
+        wrong = next(k for k in range(metadata["candidates"] + 1) if k not in metadata["right"])
         return f"All of them are close.\nJudgment: [{wrong}]"
 
 
@@ -138,23 +142,83 @@ def selection_prompts(
         shown = _with_both(order, solutions, config.candidates)
         if sum(map(len, shown)) > config.longest:
             continue
-        question = "\n\n".join(m.content for m in prompt.messages if m.role != "system")
-        listed = "\n\n".join(f"Solution {k}:\n{text}" for k, text in enumerate(shown))
-        text = filled(template, question=question, solutions=listed)
         right = [k for k, solution in enumerate(shown) if solutions[solution]]
-        prompts[text] = Prompt(
-            id=f"{prompt.id}/select-{instance}",
-            task=prompt.task,
-            setting="genselect",
-            messages=(Message("user", text),),
-            environment="genselect",
-            grader="environment",
-            source=prompt.source,
-            metadata=json_text({"right": right, "candidates": len(shown)}),
-        )
+        metadata = {"right": right, "candidates": len(shown)}
+        selection = _selection(prompt, shown, metadata, template=template, instance=instance)
+        prompts[selection.messages[0].content] = selection
     if not prompts:
         raise Discarded("too_long", f"more than {config.longest:,} characters")
     return list(prompts.values())
+
+
+def evaluation_prompts(
+    graded: GradedPrompt, config: GenSelect, *, template: str, seed: int
+) -> list[Prompt]:
+    """One prompt with the first completions of a question, and what other ways come to.
+
+    `figures` in its metadata are of the same completions: `pass@1`, their share that is right;
+    `pass@k`, whether any is; `majority@k`, whether the most frequent answer is, shared among ties.
+
+    Raises:
+        Discarded: fewer completions than `config.candidates`, one that is not scored, or none that
+            can be shown.
+    """
+    prompt, completions = graded
+    k = config.candidates
+    if len(completions) < k:
+        raise Discarded("too_few_solutions", f"{len(completions)} of {k}")
+    chosen = completions[:k]
+    if any(score.value is None for _, score in chosen):
+        raise Discarded("unscored")
+    values = [score.value == 1.0 for _, score in chosen]
+    solutions = {
+        completion.answer.strip(): score.value == 1.0
+        for completion, score in chosen
+        if completion.finish == "stop" and completion.answer.strip()
+    }
+    if not solutions:
+        raise Discarded("too_few_solutions", "no completion has an answer")
+    shown = sorted(solutions, key=lambda text: key64(seed, "genselect", prompt.id, 0, text))
+    if sum(map(len, shown)) > config.longest:
+        raise Discarded("too_long", f"more than {config.longest:,} characters")
+    figures = {
+        "pass@1": sum(values) / k,
+        f"majority@{k}": _majority([score for _, score in chosen]),
+        f"pass@{k}": float(any(values)),
+    }
+    metadata = {
+        "right": [k for k, text in enumerate(shown) if solutions[text]],
+        "candidates": len(shown),
+        "figures": figures,
+    }
+    return [_selection(prompt, shown, metadata, template=template, instance=0)]
+
+
+def _majority(scores: Sequence[Score]) -> float:
+    """The share of the most frequent answers that are right; 0 where nothing is answered."""
+    answers = Counter(score.answer for score in scores if score.answer is not None)
+    most = max(answers.values(), default=0)
+    frequent = [answer for answer, count in answers.items() if count == most]
+    right = {score.answer for score in scores if score.value == 1.0}
+    return sum(answer in right for answer in frequent) / max(1, len(frequent))
+
+
+def _selection(
+    prompt: Prompt, shown: Sequence[str], metadata: Row, *, template: str, instance: int
+) -> Prompt:
+    question = "\n\n".join(m.content for m in prompt.messages if m.role != "system")
+    listed = "\n\n".join(f"Solution {k}:\n{text}" for k, text in enumerate(shown))
+    text = filled(template, question=question, solutions=listed)
+    return Prompt(
+        id=f"{prompt.id}/select-{instance}",
+        task=prompt.task,
+        setting="genselect",
+        messages=(Message("user", text),),
+        environment="genselect",
+        grader="environment",
+        source=prompt.source,
+        metadata=json_text(metadata),
+    )
 
 
 def _with_both(order: Sequence[str], solutions: Mapping[str, bool], candidates: int) -> list[str]:

@@ -96,9 +96,12 @@ class GenSelect(Kind):
     minimum: a prompt with fewer usable completions is dropped.
     instances: prompts made of one question at most, with other candidates or another order.
     longest: characters of all candidates together.
+    for_evaluation: the first `candidates` completions of every question, also where all or none are
+        right: accuracy on these tasks is select@k, beside majority@k, pass@1 and pass@k.
     """
 
     roles: ClassVar[tuple[str, ...]] = ("generator",)
+    optional_roles: ClassVar[frozenset[str]] = frozenset({"generator"})
     templates: ClassVar[tuple[str, ...]] = ("select_best",)
     kind: Literal["genselect"]
     samples: str
@@ -106,8 +109,12 @@ class GenSelect(Kind):
     minimum: int = Field(default=4, ge=2)
     instances: int = Field(default=1, ge=1, le=8, json_schema_extra=_NEMO_SKILLS)
     longest: int = Field(default=100_000, ge=1, json_schema_extra=_NEMO_SKILLS)
+    for_evaluation: bool = False
 
     def check(self) -> None:
+        refuse("instances", {
+            "a question of an evaluation has one": self.for_evaluation and self.instances > 1,
+        })  # fmt: skip
         refuse("minimum", {
             f"{self.minimum} is more than the {self.candidates} candidates of a prompt":
                 self.minimum > self.candidates,

@@ -54,6 +54,7 @@ from posttrain.evaluation.run import (
     write_records,
 )
 from posttrain.evaluation.sensitivity import sensitivity_rows
+from posttrain.evaluation.variants import variant_rows
 from posttrain.hashing import digest_of
 from posttrain.jsontext import printable
 from posttrain.rollouts import prompt_to_row
@@ -397,11 +398,13 @@ def metrics_of(records: Records, *, seed: int) -> dict[str, Any]:
     first, *others = records.values()
     agentic = agentic_rows(records)
     sensitive = [row for own in records.values() for row in sensitivity_rows(own)]
+    varied = [row for own in records.values() for row in variant_rows(own)]
     alerts = [row for own in records.values() for row in alert_rows(own)]
     return {
         **({"alerts": alerts} if alerts else {}),
         **({} if agentic is None else {"agentic": agentic}),
         **({"sensitivity": sensitive} if sensitive else {}),
+        **({"variants": varied} if varied else {}),
         "cells": [row for own in records.values() for row in cell_rows(own, seed=seed)],
         "pairs": [row for own in others for row in paired_rows(first, own)],
     }

@@ -44,6 +44,23 @@ def figures(metrics: ui.Row, first: str = "accuracy") -> Iterator[ui.Section]:
     yield from comparison(metrics["cells"], metrics["pairs"], first)
     if sensitive := [row for row in metrics.get("sensitivity", []) if row["templates"]]:
         yield prompt_sensitivity(sensitive)
+    if varied := metrics.get("variants"):
+        yield variants(varied)
+
+
+@ui.section("Originals and variants")
+def variants(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
+    """Accuracy on questions and on variants of them, over the same questions."""
+    head = ["checkpoint", "setting", "reasoning", "questions", "original", "variants", "drop"]
+    table: list[list[object]] = []
+    for row in rows:
+        drop = row["drop"]
+        points = f"{100 * drop['value']:+.1f} [{100 * drop['low']:+.1f}, {100 * drop['high']:+.1f}]"
+        shares = [ui.percent(row["original"]), ui.percent(row["variant"])]
+        names = [row["checkpoint"], row["setting"], row["thinking"], row["questions"]]
+        table.append([*names, *shares, points])
+    yield ui.Table(head, table)
+    yield "The drop is in points, paired by question, with its 95 % interval."
 
 
 def comparison(

@@ -4,7 +4,9 @@
      "metadata": {"right": [1, 3], "candidates": 4}}
 
 The last `Judgment: [i]` of the answer counts, as in NVIDIA's GenSelect; solutions are numbered from
-0. `posttrain synthesize` with `kind: genselect` makes such prompts from graded samples.
+0. `posttrain synthesize` with `kind: genselect` makes such prompts from graded samples. Those for
+an evaluation have `figures`, what other ways come to with the same solutions: they are shares
+beside the score, whose mean is select@k. There a question may have no right or no wrong solution.
 """
 
 from __future__ import annotations
@@ -32,30 +34,35 @@ class GenSelectEnvironment(RLVREnvironment):
         metadata = metadata_of(prompt)
         right: Any = metadata["right"]
         candidates: Any = metadata["candidates"]
-        if not isinstance(candidates, int) or candidates < 2:
+        compared = "figures" in metadata
+        if not isinstance(candidates, int) or candidates < (1 if compared else 2):
             return "candidates: the number of solutions, at least 2"
-        if not isinstance(right, list) or not right:
+        if not isinstance(right, list) or not (right or compared):
             return "right: numbers of the right solutions"
         known = set(range(candidates))
         numbers = set(cast(list[Any], right))
         if not numbers <= known:
             return f"right: {right} of solutions 0 to {candidates - 1}"
-        if numbers == known:
+        if numbers == known and not compared:
             return "right: every solution is right, there is nothing to choose"
         return None
 
-    def gold(self, prompt: Prompt) -> Script:
-        return says(f"Judgment: [{metadata_of(prompt)['right'][0]}]")
+    def gold(self, prompt: Prompt) -> Script | None:
+        right = metadata_of(prompt)["right"]
+        return says(f"Judgment: [{right[0]}]") if right else None
 
     def wrong(self, prompt: Prompt) -> list[Script]:
         metadata = metadata_of(prompt)
-        wrong = next(k for k in range(metadata["candidates"]) if k not in metadata["right"])
+        wrong = next(k for k in range(metadata["candidates"] + 1) if k not in metadata["right"])
         return [says(f"Judgment: [{wrong}]"), says("Every solution is right.")]
 
-    def check(self, prompt: Prompt, completion: Completion) -> Score:
+    async def score(self, prompt: Prompt, completion: Completion) -> Score:
+        metadata = metadata_of(prompt)
+        figures: dict[str, float] = metadata.get("figures", {})
         judgment = judgment_of(completion.answer)
         if judgment is None:
-            return Score(0.0, None, f"{NOT_IN_FORMAT}: no Judgment: [i] in the answer")
-        is_right = judgment in metadata_of(prompt)["right"]
+            problem = f"{NOT_IN_FORMAT}: no Judgment: [i] in the answer"
+            return Score(0.0, None, problem, figures=figures)
+        is_right = judgment in metadata["right"]
         explanation = "a right solution" if is_right else "a wrong solution"
-        return Score(float(is_right), str(judgment), explanation)
+        return Score(float(is_right), str(judgment), explanation, figures=figures)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from data_builders.synthesis.genselect import selection_prompts
+from data_builders.synthesis.genselect import evaluation_prompts, selection_prompts
 from data_builders.synthesis.steps import Discarded
 from posttrain.config.synthesize import GenSelect
 from posttrain.records import Message, Score
@@ -153,3 +153,40 @@ def test_traces_that_name_a_right_solution_become_rows(
     assert all(environment.prompt(task).environment == "genselect" for task in tasks)
     assert manifest.stats["planted"]["rows"] == len(rows)
     assert manifest.stats["planted"]["dropped"] == {"wrong_judgment": len(rows)}
+
+
+def evaluation_prompt(*answers: tuple[str, float]) -> Prompt:
+    completions = tuple(
+        (answer(k, f"worked out {k}: {text}"), Score(value, text, ""))
+        for k, (text, value) in enumerate(answers)
+    )
+    values = config(candidates=len(answers), minimum=2, for_evaluation=True)
+    [prompt] = evaluation_prompts((QUESTION, completions), values, template=TEMPLATE, seed=0)
+    return prompt
+
+
+@pytest.mark.parametrize(
+    ("answers", "figures"),
+    [
+        ([("42", 1.0), ("42", 1.0), ("7", 0.0), ("9", 0.0)], (0.5, 1.0, 1.0)),
+        ([("42", 1.0), ("7", 0.0), ("7", 0.0), ("9", 0.0)], (0.25, 0.0, 1.0)),
+        ([("42", 1.0), ("42", 1.0), ("7", 0.0), ("7", 0.0)], (0.5, 0.5, 1.0)),
+        ([("7", 0.0), ("7", 0.0), ("9", 0.0), ("8", 0.0)], (0.0, 0.0, 0.0)),
+        ([("42", 1.0)] * 4, (1.0, 1.0, 1.0)),
+    ],
+)
+def test_select_at_k_stands_beside_majority_and_pass(answers, figures):
+    prompt = evaluation_prompt(*answers)
+    environment = GenSelectEnvironment()
+    assert asyncio.run(unusable(environment, prompt)) is None
+    judged = asyncio.run(replay(environment, prompt, says("Judgment: [0]")))
+    score = asyncio.run(environment.verify(prompt, judged))
+    assert score.figures == dict(zip(("pass@1", "majority@4", "pass@4"), figures, strict=True))
+    assert score.value == float(0 in json.loads(prompt.metadata)["right"])
+
+
+def test_a_question_with_fewer_completions_than_k_is_dropped():
+    values = config(candidates=8, for_evaluation=True)
+    with pytest.raises(Discarded) as raised:
+        evaluation_prompts(graded(1.0, 0.0, 1.0), values, template=TEMPLATE, seed=0)
+    assert raised.value.reason == "too_few_solutions"

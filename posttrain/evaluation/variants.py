@@ -1,0 +1,64 @@
+"""Accuracy on originals and on their variants, paired question by question.
+
+Tasks of `posttrain synthesize` with `kind: twin` say in `metadata.variant_of` which question they
+belong to, and in `metadata.arm` whether they are the original. What a model knows by heart it
+solves on originals alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from posttrain.evaluation.run import Record
+from posttrain.rollouts import metadata_of
+
+Row = dict[str, Any]
+Arms = dict[str, list[float]]  # arm → scores of a question
+ORIGINAL, VARIANT = "original", "variant"
+
+
+def variant_rows(records: Sequence[Record]) -> list[Row]:
+    """A row for each checkpoint, setting and mode that has both arms of at least two questions.
+
+    Returns:
+        Mean scores of both arms over the same questions, and `drop`, the mean of original minus
+        variants, with the t interval of its pairs.
+    """
+    rows: list[Row] = []
+    arms_of_cell: dict[tuple[str, str, str], dict[str, Arms]] = {}
+    for record in records:
+        metadata = metadata_of(record.prompt)
+        if "variant_of" not in metadata or record.score.value is None:
+            continue
+        mode = "on" if record.prompt.thinking else "off"
+        questions = arms_of_cell.setdefault((record.checkpoint, record.prompt.setting, mode), {})
+        arms = questions.setdefault(metadata["variant_of"], {})
+        arms.setdefault(metadata["arm"], []).append(record.score.value)
+    for (checkpoint, setting, thinking), questions in arms_of_cell.items():
+        pairs = [
+            (float(np.mean(arms[ORIGINAL])), float(np.mean(arms[VARIANT])))
+            for arms in questions.values()
+            if {*arms} == {ORIGINAL, VARIANT}
+        ]
+        if len(pairs) < 2:
+            continue
+        original, variant = (float(np.mean(side)) for side in zip(*pairs, strict=True))
+        drops = np.array([before - after for before, after in pairs])
+        spread = float(drops.std(ddof=1)) / math.sqrt(len(drops))
+        half = float(stats.t.ppf(0.975, len(drops) - 1)) * spread
+        rows.append({
+            "checkpoint": checkpoint,
+            "setting": setting,
+            "thinking": thinking,
+            "questions": len(pairs),
+            "original": original,
+            "variant": variant,
+            "drop": {"value": float(drops.mean()), "low": float(drops.mean()) - half,
+                     "high": float(drops.mean()) + half},
+        })  # fmt: skip
+    return rows
