@@ -80,7 +80,7 @@ test: $(BIN)/.installed-dev
 # Ray is no small thing to install, so the test of its builds skips without it
 test-ray: $(BIN)/.installed-dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
-	$(BIN)/python -m pytest -k ray_pipeline tests/data_builders/sft/test_workers.py
+	$(BIN)/python -m pytest -k ray_pipeline tests/data_builders/sft/test_bytes.py
 
 # what a stand-in cannot show, in half an hour on 2 cores that others use too: make test-real
 # POSTTRAIN_REAL_MODEL=DIR (a small ChatML model, float32) POSTTRAIN_VLLM=ENVIRONMENT (or its executable);

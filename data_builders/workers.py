@@ -139,7 +139,7 @@ class ProcessPool(contextlib.AbstractContextManager["ProcessPool"]):
             raise WorkerError(
                 f"a worker process {end} at {jobs[worker.number].describe()}. Without a message "
                 "above it, that is most often want of memory: use fewer workers. What is finished "
-                "is kept; the same command goes on from there"
+                "is kept; rerun the same command to resume"
             ) from None
 
 
@@ -248,7 +248,7 @@ class RayPool:
 
 
 class _Actor:
-    """Does jobs by their number."""
+    """Ray actor that runs the job with a given index."""
 
     def __init__(self, make_state: Callable[[], Any], jobs: Sequence[Job]) -> None:
         self._state, self._jobs = make_state(), jobs

@@ -37,7 +37,7 @@ class PoolsConfig(Strict):
 
     easy_threshold, hard_threshold: pass rates from which on, and down to which, a prompt is in the
         easy and in the hard pool.
-    easy_fraction, hard_fraction: of a domain's prompts in a batch.
+    easy_fraction, hard_fraction: share of a domain's prompts in a batch.
     """
 
     easy_threshold: float = Field(default=0.8, gt=0, le=1)
@@ -47,7 +47,7 @@ class PoolsConfig(Strict):
 
     @property
     def normal_fraction(self) -> float:
-        """What the other two leave."""
+        """1 − easy_fraction − hard_fraction."""
         return 1 - self.easy_fraction - self.hard_fraction
 
     def pool_of(self, rate: float) -> Pool:

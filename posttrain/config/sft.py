@@ -102,7 +102,7 @@ OWNED_TRAINER_FIELDS = OWNED_EVERYWHERE | owned_fields({
         "chat_template_path",
     "set end_token: instead": "eos_token",
     _LAYOUT: "padding_free pad_to_multiple_of",
-    "a pack is as long as packing.max_length of build_sft": "max_length",
+    "set packing.max_length in build_sft": "max_length",
     "the order of packs is a keyed permutation of seed and epoch, the same in every layout":
         "shuffle_dataset train_sampling_strategy group_by_length",
     "an incomplete last batch is filled with empty packs, none is dropped": "dataloader_drop_last",
@@ -235,7 +235,7 @@ class TrainingRecipe(Strict):
     def _not_ours(cls, trainer: dict[str, Any]) -> dict[str, Any]:
         for key in trainer:
             if key in cls.owned:
-                raise ValueError(f"trainer.{key} is not yours to set: {cls.owned[key]}")
+                raise ValueError(f"trainer.{key} cannot be set here: {cls.owned[key]}")
             if key not in trainer_fields(cls.method) and find_spec("trl") is not None:
                 unknown = f"trainer.{key}"
                 hint = key_hint(cls, unknown.split("."), unknown, cls.free_fields())

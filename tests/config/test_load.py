@@ -91,7 +91,7 @@ def test_mistakes_are_named(tmp_path, text, overrides, message):
         ("sft", SftConfig, "learning_rat=1", "did you mean 'trainer.learning_rate'"),
         ("sft", SftConfig, "trainer.bta=1", "trainer.bta is not a field of"),
         ("sft", SftConfig, "trainer.keep_epochs=[1]", "did you mean 'keep_epochs'"),
-        ("sft", SftConfig, "trainer.max_length=9", "^tiny/sft: trainer.max_length is not yours .* packing.max_length of build_sft$"),
+        ("sft", SftConfig, "trainer.max_length=9", "^tiny/sft: trainer.max_length cannot be set here: set packing.max_length in build_sft$"),
         ("sft", SftConfig, "packing.max_length=9", "'packing' .it is of another stage: 'packing.max_length' of build_sft"),
         ("sft", SftConfig, "trainer.max_steps=many", "trainer.max_steps: takes int, found 'many'"),
         ("sft", SftConfig, "trainer.report_to=trackio", r"trackio: it is not installed: pip install 'posttrain\[trackio\]'"),

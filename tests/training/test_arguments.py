@@ -47,7 +47,7 @@ def test_the_fields_that_are_read_from_source_are_those_of_the_class(method: str
 
 def test_fields_that_we_own_are_refused_with_the_reason(recipe: MakeRecipe):
     for field, reason in OWNED_TRAINER_FIELDS.items():
-        with pytest.raises(ConfigError, match=f"{field} is not yours to set: {re.escape(reason)}"):
+        with pytest.raises(ConfigError, match=f"{field} cannot be set here: {re.escape(reason)}"):
             recipe(trainer={field: 1})
 
 

@@ -46,7 +46,7 @@ def recipe(small: Path, policy: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"trainer": {"beta": 0.1}}, "beta is not yours to set: set loss:"),
+        ({"trainer": {"beta": 0.1}}, "beta cannot be set here: set loss:"),
         ({"trainer": {"gradient_accumulation_steps": 4}}, "set batch:"),
         ({"trainer": {"num_train_epochs": 1}}, "set max_steps"),
         ({"model": {"config": {"model_type": "llama"}}}, "training starts from a policy"),
