@@ -1,7 +1,7 @@
-"""Chains of stages: recipes → the stages behind one another → each in a process of its own.
+"""Chains of stages: recipes → stages ordered by what they read → each in a process of its own.
 
 A stage waits for those whose output its resolved recipe names, so no order is written down. A
-finished stage is checked and passed on, an interrupted one goes on, by its manifest.
+finished stage is only checked, an interrupted one is resumed; its manifest tells which.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class ChainStage:
     recipe: Mapping[str, Any]
     out: Path
 
-    def reads(self, other: ChainStage) -> bool:
-        """Whether the recipe names the other's output, or something in it."""
-        return any(_lies_in(text, other.out) for text in _texts(self.recipe))
+    def reads(self, producer: ChainStage) -> bool:
+        """Check whether the recipe names another stage's output, or something in it."""
+        return any(_lies_in(text, producer.out) for text in _texts(self.recipe))
 
 
 def scripts_with_recipes(scripts: Path) -> list[str]:
@@ -106,29 +106,29 @@ def folder_steps(folder: Path, scripts: Path, *, show: Callable[[str], object]) 
     return steps
 
 
-def chain_file(given: str) -> Path:
-    """The file of a chain: a recipe's path or name, or a folder that has a `chain.yaml`.
+def chain_file(name: str) -> Path:
+    """File of a chain, found by a recipe's path or name, or by a folder with a `chain.yaml`.
 
     Raises:
         ConfigError: as `recipe_file`.
     """
-    for folder in (Path(given), RECIPES / given):
+    for folder in (Path(name), RECIPES / name):
         if (folder / CHAIN).is_file():
             return folder / CHAIN
-    return recipe_file(given)
+    return recipe_file(name)
 
 
-def read_chain(given: str, scripts: Path, *, show: Callable[[str], object]) -> dict[str, Any]:
-    """The mapping of a chain's recipe, or of a folder without one: all of its recipes.
+def read_chain(name: str, scripts: Path, *, show: Callable[[str], object]) -> dict[str, Any]:
+    """Read a chain's recipe; of a folder without one, make a chain of all its recipes.
 
     Raises:
         ConfigError: as `recipe_file`, `read_mapping`, `folder_steps`.
     """
-    folder = Path(given)
+    folder = Path(name)
     if folder.is_dir() and not (folder / CHAIN).is_file():
         steps = folder_steps(folder, scripts, show=show)
         return {"stages": [step.model_dump(mode="json", exclude_defaults=True) for step in steps]}
-    return read_mapping(chain_file(given))
+    return read_mapping(chain_file(name))
 
 
 def resolve_chain(config: StagesConfig, scripts: Path) -> list[ChainStage]:
@@ -161,26 +161,26 @@ def _resolve(step: StageStep, overrides: Sequence[str], scripts: Path) -> ChainS
     """Check a step's recipe by its own script, which prints what it resolves to."""
     main = runpy.run_path(str(scripts / f"{step.stage}.py"))["main"]
     file = recipe_file(step.recipe)
-    own = ["--config", str(file.resolve()) if file.is_file() else step.recipe, *overrides]
+    arguments = ["--config", str(file.resolve()) if file.is_file() else step.recipe, *overrides]
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):
-            main([*own, "--print-config"])
+            main([*arguments, "--print-config"])
     except ConfigError as error:
         raise ConfigError(f"{step.title} ({step.stage}): {error}") from error
     except SystemExit as end:
         if end.code:  # argparse has said why
-            given = " ".join(overrides)
-            raise ConfigError(f"{step.stage} {step.recipe} does not take {given}") from None
+            refused = " ".join(overrides)
+            raise ConfigError(f"{step.stage} {step.recipe} does not take {refused}") from None
     recipe = yaml.safe_load(printed.getvalue()) or {}
     if recipe.get("out") is None:
         raise ConfigError(f"{step.stage} {step.recipe} names no out")
     launch = [] if step.launch is None else ["launch", *step.launch]
-    return ChainStage(step, (*launch, step.stage, *own), recipe, Path(recipe["out"]))
+    return ChainStage(step, (*launch, step.stage, *arguments), recipe, Path(recipe["out"]))
 
 
 def _ordered(stages: Sequence[ChainStage], targets: Sequence[str] | None) -> list[ChainStage]:
-    """The targets, each behind what it reads; otherwise in the order of targets and stages."""
+    """Order the stages that the targets need: producers first, then as targets and stages stand."""
     ordered: list[ChainStage] = []
     path: list[ChainStage] = []
 
@@ -191,9 +191,9 @@ def _ordered(stages: Sequence[ChainStage], targets: Sequence[str] | None) -> lis
             names = " → ".join(s.step.title for s in [*path[path.index(stage) :], stage])
             raise ConfigError(f"stages read one another's output: {names}")
         path.append(stage)
-        for other in stages:
-            if other is not stage and stage.reads(other):
-                visit(other)
+        for producer in stages:
+            if producer is not stage and stage.reads(producer):
+                visit(producer)
         path.pop()
         ordered.append(stage)
 
@@ -205,7 +205,7 @@ def _ordered(stages: Sequence[ChainStage], targets: Sequence[str] | None) -> lis
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Every text in a tree of plain values, but what a recipe writes to itself."""
+    """Yield every text in a tree of plain values, except the recipe's own output directories."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -218,17 +218,17 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _lies_in(text: str, out: Path) -> bool:
-    """Whether a text of a recipe is this directory, a path in it, or RUN:NAME of an evaluation."""
+    """Check whether a text is this directory, a path in it, or `RUN:NAME` of an evaluation."""
     path = os.path.normpath(text)
     folder = os.path.normpath(out)
     return path == folder or path.startswith((f"{folder}{os.sep}", f"{folder}:"))
 
 
-def state_of(stage: ChainStage, at: Path) -> str:
-    """How far a stage has come: `finished`, `goes on` or `to do`."""
-    if (at / stage.out / MANIFEST).is_file():
+def state_of(stage: ChainStage, root: Path) -> str:
+    """State of a stage's output directory: `finished`, `goes on` (interrupted) or `to do`."""
+    if (root / stage.out / MANIFEST).is_file():
         return "finished"
-    return "goes on" if (at / stage.out / STAGE).is_file() else "to do"
+    return "goes on" if (root / stage.out / STAGE).is_file() else "to do"
 
 
 def run_chain(
@@ -236,18 +236,18 @@ def run_chain(
     config: StagesConfig,
     *,
     scripts: Path,
-    at: Path,
+    root: Path,
     show: Callable[[str], object],
     advice: str = "Rerun the same command to resume.",
     seconds: float = PROGRESS_SECONDS,
 ) -> None:
     """Run stages, `jobs` at a time, each as soon as those that it reads are finished.
 
-    When one fails, those that need it are left out and the others go on.
+    A stage that fails takes with it those that need its output; the others still run.
 
     Args:
         scripts: the folder of the command `posttrain`.
-        at: the directory that paths in recipes are relative to.
+        root: the directory that paths in recipes are relative to.
         show: prints a line.
         advice: the last line of the error.
         seconds: after which the last line of each running stage's log is shown.
@@ -256,10 +256,11 @@ def run_chain(
         PosttrainError: stages stopped; it names them and where their output is.
     """
     environment = {**config.environment, **os.environ}
-    if config.jobs > 1:  # threads of stages that share cores wait for one another
+    if config.jobs > 1:
+        # stages share the cores: with more threads than cores each would wait for the other
         threads = max(1, (os.cpu_count() or 1) // config.jobs)
         environment.setdefault("OMP_NUM_THREADS", str(threads))
-    logs = None if config.logs is None else at / config.logs
+    logs = None if config.logs is None else root / config.logs
     if logs is not None:
         logs.mkdir(parents=True, exist_ok=True)
     waiting = list(stages)
@@ -273,8 +274,8 @@ def run_chain(
                 for stage in _ready(waiting, running.values(), config.jobs):
                     waiting.remove(stage)
                     begun[str(stage.out)] = time.monotonic()
-                    show(_beginning(stage, at, number=len(begun), of=len(stages)))
-                    process = _start(stage, scripts, at, logs, environment)
+                    show(_beginning(stage, root, number=len(begun), total=len(stages)))
+                    process = _start(stage, scripts, root, logs, environment)
                     processes.append(process)
                     running[waiters.submit(process.wait)] = stage
                 ended = wait(running, timeout=seconds, return_when=FIRST_COMPLETED).done
@@ -286,10 +287,10 @@ def run_chain(
                     code = future.result()
                     if code:
                         failed.append(_failure(stage, code, logs, show))
-                        without = _left_out(waiting, stage)
-                        waiting = [other for other in waiting if other not in without]
-                        if without:
-                            names = ", ".join(other.step.title for other in without)
+                        unreachable = _dependents(waiting, stage)
+                        waiting = [step for step in waiting if step not in unreachable]
+                        if unreachable:
+                            names = ", ".join(dependent.step.title for dependent in unreachable)
                             show(f"left out, for want of {stage.step.title}: {names}")
                     elif logs is not None:
                         took = time.monotonic() - begun[str(stage.out)]
@@ -305,41 +306,43 @@ def run_chain(
 def _ready(
     waiting: Sequence[ChainStage], running: Collection[ChainStage], jobs: int
 ) -> list[ChainStage]:
-    """Those whose inputs are made, as many as may begin now."""
+    """Select the stages that may start now: their inputs exist, and a job is free for each."""
     unfinished = [*waiting, *running]
     ready: list[ChainStage] = []
     for stage in waiting:
-        if not any(stage.reads(other) for other in unfinished if other is not stage):
+        if not any(stage.reads(producer) for producer in unfinished if producer is not stage):
             ready.append(stage)
     return ready[: jobs - len(running)]
 
 
-def _left_out(waiting: Sequence[ChainStage], stopped: ChainStage) -> list[ChainStage]:
-    """Those that read what did not come to be, themselves or through others."""
-    without: list[ChainStage] = []
-    for stage in waiting:  # each stands behind what it reads
-        if any(stage.reads(other) for other in (stopped, *without)):
-            without.append(stage)
-    return without
+def _dependents(waiting: Sequence[ChainStage], failed: ChainStage) -> list[ChainStage]:
+    """Select the waiting stages that need a failed stage's output, directly or through others."""
+    dependents: list[ChainStage] = []
+    # one pass is enough: producers stand before what reads them
+    for stage in waiting:
+        if any(stage.reads(producer) for producer in (failed, *dependents)):
+            dependents.append(stage)
+    return dependents
 
 
-def _beginning(stage: ChainStage, at: Path, *, number: int, of: int) -> str:
+def _beginning(stage: ChainStage, root: Path, *, number: int, total: int) -> str:
     step = stage.step
-    line = f"{number}/{of} {step.title}: {step.about or f'{step.stage} → {at / stage.out}'}"
-    return f"{line}; then look at {at / stage.out}/report.html: {step.look}" if step.look else line
+    out = root / stage.out
+    line = f"{number}/{total} {step.title}: {step.about or f'{step.stage} → {out}'}"
+    return f"{line}; then look at {out}/report.html: {step.look}" if step.look else line
 
 
 def _start(
-    stage: ChainStage, scripts: Path, at: Path, logs: Path | None, environment: Mapping[str, str]
+    stage: ChainStage, scripts: Path, root: Path, logs: Path | None, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    # a finished one, too: it refuses another recipe and changed inputs
+    # a finished stage is started too: it refuses another recipe and changed inputs
     command = [sys.executable, str(scripts.resolve()), *stage.arguments]
     if logs is None:
-        return subprocess.Popen(command, cwd=at, env=dict(environment))  # noqa: S603 - ours
+        return subprocess.Popen(command, cwd=root, env=dict(environment))  # noqa: S603 - ours
     with _log_of(stage, logs).open("ab") as log:
         return subprocess.Popen(  # noqa: S603 - ours; no shell
             command,
-            cwd=at,
+            cwd=root,
             env=dict(environment),
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -352,7 +355,7 @@ def _log_of(stage: ChainStage, logs: Path) -> Path:
 
 
 def _last_line(log: Path) -> str:
-    """How far a stage is by its log; a progress bar ends its lines by going back."""
+    """Last line of a stage's log that is not empty; progress bars end theirs with \\r."""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - _LOG_WIDTH))
         text = file.read().decode("utf-8", errors="replace")
@@ -361,7 +364,7 @@ def _last_line(log: Path) -> str:
 
 
 def _failure(stage: ChainStage, code: int, logs: Path | None, show: Callable[[str], object]) -> str:
-    """Show the end of a stopped stage's log; returns the sentence about it."""
+    """Show the last lines of a failed stage's log and return a sentence about the failure."""
     sentence = f"stage {stage.step.title} ({stage.step.stage}) stopped with code {code}"
     if logs is None:
         return sentence
@@ -373,11 +376,10 @@ def _failure(stage: ChainStage, code: int, logs: Path | None, show: Callable[[st
 
 @contextlib.contextmanager
 def _ending_signals() -> Generator[None]:
-    """Within, a signal that ends this process first ends the stages, as Ctrl-C does."""
-
-    before = {number: signal.signal(number, terminate) for number in _ENDING_SIGNALS}
+    """End the stages before this process when a signal ends it, as Ctrl-C does."""
+    earlier_handlers = {number: signal.signal(number, terminate) for number in _ENDING_SIGNALS}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in earlier_handlers.items():
             signal.signal(number, handler)

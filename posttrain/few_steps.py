@@ -148,7 +148,7 @@ def _moved(value: Any, outs: Mapping[str, str]) -> Any:
         return value
     path = os.path.normpath(value)
     for out, target in outs.items():
-        rest = path.removeprefix(out)
-        if path.startswith(out) and rest[:1] in ("", os.sep, ":"):
-            return target + rest
+        suffix = path.removeprefix(out)
+        if path.startswith(out) and suffix[:1] in ("", os.sep, ":"):
+            return target + suffix
     return value

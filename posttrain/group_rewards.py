@@ -107,8 +107,14 @@ class GroupReward(Protocol):
         ...
 
     def settle(self, requests: int, failures: Sequence[Failure], *, domain: str = "") -> None:
-        """Whether the step may go on, from all requests of all processes in it, domain by domain.
-        Raises JudgeError, TrainingError: too large a share of the requests failed."""
+        """Stop the run if too large a share of a step's requests failed, domain by domain.
+
+        Args:
+            requests, failures: of all processes in the step.
+
+        Raises:
+            JudgeError, TrainingError: the share is above the recipe's limit.
+        """
         ...
 
 

@@ -84,15 +84,17 @@ def printable(text: str) -> str:
 
 
 def first_error(errors: Iterable[Any]) -> Any:
-    """Of jsonschema's errors the one at the first place, None without any; they come in an order
-    that is in part a set's, another in every process."""
+    """Select the error at the first place of the document; None without errors.
+
+    jsonschema yields them in an order that is in part a set's: another in every process.
+    """
     return min(errors, key=lambda error: error.path, default=None)
 
 
-def schema_error(kind: Any, schema: Any) -> Any:
-    """What is wrong with a schema first, for one of jsonschema's validators; None: nothing is."""
-    checker = kind(kind.META_SCHEMA, format_checker=kind.FORMAT_CHECKER)
-    return first_error(checker.iter_errors(schema))
+def schema_error(validator: Any, schema: Any) -> Any:
+    """First error of a schema itself, by one of jsonschema's validator classes; None if valid."""
+    meta_validator = validator(validator.META_SCHEMA, format_checker=validator.FORMAT_CHECKER)
+    return first_error(meta_validator.iter_errors(schema))
 
 
 def _inside(value: Any) -> Iterable[Any]:
@@ -107,8 +109,10 @@ def _check_depth(text: str, value: Any) -> None:
         return
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
-        nested = (item for inner in level for item in _inside(inner))
-        level = [item for item in nested if isinstance(item, dict | list)]
+        children: list[Any] = []
+        for container in level:
+            children += [child for child in _inside(container) if isinstance(child, dict | list)]
+        level = children
         if not level:
             return
     raise ValueError(_TOO_DEEP)

@@ -67,7 +67,7 @@ def trace(artifact: Path) -> list[Node]:
         if node.manifest is None:
             continue
         for parent in node.manifest.parents:
-            if all(parent.digest != known.digest for known in nodes):
+            if all(parent.digest != node.digest for node in nodes):
                 nodes.append(_parent_node(parent, node))
     return nodes
 

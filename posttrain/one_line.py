@@ -95,7 +95,7 @@ class OneLine:
         return bool(loaded.chat_template) or not loaded.get_vocab().keys() >= _CHAT_TOKENS
 
     def _sft_keys(self, tokenizer: dict[str, Any]) -> dict[str, Any]:
-        """Once the data are there, with what depends on how many they are."""
+        """Keys of the training recipe; the steps follow from the data once they are built."""
         data = self.out / "sft_data"
         model: dict[str, Any] = {"path": self.model}
         if "revision" in tokenizer:
@@ -110,8 +110,8 @@ class OneLine:
         if self._folder == "cpu":
             usual = self._base("sft")["trainer"]
             batch = usual["per_device_train_batch_size"] * usual["gradient_accumulation_steps"]
-            an_epoch = -(-splits["train"]["packs"] // batch)
-            trainer["max_steps"] = min(usual["max_steps"], _MOST_EPOCHS * an_epoch)
+            steps_per_epoch = -(-splits["train"]["packs"] // batch)
+            trainer["max_steps"] = min(usual["max_steps"], _MOST_EPOCHS * steps_per_epoch)
         return keys | {"trainer": trainer}
 
     def _base(self, stage: str) -> dict[str, Any]:
@@ -125,7 +125,7 @@ class OneLine:
         return "one-gpu" if torch.cuda.is_available() else "cpu"
 
     def _recipe(self, stage: str, keys: dict[str, Any]) -> dict[str, Any]:
-        """The shipped recipe with the keys of this run, blocks merged, and with the overrides.
+        """Make the shipped recipe this run's: merge its blocks with our keys, then the overrides.
 
         Raises:
             ConfigError: an override that the stage does not take.
@@ -141,9 +141,9 @@ class OneLine:
     def _overrides_of(self, stage: str) -> list[str]:
         prefix = "build_sft."
         if stage == "build_sft":
-            own = [text for text in self.overrides if text.startswith(prefix)]
-            return [text.removeprefix(prefix) for text in own]
-        return [text for text in self.overrides if not text.startswith(prefix)]
+            prefixed = [override for override in self.overrides if override.startswith(prefix)]
+            return [override.removeprefix(prefix) for override in prefixed]
+        return [override for override in self.overrides if not override.startswith(prefix)]
 
     # -- stages
 
@@ -160,9 +160,9 @@ class OneLine:
         self.show(f"\n{text}")
         if dry_run:
             with tempfile.TemporaryDirectory() as scratch:
-                place = Path(scratch) / file.name
-                place.write_text(text, "utf-8")
-                self._call(stage, place, dry_run=True)
+                scratch_file = Path(scratch) / file.name
+                scratch_file.write_text(text, "utf-8")
+                self._call(stage, scratch_file, dry_run=True)
             return
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, "utf-8")
@@ -189,8 +189,9 @@ class OneLine:
         config = StagesConfig(stages=(StageStep(stage=stage, recipe=str(file)),))
         stages = resolve_chain(config, self.scripts)
         if dry_run:
-            stages = [replace(one, arguments=(*one.arguments, "--dry-run")) for one in stages]
-        run_chain(stages, config, scripts=self.scripts, at=Path(), show=self.show)
+            [resolved] = stages
+            stages = [replace(resolved, arguments=(*resolved.arguments, "--dry-run"))]
+        run_chain(stages, config, scripts=self.scripts, root=Path(), show=self.show)
 
 
 def rows_of(data: str) -> dict[str, Any]:

@@ -13,8 +13,9 @@ _SNAPSHOT = re.compile(r"/snapshots/([0-9a-f]{40})/")
 def loaded_commit(
     hub_id: str, *, revision: str | None = None, file: str = "tokenizer_config.json"
 ) -> str | None:
-    """The commit that loading a model's id took its files from: the hub's cache knows, without a
-    network. None for a directory, or where the cache does not say.
+    """Commit that a model's files were loaded from, by the hub's cache and without a network.
+
+    None for a directory, or where the cache does not say.
 
     Args:
         file: one that was loaded.
@@ -31,8 +32,7 @@ def loaded_commit(
 
 
 def newest_commit(hub_id: str, *, kind: Literal["model", "dataset"], key: str) -> str:
-    """The commit that the hub's main branch is at, or, for a model while the hub cannot be asked,
-    the one in its cache.
+    """Commit of the hub's main branch; for a model, while the hub is out of reach, of its cache.
 
     Args:
         key: what named the id, for messages.

@@ -104,8 +104,9 @@ class Run:
     def open(
         cls, out: Path | str, *, kind: str, config: Mapping[str, Any], dry_run: bool = False
     ) -> Run:
-        """Create the directory, or take it up again if this very config made it; a dry run only
-        checks that it can be used.
+        """Create the directory, or reopen it if the same config made it.
+
+        A dry run only checks that it can be used.
 
         Args:
             config: the resolved recipe without its output path, JSON-able.
@@ -136,15 +137,17 @@ class Run:
         if not dry_run:
             run._write_owner()
             return run
-        there = next(path for path in (out, *out.absolute().parents) if path.exists())
-        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-            why = "is not writable" if there.is_dir() else "is a file; name a directory"
-            raise ConfigError(f"out={out}: {there} {why}")
+        ancestor = next(path for path in (out, *out.absolute().parents) if path.exists())
+        if not ancestor.is_dir() or not os.access(ancestor, os.W_OK | os.X_OK):
+            reason = "is not writable" if ancestor.is_dir() else "is a file; name a directory"
+            raise ConfigError(f"out={out}: {ancestor} {reason}")
         return run
 
     def release(self, *, scratch: str | None = None) -> None:
-        """Let another config have the directory, if this one failed before it made anything outside
-        of the folder `scratch`: a corrected recipe may use the same `out`."""
+        """Let another config have the directory if this stage failed before it made anything.
+
+        A corrected recipe may then use the same `out`. Files in the folder `scratch` do not count.
+        """
         if all(
             path.name == STAGE or path.relative_to(self.path).parts[0] == scratch
             for path in self.path.rglob("*")
@@ -152,9 +155,15 @@ class Run:
         ):
             self._write_owner(released=True)
 
-    def _write_owner(self, **more: bool) -> None:
-        body = {"kind": self.kind, "config": self.config, "config_digest": self.config_digest}
-        atomic_write_json(self.path / STAGE, body | more)
+    def _write_owner(self, *, released: bool = False) -> None:
+        body: dict[str, Any] = {
+            "kind": self.kind,
+            "config": self.config,
+            "config_digest": self.config_digest,
+        }
+        if released:
+            body["released"] = True
+        atomic_write_json(self.path / STAGE, body)
 
     @property
     def complete(self) -> bool:
@@ -175,8 +184,12 @@ class Run:
         stats: Mapping[str, Any] | None = None,
         run: Mapping[str, Any] | None = None,
     ) -> Manifest:
-        """Hash `files` (path relative to the directory → rows, or None) and write the manifest;
-        `run` is how it was made, for readers, and no part of the digest."""
+        """Hash the files and write the manifest, which finishes the artifact.
+
+        Args:
+            files: path relative to the directory → number of rows, or None.
+            run: how it was made, for readers; no part of the digest.
+        """
         entries = [
             FileEntry(name, rows, (self.path / name).stat().st_size, sha256_file(self.path / name))
             for name, rows in sorted(files.items())
@@ -201,7 +214,7 @@ class Run:
 
 
 def read_owner(out: Path) -> dict[str, Any]:
-    """Kind and config of the stage that a directory belongs to; DataError where none is named."""
+    """Read which stage owns a directory, with its config; DataError where none is named."""
     try:
         owner = json.loads((out / STAGE).read_text("utf-8"))
         return owner | {key: owner[key] for key in ("kind", "config", "config_digest")}
@@ -215,7 +228,7 @@ def read_owner(out: Path) -> dict[str, Any]:
 def open_run(
     out: Path, *, kind: str, config: Mapping[str, Any], scratch: str | None = None
 ) -> Generator[Run]:
-    """The output directory of one stage, locked while it works and released if it made nothing.
+    """Open a stage's output directory: locked while it works, released if it made nothing.
 
     Raises:
         ConfigError: as `locked` and `Run.open`.
@@ -234,8 +247,11 @@ def open_run(
 
 
 def write_seconds(out: Path, began: float) -> None:
-    """Write how long the start that finished a stage took, beside what its manifest lists; `began`
-    is of the monotonic clock."""
+    """Write how long the run that finished a stage took, beside what its manifest lists.
+
+    Args:
+        began: by the monotonic clock.
+    """
     atomic_write_json(out / SECONDS, {"seconds": round(time.monotonic() - began, 1)})
 
 
@@ -245,19 +261,25 @@ def refusing_full_disk(out: Path) -> Generator[None]:
     try:
         yield
     except Exception as error:
-        code, text = getattr(error, "errno", None), str(error)
+        code = getattr(error, "errno", None)
+        text = str(error)
         if code in (errno.ENOSPC, errno.EDQUOT) or any(sign in text for sign in _DISK_FULL):
             raise DataError(
-                f"{out}: the disk is full ({text.splitlines()[0]}): free some space and start the "
-                "same command again, which goes on from what is whole"
+                f"{out}: the disk is full ({text.splitlines()[0]}): free some space and rerun "
+                "the same command to resume"
             ) from error
         raise
 
 
 @contextlib.contextmanager
 def locked(out: Path) -> Generator[None]:
-    """Create the directory if need be and lock it, by the kernel: the lock leaves no file and goes
-    with the process. Raises ConfigError: another process holds it, or it cannot be created."""
+    """Create the directory if need be, and lock it.
+
+    The lock is the kernel's: it leaves no file and ends with the process.
+
+    Raises:
+        ConfigError: another process holds it, or it cannot be created.
+    """
     try:
         out.mkdir(parents=True, exist_ok=True)
         handle = os.open(out, os.O_RDONLY | os.O_DIRECTORY)
@@ -279,12 +301,12 @@ def locked(out: Path) -> Generator[None]:
         os.close(handle)
 
 
-def refuse_other(out: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def refuse_other(out: Path, recorded: Mapping[str, Any], current: Mapping[str, Any]) -> None:
     """Raise ConfigError, naming the keys, if a run would be resumed with other inputs."""
-    if before != now:
+    if recorded != current:
         raise ConfigError(
             f"{out} was begun with something else (it differs in: "
-            f"{', '.join(differing_keys(before, now))}); choose another out=, or delete the "
+            f"{', '.join(differing_keys(recorded, current))}); choose another out=, or delete the "
             "directory to start over"
         )
 
@@ -293,11 +315,13 @@ def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str =
     """Dotted keys whose values differ between two configs."""
     keys: list[str] = []
     for key in sorted(set(old) | set(new)):
-        a, b = old.get(key), new.get(key)
-        if isinstance(a, Mapping) and isinstance(b, Mapping):
-            left, right = cast(Mapping[str, Any], a), cast(Mapping[str, Any], b)
-            keys += differing_keys(left, right, f"{prefix}{key}.")
-        elif a != b:
+        old_value = old.get(key)
+        new_value = new.get(key)
+        if isinstance(old_value, Mapping) and isinstance(new_value, Mapping):
+            old_block = cast(Mapping[str, Any], old_value)
+            new_block = cast(Mapping[str, Any], new_value)
+            keys += differing_keys(old_block, new_block, f"{prefix}{key}.")
+        elif old_value != new_value:
             keys.append(f"{prefix}{key}")
     return keys
 

@@ -30,21 +30,25 @@ class _Hangs(BaseException):  # not caught by an `except Exception` of the code
 
 
 async def limited(call: Callable[[], Any], *, seconds: float | None) -> Any:
-    """What `call` returns or is awaited to. Raises TimeoutError, beside what it raises itself.
+    """Run a call under a time limit, and await its result if it is awaitable.
 
     Args:
-        seconds: of all of it; None: what it waits for has limits of its own.
+        seconds: for the whole call; None where what it waits for has limits of its own. Its code
+            between two awaits has `STEP_SECONDS` at most in any case.
+
+    Raises:
+        TimeoutError: the limit passed; whatever the call itself raises is raised as well.
     """
     step_seconds = STEP_SECONDS if seconds is None else min(seconds, STEP_SECONDS)
 
-    async def begun() -> Any:
+    async def run_call() -> Any:
         result = call()
         return await result if inspect.isawaitable(result) else result
 
     deadline = asyncio.timeout(seconds)
     try:
         async with deadline:
-            return await _Stepwise(begun(), step_seconds)
+            return await _Stepwise(run_call(), step_seconds)
     except _Hangs:
         _disarm()
         raise TimeoutError(f"hangs, stopped after {step_seconds:g} s") from None
@@ -55,7 +59,7 @@ async def limited(call: Callable[[], Any], *, seconds: float | None) -> Any:
 
 
 def limited_step(call: Callable[[], Result]) -> Result:
-    """What a plain call returns. Raises TimeoutError: it runs for longer than a step may."""
+    """Run a plain call and return its result; raises TimeoutError after `STEP_SECONDS`."""
     try:
         with _alarm(STEP_SECONDS):
             return call()
@@ -68,7 +72,8 @@ class _Stepwise:
     """A coroutine whose every step, from one await to the next, is under the alarm."""
 
     def __init__(self, coroutine: Awaitable[Any], seconds: float) -> None:
-        self._coroutine, self._seconds = coroutine, seconds
+        self._coroutine = coroutine
+        self._seconds = seconds
 
     def __await__(self) -> Generator[Any, Any, Any]:
         steps = self._coroutine.__await__()
@@ -134,8 +139,10 @@ def _disarm() -> None:
 
 
 def in_thread(call: Callable[[], Any]) -> Future[Any]:
-    """What a call returns, in a thread that the end of the process does not wait for: one that
-    hangs is left behind."""
+    """Run a call in a thread that the end of the process does not wait for.
+
+    A call that hangs is left behind.
+    """
     future: Future[Any] = Future()
 
     def run() -> None:

@@ -23,15 +23,25 @@ from posttrain.errors import ConfigError
 # installed, this folder is the package posttrain_scripts: nobody's own `scripts` is in the way
 GROUPS = {
     "prepare data": (
-        "synthesize", "build_sft", "build_dpo", "build_genrm", "tiny_world", "tiny_judgements",
+        "synthesize",
+        "build_sft",
+        "build_dpo",
+        "build_genrm",
+        "tiny_world",
+        "tiny_judgements",
     ),
     "train": ("sft", "dpo", "genrm", "rlhf", "rlvr", "distill", "merge"),
     "sample and measure": (
-        "sample", "profile_prompts", "eval", "eval_genrm", "win_rate", "chat",
+        "sample",
+        "profile_prompts",
+        "eval",
+        "eval_genrm",
+        "win_rate",
+        "chat",
     ),
     "look and publish": ("preview", "report", "audit", "push"),
     "run a chain": ("quickstart", "smoke", "stages"),
-}  # fmt: skip
+}
 STAGES = {p.stem: p for p in sorted(Path(__file__).resolve().parent.glob("[!_]*.py"))}
 
 
@@ -56,51 +66,52 @@ def dispatch(arguments: list[str]) -> None:
     from posttrain.config.load import nearest
     from posttrain.config.recipe_files import recipe_names
 
-    first, *rest = arguments or ["--help"]
-    if first == "--list":
+    command, *options = arguments or ["--help"]
+    if command == "--list":
         for stage, path in STAGES.items():
             print(f"{stage:<17}{sentence(path)}")
-    elif first == "--recipes":
+    elif command == "--recipes":
         print("\n".join(recipe_names()))
-    elif first in ("--help", "-h"):
+    elif command in ("--help", "-h"):
         print(__doc__)
         for group, stages in GROUPS.items():
             print(f"{group}:")
             for stage in stages:
                 print(f"  {stage:<17}{sentence(STAGES[stage])}")
-    elif first == "--version":
+    elif command == "--version":
         print(f"posttrain {version('posttrain')}")
-    elif first == "completion":
+    elif command == "completion":
         from posttrain.config.completion import completion
 
-        print(completion(rest, [*STAGES, "launch", "completion"]), end="")
-    elif first == "launch":
-        launch(rest)
-    elif first in STAGES:
-        sys.argv = [f"posttrain {first}", *rest]
-        runpy.run_path(str(STAGES[first]))["main"](rest)
+        print(completion(options, [*STAGES, "launch", "completion"]), end="")
+    elif command == "launch":
+        launch(options)
+    elif command in STAGES:
+        sys.argv = [f"posttrain {command}", *options]
+        runpy.run_path(str(STAGES[command]))["main"](options)
     else:
-        hint = nearest(first, [*STAGES, "launch", "completion", *_OPTIONS], or_list=False)
-        raise ConfigError(f"there is no stage {first!r}{hint}; posttrain --list names them all")
+        hint = nearest(command, [*STAGES, "launch", "completion", *_OPTIONS], or_list=False)
+        raise ConfigError(f"there is no stage {command!r}{hint}; posttrain --list names them all")
 
 
 def sentence(path: Path) -> str:
-    """The first sentence of a script's docstring, read without running the script."""
+    """First sentence of a script's docstring, read without running the script."""
     text = " ".join((ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "").split())
     return re.split(r"(?<=\.)\s", text, maxsplit=1)[0]
 
 
 def launch(arguments: list[str]) -> None:
     """Run `accelerate launch OPTIONS scripts/STAGE.py …`; raises as `run_launcher`."""
-    at = next((i for i, argument in enumerate(arguments) if argument in STAGES), None)
-    if at is None:
+    position = next((i for i, word in enumerate(arguments) if word in STAGES), None)
+    if position is None:
         raise ConfigError(
             "launch takes accelerate's options, then a stage and its own, such as: posttrain "
             "launch --config_file accelerate/ddp --num_processes 2 sft --config RECIPE"
         )
     from posttrain.training.launcher import run_launcher  # a missing extra is named here
 
-    run_launcher([*arguments[:at], str(STAGES[arguments[at]]), *arguments[at + 1 :]])
+    script = str(STAGES[arguments[position]])
+    run_launcher([*arguments[:position], script, *arguments[position + 1 :]])
 
 
 if __name__ == "__main__":

@@ -49,25 +49,32 @@ def main(argv: list[str] | None = None) -> None:
     from posttrain.environments.base import open_toolkit
     from posttrain.sampling.engines.http import Client
 
-    given = {n: value for n in SAMPLING if (value := getattr(options, n)) is not None}
+    chosen = {name: getattr(options, name) for name in SAMPLING}
+    chosen = {name: value for name, value in chosen.items() if value is not None}
     tools = open_toolkit(options.tools.split(",")) if options.tools else None
-    terminal, client = open_terminal(), None
+    terminal = open_terminal()
+    client = None
     reasons = True  # of a server's template nothing is known
     sampling = {"max_tokens": options.max_tokens}
     if options.server:
-        fields = {"kind": "chat", "url": options.server, "model": options.model,
-                  "server": options.server_type, "thinking": options.thinking_field,
-                  "api_key_env": options.api_key_env}  # fmt: skip
+        fields = {
+            "kind": "chat",
+            "url": options.server,
+            "model": options.model,
+            "server": options.server_type,
+            "thinking": options.thinking_field,
+            "api_key_env": options.api_key_env,
+        }
         backend = validate(fields, ChatBackend, where="--server")
         client = Client(backend)
-        sampler = open_server(client, backend, sent=given, terminal=terminal)
+        sampler = open_server(client, backend, sent=chosen, terminal=terminal)
     else:
         template = options.chat_template or "own"
-        sampler, named, reasons = open_checkpoint(
+        sampler, model_sampling, reasons = open_checkpoint(
             options.checkpoint, terminal, chat_template=template
         )
-        sampling |= named
-    limits = validate(sampling | given, ToolLoopSampling, where="sampling").limits()
+        sampling |= model_sampling
+    limits = validate(sampling | chosen, ToolLoopSampling, where="sampling").limits()
     if sys.stdin.isatty():
         terminal.note(f"{options.checkpoint or options.model}. Ctrl-D ends.\n{HELP}")
     with asyncio.Runner() as runner:

@@ -18,14 +18,14 @@ from posttrain.runs import Run, atomic_write_json, open_run
 
 
 def main(argv: list[str] | None = None) -> None:
-    given = sys.argv[1:] if argv is None else argv
-    if given and given[0] in ("rescore", "compare", "leaderboard"):
-        read_finished(given)
+    arguments = sys.argv[1:] if argv is None else argv
+    if arguments and arguments[0] in ("rescore", "compare", "leaderboard"):
+        read_finished(arguments)
         return
     parser = recipe_parser("Evaluate checkpoints.")
     parser.add_argument("--limit", type=int, help="only so many prompts of each task and setting")
     parser.add_argument("--task", action="append", default=[], help="only this task; repeatable")
-    recipe, options = parse_recipe(parser, EvalConfig, given)
+    recipe, options = parse_recipe(parser, EvalConfig, arguments)
     if options.limit is not None and options.limit < 1:
         parser.error("--limit takes a number of prompts, 1 or more")
     recipe = recipe.part(tuple(options.task)) if options.task else recipe
@@ -83,8 +83,13 @@ def read_finished(argv: list[str]) -> None:
     compared = commands.add_parser("compare", help="compare two runs on the same prompts")
     for side in ("a", "b"):
         compared.add_argument(side, help="RUN, or RUN:NAME of one of its checkpoints")
-    parts, but = ("sampling", "rendering", "versions", "judge"), "compare although this differs"
-    compared.add_argument("--despite", action="append", default=[], choices=parts, help=but)
+    compared.add_argument(
+        "--despite",
+        action="append",
+        default=[],
+        choices=("sampling", "rendering", "versions", "judge"),
+        help="compare although this differs",
+    )
     compared.add_argument("--json", type=Path, help="write the figures to this file as well")
     compared.add_argument("--gate", type=Path, help="rules; exit with 1 where one fails")
     ranked = commands.add_parser("leaderboard", help="rank models by their agentic runs")

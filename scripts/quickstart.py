@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> None:
     options.at.mkdir(parents=True, exist_ok=True)
     show = partial(print, flush=True)
     show(f"{len(stages)} stages, {config.jobs} at a time; each prints to {options.at / RUNS}/logs")
-    run_chain(stages, config, scripts=HERE, at=options.at, show=show)
+    run_chain(stages, config, scripts=HERE, root=options.at, show=show)
 
     from posttrain.pages.chain import show_chain
     from posttrain.report.console import open_console

@@ -28,17 +28,17 @@ def main(argv: list[str] | None = None) -> None:
     from posttrain.report.console import open_console
     from posttrain.runs import refusing_full_disk
 
-    first, *others = options.runs
     chain = any(is_chain(run) for run in options.runs)
-    overlay = bool(others) and not chain
-    out: Path = options.out or (Path("overlay.html") if overlay else first / "report.html")
+    overlay = len(options.runs) > 1 and not chain
+    usual_out = Path("overlay.html") if overlay else options.runs[0] / "report.html"
+    out: Path = options.out or usual_out
     with refusing_full_disk(out):
         if chain:
             show_chain(open_console(), options.runs, out=out)
         elif overlay:
             print(write_overlay(options.runs, out=out))
         else:
-            print(write_report(first, out=out))
+            print(write_report(options.runs[0], out=out))
 
 
 if __name__ == "__main__":

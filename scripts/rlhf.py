@@ -33,8 +33,9 @@ def main(argv: list[str] | None = None) -> None:
     from reward.judge.votes import VerdictCache
     from reward.rlhf import JudgedReward
 
-    parents, prompts = plan.parents + judge_parents(recipe.judge.models, out=out), plan.build()
-    about = {key: prompts.stats()[key] for key in ("sources", "templates")}
+    parents = plan.parents + judge_parents(recipe.judge.models, out=out)
+    prompts = plan.build()
+    prompt_stats = {key: prompts.stats()[key] for key in ("sources", "templates")}
     # a mistake in trainer: shows before a judge is loaded
     grpo_arguments(recipe, out=out / RESUME)
     # the judge's connections live in this loop from the first step to the last
@@ -56,7 +57,7 @@ def main(argv: list[str] | None = None) -> None:
                 runner=runner,
                 method="rlhf",
                 parents=parents,
-                stats={"inputs": as_stats(plan.inputs), **about},
+                stats={"inputs": as_stats(plan.inputs), **prompt_stats},
             )
 
             def keep_verdicts(process: int) -> None:
@@ -64,9 +65,10 @@ def main(argv: list[str] | None = None) -> None:
                     if isinstance(judge.backend, Server):
                         key = f"judge.models.{number}.backend.url"
                         runner.run(check_reachable(key, judge.backend.url))
-                # for a run that is started again, or for whoever asks the same
-                own, shared = out / RESUME / "judgements" / f"process-{process}", recipe.judge.cache
-                cache = VerdictCache(Path(shared or own), any_step=shared is not None)
+                # verdicts are kept for a resumed run, or shared with whoever asks the same
+                shared = recipe.judge.cache
+                folder = shared or out / RESUME / "judgements" / f"process-{process}"
+                cache = VerdictCache(Path(folder), any_step=shared is not None)
                 stage.reward = judged_reward(stack.enter_context(cache))
 
             def check() -> None:

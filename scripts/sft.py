@@ -29,9 +29,9 @@ def main(argv: list[str] | None = None) -> None:
     names.add_argument("--model", metavar="M", help="a directory or hub id to train")
     names.add_argument("--data", metavar="D", help="rows: a file, directory, glob or hub id")
     names.add_argument("--output", metavar="DIR", help="default: runs/M-D")
-    given = sys.argv[1:] if argv is None else argv
-    if _is_by_name(given):
-        _train_by_name(parser, given)
+    arguments = sys.argv[1:] if argv is None else argv
+    if _is_by_name(arguments):
+        _train_by_name(parser, arguments)
         return
     recipe, options = parse_recipe(parser, SftConfig, argv)
     read_artifact(recipe.data, kind="sft_data", verify=False)  # before anything heavy is loaded
@@ -44,17 +44,17 @@ def main(argv: list[str] | None = None) -> None:
     stage.run(dry_run=options.dry_run, page=TrainingPage(stage.out))
 
 
-def _is_by_name(given: list[str]) -> bool:
-    if {"-h", "--help"} & {*given}:
+def _is_by_name(arguments: list[str]) -> bool:
+    if {"-h", "--help"} & {*arguments}:
         return False
-    return any(word.partition("=")[0] in ("--model", "--data", "--output") for word in given)
+    return any(word.partition("=")[0] in ("--model", "--data", "--output") for word in arguments)
 
 
-def _train_by_name(parser: argparse.ArgumentParser, given: list[str]) -> None:
+def _train_by_name(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     """Raises ConfigError: half of the names, a recipe beside them, or several processes."""
-    options, unknown = parser.parse_known_intermixed_args(given)
+    options, unknown = parser.parse_known_intermixed_args(arguments)
     if unknown:
-        raise no_option(parser, SftConfig, unknown[0], given)
+        raise no_option(parser, SftConfig, unknown[0], arguments)
     if options.config is not None or options.model is None or options.data is None:
         raise ConfigError("give --model and --data together, or a recipe with --config")
     if options.print_config:

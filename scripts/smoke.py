@@ -63,25 +63,26 @@ def main(argv: list[str] | None = None) -> None:
     config = config.model_copy(update={"size": SIZE if sized else None, "logs": logs})
     config = _with_overrides(config, overrides)
     stages = resolve_chain(config, HERE)
-    at = Path()
+    root = Path()
     if not options.as_written:
         shutil.rmtree(RUNS, ignore_errors=True)
         if sized:
-            at = RUNS
+            root = RUNS
         else:
             steps = write_few_steps(stages, RUNS)
             few = {"stages": tuple(steps), "targets": None, "logs": f"{RUNS}/logs"}
             config = _with_overrides(config.model_copy(update=few), overrides)
             stages = resolve_chain(config, HERE)
-    at.mkdir(parents=True, exist_ok=True)
-    show(f"{len(stages)} stages, {config.jobs} at a time; each prints to {at / str(config.logs)}")
-    again = "Rerun the same command to begin anew."
-    again = "Rerun the same command to resume." if options.as_written else again
-    run_chain(stages, config, scripts=HERE, at=at, show=show, advice=again)
+    root.mkdir(parents=True, exist_ok=True)
+    show(f"{len(stages)} stages, {config.jobs} at a time; each prints to {root / str(config.logs)}")
+    aim = "resume" if options.as_written else "begin anew"
+    advice = f"Rerun the same command to {aim}."
+    run_chain(stages, config, scripts=HERE, root=root, show=show, advice=advice)
     show(f"{len(stages)} stages ran: {', '.join(stage.step.title for stage in stages)}")
-    outs = [at / stage.out for stage in stages]
+    outs = [root / stage.out for stage in stages]
     together = Path(os.path.commonpath(outs))
-    if together not in outs:  # of one stage its own page is enough
+    # the page of a single stage is enough
+    if together not in outs:
         from posttrain.pages.chain import show_chain
         from posttrain.report.console import open_console
 
@@ -95,17 +96,18 @@ def _with_overrides(config: StagesConfig, overrides: list[str]) -> StagesConfig:
         ConfigError: the first word is no stage of the chain.
     """
     names = [step.title for step in config.stages]
-    own: dict[str, list[str]] = {name: [] for name in names}
+    by_stage: dict[str, list[str]] = {name: [] for name in names}
     for override in overrides:
-        name, _, rest = override.partition(".")
-        if name not in own or "=" not in rest:
-            known = ", ".join(names)
-            raise ConfigError(f"{override!r} is not STAGE.key=value with a stage of {known}")
-        own[name].append(rest)
+        name, _, assignment = override.partition(".")
+        if name not in by_stage or "=" not in assignment:
+            raise ConfigError(
+                f"{override!r} is not STAGE.key=value with a stage of {', '.join(names)}"
+            )
+        by_stage[name].append(assignment)
     steps: list[StageStep] = []
     for step in config.stages:
-        more = (*step.overrides, *own[step.title])
-        steps.append(step.model_copy(update={"overrides": more}))
+        combined = (*step.overrides, *by_stage[step.title])
+        steps.append(step.model_copy(update={"overrides": combined}))
     return config.model_copy(update={"stages": tuple(steps)})
 
 

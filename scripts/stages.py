@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> None:
     if options.dry_run:
         unfinished = [stage for stage in stages if state_of(stage, Path()) != "finished"]
         stages = [replace(s, arguments=(*s.arguments, "--dry-run")) for s in unfinished[:1]]
-    run_chain(stages, config, scripts=HERE, at=Path(), show=show)
+    run_chain(stages, config, scripts=HERE, root=Path(), show=show)
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def run(config: StagesConfig, commands: Path, at: Path) -> list[str]:
     """The lines that are shown."""
     shown: list[str] = []
     stages = resolve_chain(config, SCRIPTS)
-    run_chain(stages, config, scripts=commands, at=at, show=shown.append)
+    run_chain(stages, config, scripts=commands, root=at, show=shown.append)
     return shown
 
 
@@ -98,7 +98,7 @@ def test_what_stops_leaves_out_what_needs_it_and_nothing_else(commands: Path, tm
     stages = resolve_chain(config, SCRIPTS)
     shown: list[str] = []
     with pytest.raises(PosttrainError, match=r"stage stops \(win_rate\) .* code 7") as error:
-        run_chain(stages, config, scripts=commands, at=tmp_path, show=shown.append)
+        run_chain(stages, config, scripts=commands, root=tmp_path, show=shown.append)
     assert str(error.value).endswith("\nRerun the same command to resume.")
     assert "left out, for want of stops: next, after" in shown
     assert sorted((tmp_path / "order").read_text().split()) == ["beside", "stops"]
@@ -127,7 +127,7 @@ def test_a_long_stage_shows_how_far_it_is(tmp_path: Path):
             os.close(os.open(seen, os.O_WRONLY))
 
     stages = resolve_chain(config, SCRIPTS)
-    run_chain(stages, config, scripts=folder, at=tmp_path, show=show, seconds=0.1)
+    run_chain(stages, config, scripts=folder, root=tmp_path, show=show, seconds=0.1)
     assert "long: 2/9 steps" in shown
     assert shown[-1].startswith("long finished in ")
 
@@ -191,7 +191,7 @@ from posttrain.config.stages import StagesConfig
 step = {"stage": "win_rate", "recipe": "tiny/win_rate", "overrides": ("out=a", "before=b", "after=c")}
 config = StagesConfig(stages=(step,))
 chain = resolve_chain(config, Path(sys.argv[1]))
-run_command(lambda: run_chain(chain, config, scripts=Path(sys.argv[2]), at=Path(), show=print))
+run_command(lambda: run_chain(chain, config, scripts=Path(sys.argv[2]), root=Path(), show=print))
 """
 
 
