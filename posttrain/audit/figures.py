@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -92,9 +92,17 @@ class SourceFigures:
 
     @classmethod
     def empty(cls, marks: Marks, *, knows_cuts: bool) -> SourceFigures:
-        """Nothing counted yet; what the marks, or data of another's making, cannot tell is None."""
-        cuts, roles = (0 if known else None for known in (knows_cuts, marks.knows_roles))
-        return cls(prompt_trained=roles, cut_trace=cuts, clipped=cuts)
+        """Figures before the first sequence; what the data cannot tell is None.
+
+        Args:
+            marks: special tokens of the template, which may not tell the roles of turns apart.
+            knows_cuts: the build recorded which traces it cut, and which texts it clipped.
+        """
+        return cls(
+            prompt_trained=0 if marks.knows_roles else None,
+            cut_trace=0 if knows_cuts else None,
+            clipped=0 if knows_cuts else None,
+        )
 
     def add(self, rows: Rows) -> None:
         """Count some sequences, by their fields of `_ROW`."""
@@ -102,26 +110,34 @@ class SourceFigures:
         self.tokens += int(rows["length"].sum(dtype=np.int64))
         self.trained += int(rows["trained"].sum(dtype=np.int64))
         self.longest = max(self.longest, int(rows["length"].max(initial=0)))
-        number = np.bincount(rows["flags"], minlength=1)
-        values = np.arange(len(number))
-        self.nothing_trained += int(number[(values & Flag.TRAINED) == 0].sum())
+        # one count for each combination of flags, of which there are few
+        combination_counts = np.bincount(rows["flags"], minlength=1)
+        combinations = np.arange(len(combination_counts))
+        self.nothing_trained += int(combination_counts[(combinations & Flag.TRAINED) == 0].sum())
         for name, flag in COUNTED.items():
-            before = getattr(self, name)
-            if before is not None:
-                setattr(self, name, before + int(number[(values & flag) != 0].sum()))
+            count = getattr(self, name)
+            if count is not None:
+                added = int(combination_counts[(combinations & flag) != 0].sum())
+                setattr(self, name, count + added)
         self.no_end = self.sequences - self.nothing_trained - self.end_trained - self.end_masked
 
     def stats(self) -> dict[str, int | None]:
-        """For a manifest."""
+        """The figures as a block of a manifest."""
         return asdict(self)
 
 
-# the worst sequences: chosen by their figures and contents, never by the order they come in
+# ---- the worst sequences: chosen by their figures and contents, never by the order they come in
 
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
-    """Parts of a sequence: (first token's position, ids, mask) of each window."""
+    """Parts of a sequence to read.
+
+    Attributes:
+        about: where the sequence is from.
+        tokens, trained: counts of the whole sequence.
+        windows: (position of the first token, ids, mask) of each part.
+    """
 
     about: str
     tokens: int
@@ -129,88 +145,104 @@ class Excerpt:
     windows: tuple[tuple[int, Ids, Mask], ...]
 
     def segments(self, decode: Decode) -> list[list[Any]]:
-        """[role, trained, text] as in samples.jsonl; a role `gap` counts what is left out."""
-        found: list[list[Any]] = []
+        """Rows of [role, trained, text], as in samples.jsonl; `gap` counts tokens left out."""
+        segments: list[list[Any]] = []
         position = 0
         for start, ids, mask in self.windows:
             if start > position:
-                found.append(["gap", False, f" … {start - position:,} tokens … "])
-            cuts = np.flatnonzero(np.diff(mask)) + 1
-            for a, b in zip([0, *cuts], [*cuts, len(ids)], strict=True):
-                found.append(["", bool(mask[a]), decode(ids[a:b].tolist())])
+                segments.append(["gap", False, f" … {start - position:,} tokens … "])
+            changes = np.flatnonzero(np.diff(mask)) + 1
+            for begin, end in pairwise([0, *changes, len(ids)]):
+                segments.append(["", bool(mask[begin]), decode(ids[begin:end].tolist())])
             position = start + len(ids)
-        return found
+        return segments
 
 
-Ranked = tuple[float, int, Excerpt]  # after its badness and its key
+Ranked = tuple[float, int, Excerpt]  # badness, negated key, excerpt: the larger is shown first
 
 
 def excerpt(ids: Ids, mask: Mask, about: str) -> Excerpt:
-    """The beginning, the first trained token's neighbourhood, and the end of a sequence."""
-    places = np.flatnonzero(mask)
-    first = int(places[0]) if len(places) else 0
+    """Take the beginning, the first trained token's neighbourhood, and the end of a sequence."""
+    trained = np.flatnonzero(mask)
+    first_trained = int(trained[0]) if len(trained) else 0
     shown = np.zeros(len(ids), np.bool_)
     shown[:_WINDOW] = True
-    shown[max(first - _WINDOW // 2, 0) : first + _WINDOW] = True
+    shown[max(first_trained - _WINDOW // 2, 0) : first_trained + _WINDOW] = True
     shown[max(len(ids) - _WINDOW, 0) :] = True
+    # +1 where a window begins, −1 behind its end
     edges = np.flatnonzero(np.diff(np.concatenate([[0], shown.astype(np.int8), [0]])))
-    windows = tuple(
-        (int(a), ids[a:b].copy(), mask[a:b].copy())
-        for a, b in zip(edges[::2], edges[1::2], strict=True)
-    )
-    return Excerpt(about, len(ids), int(mask.sum()), windows)
+    windows: list[tuple[int, Ids, Mask]] = []
+    for begin, end in zip(edges[::2], edges[1::2], strict=True):
+        # copies: a view would keep the whole batch in memory
+        windows.append((int(begin), ids[begin:end].copy(), mask[begin:end].copy()))
+    return Excerpt(about, len(ids), int(mask.sum()), tuple(windows))
 
 
 @dataclass
 class Worst:
-    """The worst seen so far by (source, kind), the worst first; `repeated` is what a source holds
-    most often, with its number."""
+    """The sequences most worth a look.
 
-    best: dict[tuple[str, str], list[Ranked]] = field(default_factory=dict[Any, Any])
+    Attributes:
+        worst: by (source, kind), the worst first.
+        repeated: by source, what it holds most often, with how often.
+    """
+
+    worst: dict[tuple[str, str], list[Ranked]] = field(default_factory=dict[Any, Any])
     repeated: dict[str, list[tuple[int, Excerpt]]] = field(default_factory=dict[Any, Any])
 
     def offer(self, source: str, rows: npt.NDArray[np.void], fetch: Fetch) -> None:
-        """Look at some sequences of one source by length, trained, flags and key, all (m,)."""
+        """Keep those of some sequences of one source that are worse than what is kept.
+
+        Args:
+            rows: (m,) with the fields of `_ROW`.
+            fetch: gives the sequence of a row, by its index.
+        """
         for kind, (needed, refused) in KINDS.items():
             fits = ((rows["flags"] & needed) == needed) & ((rows["flags"] & refused) == 0)
-            at = np.flatnonzero(fits)
-            at = at[np.unique(rows["key"][at], return_index=True)[1]]  # the first of exact copies
-            badness, keys = _badness(kind, rows[at]), rows["key"][at]
+            candidates = np.flatnonzero(fits)
+            # the first of exact copies stands for all
+            candidates = candidates[np.unique(rows["key"][candidates], return_index=True)[1]]
+            badness = _badness(kind, rows[candidates])
+            keys = rows["key"][candidates]
+            worst = self.worst.setdefault((source, kind), []) if len(candidates) else []
             for k in np.lexsort((keys, -badness))[:SHOWN].tolist():
-                item = (float(badness[k]), -int(keys[k]))
-                best = self.best.setdefault((source, kind), [])
-                if any(item[1] == key for _, key, _ in best):
+                rank = (float(badness[k]), -int(keys[k]))
+                if any(rank[1] == key for _, key, _ in worst):
                     continue
-                if len(best) < SHOWN or item > best[-1][:2]:
-                    best.append((*item, excerpt(*fetch(int(at[k])))))
-                    best.sort(key=lambda one: one[:2], reverse=True)
-                    del best[SHOWN:]
+                if len(worst) < SHOWN or rank > worst[-1][:2]:
+                    worst.append((*rank, excerpt(*fetch(int(candidates[k])))))
+                    worst.sort(key=lambda ranked: ranked[:2], reverse=True)
+                    del worst[SHOWN:]
 
     def rows(self, decode: Decode) -> list[dict[str, Any]]:
-        """All of them as rows to write: by source in the order met, by kind, the worst first."""
-        sources = dict.fromkeys([*(source for source, _ in self.best), *self.repeated])
-        found: list[dict[str, Any]] = []
+        """Rows to write: by source in the order met, by kind, the worst first."""
+        sources = dict.fromkeys([*(source for source, _ in self.worst), *self.repeated])
+        rows: list[dict[str, Any]] = []
         for source in sources:
-            shown = [(REPEATED, number, one) for number, one in self.repeated.get(source, ())]
+            for times, shown in self.repeated.get(source, ()):
+                rows.append(_excerpt_row(source, REPEATED, shown, decode, times=times))
             for kind in KINDS:
-                shown += [(kind, None, one) for *_, one in self.best.get((source, kind), ())]
-            found += [
-                {
-                    "source": source,
-                    "kind": kind,
-                    "about": one.about,
-                    "times": times,
-                    "tokens": one.tokens,
-                    "trained": one.trained,
-                    "segments": one.segments(decode),
-                }
-                for kind, times, one in shown
-            ]
-        return found
+                for _, _, shown in self.worst.get((source, kind), ()):
+                    rows.append(_excerpt_row(source, kind, shown, decode))
+        return rows
+
+
+def _excerpt_row(
+    source: str, kind: str, shown: Excerpt, decode: Decode, *, times: int | None = None
+) -> dict[str, Any]:
+    return {
+        "source": source,
+        "kind": kind,
+        "about": shown.about,
+        "times": times,
+        "tokens": shown.tokens,
+        "trained": shown.trained,
+        "segments": shown.segments(decode),
+    }
 
 
 def _badness(kind: str, rows: npt.NDArray[np.void]) -> npt.NDArray[np.float64]:
-    """Larger is worse. Where nothing ranks them, a few are taken by their contents."""
+    """Rank of each sequence, larger for worse; by its contents where no figure ranks the kind."""
     if kind == "longest":
         return rows["length"].astype(np.float64)
     if kind == "least_trained":
@@ -220,7 +252,12 @@ def _badness(kind: str, rows: npt.NDArray[np.void]) -> npt.NDArray[np.float64]:
 
 @dataclass
 class Audit:
-    """What an audit found, by source in the order they were met; `keys` of all sequences."""
+    """Figures and excerpts of a data set, by source in the order met.
+
+    Attributes:
+        keys: digest, place and source of every sequence, in batches, with the fields of `_KEY`.
+        sequences: number of sequences so far, counting what a mixture repeats.
+    """
 
     figures: dict[str, SourceFigures] = field(default_factory=dict[str, SourceFigures])
     worst: Worst = field(default_factory=Worst)
@@ -243,15 +280,18 @@ class Audit:
             counted: (m,) False for the repeats that a mixture asks for, which are no copies.
         """
         keys = np.empty(len(rows), _KEY)
-        keys["key"], keys["source"] = rows["key"], source
+        keys["key"] = rows["key"]
+        keys["source"] = source
         keys["place"] = np.arange(self.sequences, self.sequences + len(rows))
         self.sequences += len(rows)
         self.keys.append(keys if counted is None else keys[counted])
-        for k, (name, figures) in enumerate(self.figures.items()):
-            at = np.flatnonzero(source == k)
-            if len(at):
-                figures.add(rows[at])
-                self.worst.offer(name, rows[at], lambda place, at=at: fetch(int(at[place])))
+        for number, (name, figures) in enumerate(self.figures.items()):
+            members = np.flatnonzero(source == number)
+            if len(members):
+                figures.add(rows[members])
+                self.worst.offer(
+                    name, rows[members], lambda k, members=members: fetch(int(members[k]))
+                )
 
     def count_copies(self, look_up: Callable[[set[int]], Mapping[int, Shown]]) -> None:
         """Set `duplicated` of every source, and show the sequences that it holds most often.
@@ -261,45 +301,54 @@ class Audit:
         """
         rows = np.concatenate([np.empty(0, _KEY), *self.keys])
         rows = rows[np.lexsort((rows["place"], rows["source"], rows["key"]))]
-        first = np.append(True, rows["key"][1:] != rows["key"][:-1])[: len(rows)]
-        key = np.cumsum(first) - 1  # numbered, in the order of the rows
-        number = np.bincount(key)[key]
-        later = np.bincount(rows["source"][~first], minlength=len(self.figures)).tolist()
-        most: list[tuple[str, int, int]] = []
-        for k, (name, figures) in enumerate(self.figures.items()):
-            figures.duplicated = later[k]
-            own = np.flatnonzero((rows["source"] == k) & (number > 1))
-            own = own[np.unique(key[own], return_index=True)[1]]  # the first of each key
-            own = own[np.lexsort((rows["place"][own], -number[own]))][:SHOWN]
-            most += [(name, int(number[i]), int(rows["place"][i])) for i in own]
-        shown = look_up({place for *_, place in most})
-        for name, times, place in most:
+        is_first = np.append(True, rows["key"][1:] != rows["key"][:-1])[: len(rows)]
+        # copies stand side by side: the number of their group, and how many are in it
+        group = np.cumsum(is_first) - 1
+        copies = np.bincount(group)[group]
+        duplicated = np.bincount(rows["source"][~is_first], minlength=len(self.figures)).tolist()
+        most_repeated: list[tuple[str, int, int]] = []
+        for number, (name, figures) in enumerate(self.figures.items()):
+            figures.duplicated = duplicated[number]
+            repeated = np.flatnonzero((rows["source"] == number) & (copies > 1))
+            # the first of each group
+            repeated = repeated[np.unique(group[repeated], return_index=True)[1]]
+            most_first = np.lexsort((rows["place"][repeated], -copies[repeated]))
+            for row in repeated[most_first][:SHOWN]:
+                most_repeated.append((name, int(copies[row]), int(rows["place"][row])))
+        shown = look_up({place for _, _, place in most_repeated})
+        for name, times, place in most_repeated:
             self.worst.repeated.setdefault(name, []).append((times, excerpt(*shown[place])))
 
 
-def audit_set(found: Iterable[MaskedSequence], marks: Marks) -> Audit:
-    """Audit a data set; its sequences are gone through again where there are copies to show."""
+def audit_set(data: Iterable[MaskedSequence], marks: Marks) -> Audit:
+    """Audit a data set; it is read a second time where there are copies to show."""
     audit = Audit()
-    for batch in batches(found, lambda one: len(one.ids), most=_TOKENS, count=_SEQUENCES):
-        tokens = batch_of([(one.ids, one.trained) for one in batch])
+    for batch in batches(data, lambda sequence: len(sequence.ids), most=_TOKENS, count=_SEQUENCES):
+        tokens = batch_of([(sequence.ids, sequence.trained) for sequence in batch])
         rows = np.empty(len(batch), _ROW)
-        rows["length"], rows["trained"] = tokens.lengths, true_counts(tokens, tokens.trained)
-        rows["flags"], rows["key"] = supervision_flags(tokens, marks), sequence_keys(tokens)
-        rows["flags"][[one.cut is True for one in batch]] |= np.uint16(Flag.CUT_TRACE)
-        for one in batch:
-            if one.source not in audit.figures:
-                fresh = SourceFigures.empty(marks, knows_cuts=False)
-                fresh.cut_trace = None if one.cut is None else 0
-                fresh.empty_answer = None if one.rejected else 0  # a fault that may be why
-                audit.figures[one.source] = fresh
-        numbers = {source: k for k, source in enumerate(audit.figures)}
-        source = np.array([numbers[one.source] for one in batch])
-        counted = np.array([not one.again for one in batch])
-        audit.add(rows, source, lambda place, own=batch: own[place].shown, counted=counted)
+        rows["length"] = tokens.lengths
+        rows["trained"] = true_counts(tokens, tokens.trained)
+        rows["flags"] = supervision_flags(tokens, marks)
+        rows["key"] = sequence_keys(tokens)
+        rows["flags"][[sequence.cut is True for sequence in batch]] |= np.uint16(Flag.CUT_TRACE)
+        for sequence in batch:
+            if sequence.source not in audit.figures:
+                figures = SourceFigures.empty(marks, knows_cuts=False)
+                figures.cut_trace = None if sequence.cut is None else 0
+                # an empty answer may be the very reason for which it was rejected
+                figures.empty_answer = None if sequence.rejected else 0
+                audit.figures[sequence.source] = figures
+        numbers = {source: number for number, source in enumerate(audit.figures)}
+        source = np.array([numbers[sequence.source] for sequence in batch])
+        counted = np.array([not sequence.again for sequence in batch])
+        audit.add(rows, source, lambda k, batch=batch: batch[k].shown, counted=counted)
 
     def look_up(places: set[int]) -> dict[int, Shown]:
-        some = islice(found, max(places, default=-1) + 1)
-        return {place: one.shown for place, one in enumerate(some) if place in places}
+        shown: dict[int, Shown] = {}
+        for place, sequence in enumerate(islice(data, max(places, default=-1) + 1)):
+            if place in places:
+                shown[place] = sequence.shown
+        return shown
 
     audit.count_copies(look_up)
     return audit

@@ -99,9 +99,9 @@ FIGURES = {
 
 def share(figures: Mapping[str, Any], name: str) -> float | None:
     """One count as a share: of tokens for `trained`, else of sequences; `None` if unknown."""
-    whole = figures["tokens" if name == "trained" else "sequences"]
+    total = figures["tokens" if name == "trained" else "sequences"]
     count = figures[name]
-    return None if count is None or not whole else count / whole
+    return None if count is None or not total else count / total
 
 
 def bounds(limits: SupervisionLimits) -> dict[str, str]:
@@ -114,15 +114,17 @@ def bounds(limits: SupervisionLimits) -> dict[str, str]:
 
 
 def violations(source: str, figures: Mapping[str, Any], limits: SupervisionLimits) -> list[str]:
-    """What crosses a limit: the source, the figure, the limit, and what to do."""
+    """Sentences on the figures that cross a limit, each with what to do."""
     crossed: list[str] = []
     for name in bounds(limits):
-        figure, actual = FIGURES[name], share(figures, name)
-        limit, side = getattr(limits, figure.limit), _side(figure)
+        figure = FIGURES[name]
+        actual = share(figures, name)
+        limit = getattr(limits, figure.limit)
+        side = _side(figure)
         if actual is not None and (actual < limit if side == "at least" else actual > limit):
-            whole = "tokens" if name == "trained" else "sequences"
+            unit = "tokens" if name == "trained" else "sequences"
             crossed.append(
-                f"source {source!r}: {figure.means} in {actual:.2%} of {figures[whole]:,} {whole} "
+                f"source {source!r}: {figure.means} in {actual:.2%} of {figures[unit]:,} {unit} "
                 f"({figures[name]:,}), limits.{figure.limit} allows {side} {limit:.2%}. "
                 f"{figure.advice}"
             )

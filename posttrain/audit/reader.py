@@ -36,10 +36,13 @@ _SUFFIXES = (".parquet", ".arrow")
 
 @dataclass(frozen=True, slots=True)
 class MaskedSequence:
-    """One sequence; `about` says where it is from.
+    """One tokenised sequence with its loss mask.
 
-    `cut` says whether a trace was cut to a budget, None where nobody knows. `again`: a repeat that
-    the mixture requests. `rejected`: of a pair, so that its answer may be empty.
+    Attributes:
+        about: where it is from, for people.
+        cut: its reasoning trace was cut to a budget; None where the data do not say.
+        again: a repeat that the mixture requests.
+        rejected: the rejected side of a pair, whose answer may be empty.
     """
 
     source: str
@@ -52,7 +55,7 @@ class MaskedSequence:
 
     @property
     def shown(self) -> tuple[Ids, Mask, str]:
-        """What `excerpt` shows of it."""
+        """Arguments of `excerpt`."""
         return self.ids, self.trained, self.about
 
 
@@ -73,42 +76,48 @@ class SetReader:
 
     def __iter__(self) -> Iterator[MaskedSequence]:
         for path in self.paths:
-            yield from self._one(path)
+            yield from self._sequences_of(path)
         self.counted = True
 
-    def _one(self, path: Path) -> Iterator[MaskedSequence]:
+    def _sequences_of(self, path: Path) -> Iterator[MaskedSequence]:
         if not (path / MANIFEST).is_file():
             for file, source in data_files(path):
-                yield from self._foreign(file, source)
+                yield from self._sequences_of_table(file, source)
             return
         manifest = read_artifact(path, verify=False)
         names = sorted(file.path for file in manifest.files)
         if manifest.kind == "sft_data":
             packed = [name for name in names if name.startswith("packed/")]
             for name in sorted(packed, key=lambda name: "/eval-" in name):
-                yield from self._ours(path, name)
+                yield from self._sequences_of_packs(path, name)
         elif manifest.kind == "dpo_data":
-            for name in [name for name in names if name.startswith("pairs/")]:
-                yield from self._pairs(path / name)
+            for name in names:
+                if name.startswith("pairs/"):
+                    yield from self._sequences_of_pairs(path / name)
         else:
             raise DataError(f"{path} is a {manifest.kind!r} artifact: it holds no loss masks")
 
-    def _ours(self, root: Path, name: str) -> Iterator[MaskedSequence]:
+    def _sequences_of_packs(self, root: Path, name: str) -> Iterator[MaskedSequence]:
         index = root / name.replace("packed/", "index/").replace(".arrow", ".parquet")
         batches = pq.ParquetFile(index).iter_batches(batch_size=8192, columns=list(_INDEX))
-        about = (row for batch in batches for row in batch.to_pylist())
+        entries = (entry for batch in batches for entry in batch.to_pylist())
         for batch in arrow_batches(root / name):
             for row in rows_of(batch, name):
                 if isinstance(row, str):
                     raise DataError(f"{root / name}: {row}: this shard was not built so")
                 for ids, trained in row:
-                    own = next(about)
-                    self._count(own["source"])
-                    what = f"{own['record_id']} turn {own['turn']}"
-                    notes = {"cut": own["truncated_budget"] is not None, "again": own["epoch"] > 0}
-                    yield MaskedSequence(own["source"], ids, trained, what, **notes)
+                    entry = next(entries)
+                    self._count(entry["source"])
+                    yield MaskedSequence(
+                        entry["source"],
+                        ids,
+                        trained,
+                        about=f"{entry['record_id']} turn {entry['turn']}",
+                        cut=entry["truncated_budget"] is not None,
+                        again=entry["epoch"] > 0,
+                    )
 
-    def _pairs(self, file: Path) -> Iterator[MaskedSequence]:
+    def _sequences_of_pairs(self, file: Path) -> Iterator[MaskedSequence]:
         number = 0
         for batch in pq.ParquetFile(file).iter_batches(batch_size=_ROWS):
             for pair in batch.to_pylist():
@@ -122,11 +131,12 @@ class SetReader:
                     about = f"{pair['id']} ({file.name}:{number})"
                     yield MaskedSequence(source, ids, mask, about, rejected=side == "rejected")
 
-    def _foreign(self, file: Path, source: str) -> Iterator[MaskedSequence]:
+    def _sequences_of_table(self, file: Path, source: str) -> Iterator[MaskedSequence]:
         number = 0
         for batch in arrow_batches(file):
-            named = _sources(batch, source)
-            for name, row in zip(named, rows_of(batch, str(file)), strict=True):
+            sources = _sources(batch, source)
+            for name, row in zip(sources, rows_of(batch, str(file)), strict=True):
+                about = f"{file.name}, row {number}"
                 number += 1
                 self._count(name)
                 if not isinstance(row, str):
@@ -136,9 +146,9 @@ class SetReader:
                     if not self.counted:
                         self.dropped.setdefault(name, Counter())[row] += 1
                     continue
-                for place, (ids, trained) in enumerate(row):
-                    at = f", sequence {place}" if len(row) > 1 else ""
-                    yield MaskedSequence(name, ids, trained, f"{file.name}, row {number - 1}{at}")
+                for index, (ids, trained) in enumerate(row):
+                    suffix = f", sequence {index}" if len(row) > 1 else ""
+                    yield MaskedSequence(name, ids, trained, about + suffix)
 
     def _count(self, source: str) -> None:
         if not self.counted:
@@ -146,7 +156,7 @@ class SetReader:
 
 
 def data_files(path: Path) -> list[tuple[Path, str]]:
-    """The files of a foreign data set with their sources. Raises DataError: nothing to read."""
+    """List the files of a foreign data set with their sources; DataError if there are none."""
     if path.is_file():
         if path.suffix.lower() not in _SUFFIXES:
             raise DataError(f"{path}: known are .parquet and .arrow, and directories of them")
@@ -171,12 +181,16 @@ def _saved(folder: Path) -> list[Path]:
 
 
 def arrow_batches(file: Path) -> Iterator[pa.RecordBatch]:
-    """A file's rows, a few at a time, of the columns that an audit reads. Raises DataError."""
+    """Read a file's rows, a few at a time, with the columns that an audit needs.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
     try:
         if file.suffix.lower() == ".parquet":
             with pq.ParquetFile(file) as table:
-                there = [c for c in COLUMNS if c in table.schema_arrow.names]
-                names = there or table.schema_arrow.names
+                present = table.schema_arrow.names
+                names = [column for column in COLUMNS if column in present] or present
                 yield from table.iter_batches(batch_size=_ROWS, columns=names)
             return
         with pa.memory_map(str(file)) as source:
@@ -188,7 +202,7 @@ def arrow_batches(file: Path) -> Iterator[pa.RecordBatch]:
 
 
 def _ipc_batches(source: pa.MemoryMappedFile) -> Iterator[pa.RecordBatch]:
-    """The batches of an Arrow stream (as `datasets` writes it) or file."""
+    """Read the batches of an Arrow stream, as `datasets` writes it, or of an Arrow file."""
     if source.read(6) == b"ARROW1":
         source.seek(0)
         file = pa.ipc.open_file(source)
@@ -199,7 +213,7 @@ def _ipc_batches(source: pa.MemoryMappedFile) -> Iterator[pa.RecordBatch]:
 
 
 def _sources(batch: pa.RecordBatch, otherwise: str) -> list[str]:
-    """Each row's own source where there is a column of texts for it."""
+    """Source of each row, from a column `source` of texts if there is one."""
     names = batch.schema.names
     if "source" not in names or not pa.types.is_string(batch.column("source").type):
         return [otherwise] * batch.num_rows
@@ -207,50 +221,60 @@ def _sources(batch: pa.RecordBatch, otherwise: str) -> list[str]:
 
 
 def rows_of(batch: pa.RecordBatch, name: str) -> list[list[tuple[Ids, Mask]] | str]:
-    """Every row's sequences, or the reason why it cannot be looked at. Raises DataError: the table
-    has no `input_ids`, or a column of another type."""
+    """Split each row into its sequences, or give the reason why it cannot be audited.
+
+    Raises:
+        DataError: the table has no `input_ids`, or a column of another type.
+    """
     if "input_ids" not in batch.schema.names:
         raise DataError(
             f"{name} has no column input_ids, found {', '.join(batch.schema.names)}; "
             "an audit reads data that is tokenised already"
         )
-    columns = {c: _lists(batch, c, name) for c in COLUMNS[:-1] if c in batch.schema.names}
-    return [_row({c: get(k) for c, get in columns.items()}) for k in range(batch.num_rows)]
+    present = [column for column in COLUMNS[:-1] if column in batch.schema.names]
+    getters = {column: _lists(batch, column, name) for column in present}
+    rows: list[list[tuple[Ids, Mask]] | str] = []
+    for number in range(batch.num_rows):
+        rows.append(_sequences_of_row({column: get(number) for column, get in getters.items()}))
+    return rows
 
 
 def _lists(batch: pa.RecordBatch, column: str, name: str) -> Row:
-    """Access to the lists of a column by row; None where the row has none."""
+    """Return a function from a row's number to its list of a column, None where it has none."""
     cells = batch.column(column)
     if pa.types.is_fixed_size_list(cells.type):
         cells = cells.cast(pa.list_(cells.type.value_type))
     if not (pa.types.is_list(cells.type) or pa.types.is_large_list(cells.type)):
         raise DataError(f"{name}: column {column} is {cells.type}, a list of integers is expected")
-    kind = cells.type.value_type
-    if not (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
-        raise DataError(f"{name}: column {column} holds {kind}, integers are expected")
-    inner, offsets = cells.values, cells.offsets.to_numpy()
-    there = cells.is_valid().to_numpy(zero_copy_only=False)
-    holes = inner.null_count > 0
+    value_type = cells.type.value_type
+    if not (pa.types.is_integer(value_type) or pa.types.is_boolean(value_type)):
+        raise DataError(f"{name}: column {column} holds {value_type}, integers are expected")
+    values = cells.values
+    offsets = cells.offsets.to_numpy()
+    is_valid = cells.is_valid().to_numpy(zero_copy_only=False)
+    has_nulls = values.null_count > 0
 
     def get(row: int) -> Int | None:
-        cut = inner.slice(offsets[row], offsets[row + 1] - offsets[row])
-        if not there[row] or (holes and cut.null_count):
+        numbers = values.slice(offsets[row], offsets[row + 1] - offsets[row])
+        if not is_valid[row] or (has_nulls and numbers.null_count):
             return None
-        return cut.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+        return numbers.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
 
     return get
 
 
-def _row(cells: dict[str, Int | None]) -> list[tuple[Ids, Mask]] | str:
+def _sequences_of_row(cells: dict[str, Int | None]) -> list[tuple[Ids, Mask]] | str:
+    """Split a row into sequences with their masks, or give the reason why that is impossible."""
     ids = cells["input_ids"]
     if ids is None:
         return "null_ids"
-    for column, other in cells.items():
-        if column != "seq_lengths" and (other is None or len(other) != len(ids)):
+    for column, numbers in cells.items():
+        if column != "seq_lengths" and (numbers is None or len(numbers) != len(ids)):
             return f"length_of_{column}"
     if len(ids) and not -1 < ids.min() <= ids.max() < 2**31:
         return "impossible_ids"
-    labels, trained = cells.get("labels"), np.ones(len(ids), np.bool_)
+    labels = cells.get("labels")
+    trained = np.ones(len(ids), np.bool_)
     if labels is not None:
         trained = labels != IGNORED
         if (labels[trained] != ids[trained]).any():
@@ -261,21 +285,23 @@ def _row(cells: dict[str, Int | None]) -> list[tuple[Ids, Mask]] | str:
     starts = _starts(cells, len(ids))
     if starts is None:
         return "seq_lengths_do_not_add_up"
-    keep = cells.get("attention_mask")
-    found: list[tuple[Ids, Mask]] = []
-    for a, b in pairwise([*starts, len(ids)]):
-        own, mask = ids[a:b].astype(np.int32), trained[a:b]
-        if keep is not None and not keep[a:b].all():
+    attended = cells.get("attention_mask")
+    sequences: list[tuple[Ids, Mask]] = []
+    for begin, end in pairwise([*starts, len(ids)]):
+        sequence_ids = ids[begin:end].astype(np.int32)
+        mask = trained[begin:end]
+        if attended is not None and not attended[begin:end].all():
             # a trained pad stays, so that it is seen
-            real = (keep[a:b] != 0) | mask
-            own, mask = own[real], mask[real]
-        if len(own):
-            found.append((own, mask))
-    return found
+            kept = (attended[begin:end] != 0) | mask
+            sequence_ids = sequence_ids[kept]
+            mask = mask[kept]
+        if len(sequence_ids):
+            sequences.append((sequence_ids, mask))
+    return sequences
 
 
 def _starts(cells: dict[str, Int | None], length: int) -> list[int] | None:
-    """Where the sequences of a row begin; None if `seq_lengths` does not say so."""
+    """Positions at which a row's sequences begin; None if `seq_lengths` do not add up."""
     if "seq_lengths" in cells:
         lengths = cells["seq_lengths"]
         if lengths is None or (lengths < 0).any() or lengths.sum() != length:

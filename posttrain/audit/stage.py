@@ -31,7 +31,7 @@ ROWS = "supervision.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class AuditInputs:
-    """What an audit reads.
+    """Inputs of an audit, with their identity.
 
     Attributes:
         parents: artifacts among the data.
@@ -94,7 +94,7 @@ def audit_data(inputs: AuditInputs) -> AuditedData:
 
 
 def _stats(recipe: AuditConfig, reader: SetReader, audit: Audit) -> dict[str, Any]:
-    figures = {name: found.stats() for name, found in audit.figures.items()}
+    figures = {name: source.stats() for name, source in audit.figures.items()}
     rows: dict[str, dict[str, Any]] = {}
     for source, rows_in in reader.rows_in.items():
         dropped = dict(sorted(reader.dropped.get(source, {}).items()))
