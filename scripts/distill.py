@@ -20,6 +20,7 @@ def main(argv: list[str] | None = None) -> None:
 
     for name, teacher in recipe.teachers.items():
         refuse_missing_checkpoint(teacher.path, key=f"teachers.{name}.path")
+        refuse_missing_checkpoint(teacher.adapter, key=f"teachers.{name}.adapter")
 
     from data_builders.prompts.build import PromptPlan, refuse_changes
 
@@ -30,6 +31,7 @@ def main(argv: list[str] | None = None) -> None:
     from data_builders.rows.inputs import as_stats
     from posttrain.pages.write import TrainingPage
     from posttrain.training.output import RESUME
+    from posttrain.training.rl.full_objective import full_objective
     from posttrain.training.rl.stage import GroupStage, grpo_arguments
     from posttrain.training.rl.teachers import open_teachers
     from reward.distill import DistillationReward
@@ -42,9 +44,7 @@ def main(argv: list[str] | None = None) -> None:
     with asyncio.Runner() as runner:
         stack = contextlib.AsyncExitStack()
         try:
-            teachers = open_teachers(
-                recipe.teachers, student=recipe.model, device=args.device, out=out, stack=stack
-            )
+            teachers = open_teachers(recipe, device=args.device, out=out, stack=stack)
             parents = plan.parents + teachers.parents
             stage = GroupStage(
                 recipe,
@@ -58,8 +58,15 @@ def main(argv: list[str] | None = None) -> None:
                 runner=runner,
                 method="distill",
                 parents=parents,
-                stats={"inputs": as_stats(plan.inputs), "routes": recipe.teacher_of, **about},
+                stats={
+                    "inputs": as_stats(plan.inputs),
+                    "objective": recipe.objective,
+                    "routes": recipe.teacher_of,
+                    "teachers": teachers.digests,
+                    **about,
+                },
                 lines=teachers.lines,
+                full=full_objective(recipe, teachers) if recipe.objective == "full" else None,
             )
 
             def check() -> None:

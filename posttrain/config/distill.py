@@ -4,31 +4,49 @@ Teachers score what the student wrote, token by token; a source of prompts is a 
 domain has one teacher (Nemotron 3 Ultra's multi-teacher on-policy distillation).
 """
 
+from typing import Literal
+
 from pydantic import Field
 
 from posttrain.config.backend import Dtype, Server
 from posttrain.config.base import Name, Strict, refuse, refuse_unknown, source
-from posttrain.config.grpo import GroupTraining
+from posttrain.config.grpo import GroupTraining, GuardConfig, Limit
 from posttrain.config.prompts import AnySource, Setting, check_prompts
+
+Objective = Literal["sampled", "full"]
 
 
 class TeacherConfig(Strict):
     """A frozen model that scores rollouts: in every training process, or behind a server.
 
-    path: a checkpoint directory or a hub id; null: behind `server`.
+    path: a checkpoint directory or a hub id; null: the student's, where adapter is set.
+    adapter: a LoRA adapter on that model, or a checkpoint of ours that has one in `adapter/`.
+        Teachers on one model share its weights.
     server: vLLM's `/completions`, which gives log-probabilities of a prompt's ids.
     dtype: of a teacher in process; `auto` is bfloat16 on a GPU, float32 on a CPU.
     """
 
     path: str | None = None
+    adapter: str | None = None
     server: Server | None = None
     dtype: Dtype = "auto"
 
     def check(self) -> None:
-        if (self.path is None) == (self.server is None):
-            raise ValueError("a teacher has either path or server")
+        in_process = self.path is not None or self.adapter is not None
+        if in_process == (self.server is not None):
+            raise ValueError("a teacher has either path or server; an adapter goes with path")
         if self.server is not None and self.dtype != "auto":
             raise ValueError("dtype is for a teacher with path: a server has its own")
+
+
+class DistillGuardConfig(GuardConfig):
+    """The guard of group-relative training, without limits on equal rewards: a student whose
+    advantages are all 0 equals its teachers.
+
+    zero_variance: share of the groups without an advantage other than 0.
+    """
+
+    zero_variance: Limit = Limit()
 
 
 class DistillConfig(GroupTraining, stage="distill"):
@@ -37,8 +55,12 @@ class DistillConfig(GroupTraining, stage="distill"):
     prompts, settings: as in a sampling recipe; each source is a domain. Prompts are drawn in
         permutations of all, so that a source's `count` decides its share of the batches.
     teachers: by name.
+    teachers_in_memory: models of teachers on the device at a time, the others wait in the CPU's
+        memory; null: all. Adapters on one model are one model.
     routes: domain → teacher.
     default_teacher: of domains that `routes` does not name; null: every domain must be named.
+    objective: `sampled` trains on the log-probabilities of the tokens that were sampled, `full` on
+        the exact reverse KL over the vocabulary at the student's prefixes (teachers in process).
     max_failure_rate: largest share of a domain's rollouts in a step that its teacher may fail to
         score; those are left out of the loss.
     """
@@ -47,8 +69,11 @@ class DistillConfig(GroupTraining, stage="distill"):
     prompts: tuple[AnySource, ...] = Field(min_length=1)
     settings: tuple[Setting, ...] = Field(min_length=1)
     teachers: dict[Name, TeacherConfig] = Field(min_length=1)
+    teachers_in_memory: int | None = Field(default=None, ge=1)
     routes: dict[Name, Name] = Field(default_factory=dict[str, str])
     default_teacher: Name | None = None
+    objective: Objective = "sampled"
+    guard: DistillGuardConfig = DistillGuardConfig()  # pyright: ignore[reportIncompatibleVariableOverride]  # frozen
     max_failure_rate: float = Field(default=0.05, ge=0, lt=1)
 
     @property
@@ -83,6 +108,12 @@ class DistillConfig(GroupTraining, stage="distill"):
         for name in self.teachers:
             if name not in routed.values():
                 raise ValueError(f"teacher {name!r} scores no domain: route one to it, or drop it")
+        served = [name for name, teacher in self.teachers.items() if teacher.server is not None]
+        if self.objective == "full" and served:
+            raise ValueError(
+                f"objective full needs the teacher's whole distributions, and {served[0]!r} is "
+                "behind a server: name its path, or use objective: sampled"
+            )
         refuse("sampling", {
             "temperature must be 1: teachers give log-probabilities of their own distributions":
                 self.sampling.temperature != 1.0,

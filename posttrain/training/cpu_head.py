@@ -40,8 +40,7 @@ def use_cpu_head(model: PreTrainedModel, *, temperature: float = 1.0) -> bool:
     Returns:
         False where TRL's head has to stay, because the model scales or caps its logits.
     """
-    config = model.config.get_text_config()
-    if any(getattr(config, name, None) is not None for name in _LOGIT_SCALES):
+    if changes_logits(model):
         return False
     trl_forward = model.forward
 
@@ -62,6 +61,12 @@ def use_cpu_head(model: PreTrainedModel, *, temperature: float = 1.0) -> bool:
 
     model.forward = types.MethodType(forward, model)
     return True
+
+
+def changes_logits(model: PreTrainedModel) -> bool:
+    """Tell whether a model scales or caps the logits that its head gives."""
+    config = model.config.get_text_config()
+    return any(getattr(config, name, None) is not None for name in _LOGIT_SCALES)
 
 
 def score_trained(

@@ -276,8 +276,13 @@ def _saved_by_memory_names(model: Any) -> Iterator[None]:
         vars(model).pop("save_pretrained", None)
 
 
-def score_labels(model: Any, inputs: dict[str, Any], *fields: str) -> tuple[torch.Tensor, ...]:
+def score_labels(
+    model: Any, inputs: dict[str, Any], *fields: str, **options: Any
+) -> tuple[torch.Tensor, ...]:
     """Run the model and read fields of the fused head's output, such as `log_probs`.
+
+    Args:
+        options: more arguments of the head.
 
     Returns:
         One tensor per field, `[rows, columns - 1]`: the value at each label from the second column
@@ -285,7 +290,7 @@ def score_labels(model: Any, inputs: dict[str, Any], *fields: str) -> tuple[torc
     """
     batch = {key: inputs[key] for key in MODEL_INPUTS if key in inputs}
     labels = inputs["labels"]
-    output = model(**batch, labels=labels, use_cache=False, fused_lm_head=True)
+    output = model(**batch, labels=labels, use_cache=False, fused_lm_head=True, **options)
     # count from the end: prompt-learning adapters put virtual tokens in front
     scored_columns = labels.size(1) - 1
     return tuple(getattr(output, field)[:, -scored_columns:] for field in fields)

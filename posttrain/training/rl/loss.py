@@ -133,7 +133,14 @@ class TokenSums:
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
 
-    def add(self, mask: Tensor, entropy: Tensor, weights: Importance, loss: TokenLoss) -> None:
+    def add(
+        self,
+        mask: Tensor,
+        entropy: Tensor,
+        weights: Importance,
+        loss: TokenLoss,
+        reverse_kl: Tensor | None = None,
+    ) -> None:
         """Add a micro-batch; tensors `[rows, columns]`."""
         rows = mask.any(-1)
         columns = {
@@ -150,6 +157,8 @@ class TokenSums:
         }
         if loss.kl is not None:
             columns["kl"] = loss.kl * mask
+        if reverse_kl is not None:
+            columns["reverse_kl"] = reverse_kl * mask
         for name, column in columns.items():
             self._sums[name] = self._sums.get(name, 0) + column.detach().double().sum()
 
@@ -170,4 +179,7 @@ class TokenSums:
         }
         if total["tokens"]:
             means["entropy"] = total["entropy"] / tokens
-        return means | ({"kl": total["kl"] / tokens} if "kl" in total else {})
+        for name in ("kl", "reverse_kl"):
+            if name in total:
+                means[name] = total[name] / tokens
+        return means

@@ -223,6 +223,11 @@ def step_line(row: Mapping[str, Any]) -> str | None:
     return "  ".join((f"reward {reward}", *parts))
 
 
+def is_equal_to_teachers(row: Mapping[str, Any]) -> bool:
+    """Tell whether tokens have values of their own in the whole batch, and every one is 0."""
+    return row.get("token_rewarded") == 1 and row["zero_variance"] == 1
+
+
 @dataclass(frozen=True, slots=True)
 class _Sign:
     """`key`: of the row, else the name; `relative`: to the first batches; `falls`: low is bad."""

@@ -49,6 +49,7 @@ from posttrain.training.moe import freeze_routers
 from posttrain.training.output import RESUME, RunOutcome
 from posttrain.training.plan import Line, ModelSize, check_batch, check_enough
 from posttrain.training.rl.draws import PromptDraws
+from posttrain.training.rl.full_objective import FullObjective
 from posttrain.training.rl.metrics import domain_stats, domain_table, run_stats
 from posttrain.training.rl.plan import describe_loss, make_plan
 from posttrain.training.rl.step import Rollouts, accumulation
@@ -61,10 +62,19 @@ WARMUP_STEPS = 10  # of the reference code's RLVR recipe
 DDP_TIMEOUT = 4 * 3600
 # no part of what names a run: the guard's limits may change when a stopped one goes on, prompts and
 # reward come by digest, and servers move
-_OUTSIDE: Any = dict.fromkeys(
-    ("out", "guard", "data", "prompts", "settings", "judge", "pass_rates", "domains", "teachers"),
-    True,
-) | {"rollouts": {*ENGINE_REACHING}}
+_OUTSIDE: Any = {
+    "out": True,
+    "guard": True,
+    "data": True,
+    "prompts": True,
+    "settings": True,
+    "judge": True,
+    "pass_rates": True,
+    "domains": True,
+    "teachers": True,
+    "teachers_in_memory": True,
+    "rollouts": {*ENGINE_REACHING},
+}
 _CLOSING = (
     "reward", "part/base", "part/accuracy", "part/pass", "answer_tokens", "reasoning_tokens",
 )  # fmt: skip
@@ -145,6 +155,7 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         parents: what prompts and reward were made from; the policy is added.
         stats: more for the manifest.
         lines: more for the plan.
+        full: teachers whose whole distributions are trained on, in the place of rewards.
     """
 
     scratch = RESUME
@@ -162,12 +173,13 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         parents: Sequence[Parent] = (),
         stats: Mapping[str, Any] | None = None,
         lines: Sequence[Line] = (),
+        full: FullObjective | None = None,
     ) -> None:
         super().__init__(recipe)
         self.prompts, self.reward, self.method = prompts, reward, method
         self.open_environment, self.runner = open_environment, runner or asyncio.Runner()
         self.parents, self.stats, self.lines = parents, stats or {}, lines
-        self.curriculum = curriculum
+        self.curriculum, self.full = curriculum, full
         self._lengths: list[int] = []
         self._routers = 0
 
@@ -247,7 +259,13 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
 
         tools = self.open_environment or (lambda _: None)
         rollouts = Rollouts(
-            self.prompts, self.reward, make_sampler, tools, self.runner, self.curriculum
+            self.prompts,
+            self.reward,
+            make_sampler,
+            tools,
+            self.runner,
+            curriculum=self.curriculum,
+            full=self.full,
         )
         return GroupTrainer(
             **parts, train_dataset=data, recipe=recipe, rollouts=rollouts, pad_id=special.pad_id

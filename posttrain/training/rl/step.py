@@ -32,6 +32,7 @@ from posttrain.training.rl.batch import (
 )
 from posttrain.training.rl.curriculum import Draw
 from posttrain.training.rl.draws import DrawnGroup, PromptDraws
+from posttrain.training.rl.full_objective import FullObjective
 from posttrain.training.rl.metrics import (
     Stats,
     batch_metrics,
@@ -65,6 +66,7 @@ class Rollouts:
         make_sampler: renders and parses around the live policy.
         runner: in whose event loop sampling and rewarding run, step after step.
         curriculum: the prompts of every step; None: whole permutations one after the other.
+        full: teachers whose whole distributions are trained on; None: the rewards are.
     """
 
     prompts: Sequence[Prompt]
@@ -73,6 +75,7 @@ class Rollouts:
     open_environment: OpenEnvironment
     runner: asyncio.Runner
     curriculum: PromptDraws | None = None
+    full: FullObjective | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,28 +1,108 @@
-"""Teachers of distillation: frozen models in this process, or behind servers, checked against the
-student before a rollout is made."""
+"""Teachers of distillation: frozen models in this process, adapters on a shared base, or models
+behind servers, compared with the student before a rollout is sampled."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+import hashlib
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from peft import PeftModel
+from transformers import PreTrainedTokenizerBase
 
-from posttrain.config.backend import Server
-from posttrain.config.distill import TeacherConfig
+from posttrain.config.backend import Dtype, Server
+from posttrain.config.distill import DistillConfig, TeacherConfig
 from posttrain.config.sft import ModelConfig
-from posttrain.errors import ConfigError
+from posttrain.errors import ConfigError, PosttrainError
+from posttrain.hashing import sha256_file
 from posttrain.models.inference import load_for_inference, weights_digest
+from posttrain.models.load import without_zero3_init
 from posttrain.runs import MANIFEST, STAGE, Parent, parent_of, read_artifact
 from posttrain.sampling.engines.http import Client
-from posttrain.sampling.engines.transformers import TransformersEngine
+from posttrain.sampling.engines.transformers import score_in_thread
 from posttrain.sampling.engines.vllm import CompletionsEngine
-from posttrain.sampling.sampler import Scorer
+from posttrain.sampling.sampler import ScoreOutput, Scorer, ScoreRequest
 from posttrain.tokens.tokenizer import largest_id, load_any_tokenizer
 from posttrain.training.plan import GIB, Line, model_size
+from posttrain.training.trainer import ADAPTER
+
+# digits, capitals, accents, another script, an emoji and code: pieces that vocabularies cut apart
+_PROBE = "Distil 3.14159 ≠ 22/7; naïve ÅNGSTRÖM, 东京 🙂\n\tdef f(x): return x ** 2"
+
+
+class ResidentModels:
+    """Keeps the models used last on the device, and the others in the CPU's memory.
+
+    Args:
+        limit: models on the device at a time; None: all, and nothing moves.
+    """
+
+    def __init__(self, device: torch.device, *, limit: int | None) -> None:
+        self._device = device
+        self._limit = limit
+        # the training thread may need a teacher again for a chunk that backward recomputes
+        self._lock = threading.RLock()
+        self._resident: list[Any] = []
+
+    @contextlib.contextmanager
+    def using(self, model: Any) -> Iterator[None]:
+        """Hold the model on the device inside the block; one thread at a time."""
+        with self._lock:
+            if self._limit is not None:
+                self._make_resident(model, self._limit)
+            yield
+
+    def _make_resident(self, model: Any, limit: int) -> None:
+        if any(resident is model for resident in self._resident):
+            self._resident = [resident for resident in self._resident if resident is not model]
+        else:
+            # room is made first, so that no more than `limit` are there at any moment
+            while len(self._resident) >= limit:
+                self._resident.pop(0).to("cpu")
+            model.to(self._device)
+        self._resident.append(model)
+
+
+@dataclass(frozen=True, slots=True)
+class InProcessTeacher:
+    """A frozen model in this process, as a `Scorer`.
+
+    Attributes:
+        model: The model, in eval mode; shared by the teachers that are adapters on it.
+        adapter: Name of the teacher's adapter in the model; None for the model without one.
+        identity: Backend, digest of the weights, precision.
+        residents: Decides which models are on the device.
+    """
+
+    model: Any
+    adapter: str | None
+    identity: Mapping[str, Any]
+    residents: ResidentModels
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Hold the model on the device inside the block, with this teacher's adapter."""
+        with self.residents.using(self.model):
+            if self.adapter is not None:
+                self.model.set_adapter(self.adapter)
+            without_adapter = isinstance(self.model, PeftModel) and self.adapter is None
+            with self.model.disable_adapter() if without_adapter else contextlib.nullcontext():
+                yield
+
+    async def score(self, requests: Sequence[ScoreRequest]) -> list[ScoreOutput]:
+        """Log-probabilities of given ids, as `Scorer.score`."""
+        return await score_in_thread(self.model, requests, around=self.active)
+
+    @property
+    def plain_model(self) -> Any:
+        """The model without the wrapper of its adapters."""
+        return self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,105 +110,328 @@ class Teachers:
     """Open teachers.
 
     Attributes:
-        scorers: by name; two names of one checkpoint share a scorer.
-        lines: of the plan, one a teacher.
-        parents: artifacts among the teachers.
+        scorers: Scorer of each teacher by name; two names of one checkpoint share a scorer.
+        lines: Lines of the plan, one for each teacher.
+        parents: Artifacts among the teachers.
     """
 
-    scorers: dict[str, Scorer]
-    lines: list[Line]
-    parents: list[Parent]
+    scorers: dict[str, Scorer] = field(default_factory=dict[str, Scorer])
+    lines: list[Line] = field(default_factory=list[Line])
+    parents: list[Parent] = field(default_factory=list[Parent])
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """Digest of each teacher's weights, or the name that its server knows it by."""
+        return {name: str(scorer.identity["weights"]) for name, scorer in self.scorers.items()}
 
 
 def open_teachers(
-    configs: Mapping[str, TeacherConfig],
+    recipe: DistillConfig,
     *,
-    student: ModelConfig,
     device: torch.device,
     out: Path,
     stack: contextlib.AsyncExitStack,
 ) -> Teachers:
-    """Load the teachers, one model for each checkpoint and precision.
+    """Load the teachers: one model for each checkpoint and precision, whatever adapters it has.
 
     Args:
         stack: closes the connections to servers.
 
     Raises:
         ConfigError: a teacher whose vocabulary or template is not the student's, a checkpoint
-            whose stage has not finished, a model that cannot be loaded.
+            whose stage has not finished, an adapter of another base, a model that cannot be loaded.
     """
-    teachers = Teachers({}, [], [])
-    loaded: dict[tuple[str, str], str] = {}
-    for name, config in configs.items():
-        if config.server is not None:
-            teachers.scorers[name] = _served(config.server, stack)
-            teachers.lines.append(
-                (f"teacher {name}", f"{config.server.model} at {config.server.url}")
-            )
-            continue
-        path = str(config.path)
+    return _Opening(recipe, device, out, stack).open()
+
+
+class _Opening:
+    """The models loaded so far, while teachers are opened one after the other."""
+
+    def __init__(
+        self,
+        recipe: DistillConfig,
+        device: torch.device,
+        out: Path,
+        stack: contextlib.AsyncExitStack,
+    ) -> None:
+        self.recipe = recipe
+        self.device = device
+        self.out = out
+        self.stack = stack
+        self.teachers = Teachers()
+        self.residents = ResidentModels(device, limit=recipe.teachers_in_memory)
+        # by path and precision; a name of the first teacher that had exactly these weights
+        self.models: dict[tuple[str, Dtype], Any] = {}
+        self.name_of: dict[tuple[str, str, Dtype], str] = {}
+        student = recipe.model.path
+        self.student_digest = weights_digest(student) if student is not None else None
+
+    def open(self) -> Teachers:
+        for name, config in self.recipe.teachers.items():
+            if config.server is not None:
+                self._open_served(name, config.server)
+            else:
+                self._open_in_process(name, config)
+        return self.teachers
+
+    def _open_served(self, name: str, server: Server) -> None:
+        compared = _compare_served(name, server, self.recipe.model)
+        client = Client(server)
+        self.stack.push_async_callback(client.close)
+        identity: Mapping[str, Any] = {"backend": "completions", "weights": server.model}
+        scorer = CompletionsEngine(client, model=server.model, identity=identity)
+        self.teachers.scorers[name] = scorer
+        text = f"{server.model} at {server.url}; {compared}"
+        self.teachers.lines.append((f"teacher {name}", text))
+
+    def _open_in_process(self, name: str, config: TeacherConfig) -> None:
+        path = config.path or str(self.recipe.model.path)
+        adapter = None if config.adapter is None else _adapter_folder(name, config.adapter)
+        key = (_resolved(path), _resolved(str(adapter or "")), config.dtype)
+        if key in self.name_of:
+            first = self.name_of[key]
+            self.teachers.scorers[name] = self.teachers.scorers[first]
+            line = (f"teacher {name}", f"the same model as teacher {first}")
+            self.teachers.lines.append(line)
+            return
+        self.name_of[key] = name
+        self._add_parent(f"teachers.{name}.path", path)
+        digest = weights_digest(path)
+        if adapter is not None:
+            artifact = adapter.parent if adapter.name == ADAPTER else adapter
+            self._add_parent(f"teachers.{name}.adapter", str(artifact))
+            _check_base(name, artifact, path, digest)
+        model, loaded = self._model(name, path, config.dtype)
+        if adapter is not None:
+            model = self._add_adapter(name, adapter, (_resolved(path), config.dtype))
+            digest = f"{digest}+{_adapter_digest(adapter)}"
+        precision = str(model.dtype).removeprefix("torch.")
+        identity = {"backend": "transformers", "weights": digest, "dtype": precision}
+        scorer = InProcessTeacher(
+            model, None if adapter is None else name, identity, self.residents
+        )
+        self.teachers.scorers[name] = scorer
+        text = self._size_text(model, name if adapter is not None else None, whole=loaded)
+        shown = digest if "@" in digest else digest[:12]
+        where = path if adapter is None else f"{config.adapter} on {path}"
+        text = f"{where} ({shown}), {text}"
+        if digest == self.student_digest:
+            text += "; the student's weights: its advantages are 0 until the student has moved"
+        self.teachers.lines.append((f"teacher {name}", text))
+
+    def _add_parent(self, key: str, path: str) -> None:
+        """Record an artifact's lineage; a directory without a manifest has none."""
         folder = Path(path)
-        key = (str(folder.resolve()) if folder.is_dir() else path, config.dtype)
-        if key in loaded:
-            teachers.scorers[name] = teachers.scorers[loaded[key]]
-            teachers.lines.append((f"teacher {name}", f"the same model as teacher {loaded[key]}"))
-            continue
         if (folder / STAGE).is_file() and not (folder / MANIFEST).is_file():
             raise ConfigError(
-                f"teachers.{name}.path {path} has no {MANIFEST}: its stage has not finished; rerun "
-                "it, or name another checkpoint"
+                f"{key} {path} has no {MANIFEST}: its stage has not finished; rerun it, or name "
+                "another checkpoint"
             )
         if (folder / MANIFEST).is_file():
             manifest = read_artifact(folder, kind="checkpoint")
-            teachers.parents.append(parent_of(path, relative_to=out, manifest=manifest))
-        vocabulary = _check_tokens(name, path, student)
-        model = load_for_inference(
-            path,
-            dtype=config.dtype,
-            device=str(device),
-            attention="auto",
-            vocabulary=vocabulary,
-            transposed=False,
-        )
-        digest = weights_digest(path)
-        teachers.scorers[name] = TransformersEngine(model, weights=digest)
-        loaded[key] = name
+            parent = parent_of(path, relative_to=self.out, manifest=manifest)
+            if parent not in self.teachers.parents:
+                self.teachers.parents.append(parent)
+
+    def _model(self, name: str, path: str, dtype: Dtype) -> tuple[Any, bool]:
+        """The model of a path, and True where this call has loaded it."""
+        key = (_resolved(path), dtype)
+        if key in self.models:
+            return self.models[key], False
+        vocabulary = _check_tokens(f"teachers.{name}", path, self.recipe.model)
+        swapped = self.recipe.teachers_in_memory is not None
+        # a teacher is whole in every process, also where ZeRO-3 splits what is loaded
+        with without_zero3_init():
+            model = load_for_inference(
+                path,
+                dtype=dtype if dtype != "auto" else _auto_dtype(self.device),
+                device="cpu" if swapped else str(self.device),
+                attention="auto",
+                vocabulary=vocabulary,
+                transposed=False,
+            )
+        self.models[key] = model.requires_grad_(False)
+        return model, True
+
+    def _add_adapter(self, name: str, adapter: Path, base: tuple[str, Dtype]) -> PeftModel:
+        """Load an adapter beside the others of its base, and return the base with all of them."""
+        model = self.models[base]
+        try:
+            if isinstance(model, PeftModel):
+                model.load_adapter(str(adapter), name)
+            else:
+                model = PeftModel.from_pretrained(model, str(adapter), adapter_name=name)
+        except (OSError, ValueError, RuntimeError, KeyError) as error:
+            raise ConfigError(
+                f"teachers.{name}.adapter {adapter}: cannot be loaded: {error}"
+            ) from error
+        model.eval().requires_grad_(False)
+        self.models[base] = model
+        # teachers without an adapter on this base go on through its wrapper, which switches it off
+        for other, scorer in self.teachers.scorers.items():
+            if (
+                isinstance(scorer, InProcessTeacher)
+                and scorer.plain_model is model.get_base_model()
+            ):
+                wrapped = InProcessTeacher(model, scorer.adapter, scorer.identity, self.residents)
+                self.teachers.scorers[other] = wrapped
+        return model
+
+    def _size_text(self, model: Any, adapter: str | None, *, whole: bool) -> str:
+        """Parameters and memory that a teacher adds to every process."""
         size = model_size(model)
+        where = "in every process"
+        if self.recipe.teachers_in_memory is not None:
+            where = f"on the device in turns, {self.recipe.teachers_in_memory} at a time"
         precision = str(model.dtype).removeprefix("torch.")
-        text = (
-            f"{path} ({digest[:12] if folder.is_dir() else digest}), {size.parameters:,} "
-            f"parameters in {precision}, {size.weight_bytes / GIB:.2f} GiB in every process"
+        if adapter is None:
+            return (
+                f"{size.parameters:,} parameters in {precision}, "
+                f"{size.weight_bytes / GIB:.2f} GiB {where}"
+            )
+        added = [p for parts, p in model.named_parameters() if adapter in parts.split(".")]
+        count = sum(p.numel() for p in added)
+        added_bytes = sum(p.numel() * p.element_size() for p in added)
+        base = (
+            f"on a base of {size.weight_bytes / GIB:.2f} GiB"
+            if whole
+            else "on a base that is there"
         )
-        teachers.lines.append((f"teacher {name}", text))
-    return teachers
+        return f"{count:,} parameters more, {added_bytes / GIB:.3f} GiB {base}, {where}"
 
 
-def _served(server: Server, stack: contextlib.AsyncExitStack) -> Scorer:
-    client = Client(server)
-    stack.push_async_callback(client.close)
-    identity: Mapping[str, Any] = {"backend": "completions", "weights": server.model}
-    return CompletionsEngine(client, model=server.model, identity=identity)
+def _resolved(path: str) -> str:
+    folder = Path(path)
+    return str(folder.resolve()) if path and folder.is_dir() else path
 
 
-def _check_tokens(name: str, path: str, student: ModelConfig) -> int:
-    """Rows that the teacher's embedding needs. Raises ConfigError where it reads ids or turns
-    otherwise than the student."""
+def _auto_dtype(device: torch.device) -> Dtype:
+    # by where the teacher will score, not by where it waits
+    return "bfloat16" if device.type == "cuda" else "float32"
+
+
+def _adapter_folder(name: str, path: str) -> Path:
+    """Folder of the adapter itself: the path, or `adapter/` in a checkpoint of ours."""
+    for folder in (Path(path), Path(path) / ADAPTER):
+        if (folder / "adapter_config.json").is_file():
+            return folder
+    raise ConfigError(f"teachers.{name}.adapter: {path!r} holds no adapter_config.json")
+
+
+def _check_base(name: str, artifact: Path, base: str, base_digest: str) -> None:
+    """Raises ConfigError where an adapter's manifest says that it was trained on another base."""
+    if not (artifact / MANIFEST).is_file() or not (Path(base) / MANIFEST).is_file():
+        return
+    parents = read_artifact(artifact, verify=False).parents
+    bases = [parent.digest for parent in parents if parent.kind == "checkpoint"]
+    if bases and base_digest not in bases:
+        raise ConfigError(
+            f"teachers.{name}: the adapter was trained on another checkpoint "
+            f"({', '.join(digest[:12] for digest in bases)}) than {base} ({base_digest[:12]})"
+        )
+
+
+def _adapter_digest(adapter: Path) -> str:
+    total = hashlib.sha256()
+    for file in sorted(adapter.glob("adapter_*")):
+        total.update(f"{file.name} {sha256_file(file)}\n".encode())
+    return total.hexdigest()
+
+
+def _check_tokens(where: str, path: str, student: ModelConfig) -> int:
+    """Rows that the teacher's embedding needs.
+
+    Raises:
+        ConfigError: its tokenizer gives a token another id, or its template differs.
+    """
     tokenizer = load_any_tokenizer(path)
-    expected = load_any_tokenizer(str(student.path), revision=student.revision)
-    ids, expected_ids = tokenizer.get_vocab(), expected.get_vocab()
+    expected = _student_tokenizer(student)
+    ids = tokenizer.get_vocab()
+    expected_ids = expected.get_vocab()
     if ids != expected_ids:
         differing = sorted(
             token for token in {*ids, *expected_ids} if ids.get(token) != expected_ids.get(token)
         )
         token = differing[0]
         raise ConfigError(
-            f"teachers.{name}: its vocabulary is not the student's: {token!r} is "
+            f"{where}: its vocabulary is not the student's: {token!r} is "
             f"{ids.get(token)} there and {expected_ids.get(token)} in {student.path} "
             f"({len(differing):,} tokens differ)"
         )
     if tokenizer.chat_template != expected.chat_template:
         raise ConfigError(
-            f"teachers.{name}: its chat template is not the student's: it was trained on prompts "
-            "that read otherwise"
+            f"{where}: its chat template is not the student's: it was trained on prompts that "
+            "read otherwise"
         )
     return largest_id(tokenizer) + 1
+
+
+def _student_tokenizer(student: ModelConfig) -> PreTrainedTokenizerBase:
+    return load_any_tokenizer(str(student.path), revision=student.revision)
+
+
+def _compare_served(name: str, server: Server, student: ModelConfig) -> str:
+    """Compare a served model's vocabulary and template with the student's as far as the server
+    tells of them. Returns what was compared, for the plan.
+
+    Raises:
+        ConfigError: they differ.
+    """
+    root, served_ids = asyncio.run(_ask_server(server))
+    if root is not None and Path(root).is_dir():
+        _check_tokens(f"teachers.{name}: {root}, which the server serves", root, student)
+        return f"vocabulary and template of {root} are the student's"
+    if served_ids is None:
+        return "the server does not tell its vocabulary and template: they are not compared"
+    ids = _probe_ids(_student_tokenizer(student))
+    if ids == served_ids:
+        return "it renders and tokenises a probe as the student does"
+    pairs = enumerate(zip(ids, served_ids, strict=False))
+    position = next(
+        (k for k, (ours, theirs) in pairs if ours != theirs), min(len(ids), len(served_ids))
+    )
+    raise ConfigError(
+        f"teachers.{name}: {server.url} renders and tokenises a probe otherwise than the student: "
+        f"{len(served_ids)} ids in place of {len(ids)}, the first that differs is number "
+        f"{position}: serve a model with the student's vocabulary and template"
+    )
+
+
+def _probe_messages() -> list[dict[str, str]]:
+    return [{"role": "user", "content": _PROBE}]
+
+
+def _probe_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    text: Any = tokenizer.apply_chat_template(
+        _probe_messages(), tokenize=False, add_generation_prompt=True
+    )
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+async def _ask_server(server: Server) -> tuple[str | None, list[int] | None]:
+    """Path of the model that a server serves, and the ids of a probe by vLLM's `/tokenize`; None
+    where it does not say."""
+    address = server.url.removesuffix("/v1")
+    client = Client(server)
+    # outside of /v1; a server that is not there yet is waited for when rollouts are scored
+    tokenizing = Client(server.model_copy(update={"url": address, "wait": 0.0, "retries": 0}))
+    try:
+        models = await client.models()
+        roots = [model.get("root") for model in models if model.get("id") == server.model]
+        root = next((root for root in roots if isinstance(root, str)), None)
+        if not models:
+            return None, None
+        body = {
+            "model": server.model,
+            "messages": _probe_messages(),
+            "add_generation_prompt": True,
+        }
+        try:
+            answer = await tokenizing.post("/tokenize", body, key=0)
+        except PosttrainError:
+            return root, None
+        tokens = answer.get("tokens")
+        return root, tokens if isinstance(tokens, list) else None
+    finally:
+        await client.close()
+        await tokenizing.close()

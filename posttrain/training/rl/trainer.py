@@ -5,7 +5,8 @@ first micro-batch, and the loss is a sum over the tokens of the global batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,12 @@ from posttrain.training.rl.files import (
     write_part,
 )
 from posttrain.training.rl.loss import TokenSums, importance, ratio_rows, token_loss
-from posttrain.training.rl.metrics import check_health, step_line, why_untrained
+from posttrain.training.rl.metrics import (
+    check_health,
+    is_equal_to_teachers,
+    step_line,
+    why_untrained,
+)
 from posttrain.training.rl.policy import ENGINES
 from posttrain.training.rl.step import Rollouts, RolloutStep, StepMaker
 from posttrain.training.trainer import Resumable, disable_attention_dropout, score_labels
@@ -46,6 +52,8 @@ class GroupTrainer(Resumable, GRPOTrainer):
         disable_attention_dropout(self.model)
         plain = self.base_model
         self.use_cpu_heads(plain, self.ref_model, temperature=recipe.sampling.temperature)
+        if rollouts.full is not None:
+            rollouts.full.use_head(plain)
         self.recipe, self.rollouts, self.pad_id = recipe, rollouts, pad_id
         self.expert_bias = ExpertBias(plain, rate=recipe.moe.bias_update_rate)
         if isinstance(self.model, PeftModel) and self.expert_bias.routers:
@@ -127,8 +135,15 @@ class GroupTrainer(Resumable, GRPOTrainer):
         """The micro-batch's part of the update's loss; see `rl/loss.py`."""
         assert self._current is not None
         config = self.recipe.loss
+        mask = inputs["labels"][:, 1:] != IGNORED
+        reverse_kl: torch.Tensor | None = None
         with self.expert_bias.counting(inputs["attention_mask"]):
-            current, entropy, mask = self.score(model, inputs)
+            if self.rollouts.full is None:
+                current, entropy = score_labels(model, inputs, "log_probs", "entropy")
+            else:
+                fields = ("log_probs", "entropy", "reverse_kl")
+                sources = self._sources(inputs["places"])
+                current, entropy, reverse_kl = score_labels(model, inputs, *fields, sources=sources)
         # looked for here: importance sampling would take it for a token that strays
         if not torch.isfinite(current.detach()[mask]).all():
             raise TrainingError(
@@ -139,19 +154,29 @@ class GroupTrainer(Resumable, GRPOTrainer):
         sampled = inputs["sampled"][:, 1:]
         weights = importance(previous, sampled, mask, config.importance)
         reference = self._score_reference(inputs)
-        terms = token_loss(
-            current, previous, inputs["advantages"][:, 1:], weights.weight, config, reference
-        )
+        advantages = inputs["advantages"][:, 1:]
+        if reverse_kl is not None:
+            advantages = torch.zeros_like(advantages)
+        terms = token_loss(current, previous, advantages, weights.weight, config, reference)
+        if reverse_kl is not None:
+            # in the place of advantages, which are 0 here, the exact KL itself
+            terms = replace(terms, loss=terms.loss + reverse_kl * weights.weight)
         # each rollout's ratios are written beside it
         for place, row in zip(inputs["places"], ratio_rows(mask, weights), strict=True):
             if row is not None:
                 self._current.ratios[place] = row
-        self._sums.add(mask, entropy, weights, terms)
+        self._sums.add(mask, entropy, weights, terms, reverse_kl)
         counted = mask & weights.kept[:, None]
         # DDP averages gradients over processes, the sum is over the global batch
         tokens = self._current.tokens[self.state.global_step % config.num_iterations]
         scale = self.accelerator.num_processes / max(tokens, 1)
         return self.checked_scale(torch.where(counted, terms.loss, 0.0).sum() * scale)
+
+    def _sources(self, places: Sequence[tuple[int, int]]) -> list[str]:
+        """Source of the prompt of each row of a micro-batch."""
+        assert self._current is not None
+        source_of = {group.position: group.group.prompt.source for group in self._current.groups}
+        return [source_of[position] for position, _ in places]
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """As the parent; the last micro-batch of a batch of rollouts puts it on disk."""
@@ -201,6 +226,12 @@ class GroupTrainer(Resumable, GRPOTrainer):
                 engine = self.recipe.rollouts.engine
                 for line in compared_engines(logs, engine, precision=precision):
                     print(line, flush=True)
+            if is_equal_to_teachers(logs) and self.is_world_process_zero():
+                print(
+                    f"note         step {self.state.global_step}: every advantage is 0, for the "
+                    "student equals its teachers: nothing is trained",
+                    flush=True,
+                )
             last = self.state.global_step >= self.state.max_steps
             for warning in check_health(self.step_rows(), self.recipe.guard, last=last):
                 if self.is_world_process_zero():

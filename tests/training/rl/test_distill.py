@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from posttrain.config.distill import DistillConfig, TeacherConfig
@@ -20,10 +21,11 @@ from posttrain.config.load import validate
 from posttrain.errors import ConfigError, TrainingError
 from posttrain.group_rewards import Group, GroupRewards
 from posttrain.rollouts import Prompt
-from posttrain.runs import Counts, Run
+from posttrain.runs import Counts, Parent, Run, read_artifact
 from posttrain.sampling.sampler import ScoreOutput, Scorer, ScoreRequest
+from posttrain.training.rl.full_objective import full_objective
 from posttrain.training.rl.stage import GroupStage
-from posttrain.training.rl.teachers import open_teachers
+from posttrain.training.rl.teachers import ResidentModels, open_teachers
 from reward.distill import DistillationReward
 from tests.training.rl.policy import make_prompts, raw_recipe
 from tests.training.rl.test_batch import completion, step
@@ -75,15 +77,15 @@ class Keeping(DistillationReward):
         return rewards
 
 
-def distil(recipe: DistillConfig, teachers: dict[str, Path]) -> tuple[Path, Keeping]:
+def distil(recipe: DistillConfig, teachers: dict[str, Path] | None = None) -> tuple[Path, Keeping]:
+    """Run a recipe with its teachers, or with others in their place."""
+    if teachers is not None:
+        configs = {name: TeacherConfig(path=str(path)) for name, path in teachers.items()}
+        recipe = recipe.model_copy(update={"teachers": configs})
     with asyncio.Runner() as runner:
         stack = contextlib.AsyncExitStack()
         opened = open_teachers(
-            {name: TeacherConfig(path=str(path)) for name, path in teachers.items()},
-            student=recipe.model,
-            device=torch.device("cpu"),
-            out=Path(recipe.out),
-            stack=stack,
+            recipe, device=torch.device("cpu"), out=Path(recipe.out), stack=stack
         )
         reward = Keeping(
             opened.scorers, teacher_of=recipe.teacher_of, max_failure_rate=recipe.max_failure_rate
@@ -95,6 +97,7 @@ def distil(recipe: DistillConfig, teachers: dict[str, Path]) -> tuple[Path, Keep
             runner=runner,
             method="distill",
             lines=opened.lines,
+            full=full_objective(recipe, opened) if recipe.objective == "full" else None,
         )
         out = stage.run(dry_run=False)
     assert out is not None
@@ -151,10 +154,16 @@ def test_each_token_is_worth_the_difference_of_its_domains_teacher_and_the_stude
     assert row["token_rewarded"] == 1.0
 
 
-def test_a_student_that_equals_its_teachers_is_not_moved_by_a_bit(policy: Path, tmp_path: Path):
+@pytest.mark.parametrize("objective", ["sampled", "full"])
+def test_a_student_that_equals_its_teachers_is_not_moved_by_a_bit(
+    policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], objective: str
+):
     teacher = write_teacher(tmp_path / "teacher", policy, moved=0.0)
-    recipe = make_recipe(policy, tmp_path / "out", {"weight_decay": 0.0, "max_steps": 2})
+    recipe = make_recipe(
+        policy, tmp_path / "out", {"max_steps": 2}, objective=objective, guard={"truncated": {}}
+    )
     out, _ = distil(recipe, {"first": teacher, "second": teacher})
+    assert "step 2: every advantage is 0, for the student equals" in capsys.readouterr().out
     values = [
         value
         for group in rollout_groups(out)
@@ -211,7 +220,7 @@ class Unigram(Fixed):
 def test_a_student_comes_nearer_to_its_teacher(policy: Path, tmp_path: Path):
     trainer = {"max_steps": 24, "per_device_train_batch_size": 24}
     recipe = make_recipe(policy, tmp_path / "out", trainer, prompts_per_step=24, max_epochs=18)
-    teacher = Unigram(make_tokenizer().convert_tokens_to_ids("w5"))
+    teacher = Unigram(make_tokenizer().get_vocab()["w5"])
     reward = DistillationReward({"t": teacher}, teacher_of={"a": "t", "b": "t"}, max_failure_rate=0)
     stage = GroupStage(recipe, prompts=prompts_of_two_domains(), reward=reward, method="distill")
     out = stage.run(dry_run=False)
@@ -275,15 +284,20 @@ def test_a_domain_without_a_route_has_the_default_teacher(tmp_path: Path):
     assert recipe.teacher_of == {"a": "first", "b": "second"}
 
 
-def opened(policy: Path, **paths: Path) -> Any:
-    recipe = make_recipe(policy, policy.parent / "out")
-    return open_teachers(
-        {name: TeacherConfig(path=str(path)) for name, path in paths.items()},
-        student=recipe.model,
-        device=torch.device("cpu"),
-        out=Path(recipe.out),
-        stack=contextlib.AsyncExitStack(),
+def opened(policy: Path, **teachers: Path | dict[str, Any]) -> Any:
+    """Teachers by path, or by their keys in the recipe."""
+    configs = {
+        name: keys if isinstance(keys, dict) else {"path": str(keys)}
+        for name, keys in teachers.items()
+    }
+    recipe = make_recipe(
+        policy,
+        policy.parent / "out",
+        teachers=configs,
+        routes={"a": next(iter(configs)), "b": [*configs][-1]},
     )
+    stack = contextlib.AsyncExitStack()
+    return open_teachers(recipe, device=torch.device("cpu"), out=Path(recipe.out), stack=stack)
 
 
 def test_two_names_of_one_checkpoint_are_one_model(policy: Path, tmp_path: Path):
@@ -322,3 +336,193 @@ def test_a_teacher_that_reads_otherwise_than_the_student_is_refused(
         message = "has no manifest.json: its stage has not finished"
     with pytest.raises(ConfigError, match=message):
         opened(policy, one=teacher)
+
+
+# ---- the exact reverse KL ----
+
+SGD = {"max_steps": 1, "learning_rate": 1.0, "optim": "sgd", "max_grad_norm": 0.0}
+SGD |= {"weight_decay": 0.0, "per_device_train_batch_size": 4}
+
+
+def test_the_full_objective_is_the_reverse_kl_by_autograd(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Two teachers, chunks of three positions, a step of plain SGD."""
+    monkeypatch.setattr("posttrain.training.rl.full_objective.CHUNK_LOGITS", 3 * 64)
+    teachers = {
+        name: write_teacher(tmp_path / name, policy, moved=moved)
+        for name, moved in (("first", 0.05), ("second", 0.3))
+    }
+    recipe = make_recipe(policy, tmp_path / "out", SGD, objective="full")
+    out, reward = distil(recipe, teachers)
+    student = AutoModelForCausalLM.from_pretrained(policy).eval()
+    models = {
+        name: AutoModelForCausalLM.from_pretrained(path).eval() for name, path in teachers.items()
+    }
+    total = torch.zeros((), dtype=torch.double)
+    tokens = 0
+    for group, _ in reward.kept:
+        [rollout] = group.completions
+        prompt = rollout.prompt_ids or ()
+        ids = [*prompt, *rollout.sampled()[0]]
+        positions = slice(len(prompt) - 1, len(ids) - 1)
+        teacher = models[recipe.teacher_of[group.prompt.source]]
+        logps_T_V = student(torch.tensor([ids])).logits[0, positions].double().log_softmax(-1)
+        with torch.no_grad():
+            teacher_T_V = teacher(torch.tensor([ids])).logits[0, positions].double().log_softmax(-1)
+        total = total + (logps_T_V.exp() * (logps_T_V - teacher_T_V)).sum()
+        tokens += len(logps_T_V)
+    loss = total / tokens
+    loss.backward()
+    [row] = log_rows(out, of="loss")
+    assert row["loss"] == pytest.approx(loss.item(), abs=1e-5)
+    assert row["reverse_kl"] == pytest.approx(loss.item(), abs=1e-5)
+    trained = AutoModelForCausalLM.from_pretrained(out)
+    for (name, before), after in zip(student.named_parameters(), trained.parameters(), strict=True):
+        assert before.grad is not None, name
+        torch.testing.assert_close(before.detach() - after.detach(), before.grad, atol=3e-6, rtol=0)
+
+
+def test_the_full_objective_refuses_a_server(policy: Path, tmp_path: Path):
+    server = {"server": {"url": "http://127.0.0.1:9/v1", "model": "m"}}
+    with pytest.raises(ConfigError, match="'second' is behind a server"):
+        make_recipe(
+            policy,
+            tmp_path / "out",
+            objective="full",
+            teachers={"first": {"path": "x"}, "second": server},
+        )
+
+
+# ---- adapters ----
+
+
+def write_adapter(folder: Path, policy: Path, *, seed: int) -> Path:
+    """A LoRA adapter on the policy, at random, as it is saved by PEFT."""
+    model = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(policy),
+        LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"], task_type="CAUSAL_LM"),
+    )
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "lora_" in name:
+                weight.copy_(0.3 * torch.randn(weight.shape, generator=generator))
+    model.save_pretrained(str(folder))
+    return folder
+
+
+def merged(folder: Path, policy: Path, adapter: Path) -> Path:
+    """The same as a whole model."""
+    whole = write_teacher(folder, policy, moved=0.0)
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(policy), str(adapter))
+    model.merge_and_unload().save_pretrained(whole)
+    (whole / "manifest.json").unlink()
+    (whole / "stage.json").unlink(missing_ok=True)
+    return whole
+
+
+@pytest.mark.parametrize("objective", ["sampled", "full"])
+def test_adapters_on_one_base_teach_as_whole_models_do(
+    policy: Path, tmp_path: Path, objective: str
+):
+    adapters = {
+        name: write_adapter(tmp_path / name, policy, seed=seed)
+        for seed, name in enumerate(("first", "second"))
+    }
+    losses: dict[str, list[float]] = {}
+    trained: dict[str, Any] = {}
+    for kind in ("adapters", "models"):
+        recipe = make_recipe(policy, tmp_path / kind, {"max_steps": 2}, objective=objective)
+        configs = {
+            name: TeacherConfig(adapter=str(adapter))
+            if kind == "adapters"
+            else TeacherConfig(path=str(merged(tmp_path / f"{name}-whole", policy, adapter)))
+            for name, adapter in adapters.items()
+        }
+        out, _ = distil(recipe.model_copy(update={"teachers": configs}))
+        losses[kind] = [row["loss"] for row in log_rows(out, of="loss")]
+        trained[kind] = AutoModelForCausalLM.from_pretrained(out).state_dict()
+    assert losses["adapters"] == pytest.approx(losses["models"], abs=1e-5)
+    assert any(abs(loss) > 1e-3 for loss in losses["models"])
+    for name, weight in trained["models"].items():
+        torch.testing.assert_close(trained["adapters"][name], weight, atol=1e-4, rtol=0)
+
+
+def test_adapters_share_their_base_with_a_teacher_without_one(policy: Path, tmp_path: Path):
+    adapter = write_adapter(tmp_path / "adapter", policy, seed=1)
+    teachers = opened(policy, general={"path": str(policy)}, maths={"adapter": str(adapter)})
+    general, maths = teachers.scorers["general"], teachers.scorers["maths"]
+    assert general.model is maths.model
+    request = ScoreRequest(tuple(range(3, 11)), (False, *[True] * 7))
+
+    async def scores() -> list[Any]:
+        return [(await scorer.score([request]))[0].logps for scorer in (general, maths, general)]
+
+    first, adapted, again = asyncio.run(scores())
+    assert first == again
+    expected = oracle(AutoModelForCausalLM.from_pretrained(policy).eval(), request.ids, 1)
+    assert first == pytest.approx(expected.tolist(), abs=1e-5)
+    assert max(abs(a - b) for a, b in zip(first, adapted, strict=True)) > 0.01
+    assert "the student's weights" in teachers.lines[0][1]
+    assert "on a base that is there" in teachers.lines[1][1]
+
+
+def test_an_adapter_of_another_base_is_refused(policy: Path, tmp_path: Path):
+    first = write_teacher(tmp_path / "first", policy, moved=0.1)
+    second = write_teacher(tmp_path / "second", policy, moved=0.2)
+    folder = tmp_path / "tuned"
+    run = Run.open(folder, kind="checkpoint", config={})
+    write_adapter(folder / "adapter", policy, seed=1)
+    parent = Parent("../first", read_artifact(first).digest, "checkpoint")
+    run.finish(counts=Counts(0, 0), files={}, parents=[parent])
+    opened(policy, one={"path": str(first), "adapter": str(folder)})
+    with pytest.raises(ConfigError, match="trained on another checkpoint"):
+        opened(policy, one={"path": str(second), "adapter": str(folder)})
+    with pytest.raises(ConfigError, match=r"holds no adapter_config\.json"):
+        opened(policy, one={"path": str(second), "adapter": str(first)})
+
+
+# ---- memory ----
+
+
+class Moving:
+    """A model that notes where it is sent."""
+
+    def __init__(self, name: str, moves: list[str]) -> None:
+        self.name = name
+        self.moves = moves
+
+    def to(self, device: Any) -> None:
+        self.moves.append(f"{self.name} → {device}")
+
+
+@pytest.mark.parametrize(
+    ("limit", "moves"),
+    [
+        (None, []),
+        (1, ["a → meta", "a → cpu", "b → meta", "b → cpu", "a → meta", "a → cpu", "c → meta"]),
+        (2, ["a → meta", "b → meta", "b → cpu", "c → meta"]),
+    ],
+)
+def test_so_many_models_are_on_the_device_as_the_recipe_allows(limit: int | None, moves: list[str]):
+    noted: list[str] = []
+    models = {name: Moving(name, noted) for name in "abc"}
+    residents = ResidentModels(torch.device("meta"), limit=limit)
+    for name in "aabac":
+        with residents.using(models[name]):
+            pass
+    assert noted == moves
+
+
+def test_teachers_in_turns_give_the_same_run(policy: Path, tmp_path: Path):
+    teachers = {
+        name: write_teacher(tmp_path / name, policy, moved=moved)
+        for name, moved in (("first", 0.05), ("second", 0.3))
+    }
+    outs: list[Path] = []
+    for name, keys in (("all", {}), ("turns", {"teachers_in_memory": 1})):
+        recipe = make_recipe(policy, tmp_path / name, {"max_steps": 2}, **keys)
+        outs.append(distil(recipe, teachers)[0])
+    first, second = ((out / "model.safetensors").read_bytes() for out in outs)
+    assert first == second

@@ -1,0 +1,198 @@
+"""Teachers behind a server: what is read of its answers, what fails, and what is compared before."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from posttrain.config.backend import Server
+from posttrain.errors import ConfigError
+from posttrain.sampling.engines.http import Client
+from posttrain.sampling.engines.vllm import CompletionsEngine
+from posttrain.sampling.sampler import ScoreOutput, ScoreRequest
+from posttrain.training.rl.teachers import Teachers, open_teachers
+from tests.training.rl.servers import serving
+from tests.training.rl.test_distill import make_recipe
+from tests.training.tiny import make_tokenizer
+
+REQUESTS = [
+    ScoreRequest((3, 4, 5, 6), (False, True, False, True)),
+    ScoreRequest((3, 7), (False, True)),
+]
+
+
+class Vllm:
+    """Answers as vLLM does, with the scores of a model; `spoil` changes an answer's choice."""
+
+    def __init__(self, folder: Path, spoil: Callable[[dict[str, Any]], None] | None = None) -> None:
+        self.folder = folder
+        self.model: Any = AutoModelForCausalLM.from_pretrained(folder).eval()
+        self.spoil = spoil
+        self.bodies: list[Any] = []
+        self.root: str | None = None
+        self.tokenizer: Any = None
+
+    def answer(self, _method: str, path: str, body: Any) -> tuple[int, Any]:
+        if path == "/v1/models":
+            return 200, {"data": [{"id": "teacher", "root": self.root}]}
+        if path == "/tokenize":
+            if self.tokenizer is None:
+                return 404, "no such address"
+            text = self.tokenizer.apply_chat_template(
+                body["messages"], tokenize=False, add_generation_prompt=True
+            )
+            return 200, {"tokens": self.tokenizer(text, add_special_tokens=False)["input_ids"]}
+        assert path == "/v1/completions"
+        self.bodies.append(body)
+        ids = body["prompt"]
+        with torch.no_grad():
+            logps_T_V = self.model(torch.tensor([ids])).logits[0].log_softmax(-1)
+        entries: list[Any] = [None]
+        for column in range(1, len(ids)):
+            logp = logps_T_V[column - 1, ids[column]].item()
+            entries.append({str(ids[column]): {"logprob": logp, "rank": 1}})
+        choice = {"prompt_token_ids": ids, "prompt_logprobs": entries, "token_ids": [1]}
+        if self.spoil is not None:
+            self.spoil(choice)
+        return 200, {"choices": [choice]}
+
+
+def score(url: str, **keys: Any) -> list[ScoreOutput]:
+    async def run() -> list[ScoreOutput]:
+        server = Server(url=url, model="teacher", **{"retries": 0, "wait": 0.0, **keys})
+        client = Client(server, first_wait=0.0)
+        try:
+            engine = CompletionsEngine(client, model="teacher", identity={"weights": "teacher"})
+            return await engine.score(REQUESTS)
+        finally:
+            await client.close()
+
+    return asyncio.run(run())
+
+
+def test_a_servers_scores_are_those_of_the_masked_ids(policy: Path):
+    vllm = Vllm(policy)
+    with serving(vllm.answer) as url:
+        outputs = score(url)
+    logps_T_V = vllm.model(torch.tensor([[3, 4, 5, 6]])).logits[0].log_softmax(-1)
+    assert outputs[0].logps == pytest.approx([logps_T_V[0, 4].item(), logps_T_V[2, 6].item()])
+    assert len(outputs[1].logps) == 1
+    assert [output.error for output in outputs] == [None, None]
+    [body, _] = sorted(vllm.bodies, key=lambda body: -len(body["prompt"]))
+    assert body == {
+        "model": "teacher",
+        "prompt": [3, 4, 5, 6],
+        "max_tokens": 1,
+        "temperature": 0.0,
+        "prompt_logprobs": 0,
+        "return_token_ids": True,
+    }
+
+
+def truncates(choice: dict[str, Any]) -> None:
+    choice["prompt_token_ids"] = choice["prompt_token_ids"][1:]
+    choice["prompt_logprobs"] = choice["prompt_logprobs"][1:]
+
+
+def tokenises_again(choice: dict[str, Any]) -> None:
+    choice["prompt_token_ids"] = [token + 1 for token in choice["prompt_token_ids"]]
+
+
+def gives_one_too_few(choice: dict[str, Any]) -> None:
+    choice["prompt_logprobs"].pop()
+
+
+def scores_another_id(choice: dict[str, Any]) -> None:
+    choice["prompt_logprobs"][-1] = {"63": {"logprob": -1.0}}
+
+
+def gives_no_number(choice: dict[str, Any]) -> None:
+    for entry in choice["prompt_logprobs"][1:]:
+        for scored in entry.values():
+            scored["logprob"] = None
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (truncates, "other token ids"),
+        (tokenises_again, "other token ids"),
+        (gives_one_too_few, "not one for each of"),
+        (scores_another_id, "no log-probability of id"),
+        (gives_no_number, "no log-probability of id"),
+    ],
+)
+def test_an_answer_about_anything_else_is_a_failure(
+    policy: Path, spoil: Callable[[dict[str, Any]], None], message: str
+):
+    with serving(Vllm(policy, spoil).answer) as url:
+        for output in score(url):
+            assert output.logps == ()
+            assert message in str(output.error)
+
+
+def test_a_server_that_is_gone_is_a_failure_of_each_request():
+    with serving(lambda *_: (500, "gone")) as url:
+        errors = [str(output.error) for output in score(url)]
+    assert ["status 500" in error for error in errors] == [True, True]
+
+
+# ---- compared with the student before anything is sampled ----
+
+
+@contextlib.contextmanager
+def served(vllm: Vllm, policy: Path, out: Path) -> Iterator[Callable[[], Teachers]]:
+    with serving(vllm.answer) as url:
+        teacher = {"server": {"url": url, "model": "teacher", "wait": 0.0}}
+        recipe = make_recipe(policy, out, teachers={"t": teacher}, routes={"a": "t", "b": "t"})
+        stack = contextlib.AsyncExitStack()
+        yield lambda: open_teachers(recipe, device=torch.device("cpu"), out=out, stack=stack)
+
+
+def test_a_server_that_tells_nothing_is_not_compared_and_the_plan_says_so(
+    policy: Path, tmp_path: Path
+):
+    with served(Vllm(policy), policy, tmp_path) as open_:
+        teachers = open_()
+    assert "they are not compared" in teachers.lines[0][1]
+    assert teachers.digests == {"t": "teacher"}
+
+
+@pytest.mark.parametrize("change", ["none", "template", "vocabulary"])
+def test_a_server_that_tokenises_is_compared_by_a_probe(policy: Path, tmp_path: Path, change: str):
+    vllm = Vllm(policy)
+    vllm.tokenizer = make_tokenizer()
+    vllm.tokenizer.chat_template = (policy / "chat_template.jinja").read_text()
+    if change == "template":
+        vllm.tokenizer.chat_template = "w3 " + vllm.tokenizer.chat_template
+    elif change == "vocabulary":
+        # a word of the probe that the student does not know
+        vllm.tokenizer.add_tokens(["Distil"])
+    with served(vllm, policy, tmp_path) as open_:
+        if change == "none":
+            assert "as the student does" in open_().lines[0][1]
+        else:
+            with pytest.raises(ConfigError, match="renders and tokenises a probe otherwise"):
+                open_()
+
+
+def test_a_server_that_names_its_folder_is_compared_by_its_tokenizer(policy: Path, tmp_path: Path):
+    vllm = Vllm(policy)
+    folder = tmp_path / "served"
+    vllm.root = str(folder)
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = (policy / "chat_template.jinja").read_text()
+    tokenizer.save_pretrained(folder)
+    with served(vllm, policy, tmp_path / "out") as open_:
+        assert f"{folder} are the student's" in open_().lines[0][1]
+        tokenizer.add_tokens(["novel"])
+        tokenizer.save_pretrained(folder)
+        with pytest.raises(ConfigError, match=r"'novel' is \d+ there and None"):
+            open_()
