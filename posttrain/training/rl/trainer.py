@@ -135,15 +135,15 @@ class GroupTrainer(Resumable, GRPOTrainer):
         """The micro-batch's part of the update's loss; see `rl/loss.py`."""
         assert self._current is not None
         config = self.recipe.loss
-        mask = inputs["labels"][:, 1:] != IGNORED
         reverse_kl: torch.Tensor | None = None
         with self.expert_bias.counting(inputs["attention_mask"]):
             if self.rollouts.full is None:
-                current, entropy = score_labels(model, inputs, "log_probs", "entropy")
+                current, entropy, mask = self.score(model, inputs)
             else:
                 fields = ("log_probs", "entropy", "reverse_kl")
                 sources = self._sources(inputs["places"])
                 current, entropy, reverse_kl = score_labels(model, inputs, *fields, sources=sources)
+                mask = inputs["labels"][:, 1:] != IGNORED
         # looked for here: importance sampling would take it for a token that strays
         if not torch.isfinite(current.detach()[mask]).all():
             raise TrainingError(
