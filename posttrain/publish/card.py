@@ -41,7 +41,7 @@ _IDENTIFIERS = (
 
 @dataclass(frozen=True, slots=True)
 class Origins:
-    """What a checkpoint was made from, as far as recipes, manifests and cards declare it.
+    """Origins of a checkpoint, as far as recipes, manifests and cards declare them.
 
     Attributes:
         base_model: the hub id it began with; None: random weights, or a folder without one.
@@ -70,12 +70,13 @@ def origins_of(
         stats: of the run, which may name inputs of its own.
         adapter: a folder whose weights were merged into the base.
     """
-    base_model, datasets = None, set[str]()
+    base_model: str | None = None
+    datasets = set[str]()
     licenses: dict[str, set[str]] = {}
 
-    def declare(of: str, *declared: str | None) -> None:
+    def declare(origin: str, *declared: str | None) -> None:
         for license in declared or (UNKNOWN,):
-            licenses.setdefault(license or UNKNOWN, set()).add(of)
+            licenses.setdefault(license or UNKNOWN, set()).add(origin)
 
     if base is not None:
         card = _front_matter(base)
@@ -93,21 +94,25 @@ def origins_of(
         if node.manifest is None:
             declare(f"the {node.kind} {node.digest[:12]}, which was not found")
             continue
-        rows = list(_sources(node.manifest.config))
-        datasets |= {row["hub"] for row in rows if row["hub"]}
-        for source, license in _indexed(node) or [
-            (str(row.get("name") or row["hub"] or node.kind), row.get("license")) for row in rows
-        ]:
-            declare(source, license)
-    for row in (stats or {}).get("inputs", ()):  # RL names its prompts here
-        datasets |= {row["path"].partition("@")[0]} if row["sha256"] is None else set()
-        declare(row["source"])
+        sources = list(_sources(node.manifest.config))
+        datasets |= {source["hub"] for source in sources if source["hub"]}
+        row_licenses = _row_licenses(node)
+        for name, license in row_licenses:
+            declare(name, license)
+        for source in () if row_licenses else sources:
+            name = source.get("name") or source["hub"] or node.kind
+            declare(str(name), source.get("license"))
+    # RL names its prompts in the run's stats
+    for prompt_file in (stats or {}).get("inputs", ()):
+        if prompt_file["sha256"] is None:
+            datasets.add(prompt_file["path"].partition("@")[0])
+        declare(prompt_file["source"])
     ordered = {name: tuple(sorted(licenses[name])) for name in sorted(licenses)}
     return Origins(base_model, tuple(sorted(datasets)), ordered)
 
 
 def _sources(config: Any) -> Iterator[dict[str, Any]]:
-    """Every mapping of a recipe that says where rows come from."""
+    """Yield every mapping of a recipe that says where rows come from."""
     if isinstance(config, dict):
         row = cast(dict[str, Any], config)
         if "hub" in row and "path" in row:
@@ -118,8 +123,8 @@ def _sources(config: Any) -> Iterator[dict[str, Any]]:
         yield from _sources(value)
 
 
-def _indexed(node: Node) -> list[tuple[str, str | None]]:
-    """(source, license) of the training rows of packed data; rows may have their own license."""
+def _row_licenses(node: Node) -> list[tuple[str, str | None]]:
+    """Distinct (source, license) of packed training rows, which may have licenses of their own."""
     from pyarrow import concat_tables, parquet
 
     files = sorted((node.path / "index").glob("train-*.parquet"))
@@ -155,8 +160,8 @@ def _card_licenses(card: Mapping[str, Any]) -> list[str]:
 
 def _texts(field: Any) -> list[str]:
     """A card's field as texts: people write one, a list, a number or nothing."""
-    several = cast(list[Any], field) if isinstance(field, list) else [field]
-    return [str(value) for value in several if value is not None]
+    values = cast(list[Any], field) if isinstance(field, list) else [field]
+    return [str(value) for value in values if value is not None]
 
 
 def license_fields(licenses: Mapping[str, Sequence[str]]) -> dict[str, str]:
@@ -165,8 +170,9 @@ def license_fields(licenses: Mapping[str, Sequence[str]]) -> dict[str, str]:
     if not names or UNKNOWN in names:
         return {"license": UNKNOWN}
     name = names.pop() if len(names) == 1 else "several"
-    known = name in _IDENTIFIERS.split()
-    return {"license": name} if known else {"license": "other", "license_name": name}
+    if name in _IDENTIFIERS.split():
+        return {"license": name}
+    return {"license": "other", "license_name": name}
 
 
 def checkpoint_card(
@@ -198,16 +204,16 @@ def checkpoint_card(
         datasets=list(origins.datasets) or None,
         tags=[method],
     )
-    return "\n".join([
-        "---", head.to_yaml(), "---", "",
-        f"# {method.upper()} checkpoint", "", *summary, "",
-        *marked("serving", serving_section(folder, name=_UNNAMED)), "",
-        "## Lineage", "", "| kind | digest |", "|---|---|",
-        *[f"| {parent.kind} | `{parent.digest}` |" for parent in parents], "",
-        "## Licenses", "", "| license | of |", "|---|---|",
-        *[f"| {name} | {', '.join(of)} |" for name, of in origins.licenses.items()], "",
-        *details, "",
-    ])  # fmt: skip
+    lines = ["---", head.to_yaml(), "---", ""]
+    lines += [f"# {method.upper()} checkpoint", "", *summary, ""]
+    lines += [*marked("serving", serving_section(folder, name=_UNNAMED)), ""]
+    lines += ["## Lineage", "", "| kind | digest |", "|---|---|"]
+    lines += [f"| {parent.kind} | `{parent.digest}` |" for parent in parents]
+    lines += ["", "## Licenses", "", "| license | of |", "|---|---|"]
+    for license, declared_by in origins.licenses.items():
+        lines.append(f"| {license} | {', '.join(declared_by)} |")
+    lines += ["", *details, ""]
+    return "\n".join(lines)
 
 
 # -- how to serve it -------------------------------------------------------------------------------
@@ -221,7 +227,8 @@ def serving_section(folder: Path, *, name: str) -> list[str]:
     flags = f" --dtype {dtype}" if dtype else ""
     template = _own_template(folder)
     if template is not None:
-        reasoning, calls = reasoning_parser(template), tool_parser(template)
+        reasoning = reasoning_parser(template)
+        calls = tool_parser(template)
         flags += f" --reasoning-parser {reasoning}" if reasoning else ""
         flags += f" --enable-auto-tool-choice --tool-call-parser {calls}" if calls else ""
         switch = next((n for n in ("enable_thinking", "thinking") if n in template.source), None)
@@ -229,15 +236,23 @@ def serving_section(folder: Path, *, name: str) -> list[str]:
     if switch:
         request["chat_template_kwargs"] = {switch: True}
     stops = ", ".join(f"`{token}`" for token in stop_tokens(folder)) or "no token that it names"
+    ending = f"Generation ends at {stops} (`generation_config.json`); the chat template is the "
+    ending += "tokenizer's own."
+    if switch:
+        ending += f" `{switch}` false switches reasoning off."
     return [
-        "## Serving", "", "```bash", f"posttrain chat {name}", f"transformers serve {name}",
+        "## Serving",
+        "",
+        "```bash",
+        f"posttrain chat {name}",
+        f"transformers serve {name}",
         f"vllm serve {name}{flags}",
         "curl http://localhost:8000/v1/chat/completions -H 'Content-Type: application/json' \\",
-        f"  -d '{json.dumps(request)}'", "```", "",
-        f"Generation ends at {stops} (`generation_config.json`); the chat template is the "
-        f"tokenizer's own."
-        + (f" `{switch}` false switches reasoning off." if switch else ""),
-    ]  # fmt: skip
+        f"  -d '{json.dumps(request)}'",
+        "```",
+        "",
+        ending,
+    ]
 
 
 def marked(name: str, lines: Sequence[str]) -> list[str]:
@@ -246,16 +261,18 @@ def marked(name: str, lines: Sequence[str]) -> list[str]:
 
 
 def replace_section(text: str, name: str, lines: Sequence[str]) -> str:
-    """The card with this section's text replaced; where it has none, put before the lineage or at
-    the end."""
-    new = "\n".join(marked(name, lines))
-    start, end = f"<!-- posttrain: {name} -->", f"<!-- end of {name} -->"
-    before, opened, rest = text.partition(start)
-    _, closed, after = rest.partition(end)
+    """Replace a section of a card; a card without it gets it before the lineage, or at the end."""
+    section = "\n".join(marked(name, lines))
+    start_mark = f"<!-- posttrain: {name} -->"
+    end_mark = f"<!-- end of {name} -->"
+    head, opened, tail = text.partition(start_mark)
+    _, closed, tail = tail.partition(end_mark)
     if opened and closed:
-        return before + new + after
+        return head + section + tail
     head, lineage, tail = text.partition("## Lineage\n")
-    return f"{head}{new}\n\n{lineage}{tail}" if lineage else f"{text.rstrip()}\n\n{new}\n"
+    if lineage:
+        return f"{head}{section}\n\n{lineage}{tail}"
+    return f"{text.rstrip()}\n\n{section}\n"
 
 
 def _own_template(folder: Path) -> ChatTemplate | None:
@@ -271,7 +288,7 @@ def _own_template(folder: Path) -> ChatTemplate | None:
 
 
 def reasoning_parser(template: ChatTemplate) -> str | None:
-    """vLLM's parser of what this template makes a model write; None: no think tags are known."""
+    """Name vLLM's parser for the reasoning that this template asks for; None without think tags."""
     if template.digest == NEMOTRON_3_NANO_SHA256:
         return "nemotron_v3"
     if OPEN not in template.source:
@@ -286,7 +303,7 @@ def reasoning_parser(template: ChatTemplate) -> str | None:
 
 
 def tool_parser(template: ChatTemplate) -> str | None:
-    """vLLM's parser of this template's tool calls; None: their notation is not known here."""
+    """Name vLLM's parser for this template's tool calls; None for a notation not known here."""
     call = Message("assistant", tool_calls=(ToolCall("f0", '{"a0": "b0"}', id="call00000"),))
     try:
         text = template.text([message_to_template(m) for m in (Message("user", "q"), call)])
@@ -299,8 +316,10 @@ def tool_parser(template: ChatTemplate) -> str | None:
 
 def stop_tokens(folder: Path) -> list[str]:
     """The texts of the tokens at which the checkpoint's generation config stops."""
-    named = _json(folder / "generation_config.json").get("eos_token_id")
-    ids = named if isinstance(named, list) else [] if named is None else [named]
+    configured = _json(folder / "generation_config.json").get("eos_token_id")
+    if configured is None:
+        return []
+    ids = configured if isinstance(configured, list) else [configured]
     added = _json(folder / "tokenizer.json").get("added_tokens", ())
     texts = {token["id"]: token["content"] for token in added}
     return [str(texts.get(i, i)) for i in ids]

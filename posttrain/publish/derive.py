@@ -45,7 +45,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """What a stage says of the weights that it wrote.
+    """Statements of a stage about the weights that it wrote.
 
     Attributes:
         summary: lines of the card on what was done.

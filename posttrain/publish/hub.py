@@ -1,5 +1,4 @@
-"""A checkpoint to a hub: which files go and with which card, the commit, and a check of what lies
-there afterwards.
+"""Publishing a checkpoint on a hub: choose files, write the card, commit, verify the result.
 
 Published is what the manifest lists, still hashes to and is named here. `posttrain.json` is the
 manifest for readers, without paths of this machine; no stage takes it for one of its own.
@@ -28,13 +27,21 @@ LINEAGE = "posttrain.json"
 _SHOWN = {"accuracy": "accuracy", "hallucination": "undeclared calls", "truncated": "truncated"}
 # a vocabulary may hold what looks like a path
 _TOKENIZER = {
-    "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt",
-    "added_tokens.json", "special_tokens_map.json",
-}  # fmt: skip
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "added_tokens.json",
+    "special_tokens_map.json",
+}
 _TEXTS = {
-    "config.json", "generation_config.json", "tokenizer_config.json", "chat_template.jinja",
+    "config.json",
+    "generation_config.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
     "log.jsonl",
-}  # fmt: skip
+}
 _FOLDERS = {
     "adapter": "merged into the weights",
     "rollouts": "samples of the training prompts",
@@ -52,7 +59,7 @@ _SECRET = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class UploadPlan:
-    """What goes to the hub.
+    """Files, card and checks of one upload.
 
     Attributes:
         files: path in the repository → file here, or bytes.
@@ -78,7 +85,7 @@ def upload_plan(
     evaluations: Sequence[Path] = (),
     license: str | None = None,
 ) -> UploadPlan:
-    """Read a checkpoint and decide; nothing is written and no network is used.
+    """Decide what of a checkpoint is published; nothing is written and no network is used.
 
     Args:
         repository: `ORG/NAME`.
@@ -101,18 +108,19 @@ def upload_plan(
         raise ConfigError(f"{repository!r}: give ORG/NAME")
     manifest = read_artifact(folder, kind="checkpoint")
     listed = {entry.path for entry in manifest.files} | {MANIFEST, STAGE, CARD}
-    tops = {name.partition("/")[0] for name in listed}
-    left_out = {
-        p.name: "not listed in the manifest" for p in folder.iterdir() if p.name not in tops
-    }
+    listed_names = {name.partition("/")[0] for name in listed}
+    left_out: dict[str, str] = {}
+    for path in folder.iterdir():
+        if path.name not in listed_names:
+            left_out[path.name] = "not listed in the manifest"
     files: dict[str, Path | bytes] = {}
     for entry in manifest.files:
-        why = _why_not(entry.path)
-        if why is None:
+        reason = _reason_to_leave_out(entry.path)
+        if reason is None:
             files[entry.path] = folder / entry.path
-        elif entry.path != CARD:  # is written anew
-            top, inside, _ = entry.path.partition("/")
-            left_out[top + inside] = why
+        elif entry.path != CARD:  # the card is written anew
+            top, slash, _ = entry.path.partition("/")
+            left_out[top + slash] = reason
     if not any(name.endswith(".safetensors") for name in files):
         raise ConfigError(f"{folder} has no weights in safetensors; nothing else is published")
     card, warnings = _card(folder, repository, manifest, evaluations, license)
@@ -135,13 +143,13 @@ def upload_plan(
     return UploadPlan(repository, files, left_out, hashes, card, manifest.digest, warnings)
 
 
-def _why_not(name: str) -> str | None:
-    """Why a listed file is not published; None: it is."""
-    folder, inside, rest = name.partition("/")
+def _reason_to_leave_out(name: str) -> str | None:
+    """Reason why a listed file is not published; None if it is published."""
+    folder, slash, file = name.partition("/")
     weights = name.endswith((".safetensors", ".safetensors.index.json"))
-    if not inside and (weights or name in _TOKENIZER | _TEXTS):
+    if not slash and (weights or name in _TOKENIZER | _TEXTS):
         return None
-    if folder == "additional_chat_templates" and rest.endswith(".jinja"):
+    if folder == "additional_chat_templates" and file.endswith(".jinja"):
         return None
     if folder.startswith("checkpoint-epoch-"):
         return "another epoch of the same run"
@@ -155,7 +163,7 @@ def _card(
     evaluations: Sequence[Path],
     license: str | None,
 ) -> tuple[str, list[str]]:
-    """The folder's card for this repository, with figures, and what is missing of it."""
+    """Complete the folder's card for this repository; returns it with warnings of what it lacks."""
     from huggingface_hub import ModelCard
 
     file = folder / CARD
@@ -172,11 +180,13 @@ def _card(
             setattr(data, key, value)
     data.license = data.license or UNKNOWN
     warnings = ["license: unknown; --license NAME states it"] if data.license == UNKNOWN else []
-    serving, lines = serving_section(folder, name=repository), ["## Evaluation"]
+    serving = serving_section(folder, name=repository)
     if not evaluations:
         warnings.append("no figures: --evaluation DIR adds those of an evaluation")
         return replace_section(str(card), "serving", serving), warnings
-    data.model_name, data.eval_results = repository.partition("/")[2], []
+    data.model_name = repository.partition("/")[2]
+    data.eval_results = []
+    lines = ["## Evaluation"]
     for evaluation in evaluations:
         results, table = _figures(evaluation, manifest.digest)
         data.eval_results += results
@@ -186,18 +196,24 @@ def _card(
 
 
 def _figures(evaluation: Path, digest: str) -> tuple[list[Any], list[str]]:
-    """An evaluation's figures of the checkpoint with this digest: entries of `model-index`, and
-    lines of Markdown. Raises DataError: no finished evaluation, or it did not sample this
-    checkpoint."""
+    """Read an evaluation's figures of the checkpoint with this digest.
+
+    Returns:
+        Entries of the card's `model-index`, and lines of Markdown.
+
+    Raises:
+        DataError: no finished evaluation, or it did not sample this checkpoint.
+    """
     from huggingface_hub import EvalResult
 
     manifest = read_artifact(evaluation, kind="evaluation")
     weights: Mapping[str, Mapping[str, Any]] = manifest.stats["weights"]
     name = next((n for n, identity in weights.items() if identity["weights"] == digest), None)
     if name is None:
-        known = ", ".join(f"{n} {str(i['weights'])[:12]}" for n, i in weights.items())
+        evaluated = [f"{n} {str(identity['weights'])[:12]}" for n, identity in weights.items()]
         raise DataError(
-            f"{evaluation} did not evaluate checkpoint {digest[:12]}; it has figures of {known}"
+            f"{evaluation} did not evaluate checkpoint {digest[:12]}; it has figures of "
+            f"{', '.join(evaluated)}"
         )
     metrics = json.loads((evaluation / "metrics.json").read_text("utf-8"))
     cells = [cell for cell in metrics["cells"] if cell["checkpoint"] == name]
@@ -232,12 +248,13 @@ def _figures(evaluation: Path, digest: str) -> tuple[list[Any], list[str]]:
 
 def _cells(cell: Mapping[str, Any]) -> list[str]:
     rates = cell["rates"]
-    lost = cell["failed"] + cell["unscored"]
-    named = [cell["task"], cell["setting"], cell["thinking"], f"{cell['questions']:,}", f"{lost:,}"]
-    return named + [
-        f"{rates[name]['value']:.1%} ({_interval(rates[name])})" if name in rates else "–"
-        for name in _SHOWN
-    ]
+    unscored = cell["failed"] + cell["unscored"]
+    cells = [cell["task"], cell["setting"], cell["thinking"]]
+    cells += [f"{cell['questions']:,}", f"{unscored:,}"]
+    for name in _SHOWN:
+        rate = rates.get(name)
+        cells.append("–" if rate is None else f"{rate['value']:.1%} ({_interval(rate)})")
+    return cells
 
 
 def _interval(rate: Mapping[str, Any]) -> str:
@@ -246,9 +263,9 @@ def _interval(rate: Mapping[str, Any]) -> str:
 
 def _without_paths(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_paths(one) for key, one in cast(dict[str, Any], value).items()}
+        return {key: _without_paths(inner) for key, inner in cast(dict[str, Any], value).items()}
     if isinstance(value, list):
-        return [_without_paths(one) for one in cast(list[Any], value)]
+        return [_without_paths(inner) for inner in cast(list[Any], value)]
     if not isinstance(value, str):
         return value
     if re.match(r"(?:/|~|\.\./|[A-Za-z]:[\\/])", value) and "\n" not in value:
@@ -257,31 +274,34 @@ def _without_paths(value: Any) -> Any:
 
 
 def _refuse_private(name: str, source: Path | bytes, folder: Path) -> None:
-    """Raise where a text has a secret, or names a home or the checkpoint's own directory."""
-    here = {str(folder.resolve()), str(Path.home().resolve())} - {"/", "/root"}
+    """Refuse a text with a secret, a home directory, or the checkpoint's own directory."""
+    private_paths = {str(folder.resolve()), str(Path.home().resolve())} - {"/", "/root"}
     try:
         texts = [*_texts_of(name, source)]
     except ValueError as error:
         raise ConfigError(f"{folder / name} cannot be read: {error}") from error
-    for place, text in texts:
+    for position, text in texts:
         if secret := _SECRET.search(text):
             raise ConfigError(
-                f"{folder / name}{place}: holds what looks like a secret "
+                f"{folder / name}{position}: holds what looks like a secret "
                 f"({secret[0][:8]}…); take it out, and have it revoked if it was ever published"
             )
         # a vocabulary may hold what looks like a home, but not this machine's folders
         match = None if name in _TOKENIZER else _HOME.search(text)
-        hit = match[0] if match else next((path for path in here if path in text), None)
+        hit = match[0] if match else next((path for path in private_paths if path in text), None)
         if hit:
             raise ConfigError(
-                f"{folder / name}{place}: names a folder of this machine ({hit}); take it "
+                f"{folder / name}{position}: names a folder of this machine ({hit}); take it "
                 "out, or train again with a path relative to the working directory"
             )
 
 
 def _texts_of(name: str, source: Path | bytes) -> Iterator[tuple[str, str]]:
-    """Every text of a file that is published, and where it stands: of weights those of the header,
-    of a tokenizer each entry alone, of any other file its lines."""
+    """Yield (position, text) for every text of a file that is published.
+
+    Of weights these are the texts of the header, of a tokenizer its entries, each alone, of any
+    other file its lines.
+    """
     if name.endswith(".safetensors"):
         assert isinstance(source, Path), "weights are sent as they lie here"
         with source.open("rb") as file:
@@ -304,19 +324,19 @@ def _strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):
-        for item in cast(list[Any], value):
-            yield from _strings(item)
+        for inner in cast(list[Any], value):
+            yield from _strings(inner)
     elif isinstance(value, dict):
-        for key, item in cast(dict[str, Any], value).items():
+        for key, inner in cast(dict[str, Any], value).items():
             yield key
-            yield from _strings(item)
+            yield from _strings(inner)
 
 
 def push(plan: UploadPlan, *, private: bool) -> None:
-    """Publish, and print what is done; after a failure the same call goes on.
+    """Publish, and print what is done; the same call resumes after a failure.
 
     Args:
-        private: create it so; an existing public repository is then refused.
+        private: create a private repository; an existing public one is then refused.
 
     Raises:
         ConfigError: no token, no right, no network, or the hub has other bytes afterwards.
@@ -335,19 +355,21 @@ def push(plan: UploadPlan, *, private: bool) -> None:
     name = plan.repository
     api = HfApi(library_name="posttrain")
     operations = [CommitOperationAdd(path, source) for path, source in plan.files.items()]
-    for one in operations:
-        if one.upload_info.sha256.hex() != plan.hashes[one.path_in_repo]:
-            raise ConfigError(f"{one.path_in_repo} has changed since it was checked: push again")
+    for operation in operations:
+        if operation.upload_info.sha256.hex() != plan.hashes[operation.path_in_repo]:
+            raise ConfigError(
+                f"{operation.path_in_repo} has changed since it was checked: push again"
+            )
     try:
         try:
-            there_private = api.repo_info(name).private
-            if private and not there_private:
+            is_private = api.repo_info(name).private
+            if private and not is_private:
                 raise ConfigError(f"{name} exists and is public: give --public to push to it")
-            if there_private and not private:
+            if is_private and not private:
                 print(f"{name} exists and stays private; its settings page changes that")
-            stay = sorted({*api.list_repo_files(name)} - {*plan.files, ".gitattributes"})
-            if stay:
-                print(f"{name} exists; these files stay as they are: {', '.join(stay)}")
+            untouched = sorted({*api.list_repo_files(name)} - {*plan.files, ".gitattributes"})
+            if untouched:
+                print(f"{name} exists; these files stay as they are: {', '.join(untouched)}")
             ModelCard(plan.card).validate()
         except RepositoryNotFoundError:
             # all that can be refused comes first, or an empty repository would stay
@@ -357,7 +379,7 @@ def push(plan: UploadPlan, *, private: bool) -> None:
         commit = api.create_commit(
             name, operations, commit_message=f"checkpoint {plan.digest[:12]} of posttrain"
         )
-        there = {one.path: one for one in api.get_paths_info(name, [*plan.files])}
+        published = {info.path: info for info in api.get_paths_info(name, [*plan.files])}
     except LocalTokenNotFoundError as error:
         raise ConfigError("no token: set HF_TOKEN or run `hf auth login`") from error
     except OfflineModeIsEnabled as error:
@@ -368,23 +390,29 @@ def push(plan: UploadPlan, *, private: bool) -> None:
         # the client wraps a failed transfer without its reason
         cause = error.__cause__ if type(error) is RuntimeError and error.__cause__ else error
         raise ConfigError(
-            f"{name}: {' '.join(str(cause).split())}; what was transferred stays, the same command "
-            "goes on"
+            f"{name}: {' '.join(str(cause).split())}; what was transferred stays; rerun the "
+            "same command to resume"
         ) from error
-    wrong = [one.path_in_repo for one in operations if not _same(one, there.get(one.path_in_repo))]
+    wrong: list[str] = []
+    for operation in operations:
+        if not _has_hash(published.get(operation.path_in_repo), operation):
+            wrong.append(operation.path_in_repo)
     if wrong:
         raise ConfigError(f"{name}: the hub does not hold what was sent: {', '.join(wrong)}")
     print(f"commit {commit.oid[:12]}: {len(plan.files)} files, checked against their hashes")
     print(commit.repo_url)
 
 
-def _same(sent: Any, there: Any) -> bool:
-    """Whether the hub's record of a file has its hash: sha256 where it is large, else git's."""
+def _has_hash(published: Any, operation: Any) -> bool:
+    """Compare the hub's record of a file with the hash of what was sent.
+
+    The hub keeps the sha256 of large files, and git's hash of the others.
+    """
     from huggingface_hub.utils.sha import git_hash
 
-    if there is None:
+    if published is None:
         return False
-    if there.lfs is not None:
-        return there.lfs.sha256 == sent.upload_info.sha256.hex()
-    with sent.as_file() as file:
-        return there.blob_id == git_hash(file.read())
+    if published.lfs is not None:
+        return published.lfs.sha256 == operation.upload_info.sha256.hex()
+    with operation.as_file() as file:
+        return published.blob_id == git_hash(file.read())

@@ -61,7 +61,7 @@ class AdapterSource:
 
     @property
     def tokenizer(self) -> str:
-        """Where the tokenizer lies: beside the adapter, or else with the base."""
+        """Folder of the tokenizer: beside the adapter, or else with the base."""
         for folder in (Path(self.folder.path), self.adapter):
             if (folder / "tokenizer_config.json").is_file():
                 return str(folder)

@@ -122,7 +122,7 @@ def test_no_network_and_other_bytes_on_the_hub_are_named(hub, checkpoint, monkey
     with pytest.raises(ConfigError, match=r"config\.json"):
         main([str(checkpoint), REPO])
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
-    with pytest.raises(ConfigError, match="the same command goes on"):
+    with pytest.raises(ConfigError, match="rerun the same command to resume"):
         main([str(checkpoint), REPO])
 
 
