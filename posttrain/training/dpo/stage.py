@@ -137,12 +137,13 @@ def _micro_batches(batch: int, processes: int) -> list[int]:
 
 
 def fitting_settings(
-    draws: int, *, processes: int, micro: int, warmup: float
+    draws: int, *, batch: int, processes: int, micro: int, warmup: float
 ) -> dict[str, int] | None:
     """Batch, steps, micro-batch and warm-up of a run that draws at most `draws` pairs.
 
     Args:
         draws: number of pairs, times the epochs.
+        batch: pairs of a step in the recipe, which the run does not exceed.
         micro: pairs per micro-batch in the recipe.
         warmup: warm-up of the recipe; below 1 it is a share of all steps, which fits any run.
 
@@ -150,15 +151,16 @@ def fitting_settings(
         The settings by the keys of the recipe; None where there are fewer pairs than processes.
     """
     # processes times the largest power of two that leaves enough steps
-    batch = processes
-    while 2 * batch * FITTING_STEPS <= draws:
-        batch *= 2
-    steps = draws // batch
+    fitting_batch = processes
+    while 2 * fitting_batch <= batch and 2 * fitting_batch * FITTING_STEPS <= draws:
+        fitting_batch *= 2
+    steps = draws // fitting_batch
     if not steps:
         return None
-    fitting_micro = max(size for size in _micro_batches(batch, processes) if size <= max(micro, 1))
+    sizes = _micro_batches(fitting_batch, processes)
+    fitting_micro = max(size for size in sizes if size <= max(micro, 1))
     settings = {
-        "batch": batch,
+        "batch": fitting_batch,
         "trainer.max_steps": steps,
         "trainer.per_device_train_batch_size": fitting_micro,
     }
@@ -183,7 +185,9 @@ def fit_recipe(
         return recipe, None
     micro, processes = batch_layout(trainer, DPOConfig, env)
     warmup = trainer.get("warmup_steps", 0)
-    settings = fitting_settings(draws, processes=processes, micro=micro, warmup=warmup)
+    settings = fitting_settings(
+        draws, batch=recipe.batch, processes=processes, micro=micro, warmup=warmup
+    )
     if settings is None:
         return recipe, None
     recipe_settings = {
@@ -242,6 +246,7 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
         processes = int(os.environ.get("WORLD_SIZE", "1"))
         settings = fitting_settings(
             len(self.pairs) * recipe.max_epochs,
+            batch=recipe.batch,
             processes=processes,
             micro=args.per_device_train_batch_size,
             warmup=args.warmup_steps,

@@ -112,11 +112,12 @@ def test_too_few_pairs_are_told_overrides_that_train(recipe):
 @pytest.mark.parametrize("draws", [*range(1, 40), 1000])
 @pytest.mark.parametrize("processes", [1, 2, 3])
 def test_fitting_settings_divide_and_stay_within_the_pairs(draws: int, processes: int):
-    settings = fitting_settings(draws, processes=processes, micro=4, warmup=5)
+    settings = fitting_settings(draws, batch=24, processes=processes, micro=4, warmup=5)
     if settings is None:
         assert draws < processes
         return
     batch = settings["batch"]
+    assert batch <= max(24, processes)
     assert batch * settings["trainer.max_steps"] <= draws
     assert settings["trainer.warmup_steps"] < settings["trainer.max_steps"]
     assert accumulation(batch, settings["trainer.per_device_train_batch_size"], processes) >= 1
