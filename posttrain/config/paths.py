@@ -5,6 +5,7 @@ import os
 import re
 import socket
 from pathlib import Path
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from posttrain.errors import ConfigError
@@ -88,6 +89,37 @@ def is_adapter(path: str) -> ConfigError:
     return ConfigError(
         f"{path} is a LoRA adapter, not a model: merge it first (posttrain merge {path} OUT), or "
         "name the folder above adapter/ in a checkpoint of ours, which is merged"
+    )
+
+
+def is_quantised(path: str | Path) -> bool:
+    """Tell whether a directory holds weights that ModelOpt has quantised, with scales beside them.
+
+    Servers read the scales; transformers loads such a directory without them and says nothing.
+    """
+    folder = Path(path)
+    if (folder / "hf_quant_config.json").is_file():
+        return True
+    if not (folder / "config.json").is_file():
+        return False
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    return names_modelopt(config.get("quantization_config"))
+
+
+def names_modelopt(quantization: Any) -> bool:
+    """Tell whether the `quantization_config` of a model's config is one that ModelOpt writes."""
+    if not isinstance(quantization, dict):
+        return False
+    method = cast(dict[str, Any], quantization).get("quant_method")
+    return isinstance(method, str) and method.startswith("modelopt")
+
+
+def cannot_use_quantised(path: str | Path) -> ConfigError:
+    """The error of a quantised directory where full weights are needed."""
+    return ConfigError(
+        f"{path} holds weights quantised by ModelOpt, and transformers would load them without "
+        "their scales: serve the folder (vllm serve) and name the server, or use the checkpoint "
+        "that it was made from"
     )
 
 

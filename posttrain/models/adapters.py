@@ -14,13 +14,14 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from posttrain.config.sft import AdapterConfig, ModelConfig
 from posttrain.errors import ConfigError
 from posttrain.models.load import (
     find_routers,
     full_shape,
+    load_pretrained,
     parameter_count,
     without_zero3_init,
 )
@@ -148,10 +149,5 @@ def merge_adapter(adapter: Path, spec: ModelConfig) -> PreTrainedModel:
 def adapted_model(adapter: Path, spec: ModelConfig) -> PeftModel:
     """The base model, read from disk, with a saved adapter beside its weights."""
     assert spec.path is not None
-    base = AutoModelForCausalLM.from_pretrained(
-        spec.path,
-        revision=spec.revision,
-        dtype=getattr(torch, spec.dtype),
-        local_files_only=Path(spec.path).is_dir(),
-    )
+    base = load_pretrained(spec.path, revision=spec.revision, dtype=getattr(torch, spec.dtype))
     return PeftModel.from_pretrained(base, str(adapter))

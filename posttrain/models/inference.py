@@ -8,13 +8,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
-from posttrain.config.paths import refuse_adapter
 from posttrain.errors import ConfigError
 from posttrain.hashing import sha256_file
-from posttrain.models.load import choose_attention, embedding_rows
+from posttrain.models.load import choose_attention, embedding_rows, load_pretrained
 from posttrain.revisions import loaded_commit
 from posttrain.runs import MANIFEST, read_artifact
 from posttrain.tokens.tokenizer import saved_stops
@@ -47,22 +46,22 @@ def load_for_inference(
     Raises:
         ConfigError: it cannot be loaded so, is only an adapter, or has too small an embedding.
     """
-    refuse_adapter(path)
     try:
         found = "cuda" if torch.cuda.is_available() else "cpu"
         place = torch.device(found if device == "auto" else device)
         if Path(path).is_dir():  # what is fetched shows how far it is
             disable_progress_bar()
         auto = torch.bfloat16 if place.type == "cuda" else torch.float32
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = load_pretrained(
             path,
             dtype=_DTYPES.get(dtype, auto),
             attn_implementation=choose_attention(attention),
-            local_files_only=Path(path).is_dir(),
             use_safetensors=True,
             trust_remote_code=False,
         )
         model: PreTrainedModel = loaded.to(place)
+    except ConfigError:
+        raise
     except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"checkpoint {path}: cannot be loaded: {error}") from error
     rows = embedding_rows(model)

@@ -24,7 +24,13 @@ from transformers.integrations import deepspeed
 from transformers.utils.logging import disable_progress_bar
 
 from posttrain.config.load import nearest
-from posttrain.config.paths import is_adapter, refuse_adapter
+from posttrain.config.paths import (
+    cannot_use_quantised,
+    is_adapter,
+    is_quantised,
+    names_modelopt,
+    refuse_adapter,
+)
 from posttrain.config.sft import ModelConfig
 from posttrain.errors import ConfigError
 from posttrain.tokens.tokenizer import SpecialTokens
@@ -106,10 +112,35 @@ def choose_attention(name: str) -> str:
     return "flash_attention_2" if torch.cuda.is_available() and has_flash else "sdpa"
 
 
+def load_pretrained(path: str | Path, **options: Any) -> PreTrainedModel:
+    """A model as transformers loads it; everything of ours that reads weights passes here.
+
+    Args:
+        path: a folder or a hub id.
+        options: arguments of transformers' `from_pretrained`.
+
+    Raises:
+        ConfigError: an adapter, or quantised weights: transformers would load the first frozen and
+            the second without their scales.
+        OSError, ValueError, ImportError, SafetensorError: as transformers.
+    """
+    refuse_adapter(str(path))
+    if is_quantised(path):
+        raise cannot_use_quantised(path)
+    model = AutoModelForCausalLM.from_pretrained(
+        path, local_files_only=Path(path).is_dir(), **options
+    )
+    # a hub id shows only now what it holds
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise is_adapter(str(path))
+    if names_modelopt(getattr(model.config, "quantization_config", None)):
+        raise cannot_use_quantised(path)
+    return model
+
+
 def load_checkpoint(spec: ModelConfig, attention: str, quantization: Any = None) -> PreTrainedModel:
     """The model of a recipe's path. Raises ConfigError: it cannot be loaded."""
     assert spec.path is not None
-    refuse_adapter(spec.path)
     local = Path(spec.path).is_dir()
     if not local and (spec.path.startswith((".", "/", "~")) or spec.path.count("/") > 1):
         raise ConfigError(
@@ -117,18 +148,13 @@ def load_checkpoint(spec: ModelConfig, attention: str, quantization: Any = None)
             "makes it, or correct the path"
         )
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        return load_pretrained(
             spec.path,
             revision=spec.revision,
             dtype=getattr(torch, spec.dtype),
             attn_implementation=attention,
             quantization_config=quantization,
-            local_files_only=local,
         )
-        # a hub id shows only now what it holds
-        if getattr(model, "_hf_peft_config_loaded", False):
-            raise is_adapter(spec.path)
-        return model
     except ConfigError:
         raise
     except (OSError, ValueError, ImportError, SafetensorError) as error:

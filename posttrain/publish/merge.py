@@ -13,13 +13,13 @@ from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
 from posttrain.config.sft import ModelConfig
 from posttrain.errors import ConfigError
 from posttrain.hashing import sha256_file
 from posttrain.models.adapters import adapted_model
-from posttrain.models.load import embedding_rows, set_special_tokens
+from posttrain.models.load import embedding_rows, load_pretrained, set_special_tokens
 from posttrain.publish.derive import Derived, Source, derive_checkpoint, read_source
 from posttrain.tokens.renderer import chat_template_of
 from posttrain.tokens.tokenizer import largest_id, load_any_tokenizer, special_tokens
@@ -215,7 +215,7 @@ def _merge_and_check(source: AdapterSource, folder: Path, dtype: MergeDtype) -> 
     _copy_tokenizer(source, tokenizer, folder)
 
     # the files that were written are checked, not the model in memory
-    written = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    written = load_pretrained(folder, dtype=torch.float32).eval()
     difference = _relative_difference(_logits(written, ids_B_T), adapted_logits_B_T_V)
     tolerance = TOLERANCE[dtype]
     # rounding may not undo what a weak adapter changes

@@ -1,0 +1,77 @@
+"""Weights that ModelOpt has quantised are never loaded without their scales."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posttrain.config.sft import ModelConfig
+from posttrain.errors import ConfigError
+from posttrain.models.adapters import adapted_model
+from posttrain.models.inference import load_for_inference
+from posttrain.models.load import load_checkpoint, load_pretrained
+from scripts.chat import main as chat
+from scripts.merge import main as merge
+from tests.sampling.test_open import write_checkpoint
+
+REFUSED = r"quantised by ModelOpt, .* without their scales: serve the folder"
+
+
+def write_quantised(folder: Path, sign: str) -> Path:
+    """A checkpoint with one of the two signs of ModelOpt's export, or with that of another tool."""
+    write_checkpoint(folder)
+    if sign == "hf_quant_config.json":
+        (folder / sign).write_text(json.dumps({"producer": {"name": "modelopt"}}))
+        return folder
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": sign, "quant_algo": "FP8"}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def infer(folder: str) -> Any:
+    return load_for_inference(folder, dtype="auto", device="cpu", attention="auto", vocabulary=8)
+
+
+def train(folder: str) -> Any:
+    return load_checkpoint(ModelConfig(path=folder), "sdpa")
+
+
+def adapt(folder: str) -> Any:
+    return adapted_model(Path(folder), ModelConfig(path=folder))
+
+
+@pytest.mark.parametrize("sign", ["hf_quant_config.json", "modelopt", "modelopt_mixed"])
+@pytest.mark.parametrize("load", [infer, train, adapt, load_pretrained])
+def test_no_load_leaves_scales_out(load: Callable[[str], Any], sign: str, tmp_path: Path):
+    folder = write_quantised(tmp_path / "quantised", sign)
+    with pytest.raises(ConfigError, match=REFUSED):
+        load(str(folder))
+
+
+def test_commands_refuse_a_quantised_folder(tmp_path: Path):
+    from tests.publish.test_merge import write_adapter
+
+    folder = write_quantised(tmp_path / "quantised", "hf_quant_config.json")
+    with pytest.raises(ConfigError, match=REFUSED):
+        chat([str(folder)])
+    adapter = write_adapter(tmp_path / "adapter", folder)
+    with pytest.raises(ConfigError, match=REFUSED):
+        merge([str(adapter), str(tmp_path / "out")])
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_every_load_passes_the_one_place():
+    """A second call of transformers would load what the first refuses."""
+    root = Path(__file__).parents[2]
+    callers = [
+        f"{file.relative_to(root)}"
+        for folder in ("posttrain", "scripts", "reward", "data_builders")
+        for file in (root / folder).rglob("*.py")
+        for _ in range(file.read_text("utf-8").count("AutoModelForCausalLM.from_pretrained("))
+    ]
+    assert callers == ["posttrain/models/load.py"]
