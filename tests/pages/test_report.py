@@ -136,7 +136,7 @@ def test_changed_and_unfinished_inputs_are_refused(tmp_path):
     out = write_checkpoint(tmp_path / "sft")
     with (out / "log.jsonl").open("a") as handle:
         handle.write('{"step": 30, "loss": 0.1}\n')
-    with pytest.raises(DataError, match=r"log\.jsonl is missing or has changed"):
+    with pytest.raises(DataError, match=r"log\.jsonl has changed since"):
         write_report(out)
     (out / "manifest.json").unlink()
     (out / "log.jsonl").unlink()
