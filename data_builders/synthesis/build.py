@@ -75,13 +75,16 @@ def build(
     """Make the rows, and finish the run.
 
     Raises:
-        DataError: as `synthesize`; or no seed gave a row.
+        DataError: as `synthesize`; or no seed gave a row, and there are no tasks without one.
     """
     out = run.path
     result = synthesize(recipe, kind, seed_set.seeds, work=out / "work", console=console)
-    if not result.kept:
+    if not result.kept and not seed_set.tasks:
         total = len(seed_set.seeds)
-        raise DataError(f"none of {total:,} seeds gave a row ({listed(result.dropped)})")
+        [(reason, _)] = result.dropped.most_common(1)
+        example = next(row for row in result.examples if row["outcome"] == reason)
+        detail = f", such as {reason}: {example['detail']!r:.200}" if example["detail"] else ""
+        raise DataError(f"none of {total:,} seeds gave a row ({listed(result.dropped)}){detail}")
     result.tasks = [*seed_set.tasks, *result.tasks]
     contents = {ROWS: result.rows, PAIRS: result.pairs, TASKS: result.tasks}
     files: dict[str, int | None] = {}

@@ -16,7 +16,6 @@ from data_builders.keyed import key64
 from data_builders.rows.inputs import Input
 from data_builders.synthesis.seeds import plain_seeds, row_inputs, text_field
 from data_builders.synthesis.steps import (
-    OFF_TOPIC,
     Answered,
     Ask,
     Discarded,
@@ -135,7 +134,7 @@ class ConstrainedConversations(SynthesisKind):
         without a judge, one that breaks them."""
         turn = int(answered.ask.prompt.setting.rpartition("-")[2])
         _, trivial = self.constraints(seed, turn)
-        return trivial if "judge" in self.setup.models else OFF_TOPIC
+        return trivial if "judge" in self.setup.models else "Done!"
 
     def constraints(self, seed: Seed, turn: int) -> tuple[list[Row], str]:
         """Constraints of a turn, and a text that keeps all of them: they do not exclude each

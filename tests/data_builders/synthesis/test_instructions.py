@@ -78,7 +78,7 @@ def test_every_turn_keeps_its_constraints_and_trivial_answers_are_found(
 @pytest.mark.parametrize(
     ("writes", "reason"),
     [
-        (lambda request, _: END, "empty_answer 5"),
+        (lambda request, _: END, "empty_answer 5\\)"),
         (lambda request, _: "and on " * 1000, "truncated 5"),
         (lambda request, _: request.messages[-1].content + END, "echoed_prompt 5"),
         (lambda request, _: f"very therefore amber ocean{END}", "constraints_broken"),

@@ -66,6 +66,7 @@ def test_rows_are_the_completions_that_pass(tmp_path: Path, monkeypatch: pytest.
     assert len({*answers}) == len(answers), "no completion of a prompt stands twice"
     assert manifest.stats["requests"] == {"generator": 72}
     assert manifest.stats["models"] == {"generator": {"sft": [12, 9]}}
+    assert manifest.stats["planted"] == {"rows": 9, "dropped": {"none_passes": 9}}
 
 
 def test_build_sft_reads_the_rows_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
