@@ -25,7 +25,7 @@ def main(argv: list[str] | None = None) -> None:
     from data_builders.prompts.build import refuse_changes
     from data_builders.synthesis import build as synthesis
     from data_builders.synthesis.kinds import open_kind
-    from data_builders.synthesis.plan import first_asks, plan_rows
+    from data_builders.synthesis.plan import first_asks, plan_rows, plan_times
     from posttrain.hashing import digest_of
     from posttrain.pages.synthesis import planned, planted_line
     from posttrain.report.console import open_console, print_sections
@@ -47,7 +47,8 @@ def main(argv: list[str] | None = None) -> None:
             console.print(f"{count:,} rows are no seeds: {reason}")
         asks = first_asks(kind, seed_set.seeds)
         rows = plan_rows(recipe, kind, seed_set.seeds, asks)
-        print_sections(console, [planned(len(seed_set.seeds), rows)])
+        times = plan_times(recipe, rows, asks)
+        print_sections(console, [planned(len(seed_set.seeds), rows, times)])
         first_of_role = {ask.role: ask for ask in reversed(asks)}
         for role, ask in first_of_role.items():
             console.print(f"\nfirst prompt, to {role} ({ask.prompt.id}):")

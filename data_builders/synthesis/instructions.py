@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
 
 from data_builders.keyed import key64
 from data_builders.rows.inputs import Input
@@ -37,7 +36,6 @@ from data_builders.synthesis.steps import (
     transcript,
 )
 from posttrain.config.load import nearest
-from posttrain.config.source import RowPlace
 from posttrain.config.synthesize import Instructions, PersonaRows
 from posttrain.errors import ConfigError
 from posttrain.records import Message, json_text
@@ -71,8 +69,8 @@ class ConstrainedConversations(SynthesisKind):
         return row_inputs(self.config.personas, self.setup.out)
 
     def seeds(self, work: Path) -> SeedSet:
-        def persona_of(row: Row, place: RowPlace) -> tuple[str, Any]:
-            persona = text_field(row, cast(PersonaRows, place).persona)
+        def persona_of(row: Row, source: PersonaRows) -> tuple[str, str]:
+            persona = text_field(row, source.persona)
             return persona, persona
 
         return plain_seeds(self.config.personas, persona_of)

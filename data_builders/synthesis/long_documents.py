@@ -119,7 +119,9 @@ class LongDocumentQuestions(SynthesisKind):
         Raises:
             ConfigError: a length that holds not even the needed documents.
         """
-        texts = [text for place in self.config.documents for text in row_texts(place, place.text)]
+        texts = [
+            text for source in self.config.documents for text in row_texts(source, source.text)
+        ]
         pieces = [piece for text in texts for piece in _pieces(text)]
         result = SeedSet([])
         for number in range(self.config.count):
@@ -272,7 +274,7 @@ def _needles(rng: random.Random, needed: int) -> Facts:
 
     def solve(documents: Sequence[str]) -> str | None:
         known = {match[1]: match[2] for text in documents for match in _CODE.finditer(text)}
-        codes = [known.get(place) for place in wanted]
+        codes = [known.get(name) for name in wanted]
         return None if None in codes else json_text(codes)
 
     question = f"What are the access codes of {', '.join(wanted)}? Give them as a list: [1, 2]."

@@ -41,13 +41,10 @@ def first_asks(kind: SynthesisKind, seeds: Sequence[Seed]) -> list[Ask]:
 def plan_rows(
     recipe: SynthesizeConfig, kind: SynthesisKind, seeds: Sequence[Seed], asks: Sequence[Ask]
 ) -> list[Row]:
-    """A row for each model in each role; a model in this process is timed by a slice.
+    """A row for each model in each role.
 
-    Completions, output tokens, money and time are at most; `input` are the tokens of prompts, if
-    later ones are as long as those of the first round. Money is None where the recipe has no price.
-
-    Raises:
-        ConfigError, DataError: a model cannot be sampled, as the real run would find out.
+    Completions, output tokens and money are at most; `input` are the tokens of prompts, if later
+    ones are as long as those of the first round. Money is None where the recipe has no price.
     """
     completions: Counter[tuple[str, str]] = Counter()
     seeds_of_model: Counter[tuple[str, str]] = Counter()
@@ -59,49 +56,58 @@ def plan_rows(
                 seeds_of_model[role, models[role].name] += 1
     rows: list[Row] = []
     for role, several in recipe.models.items():
-        prompts = [ask.prompt for ask in asks if ask.role == role] or [ask.prompt for ask in asks]
+        prompts = prompts_of(role, asks)
         for model in several:
-            key = (role, model.name)
-            count = completions[key]
+            count = completions[role, model.name]
             if not count or not prompts:
                 continue
-            most = _most_tokens(model, prompts)
             tokens = {
                 "input": round(_mean_tokens(model, prompts) * count),
-                "output": most * count,
+                "output": _most_tokens(model, prompts) * count,
             }
             price = recipe.prices.get(model.name)
-            cost = price and money({**tokens, "cached": 0, "reasoning": 0}, price)
-            time = _time(recipe, model, prompts, tokens=tokens["output"], completions=count)
             rows.append({
                 "role": role,
                 "model": model.name,
-                "seeds": seeds_of_model[key],
+                "seeds": seeds_of_model[role, model.name],
                 "completions": count,
                 **tokens,
-                "money": cost,
-                "time": time,
+                "money": price and money({**tokens, "cached": 0, "reasoning": 0}, price),
             })  # fmt: skip
     return rows
 
 
-def _time(
-    recipe: SynthesizeConfig,
-    model: SynthesisModel,
-    prompts: Sequence[Prompt],
-    *,
-    tokens: int,
-    completions: int,
-) -> str:
-    timing = sampling_time(
-        model.backend,
-        model.checkpoint,
-        prompts,
-        parameters=model.sampling.parameters(),
-        tokens=tokens,
-        rows=min(getattr(model.backend, "batch_size", 1), recipe.chunk, completions),
-    )
-    return asyncio.run(timing)
+def plan_times(
+    recipe: SynthesizeConfig, rows: Sequence[Row], asks: Sequence[Ask]
+) -> dict[str, str]:
+    """How long each model takes at most in all of its roles, in words; measured by a slice where it
+    runs in this process.
+
+    Raises:
+        ConfigError, DataError: a model cannot be sampled, as the real run would find out.
+    """
+    times: dict[str, str] = {}
+    for role, several in recipe.models.items():
+        for model in several:
+            of_model = [row for row in rows if row["model"] == model.name]
+            if model.name in times or not of_model:
+                continue
+            completions = sum(row["completions"] for row in of_model)
+            timing = sampling_time(
+                model.backend,
+                model.checkpoint,
+                prompts_of(role, asks),
+                parameters=model.sampling.parameters(),
+                tokens=sum(row["output"] for row in of_model),
+                rows=min(getattr(model.backend, "batch_size", 1), recipe.chunk, completions),
+            )
+            times[model.name] = asyncio.run(timing)
+    return times
+
+
+def prompts_of(role: str, asks: Sequence[Ask]) -> list[Prompt]:
+    """Prompts of the first round to a role; those to others, where it has none in that round."""
+    return [ask.prompt for ask in asks if ask.role == role] or [ask.prompt for ask in asks]
 
 
 def _most_tokens(model: SynthesisModel, prompts: Sequence[Prompt]) -> int:

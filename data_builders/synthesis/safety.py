@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from data_builders.keyed import key64
 from data_builders.rows.inputs import Input
-from data_builders.synthesis.seeds import plain_seeds, row_inputs, text_field
+from data_builders.synthesis.seeds import plain_seeds, row_inputs, row_value, text_field
 from data_builders.synthesis.steps import (
     Answered,
     Ask,
@@ -36,7 +36,6 @@ from data_builders.synthesis.steps import (
     unusable,
     with_answer,
 )
-from posttrain.config.source import RowPlace
 from posttrain.config.synthesize import RequestRows, Safety
 from posttrain.records import Message
 from posttrain.runs import Parent
@@ -86,14 +85,14 @@ class SafetyAnswers(SynthesisKind):
             raise Discarded(
                 "no_safe_answer" if request.harmful else "no_plain_answer", answers[0].text[:200]
             )
-        chosen = self._drawn(seed, "chosen", usable["chosen"])
+        chosen = self._choice(seed, "chosen", usable["chosen"])
         about = {"category": request.category, "harmful": request.harmful, "chosen": chosen.model}
         question = Message("user", request.text)
         row = chat_row([question, *_messages(chosen)], **about)
         if not usable["rejected"]:
             yield Note("pairs", f"{kind}: no answer to reject")
             return Keep((row,), checks=("classifier",))
-        rejected = self._drawn(seed, "rejected", usable["rejected"])
+        rejected = self._choice(seed, "rejected", usable["rejected"])
         yield Note("pairs", f"{kind}: a pair")
         pair: Row = {
             "prompt": [chat_message(question)],
@@ -148,7 +147,7 @@ class SafetyAnswers(SynthesisKind):
                 yield Note(f"judge: {label}", "yes" if value else "no")
         return labels
 
-    def _drawn(self, seed: Seed, side: Side, candidates: Sequence[Answered]) -> Answered:
+    def _choice(self, seed: Seed, side: Side, candidates: Sequence[Answered]) -> Answered:
         return candidates[key64(self.setup.seed, side, seed.id) % len(candidates)]
 
     def spoil(self, seed: Seed, rounds: Sequence[Round]) -> list[Round] | None:
@@ -157,7 +156,7 @@ class SafetyAnswers(SynthesisKind):
         rejected = [each for each in answers if _side(each) == "rejected" and each.text]
         if not rejected:
             return None
-        text = self._drawn(seed, "rejected", rejected).text
+        text = self._choice(seed, "rejected", rejected).text
         spoiled: list[Answered] = []
         for answered in answers:
             if _side(answered) == "chosen":
@@ -167,13 +166,12 @@ class SafetyAnswers(SynthesisKind):
         return [tuple(spoiled)]
 
 
-def _request_of(row: Row, place: RowPlace) -> tuple[str, SafetyRequest]:
-    fields = cast(RequestRows, place)
-    text = text_field(row, fields.request)
-    harmful = row.get(fields.harmful)
+def _request_of(row: Row, source: RequestRows) -> tuple[str, SafetyRequest]:
+    text = text_field(row, source.request)
+    harmful = row_value(row, source.harmful)
     if not isinstance(harmful, bool):
-        raise Discarded("malformed_row", f"{fields.harmful} is neither true nor false")
-    category = "" if fields.category is None else text_field(row, fields.category)
+        raise Discarded("malformed_row", f"{source.harmful} is neither true nor false")
+    category = "" if source.category is None else text_field(row, source.category)
     return text, SafetyRequest(text, harmful, category)
 
 

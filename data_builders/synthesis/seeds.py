@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from data_builders.prompts.build import PromptPlan
 from data_builders.rows.files import input_files
@@ -20,19 +20,20 @@ from posttrain.rollouts import Prompt
 from posttrain.runs import Parent
 
 Row = dict[str, Any]
+RowSource = TypeVar("RowSource", bound=RowPlace)
 _BASE = Path()  # what paths in a recipe are relative to
 
 
-def row_inputs(places: Sequence[RowPlace], out: Path) -> tuple[list[Input], list[Parent]]:
+def row_inputs(sources: Sequence[RowPlace], out: Path) -> tuple[list[Input], list[Parent]]:
     """Input files of sources, hashed, and the artifacts that they lie in."""
     inputs: list[Input] = []
     paths: list[Path] = []
-    for place in places:
-        if place.hub is not None:
-            inputs.append(Input(place.name, f"{place.hub}@{place.revision}", None, None))
+    for source in sources:
+        if source.hub is not None:
+            inputs.append(Input(source.name, f"{source.hub}@{source.revision}", None, None))
             continue
-        for path in input_files(_rows_of(place), _BASE):
-            inputs.append(Input(place.name, str(path), path.stat().st_size, sha256_file(path)))
+        for path in input_files(_rows_of(source), _BASE):
+            inputs.append(Input(source.name, str(path), path.stat().st_size, sha256_file(path)))
             paths.append(path)
     return inputs, find_parents(paths, out)
 
@@ -70,7 +71,7 @@ def example_of(prompt: Prompt) -> Example:
 
 
 def plain_seeds(
-    places: Sequence[RowPlace], content_of: Callable[[Row, RowPlace], tuple[str, Any]]
+    sources: Sequence[RowSource], content_of: Callable[[Row, RowSource], tuple[str, Any]]
 ) -> SeedSet:
     """Rows that are no conversations.
 
@@ -81,14 +82,14 @@ def plain_seeds(
     result = SeedSet([])
     seen: set[str] = set()
     source_stats: Row = {}
-    for place in places:
+    for source in sources:
         counts = RowCounts()
-        for raw in read_rows(_rows_of(place), _BASE):
+        for raw in read_rows(_rows_of(source), _BASE):
             counts.rows_in += 1
             try:
                 if isinstance(raw, Drop):
                     raise Discarded(raw.reason, raw.detail)
-                text, content = content_of(raw.row, place)
+                text, content = content_of(raw.row, source)
                 messages = (Message("user", text),)
                 seed_id = content_id(messages, None)
                 if seed_id in seen:
@@ -99,17 +100,17 @@ def plain_seeds(
                 continue
             seen.add(seed_id)
             counts.kept += 1
-            example = make_example(messages, source=place.name, dialect="plain")
+            example = make_example(messages, source=source.name, dialect="plain")
             result.seeds.append(Seed(seed_id, content, example))
-        source_stats[place.name] = counts.stats()
+        source_stats[source.name] = counts.stats()
     result.stats = {"sources": source_stats}
     return result
 
 
-def row_texts(place: RowPlace, path: str) -> list[str]:
+def row_texts(source: RowPlace, path: str) -> list[str]:
     """Texts under a dotted path of the rows of a source; rows without one are left out."""
     texts: list[str] = []
-    for raw in read_rows(_rows_of(place), _BASE):
+    for raw in read_rows(_rows_of(source), _BASE):
         if isinstance(raw, Drop):
             continue
         with contextlib.suppress(Discarded):
@@ -118,15 +119,23 @@ def row_texts(place: RowPlace, path: str) -> list[str]:
 
 
 def text_field(row: Row, path: str) -> str:
-    """The text under a dotted path of a row. Raises Discarded where there is none."""
-    value: Any = row
-    for key in path.split("."):
-        value = value.get(key) if isinstance(value, dict) else None
+    """The text or number under a dotted path of a row. Raises Discarded where there is none."""
+    value = row_value(row, path)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        value = str(value)
     if not isinstance(value, str) or not value.strip():
         raise Discarded("malformed_row", f"{path} is no text")
     return value.strip()
 
 
-def _rows_of(place: RowPlace) -> SourceConfig:
+def row_value(row: Row, path: str) -> Any:
+    """What is under a dotted path of a row; None where there is nothing."""
+    value: Any = row
+    for key in path.split("."):
+        value = cast(Row, value).get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _rows_of(source: RowPlace) -> SourceConfig:
     shared = RowPlace.model_fields.keys()
-    return SourceConfig(**{key: getattr(place, key) for key in shared})
+    return SourceConfig(**{key: getattr(source, key) for key in shared})

@@ -23,6 +23,7 @@ from data_builders.synthesis.seeds import (
     plain_seeds,
     prompt_seeds,
     row_inputs,
+    row_value,
     text_field,
 )
 from data_builders.synthesis.steps import (
@@ -46,7 +47,6 @@ from data_builders.synthesis.steps import (
     prompt_of,
     transcript,
 )
-from posttrain.config.source import RowPlace
 from posttrain.config.synthesize import ScenarioRows, ToolConversation
 from posttrain.environments.base import Environment
 from posttrain.jsontext import load_json
@@ -272,7 +272,7 @@ class ToolConversations(SynthesisKind):
             "tool_result",
             task=task.wish,
             tools=task.tools,
-            log="\n".join(f"{made} -> {result}" for made, result in log) or "(none)",
+            log="\n".join(f"{call_text} -> {result}" for call_text, result in log) or "(none)",
             call=_shown(call),
         )
         return (yield from ask_text(Ask("tools", prompt_of(seed, f"tool-{call.id}", text))))
@@ -286,25 +286,24 @@ class ToolConversations(SynthesisKind):
         return Message("assistant", "", tool_calls=(ToolCall("grant_everything", "{}"),))
 
 
-def _scenario_of(row: Row, place: RowPlace) -> tuple[str, ToolTask]:
-    fields = cast(ScenarioRows, place)
-    wish = text_field(row, fields.scenario)
-    tools: Any = row.get(fields.tools)
+def _scenario_of(row: Row, source: ScenarioRows) -> tuple[str, ToolTask]:
+    wish = text_field(row, source.scenario)
+    tools = row_value(row, source.tools)
     if isinstance(tools, str):
         try:
             tools = load_json(tools)
         except ValueError as error:
-            raise Discarded("malformed_row", f"{fields.tools} is no JSON") from error
+            raise Discarded("malformed_row", f"{source.tools} is no JSON") from error
     try:
         task = ToolTask(wish, (), json_text(tools))
         known = task.names
     except (KeyError, TypeError, AttributeError) as error:
-        raise Discarded("malformed_row", f"{fields.tools} is no list of tools") from error
+        raise Discarded("malformed_row", f"{source.tools} is no list of tools") from error
     if not known:
         raise Discarded("malformed_row", "no tools")
-    if fields.system is None:
+    if source.system is None:
         return wish, task
-    system = Message("system", text_field(row, fields.system))
+    system = Message("system", text_field(row, source.system))
     return wish, replace(task, system=(system,))
 
 

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from data_builders.keyed import key64
 from data_builders.rows.inputs import Input
-from data_builders.synthesis.seeds import plain_seeds, row_inputs, text_field
+from data_builders.synthesis.seeds import plain_seeds, row_inputs, row_value, text_field
 from data_builders.synthesis.steps import (
     Answered,
     Ask,
@@ -37,7 +37,6 @@ from data_builders.synthesis.steps import (
 )
 from data_builders.synthesis.twin_program import Program, other_values, program_of, shown
 from posttrain.config.prompts import OPEN_TEMPLATE
-from posttrain.config.source import RowPlace
 from posttrain.config.synthesize import TaskRows, TaskVariants
 from posttrain.config.templates import OPTION_LETTERS
 from posttrain.records import json_text
@@ -225,18 +224,38 @@ class VariantTasks(SynthesisKind):
         return f"  {seed.content.question.upper()}"
 
 
-def task_of(row: Row, place: RowPlace) -> tuple[str, GoldTask]:
+def task_of(row: Row, source: TaskRows) -> tuple[str, GoldTask]:
     """The task of a row, and the text that stands for it. Raises Discarded: it is none."""
-    fields = cast(TaskRows, place)
-    question = text_field(row, fields.question)
-    solution = text_field(row, fields.answer)
-    options = tuple(text_field(row, name) for name in fields.options)
+    question = text_field(row, source.question)
+    solution = text_field(row, source.answer)
+    options = _options_of(row, source)
     final = _FINAL.search(solution)
     gold = (final[1] if final else solution).strip().replace(",", "")
-    if options and gold not in OPTION_LETTERS[: len(options)]:
-        raise Discarded("malformed_row", f"the answer {gold[:40]!r} is no letter of an option")
+    if options:
+        gold = _letter_of(row_value(row, source.answer), options)
     task = GoldTask(question, solution, gold, options)
     return task.text, task
+
+
+def _options_of(row: Row, source: TaskRows) -> tuple[str, ...]:
+    """Texts of the options, which have fields of their own or one with a list."""
+    if len(source.options) == 1:
+        listed = row_value(row, source.options[0])
+        if not isinstance(listed, list) or len(cast(list[Any], listed)) < 2:
+            raise Discarded("malformed_row", f"{source.options[0]} is no list of options")
+        return tuple(str(option).strip() for option in cast(list[Any], listed))
+    return tuple(text_field(row, name) for name in source.options)
+
+
+def _letter_of(answer: Any, options: Sequence[str]) -> str:
+    """The letter of the right option, which an answer names by letter, position or text."""
+    letters = OPTION_LETTERS[: len(options)]
+    if isinstance(answer, int) and 0 <= answer < len(options):
+        return letters[answer]
+    if isinstance(answer, str) and answer.strip() in (*letters, *options):
+        text = answer.strip()
+        return text if text in letters else letters[options.index(text)]
+    raise Discarded("malformed_row", f"the answer {answer!r:.40} is none of the options")
 
 
 def _task_row(task: GoldTask, seed: Seed, arm: str, program: Program | None) -> Row:

@@ -279,7 +279,7 @@ def other_values(program: Program, rng: random.Random) -> dict[str, Fraction]:
     """
     before = program.run(program.original())
     for _ in range(_TRIES):
-        values = {each.name: _drawn_value(each, rng) for each in program.variables}
+        values = {each.name: _other_value(each, rng) for each in program.variables}
         if not _same_order(program, values):
             continue
         try:
@@ -292,7 +292,7 @@ def other_values(program: Program, rng: random.Random) -> dict[str, Fraction]:
     raise Discarded("no_other_numbers", f"{_TRIES} draws")
 
 
-def _drawn_value(variable: Variable, rng: random.Random) -> Fraction:
+def _other_value(variable: Variable, rng: random.Random) -> Fraction:
     old = variable.value
     if old.denominator > 1:
         scale = 10 if old.denominator in (2, 5, 10) else 100

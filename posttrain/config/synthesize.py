@@ -203,8 +203,8 @@ class TaskRows(RowPlace):
     """Rows with a question and a right answer, in fields of any name.
 
     question, answer: fields (dotted paths). An answer may be GSM8K's: calculations in `<<…>>` and
-        the number behind `####`; that of a question with options is a letter.
-    options: fields of the options, lettered A, B, … in this order.
+        the number behind `####`. With options it is a letter, a position from 0, or a text.
+    options: fields of the options, lettered A, B, … in this order; or one field with a list.
     """
 
     question: str = "question"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from posttrain.lineage import Node
 from posttrain.pages.artifact import samples_to_read
@@ -58,16 +58,16 @@ def outcomes(stats: ui.Row) -> Iterator[ui.Block]:
         yield ui.Table([name, "seeds"], [[value, count] for value, count in values.items()])
 
 
-def planned(seeds: int, rows: Sequence[ui.Row]) -> ui.Section:
-    """What a dry run expects of each model."""
-    head = ["role", "model", "seeds", "completions", "prompt tokens", "written", "cost", "time"]
-    keys = ("role", "model", "seeds", "completions", "input", "output", "money", "time")
+def planned(seeds: int, rows: Sequence[ui.Row], times: Mapping[str, str]) -> ui.Section:
+    """What a dry run expects of each model, and how long each takes in words."""
+    head = ["role", "model", "seeds", "completions", "prompt tokens", "written", "cost"]
+    keys = ("role", "model", "seeds", "completions", "input", "output", "money")
     table = ui.Table(head, [[row[key] for key in keys] for row in rows])
     note = (
-        f"{seeds:,} seeds. Completions, tokens written, cost and time are at most; prompts of "
-        "later rounds count as long as those of the first. Planted rows ask their judge again."
+        f"{seeds:,} seeds. Completions, tokens written and cost are at most; prompts of later "
+        "rounds count as long as those of the first. Planted rows ask their judge again."
     )
-    return ui.Section("Plan", [table, note])
+    return ui.Section("Plan", [table, note, *(f"{name}: {time}" for name, time in times.items())])
 
 
 def planted_line(rows: int, kept: int) -> str:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from data_builders.synthesis.kinds import load_templates, open_kind
-from data_builders.synthesis.plan import first_asks, plan_rows
+from data_builders.synthesis.plan import first_asks, plan_rows, plan_times
 from data_builders.synthesis.steps import filled, transcript
 from posttrain.errors import ConfigError, DataError
-from posttrain.pages.synthesis import figures_of, planted_line
+from posttrain.pages.synthesis import figures_of, planned, planted_line
 from posttrain.records import Message
 from posttrain.sampling.sampler import Request
 from tests.data_builders.synthesis.small_synthesis import (
@@ -135,7 +135,8 @@ def test_the_plan_counts_all_rounds_and_prices_them(tmp_path: Path):
     config = recipe(tmp_path, turns=3, prices={"agent": price})
     kind = open_kind(config)
     seeds = kind.seeds(tmp_path).seeds
-    rows = {row["role"]: row for row in plan_rows(config, kind, seeds, first_asks(kind, seeds))}
+    asks = first_asks(kind, seeds)
+    rows = {row["role"]: row for row in plan_rows(config, kind, seeds, asks)}
     assert {role: row["completions"] for role, row in rows.items()} == {
         "user": 12,
         "generator": 12,
@@ -145,7 +146,10 @@ def test_the_plan_counts_all_rounds_and_prices_them(tmp_path: Path):
     agent_tokens = rows["generator"]["input"]
     assert rows["generator"]["money"] == pytest.approx((agent_tokens + 10 * 24000) / 1e6)
     assert rows["user"]["money"] is None
-    assert rows["user"]["time"].startswith("not measured: a dry run sends no request")
+    times = plan_times(config, list(rows.values()), asks)
+    assert times.keys() == {"user", "agent", "judge"}
+    assert times["user"].startswith("not measured: a dry run sends no request")
+    assert "not measured" in str(planned(4, list(rows.values()), times))
 
 
 def test_no_turn_of_a_transcript_can_be_forged():

@@ -127,9 +127,22 @@ def test_names_change_together():
     assert "Anna" not in text
 
 
-def test_options_move_and_the_gold_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    row = {"question": "Largest?", "A": "1", "B": "2", "C": "3", "D": "4", "answer": "D"}
-    fields = {"options": ["A", "B", "C", "D"]}
+LETTERED = {"question": "Largest?", "A": "1", "B": "2", "C": "3", "D": "4"}
+LISTED = {"question": "Largest?", "choices": ["1", "2", "3", "4"]}
+
+
+@pytest.mark.parametrize(
+    ("row", "options"),
+    [
+        ({**LETTERED, "answer": "D"}, ["A", "B", "C", "D"]),
+        ({**LISTED, "answer": 3}, ["choices"]),
+        ({**LISTED, "answer": "4"}, ["choices"]),
+    ],
+)
+def test_options_move_and_the_gold_with_them(
+    row: dict, options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    fields = {"options": options}
     tasks, _ = twins_of([row], tmp_path, monkeypatch, variants=3, fields=fields)
     original, *twins = tasks
     assert original["gold"] == "D"
