@@ -66,6 +66,7 @@ def main(argv: list[str] | None = None) -> None:
                     **about,
                 },
                 lines=teachers.lines,
+                shares=recipe.shares,
                 full=full_objective(recipe, teachers) if recipe.objective == "full" else None,
             )
 

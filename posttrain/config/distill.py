@@ -6,7 +6,7 @@ domain has one teacher (Nemotron 3 Ultra's multi-teacher on-policy distillation)
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, PositiveFloat
 
 from posttrain.config.backend import Dtype, Server
 from posttrain.config.base import Name, Strict, refuse, refuse_unknown, source
@@ -52,8 +52,9 @@ class DistillGuardConfig(GuardConfig):
 class DistillConfig(GroupTraining, stage="distill"):
     """One run of on-policy distillation from one or several teachers.
 
-    prompts, settings: as in a sampling recipe; each source is a domain. Prompts are drawn in
-        permutations of all, so that a source's `count` decides its share of the batches.
+    prompts, settings: as in a sampling recipe; each source is a domain.
+    shares: domain → share of every batch, of which only proportions count; null: prompts come in
+        permutations of all, so that a source's `count` decides its share on average.
     teachers: by name.
     teachers_in_memory: models of teachers on the device at a time, the others wait in the CPU's
         memory; null: all. Adapters on one model are one model.
@@ -68,6 +69,7 @@ class DistillConfig(GroupTraining, stage="distill"):
     num_generations: int = Field(default=1, ge=1, json_schema_extra=source("Nemotron 3 Ultra"))
     prompts: tuple[AnySource, ...] = Field(min_length=1)
     settings: tuple[Setting, ...] = Field(min_length=1)
+    shares: dict[Name, PositiveFloat] | None = None
     teachers: dict[Name, TeacherConfig] = Field(min_length=1)
     teachers_in_memory: int | None = Field(default=None, ge=1)
     routes: dict[Name, Name] = Field(default_factory=dict[str, str])
@@ -105,6 +107,11 @@ class DistillConfig(GroupTraining, stage="distill"):
                     f"domain {domain!r} has no teacher: name one of {known} in routes, or set "
                     "default_teacher"
                 )
+        if self.shares is not None:
+            refuse_unknown("shares: there is no source", self.shares, domains)
+            for domain in domains:
+                if domain not in self.shares:
+                    raise ValueError(f"shares: domain {domain!r} has none")
         for name in self.teachers:
             if name not in routed.values():
                 raise ValueError(f"teacher {name!r} scores no domain: route one to it, or drop it")

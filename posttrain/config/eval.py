@@ -147,6 +147,18 @@ class EstimateConfig(Strict):
     output_tokens: int | None = Field(default=None, ge=1)
 
 
+class RecoveryConfig(Strict):
+    """Table of the share of each teacher's lead that a distilled student has recovered.
+
+    before, after: checkpoints of the student.
+    teachers: task → checkpoint of its teacher.
+    """
+
+    before: str
+    after: str
+    teachers: dict[str, str] = Field(min_length=1)
+
+
 class EvalConfig(CheckpointsConfig, stage="eval"):
     """One evaluation.
 
@@ -154,6 +166,7 @@ class EvalConfig(CheckpointsConfig, stage="eval"):
         keeps the predictions that it began with.
     judge: the model that the environments `equivalence` and `rubric` ask.
     prices: by checkpoint, in any currency.
+    recovery: what the checkpoints are to each other in distillation; null: no such table.
     inspect_logs: write the run as inspect's logs as well, for `inspect view`.
     """
 
@@ -164,6 +177,7 @@ class EvalConfig(CheckpointsConfig, stage="eval"):
     judge: LabelJudgeConfig | None = None
     prices: dict[str, Price] = Field(default_factory=dict)
     estimate: EstimateConfig = EstimateConfig()
+    recovery: RecoveryConfig | None = None
     inspect_logs: bool = False
 
     def check(self) -> None:
@@ -185,6 +199,11 @@ class EvalConfig(CheckpointsConfig, stage="eval"):
         for name in self.checkpoints:
             check_chat(self.backend_of(name), self.settings)
         refuse_unknown("prices: there is no checkpoint", self.prices, (*self.checkpoints,))
+        if self.recovery is not None:
+            named = (self.recovery.before, self.recovery.after, *self.recovery.teachers.values())
+            refuse_unknown("recovery: there is no checkpoint", named, (*self.checkpoints,))
+            tasks = [task.name for task in self.prompts]
+            refuse_unknown("recovery.teachers: there is no task", self.recovery.teachers, tasks)
         for setting in self.settings:
             what = f"setting {setting.name!r}: sampling has no"
             refuse_unknown(what, setting.sampling, (*ToolLoopSampling.model_fields,))

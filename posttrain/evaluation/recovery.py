@@ -11,11 +11,16 @@ resolved.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
+
+from posttrain.config.eval import RecoveryConfig
+from posttrain.evaluation.intervals import Clustered, by_question
+from posttrain.evaluation.metrics import ALL, by_cell, values_of
+from posttrain.evaluation.run import Record
 
 
 class Recovery(NamedTuple):
@@ -78,3 +83,50 @@ def recovery(
     # rounding may leave a root of less than nothing where the two means do not vary
     half = math.sqrt(max(0.0, b * b - a * c))
     return Recovery(gain / lead, (b - half) / a, (b + half) / a)
+
+
+def recovery_rows(
+    records: Mapping[str, Sequence[Record]], config: RecoveryConfig
+) -> list[dict[str, Any]]:
+    """A row for each task × setting × mode: mean accuracy of the student before and after and of
+    the task's teacher, over the questions that all three have, and the recovery."""
+    accuracies: dict[str, dict[tuple[str, ...], Clustered]] = {}
+    for checkpoint in {config.before, config.after, *config.teachers.values()}:
+        cells = by_cell(records[checkpoint])
+        accuracies[checkpoint] = {
+            cell[1:]: by_question(values)
+            for cell, rows in cells.items()
+            if cell.task != ALL and (values := values_of(rows)["accuracy"])
+        }
+    rows: list[dict[str, Any]] = []
+    for cell, before in accuracies[config.before].items():
+        teacher = config.teachers.get(cell[0])
+        if teacher is None:
+            continue
+        sides = [before, accuracies[config.after].get(cell), accuracies[teacher].get(cell)]
+        scores = _shared_scores([side for side in sides if side is not None])
+        if None in sides or not scores[0]:
+            continue
+        result = recovery(*scores)
+        means = [float(np.mean(values)) for values in scores]
+        rows.append(
+            {
+                "task": cell[0],
+                "setting": cell[1],
+                "thinking": cell[2],
+                "teacher": teacher,
+                "questions": len(scores[0]),
+                "before": means[0],
+                "after": means[1],
+                "teacher_mean": means[2],
+                "recovery": None if result is None else result._asdict(),
+            }
+        )
+    return rows
+
+
+def _shared_scores(sides: Sequence[Clustered]) -> list[list[float]]:
+    """Mean scores of the questions that all sides have, in one order."""
+    of_question = [dict(zip(side.names, side.means.tolist(), strict=True)) for side in sides]
+    shared = [name for name in of_question[0] if all(name in scores for scores in of_question[1:])]
+    return [[scores[name] for name in shared] for scores in of_question]

@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
-from posttrain.config.eval import EvalConfig, Price
+from posttrain.config.eval import EvalConfig, Price, RecoveryConfig
 from posttrain.errors import DataError, PosttrainError
 from posttrain.evaluation.agentic import agentic_rows
 from posttrain.evaluation.compare import paired_rows
@@ -28,6 +28,7 @@ from posttrain.evaluation.cost import (
 from posttrain.evaluation.export import EXPORT, write_exports
 from posttrain.evaluation.journal import TimedSampler, sort_lines
 from posttrain.evaluation.metrics import alert_rows, cell_rows, examples
+from posttrain.evaluation.recovery import recovery_rows
 from posttrain.evaluation.run import (
     EXAMPLES,
     INSPECT,
@@ -251,6 +252,7 @@ def make_evaluation(run: Run, recipe: EvalConfig, plan: EvaluationPlan, console:
         parents=plan.parents,
         seed=recipe.seed,
         stats=plan.stats,
+        recovery=recipe.recovery,
     )
     write_tables(out, manifest, records, recipe.prices)
     _write_inspect_logs(out, recipe)
@@ -392,7 +394,9 @@ async def _inspect_records(
     return records
 
 
-def metrics_of(records: Records, *, seed: int) -> dict[str, Any]:
+def metrics_of(
+    records: Records, *, seed: int, recovery: RecoveryConfig | None = None
+) -> dict[str, Any]:
     """All figures of a run; the first checkpoint is the one that others are compared with. `seed`
     is of bootstrap draws."""
     first, *others = records.values()
@@ -405,6 +409,7 @@ def metrics_of(records: Records, *, seed: int) -> dict[str, Any]:
         **({} if agentic is None else {"agentic": agentic}),
         **({"sensitivity": sensitive} if sensitive else {}),
         **({"variants": varied} if varied else {}),
+        **({} if recovery is None else {"recovery": recovery_rows(records, recovery)}),
         "cells": [row for own in records.values() for row in cell_rows(own, seed=seed)],
         "pairs": [row for own in others for row in paired_rows(first, own)],
     }
@@ -418,11 +423,12 @@ def finish_run(
     parents: Sequence[Parent],
     seed: int,
     stats: Mapping[str, Any],
+    recovery: RecoveryConfig | None = None,
 ) -> Manifest:
     """Write `metrics.json`, `examples.jsonl` and the manifest; `records` and the lock are there."""
     out = stage.path
     lock = read_lock(out)
-    atomic_write_json(out / METRICS, metrics_of(records, seed=seed))
+    atomic_write_json(out / METRICS, metrics_of(records, seed=seed, recovery=recovery))
     to_read = examples([record for own in records.values() for record in own])
     write_records(out / EXAMPLES, to_read)
     files: dict[str, int | None] = {METRICS: None, LOCK: None, EXAMPLES: len(to_read)}

@@ -46,6 +46,30 @@ def figures(metrics: ui.Row, first: str = "accuracy") -> Iterator[ui.Section]:
         yield prompt_sensitivity(sensitive)
     if varied := metrics.get("variants"):
         yield variants(varied)
+    if recovered := metrics.get("recovery"):
+        yield recovery(recovered)
+
+
+@ui.section("Recovery of the teachers' lead")
+def recovery(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
+    """Accuracy of a distilled student before and after, of its teachers, and what it recovered."""
+    head = ["task", "setting", "reasoning", "teacher", "questions"]
+    head += ["before", "after", "of the teacher", "recovered"]
+    table: list[list[object]] = []
+    for row in rows:
+        names = [row["task"], row["setting"], row["thinking"], row["teacher"], row["questions"]]
+        shares = [ui.percent(row[name]) for name in ("before", "after", "teacher_mean")]
+        result = row["recovery"]
+        recovered = "the teacher's lead is not resolved"
+        if result is not None:
+            low, high = ui.percent(result["low"]), ui.percent(result["high"])
+            recovered = f"{ui.percent(result['value'])} [{low}, {high}]"
+        table.append([*names, *shares, recovered])
+    yield ui.Table(head, table)
+    yield (
+        "(after − before) / (teacher − before) over the same questions, with Fieller's 95 % "
+        "interval."
+    )
 
 
 @ui.section("Originals and variants")

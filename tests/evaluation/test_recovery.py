@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from posttrain.errors import ConfigError
 from posttrain.evaluation.recovery import recovery
+from posttrain.sampling.sampler import Request
+from tests.evaluation.scripted import ScriptedSampler, turn
+from tests.evaluation.small_eval import evaluate, write_recipe
 
 
 def test_the_value_is_the_ratio_of_the_means_and_lies_inside_its_interval():
@@ -86,3 +92,37 @@ def test_scores_that_do_not_belong_together_are_refused():
         recovery([0.0, 1.0], [1.0, math.nan], [1.0, 1.0])
     with pytest.raises(ValueError, match="quantile"):
         recovery([0.0, 1.0], [1.0, 1.0], [1.0, 1.0], quantile=95)
+
+
+# ---- of an evaluation ----
+
+
+def test_an_evaluation_has_the_recovery_of_the_tasks_that_have_a_teacher(tmp_path: Path):
+    """The student answers half of the questions, later three quarters, its teacher all."""
+    checkpoints = ("student", "distilled", "teacher")
+    shares = dict(zip(checkpoints, (2, 3, 4), strict=True))
+    folder = str(tmp_path / "checkpoint")
+    recovery_keys = {"before": "student", "after": "distilled", "teachers": {"sums": "teacher"}}
+    recipe = write_recipe(
+        tmp_path,
+        checkpoints=dict.fromkeys(checkpoints, folder),
+        settings=[{"name": "plain", "thinking": 0.0, "n": 1}],
+        recovery=recovery_keys,
+    )
+
+    def answering(share: int) -> ScriptedSampler:
+        def answer(request: Request) -> str:
+            number = int(request.messages[-1].content.split()[1].rstrip(":"))
+            return turn("56" if number % 4 < share else "55", thinking=request.thinking)
+
+        return ScriptedSampler(answer)
+
+    evaluate(recipe, samplers=[answering(shares[name]) for name in checkpoints])
+    [row] = json.loads((tmp_path / "out" / "metrics.json").read_text())["recovery"]
+    assert (row["task"], row["teacher"], row["questions"]) == ("sums", "teacher", 12)
+    assert (row["before"], row["after"], row["teacher_mean"]) == (0.5, 0.75, 1.0)
+    assert row["recovery"]["value"] == pytest.approx(0.5)
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "Recovery of the teachers" in page
+    with pytest.raises(ConfigError, match=r"recovery\.teachers: there is no task 'summs'"):
+        evaluate(recipe, 'recovery.teachers={"summs": "teacher"}', samplers=[])

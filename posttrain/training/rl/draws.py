@@ -15,7 +15,7 @@ import os
 import random
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,10 @@ from posttrain.config.rlvr import PoolsConfig, RlvrConfig
 from posttrain.errors import ConfigError, DataError
 from posttrain.hashing import digest_of
 from posttrain.records import json_text
+from posttrain.rollouts import Prompt
 from posttrain.runs import atomic_write_text
+from posttrain.training.order import rows_drawn
+from posttrain.training.plan import check_enough
 from posttrain.training.rl.curriculum import (
     Draw,
     Pools,
@@ -39,6 +42,54 @@ DRAWS = "draws.jsonl"
 POOLS: tuple[Reason, ...] = ("hard", "normal", "easy")
 # pass rates: a target that changes by less is flat, a mean that is farther off is pointed out
 _FLAT, _OFF_TARGET = 0.02, 0.1
+
+
+class DomainShares:
+    """Prompts in fixed shares of their sources: as many of each in every step.
+
+    A source's prompts come in whole permutations one after the other, as those of a run without
+    shares do.
+
+    Args:
+        shares: source → share of a step's prompts; only proportions count.
+
+    Raises:
+        ConfigError: a source whose share is less than one prompt a step.
+    """
+
+    def __init__(
+        self, prompts: Sequence[Prompt], shares: Mapping[str, float], *, per_step: int, seed: int
+    ) -> None:
+        self.counts = domain_counts(shares, batch=per_step)
+        self._seed = seed
+        self._rows: dict[str, list[int]] = {domain: [] for domain in self.counts}
+        for row, prompt in enumerate(prompts):
+            self._rows[prompt.source].append(row)
+        for domain, count in self.counts.items():
+            if not count:
+                raise ConfigError(f"shares: domain {domain!r} gets no place in steps of {per_step}")
+
+    def check_enough(self, *, steps: int, max_epochs: int) -> None:
+        """Raises ConfigError where a source has too few prompts for so many steps."""
+        for domain, count in self.counts.items():
+            check_enough(
+                len(self._rows[domain]),
+                name=f"prompts of {domain}",
+                batch=count,
+                batches=steps,
+                max_epochs=max_epochs,
+            )
+
+    def draw(self, step: int) -> list[int]:
+        """Rows of a step's prompts, from 0. Sources are mixed, so that each process has some."""
+        rows: list[int] = []
+        for domain, count in self.counts.items():
+            domain_rows = self._rows[domain]
+            key = int.from_bytes(f"{self._seed}/{domain}".encode(), "big")
+            chosen = rows_drawn(count=len(domain_rows), per_step=count, step=step, seed=key)
+            rows += [domain_rows[place] for place in chosen]
+        random.Random(f"{self._seed}/shares/{step}").shuffle(rows)
+        return rows
 
 
 @dataclass(frozen=True, slots=True)

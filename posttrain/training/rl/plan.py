@@ -28,6 +28,7 @@ from posttrain.training.plan import (
     time_slices,
 )
 from posttrain.training.rl.batch import collate, trained_rows, with_advantages
+from posttrain.training.rl.step import PolicyReward
 from posttrain.training.rl.trainer import GroupTrainer
 from posttrain.training.stage import PreparedRun
 
@@ -94,10 +95,12 @@ def make_plan(
     if measure and here and whole:
         timed = time_rollouts(trainer)
         seconds = timed.seconds * rollouts / processes
-        text = (
-            f"about {duration(seconds)}: {seconds / args.max_steps:.1f} s a step, {timed.text}; "
-            "rewards come on top"
-        )
+        text = f"about {duration(seconds)}: {seconds / args.max_steps:.1f} s a step, {timed.text}"
+        if timed.scoring is None:
+            text += "; rewards come on top"
+        else:
+            scoring = timed.scoring * rollouts / processes / args.max_steps
+            text += f"; {scoring:.1f} s of it for scores of teachers and student"
         shrink = (
             "trainer.max_steps",
             "sampling.max_tokens",
@@ -111,10 +114,12 @@ def make_plan(
 
 @dataclass(frozen=True, slots=True)
 class TimedRollouts:
-    """Seconds of one rollout and the training on it, and how they were measured."""
+    """Seconds of one rollout with all that is done with it, and how they were measured; `scoring`
+    are those of them for a reward that scores token by token, None where that was not timed."""
 
     seconds: float
     text: str
+    scoring: float | None = None
 
 
 def time_rollouts(trainer: GroupTrainer) -> TimedRollouts:
@@ -154,7 +159,14 @@ def time_rollouts(trainer: GroupTrainer) -> TimedRollouts:
         seconds *= most / longest
         training *= (columns - longest + most) / columns
         source += f"; they were cut at {longest} tokens and scaled up to {most:,}, the most"
-    return TimedRollouts(seconds + training, source)
+    scoring: float | None = None
+    if isinstance(trainer.rollouts.reward, PolicyReward):
+        started = time.perf_counter()
+        trainer.rollouts.runner.run(trainer.rollouts.reward.reward(groups, seed=0))
+        scoring = (time.perf_counter() - started) / recipe.num_generations
+        if cut:
+            scoring *= (columns - longest + most) / columns
+    return TimedRollouts(seconds + training + (scoring or 0.0), source, scoring)
 
 
 def _rollouts_line(engine: RolloutEngine, size: ModelSize, *, whole: bool) -> str:

@@ -48,7 +48,7 @@ from posttrain.training.launch import Launched
 from posttrain.training.moe import freeze_routers
 from posttrain.training.output import RESUME, RunOutcome
 from posttrain.training.plan import Line, ModelSize, check_batch, check_enough
-from posttrain.training.rl.draws import PromptDraws
+from posttrain.training.rl.draws import DomainShares, PromptDraws
 from posttrain.training.rl.full_objective import FullObjective
 from posttrain.training.rl.metrics import domain_stats, domain_table, run_stats
 from posttrain.training.rl.plan import describe_loss, make_plan
@@ -155,6 +155,7 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         parents: what prompts and reward were made from; the policy is added.
         stats: more for the manifest.
         lines: more for the plan.
+        shares: source → its share of every step's prompts; None: as they come.
         full: teachers whose whole distributions are trained on, in the place of rewards.
     """
 
@@ -173,6 +174,7 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         parents: Sequence[Parent] = (),
         stats: Mapping[str, Any] | None = None,
         lines: Sequence[Line] = (),
+        shares: Mapping[str, float] | None = None,
         full: FullObjective | None = None,
     ) -> None:
         super().__init__(recipe)
@@ -180,6 +182,11 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         self.open_environment, self.runner = open_environment, runner or asyncio.Runner()
         self.parents, self.stats, self.lines = parents, stats or {}, lines
         self.curriculum, self.full = curriculum, full
+        self.shares: DomainShares | None = None
+        if shares is not None:
+            self.shares = DomainShares(
+                prompts, shares, per_step=recipe.prompts_per_step, seed=recipe.seed
+            )
         self._lengths: list[int] = []
         self._routers = 0
 
@@ -215,7 +222,10 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
                 f"prompt {tools.id!r} names the environment {tools.environment!r}, and this stage "
                 "runs no tools"
             )
-        if self.curriculum is None:
+        if self.shares is not None:
+            steps = args.max_steps // num_iterations
+            self.shares.check_enough(steps=steps, max_epochs=recipe.max_epochs)
+        elif self.curriculum is None:
             check_enough(
                 len(self.prompts),
                 name="prompts",
@@ -265,6 +275,7 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
             tools,
             self.runner,
             curriculum=self.curriculum,
+            shares=self.shares,
             full=self.full,
         )
         return GroupTrainer(
@@ -288,6 +299,9 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
                 recipe.rollouts, longest_prompt=max(self._lengths), max_tokens=new
             )
         lines = [("prompts", fits), *self.lines]
+        if self.shares is not None:
+            counts = ", ".join(f"{name} {count}" for name, count in self.shares.counts.items())
+            lines.append(("shares", f"prompts of a step: {counts}"))
         if self._routers:
             frozen = "frozen" if recipe.moe.freeze_router else "trained"
             moved = f"bias moved by {recipe.moe.bias_update_rate:g} a step"

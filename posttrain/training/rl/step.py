@@ -31,7 +31,7 @@ from posttrain.training.rl.batch import (
     with_advantages,
 )
 from posttrain.training.rl.curriculum import Draw
-from posttrain.training.rl.draws import DrawnGroup, PromptDraws
+from posttrain.training.rl.draws import DomainShares, DrawnGroup, PromptDraws
 from posttrain.training.rl.full_objective import FullObjective
 from posttrain.training.rl.metrics import (
     Stats,
@@ -66,6 +66,7 @@ class Rollouts:
         make_sampler: renders and parses around the live policy.
         runner: in whose event loop sampling and rewarding run, step after step.
         curriculum: the prompts of every step; None: whole permutations one after the other.
+        shares: fixed shares of sources in every step; None: as they come.
         full: teachers whose whole distributions are trained on; None: the rewards are.
     """
 
@@ -75,6 +76,7 @@ class Rollouts:
     open_environment: OpenEnvironment
     runner: asyncio.Runner
     curriculum: PromptDraws | None = None
+    shares: DomainShares | None = None
     full: FullObjective | None = None
 
 
@@ -205,9 +207,12 @@ class StepMaker:
                 DrawnPrompt(at, self.prompts[draw.prompt_id], draw=draw)
                 for at, draw in enumerate(curriculum.draw(number))
             ]
-        rows = rows_drawn(
-            count=len(prompts), per_step=recipe.prompts_per_step, step=number, seed=recipe.seed
-        )
+        if self.rollouts.shares is not None:
+            rows = self.rollouts.shares.draw(number)
+        else:
+            rows = rows_drawn(
+                count=len(prompts), per_step=recipe.prompts_per_step, step=number, seed=recipe.seed
+            )
         return [DrawnPrompt(at, prompts[row]) for at, row in enumerate(rows)]
 
     def _refills(self, dropped: Sequence[DrawnPrompt]) -> list[DrawnPrompt]:

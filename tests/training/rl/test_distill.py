@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,6 +24,7 @@ from posttrain.group_rewards import Group, GroupRewards
 from posttrain.rollouts import Prompt
 from posttrain.runs import Counts, Parent, Run, read_artifact
 from posttrain.sampling.sampler import ScoreOutput, Scorer, ScoreRequest
+from posttrain.training.rl.draws import DomainShares
 from posttrain.training.rl.full_objective import full_objective
 from posttrain.training.rl.stage import GroupStage
 from posttrain.training.rl.teachers import ResidentModels, open_teachers
@@ -77,7 +79,9 @@ class Keeping(DistillationReward):
         return rewards
 
 
-def distil(recipe: DistillConfig, teachers: dict[str, Path] | None = None) -> tuple[Path, Keeping]:
+def distil(
+    recipe: DistillConfig, teachers: dict[str, Path] | None = None, *, dry_run: bool = False
+) -> tuple[Path, Keeping]:
     """Run a recipe with its teachers, or with others in their place."""
     if teachers is not None:
         configs = {name: TeacherConfig(path=str(path)) for name, path in teachers.items()}
@@ -97,11 +101,11 @@ def distil(recipe: DistillConfig, teachers: dict[str, Path] | None = None) -> tu
             runner=runner,
             method="distill",
             lines=opened.lines,
+            shares=recipe.shares,
             full=full_objective(recipe, opened) if recipe.objective == "full" else None,
         )
-        out = stage.run(dry_run=False)
-    assert out is not None
-    return out, reward
+        out = stage.run(dry_run=dry_run)
+    return out or stage.out, reward
 
 
 def oracle(model: Any, ids: Sequence[int], start: int) -> torch.Tensor:
@@ -526,3 +530,47 @@ def test_teachers_in_turns_give_the_same_run(policy: Path, tmp_path: Path):
         outs.append(distil(recipe, teachers)[0])
     first, second = ((out / "model.safetensors").read_bytes() for out in outs)
     assert first == second
+
+
+# ---- shares of domains, and the plan ----
+
+
+def test_every_batch_has_the_shares_of_the_recipe(policy: Path, tmp_path: Path):
+    """Sources of 16 prompts each, of which one comes three times as often as the other."""
+    teacher = write_teacher(tmp_path / "teacher", policy, moved=0.1)
+    shares = {"a": 3, "b": 1}
+    recipe = make_recipe(policy, tmp_path / "out", {"max_steps": 4}, shares=shares, max_epochs=2)
+    out, _ = distil(recipe, {"first": teacher, "second": teacher})
+    drawn: dict[str, list[str]] = {"a": [], "b": []}
+    for number in range(1, 5):
+        of_step = [group["prompt"] for group in rollout_groups(out) if group["step"] == number]
+        sources = [prompt["source"] for prompt in of_step]
+        assert (sources.count("a"), sources.count("b")) == (6, 2)
+        for prompt in of_step:
+            drawn[prompt["source"]].append(prompt["id"])
+    # whole permutations: two steps repeat nothing, and in the third all 16 have come
+    assert len({*drawn["a"][:12]}) == 12
+    assert len({*drawn["a"][:18]}) == 16
+    assert len({*drawn["b"]}) == 8
+
+
+def test_shares_that_no_batch_can_have_are_refused(policy: Path, tmp_path: Path):
+    with pytest.raises(ConfigError, match="shares: domain 'b' has none"):
+        make_recipe(policy, tmp_path / "out", shares={"a": 1})
+    prompts = prompts_of_two_domains()
+    with pytest.raises(ConfigError, match="domain 'b' gets no place in steps of 8"):
+        DomainShares(prompts, {"a": 99, "b": 1}, per_step=8, seed=0)
+    shares = DomainShares(prompts, {"a": 3, "b": 1}, per_step=8, seed=0)
+    with pytest.raises(ConfigError, match="prompts of a"):
+        shares.check_enough(steps=4, max_epochs=1)
+
+
+def test_the_plan_has_each_teachers_memory_and_the_seconds_of_scoring(
+    policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    teacher = write_teacher(tmp_path / "teacher", policy, moved=0.1)
+    recipe = make_recipe(policy, tmp_path / "out")
+    distil(recipe, {"first": teacher, "second": teacher}, dry_run=True)
+    printed = capsys.readouterr().out
+    assert re.search(r"teacher first .*parameters in float32, [\d.]+ GiB in every process", printed)
+    assert re.search(r"[\d.]+ s of it for scores of teachers and student", printed)
