@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import gc
 import json
 import os
 import signal
@@ -192,6 +194,42 @@ def test_mistakes_and_interrupts_end_a_command_in_one_line(tmp_path, capsys):
 
     with pytest.raises(SystemExit, match=f"DataError: {tmp_path / 'out'}: the disk is full"):
         run_command(full_disk)
+
+
+def test_a_signal_while_an_event_loop_runs_leaves_no_task_behind(capsys, caplog):
+    ended: list[str] = []
+
+    async def wait(name: str) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(name)
+
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(wait("task"))  # such as a verification beside the rollouts
+        # between two callbacks: an exception there would end the loop and no task
+        loop.call_soon(loop.call_soon, signal.raise_signal, signal.SIGTERM)
+        await wait("work")
+        await task
+
+    async def close() -> None:
+        ended.append("closed")
+
+    def main() -> None:
+        with asyncio.Runner() as runner:
+            try:
+                runner.run(work())
+            finally:
+                runner.run(close())
+
+    with pytest.raises(SystemExit) as stopped:
+        run_command(main)
+    gc.collect()
+    assert stopped.value.code == 143
+    assert capsys.readouterr().err == "ended by SIGTERM; the same command takes it up again\n"
+    assert ended == ["work", "closed", "task"]
+    assert not caplog.records
 
 
 def test_behind_accelerates_launcher_the_reason_says_that_it_is_the_line_to_read(monkeypatch):

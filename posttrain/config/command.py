@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import difflib
 import errno
+import functools
 import importlib.metadata
 import json
 import logging
@@ -19,7 +20,7 @@ from collections.abc import Callable, Generator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel
@@ -45,6 +46,9 @@ _REPORT_FOLLOWS = (
 )
 
 
+_interrupted_by: list[int] = []  # signals that event loops end for with a KeyboardInterrupt
+
+
 class Terminated(KeyboardInterrupt):
     """The process was sent a signal that ends it: handled wherever Ctrl-C is."""
 
@@ -53,10 +57,18 @@ class Terminated(KeyboardInterrupt):
         self.number = number
 
 
-def terminate(number: int, _: FrameType | None) -> NoReturn:
-    """A handler of such signals; a second one ends the process at once."""
+def terminate(number: int, frame: FrameType | None) -> None:
+    """A handler of such signals; a second one ends the process at once.
+
+    While an event loop runs, its main task is cancelled, as by Ctrl-C: an exception out of nowhere
+    would leave tasks that nobody ends.
+    """
     signal.signal(number, signal.SIG_DFL)
-    raise Terminated(number)
+    interrupt = signal.getsignal(signal.SIGINT)
+    if not isinstance(interrupt, functools.partial):  # what asyncio.Runner installs while it runs
+        raise Terminated(number)
+    _interrupted_by.append(number)
+    interrupt(signal.SIGINT, frame)
 
 
 def recipe_parser(description: str) -> argparse.ArgumentParser:
@@ -154,7 +166,8 @@ def run_command(main: Callable[[], None]) -> None:
             raise
         sys.exit(128 + signal.SIGPIPE)
     except KeyboardInterrupt as stop:
-        number = stop.number if isinstance(stop, Terminated) else signal.SIGINT
+        interrupted_by = _interrupted_by[-1] if _interrupted_by else signal.SIGINT
+        number = stop.number if isinstance(stop, Terminated) else interrupted_by
         how = (
             f"ended by {signal.Signals(number).name}" if number != signal.SIGINT else "interrupted"
         )
