@@ -357,6 +357,22 @@ time.sleep(3600)
 """
 
 
+STOPS_WHOM_IT_WAITS_FOR = """
+import os, signal, time
+if os.fork() == 0:
+    os.kill(os.getppid(), signal.SIGSTOP)
+    time.sleep(3600)
+time.sleep(3600)
+"""
+
+
+def test_a_program_that_its_child_keeps_stopped_is_ended(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(supervise.__globals__, "STOPPED_SECONDS", 0.1)
+    argv = [check_sandbox(), "-I", "-c", STOPS_WHOM_IT_WAITS_FOR]
+    result = asyncio.run(run_sandboxed(argv, limits=Limits(seconds=86_400)))
+    assert result.limit == "time"
+
+
 def test_what_nobody_can_let_go_on_is_ended_at_once():
     """Without it the program takes all of its time, here a day."""
     argv = [check_sandbox(), "-I", "-c", STOPS_ITS_PARENT]

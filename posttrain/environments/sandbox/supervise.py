@@ -26,6 +26,7 @@ from posttrain.environments.sandbox.bubblewrap import SCRATCH, Launch, Limit, Li
 from posttrain.errors import ConfigError
 
 _TICK = 0.025  # seconds between two looks at memory and files
+STOPPED_SECONDS = 2.0  # for which the launched program may be stopped, by SIGSTOP
 _CHUNK = 65536  # bytes read at once; a pipe of Linux holds as many
 _HOLDER_OUTPUT_BYTES = 65536  # a holder, which is ours, writes a few lines
 _CPU_EXCEEDED = 128 + signal.SIGXCPU
@@ -158,6 +159,7 @@ class _Supervisor:
         self.started = started
         self.tree = _Tree()
         self.begun = time.monotonic()
+        self.seen_running = self.begun
         self.output_bound = _HOLDER_OUTPUT_BYTES if limits is None else limits.output_bytes
         assert process.stdout is not None
         assert process.stderr is not None
@@ -247,7 +249,7 @@ class _Supervisor:
     def _check_limits(self) -> None:
         if self.limits is None or self.tree.killed:
             return
-        if self._is_out_of_time():
+        if self._is_out_of_time() or self._stays_stopped():
             self.tree.kill("time")
         elif self.tree.first is not None and (limit := excess(self.tree.first, self.limits)):
             self.tree.kill(limit)
@@ -256,6 +258,15 @@ class _Supervisor:
         if self.limits is None:
             return False
         return time.monotonic() - self.begun >= self.limits.seconds
+
+    def _stays_stopped(self) -> bool:
+        """Tell whether the launched program has been stopped for `STOPPED_SECONDS`: what it started
+        may be waiting for it, for all of the time."""
+        now = time.monotonic()
+        launched = [] if self.tree.first is None else _processes(self.tree.first)[1:2]
+        if [_state(pid) for pid in launched] != ["T"]:
+            self.seen_running = now
+        return now - self.seen_running >= STOPPED_SECONDS
 
 
 # -- current use of a process tree, read from /proc on the host ----------------------------------
