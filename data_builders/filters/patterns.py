@@ -1,5 +1,7 @@
-"""Filters of a text by lists of patterns (narratives, answers that cannot translate, refusals), and
-by its language, as py3langid says it (Lui and Baldwin 2012), offline; extra `language`.
+"""Filters of a text by lists of patterns, and by its language.
+
+The lists are of narratives, untranslated answers and refusals. The language is classified offline
+by py3langid (Lui and Baldwin 2012), from the extra `language`.
 
 RE2 matches in time linear in the text: a list that someone wrote cannot hang a build.
 """
@@ -18,43 +20,45 @@ from data_builders.rows.raw import Match
 from posttrain.config.filters import LanguageFilter, Pattern
 from posttrain.errors import ConfigError
 
-_MEMORY = 64 << 20  # bytes for one pattern's automata
+_AUTOMATON_BYTES = 64 << 20  # limit of the automata of one pattern
 
 
 class Matcher:
-    """A list of patterns, compiled; `name` is the filter's.
+    """Compiled list of patterns. `name` is the key of the filter, for errors.
 
     Raises:
         ConfigError: a pattern does not compile; it names file and line, or the item's number.
     """
 
     def __init__(self, patterns: Sequence[Pattern], name: str) -> None:
-        # of each: the pattern, near, unless, within
-        self._each: list[tuple[Any, Any, Any, int]] = []
-        for number, item in enumerate(patterns, 1):
-            place = item.place or f"{name}, pattern {number}"
-            given = (item.pattern, item.near, item.unless)
-            pattern, near, unless = (p and _compiled(p, place) for p in given)
-            self._each.append((pattern, near, unless, item.within))
-        # most texts match nothing: one automaton says so for all patterns together
-        together = "|".join(f"(?:{item.pattern})" for item in patterns)
-        self._any = re2.compile(together.encode("utf-8"), options=_options())
+        # pattern, near, unless, within
+        self._patterns: list[tuple[Any, Any, Any, int]] = []
+        for number, pattern in enumerate(patterns, 1):
+            origin = pattern.place or f"{name}, pattern {number}"
+            compiled = _compile(pattern.pattern, origin)
+            near = pattern.near and _compile(pattern.near, origin)
+            unless = pattern.unless and _compile(pattern.unless, origin)
+            self._patterns.append((compiled, near, unless, pattern.within))
+        # most texts match nothing: one automaton of all patterns rules them out in one pass
+        union = "|".join(f"(?:{pattern.pattern})" for pattern in patterns)
+        self._any = re2.compile(union.encode("utf-8"), options=_options())
 
     def find(self, text: str) -> Match | None:
         """The first match of the first pattern that matches."""
         encoded = _utf8(text)
         if self._any.search(encoded) is None:
             return None
-        for pattern, near, unless, within in self._each:
+        for pattern, near, unless, within in self._patterns:
             for match in pattern.finditer(encoded):
-                begin, stop = match.span()
-                start = len(encoded[:begin].decode())
-                end = start + len(encoded[begin:stop].decode())
-                first = max(start - within, 0)
-                if unless and unless.search(_utf8(text[first : end + within])):
+                # RE2 counts bytes, spans are in characters
+                first_byte, end_byte = match.span()
+                start = len(encoded[:first_byte].decode())
+                end = start + len(encoded[first_byte:end_byte].decode())
+                context_start = max(start - within, 0)
+                if unless and unless.search(_utf8(text[context_start : end + within])):
                     continue
-                around = f"{text[first:start]}\n{text[end : end + within]}"
-                if not near or near.search(_utf8(around)):
+                context = f"{text[context_start:start]}\n{text[end : end + within]}"
+                if not near or near.search(_utf8(context)):
                     return Match(f"{text[start:end][:100]!r}", start, end)
         return None
 
@@ -67,25 +71,25 @@ def _options() -> Any:
     options = re2.Options()
     options.case_sensitive = False
     options.log_errors = False
-    options.max_mem = _MEMORY
+    options.max_mem = _AUTOMATON_BYTES
     return options
 
 
-def _compiled(pattern: str, place: str) -> Any:
+def _compile(pattern: str, origin: str) -> Any:
     try:
         return re2.compile(pattern.encode("utf-8"), options=_options())
     except re2.error as error:
         reason = error.args[0]
         message = reason.decode() if isinstance(reason, bytes) else str(reason)
         raise ConfigError(
-            f"{place}: {pattern!r} is no pattern that RE2 knows: {message}. "
+            f"{origin}: {pattern!r} is no pattern that RE2 knows: {message}. "
             "RE2 has no look-around and no back-references; context goes under near and unless"
         ) from None
 
 
-_PIECE = 2000  # characters
+_PIECE_CHARACTERS = 2000
 _FENCE = "```"
-_NO_LANGUAGE = re.compile(
+_NOT_PROSE = re.compile(
     r"```.*?(?:```|\Z)|~~~.*?(?:~~~|\Z)|`[^`\n]*`"  # code
     r"|\$\$.*?\$\$|\$[^$\n]*\$|\\\[.*?\\\]|\\\(.*?\\\)"  # formulas
     r"|\\begin\{[a-z*]+\}.*?\\end\{[a-z*]+\}"
@@ -97,10 +101,10 @@ _LETTERS = re.compile(r"[^\W\d_]")
 
 
 class LanguageCheck:
-    """Says of a text whether it is in a language that is not allowed.
+    """Finds texts in a language that is not allowed.
 
     Raises:
-        ConfigError: py3langid is not installed, or a code is none it knows.
+        ConfigError: py3langid is not installed, or does not know a language code.
     """
 
     def __init__(self, limits: LanguageFilter) -> None:
@@ -114,7 +118,7 @@ class LanguageCheck:
             )
 
     def foreign(self, text: str) -> Match | None:
-        """The first of three pieces that is in a language not allowed."""
+        """First of three pieces of the text that is in a language not allowed."""
         for start, end in _pieces(text):
             piece = _prose(text, start, end)
             if len(_LETTERS.findall(piece)) < self._limits.letters:
@@ -126,17 +130,19 @@ class LanguageCheck:
 
 
 def _prose(text: str, start: int, end: int) -> str:
-    """The piece without code, formulas, addresses and numbers."""
+    """Piece of the text without code, formulas, addresses and numbers."""
+    # a piece that begins inside a block of code gets the fence that opened it
     in_code = text.count(_FENCE, 0, start) % 2 == 1
-    return _NO_LANGUAGE.sub(" ", (_FENCE if in_code else "") + text[start:end])
+    return _NOT_PROSE.sub(" ", (_FENCE if in_code else "") + text[start:end])
 
 
 def _pieces(text: str) -> list[tuple[int, int]]:
-    """Three pieces of the text, or the whole of a short one."""
-    if len(text) <= 3 * _PIECE:
-        return [(0, len(text))]
-    middle = (len(text) - _PIECE) // 2
-    return [(0, _PIECE), (middle, middle + _PIECE), (len(text) - _PIECE, len(text))]
+    """Spans of the beginning, middle and end of a text, or of the whole of a short one."""
+    length = len(text)
+    if length <= 3 * _PIECE_CHARACTERS:
+        return [(0, length)]
+    starts = (0, (length - _PIECE_CHARACTERS) // 2, length - _PIECE_CHARACTERS)
+    return [(start, start + _PIECE_CHARACTERS) for start in starts]
 
 
 @lru_cache(maxsize=1)

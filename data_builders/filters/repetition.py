@@ -28,71 +28,89 @@ from data_builders.rows.raw import Match
 from posttrain.config.filters import RepetitionFilter
 
 _BLANK, _LETTER, _DIGIT, _SIGN, _LINE_END, _ALONE, _INSIDE = range(7)  # kinds of bytes
-_LONGEST = 16  # bytes of a word; a longer run is several
-_CHUNK = 1000  # bytes, compressed after what stands before them
-_EARLY, _LESS = 2, 0.8  # chunks with little before them, of which this share of the ratio is asked
-_GAP = 4  # chunks between two that compress well; fewer join them
-_HINT = 0.3  # share of a window's words that follow as before, below which no rule can hold
-_CANDIDATES = 4  # periods tried, of rounds in one part and in two
-_SLOT = 0.4  # share of the rounds in which a place must differ to be a template's slot
+_MAX_WORD_BYTES = 16  # a longer run of letters is split into several words
+_CHUNK = 1000  # bytes, compressed after everything before them
+# The first chunks have little text before them to repeat: they need a lower compression ratio.
+_EARLY_CHUNKS = 2
+_EARLY_RATIO_SHARE = 0.8
+_JOINED_GAP = 4  # suspect stretches at most so many chunks apart are joined
+_MIN_FORETOLD = 0.3  # share of repeated words in a window, below which no rule can hold
+_MAX_PERIODS = 4  # periods tried, of rounds in one part and in two
+_SLOT_CHANGES = 0.4  # share of the rounds in which a word must differ to be a template's slot
 _TEMPLATE_SHARE = 0.9  # of the words equal: slots are counted as far as this reaches
-_SLOTS = 0.02  # of a round's words may be slots: in long rounds a counter is no content
-_FILLED_ROUNDS = 12  # of one slot, from which on what fills it is looked at
-_ELSEWHERE = 0.01  # share of the words that may differ then outside the slot
-_COUNTED = 0.9  # share of the slot's numbers that are one more than the last: the round's own
-_DISTINCT = 0.85  # share of distinct words in the slot: if fewer, the same return again and again
-_SENTENCE = 12  # words of a round of which that, or numbers in no order, make a loop
-_BARE = 0.25  # share of words of language below which a stretch is a grid, a ruler, digits
-_BARE_SHARE, _ROW_ROUNDS = 0.99, 16  # of whose words must be equal, for so many rounds,
-_BARE_VOCABULARY, _MANY_ROUNDS = 6, 64  # or for these if a round has so few distinct words
-_ALIKE = 0.5  # share of its words that a round's steps have in common: a state that goes to and fro
+_LOOP_SLOTS = 0.02  # share of a round's words that may be slots: a counter is no content
+_FILLED_ROUNDS = 12  # rounds with one slot, from which on its fillings are looked at
+_CHANGES_ELSEWHERE = 0.01  # share of the words that may then differ outside the slot
+_COUNTER_STEPS = 0.9  # share of steps by one that makes the slot's numbers a counter of rounds
+_DISTINCT_FILLINGS = 0.85  # share of distinct words in the slot; with fewer they recur
+_SENTENCE = 12  # words of a round from which on recurring or unordered fillings make a loop
+_BARE = 0.25  # share of words of language below which a stretch is a grid, a ruler or digits
+_BARE_SHARE = 0.99  # share of the words of such a stretch that must be equal,
+_BARE_ROUNDS = 16  # for so many rounds,
+_MANY_ROUNDS = 64  # or for so many where a round has
+_BARE_VOCABULARY = 6  # so few distinct words
+_ALIKE = 0.5  # share of words that the steps of one round share: a state that goes to and fro
 _REACH = 1200  # words; farther back the names and numbers of any template return by chance
-_RUNNING_TEXT = 0.5  # share of words of language of a window, and
-_VOCABULARY = 34  # distinct ones in it; fewer make the sentences of one template
+# A window of running text has this share of words of language, and so many distinct ones: fewer are
+# the sentences of one template.
+_RUNNING_TEXT = 0.5
+_MIN_VOCABULARY = 34
 
 Flags = npt.NDArray[np.bool_]
 Keys = npt.NDArray[np.uint64]
-Places = npt.NDArray[np.int64]
+Positions = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """The words of a stretch of text; all arrays are (words,)."""
+    """Words of a stretch of text; all arrays are (words,).
+
+    Attributes:
+        starts: position of the first byte.
+        ends: position after the last byte and the blanks that follow.
+        kinds: kind of the first byte.
+        keys: equal where words are equal; the numbers of list items all have one key.
+        items: True for the numbers of list items.
+    """
 
     data: bytes
-    starts: Places  # of their first bytes
-    ends: Places  # behind their last, and behind the blanks that follow
-    kinds: npt.NDArray[np.uint8]  # of their first bytes
-    keys: Keys  # equal where words are; the numbers of list items are all equal
-    items: Flags  # numbers of list items
+    starts: Positions
+    ends: Positions
+    kinds: npt.NDArray[np.uint8]
+    keys: Keys
+    items: Flags
 
-    def texts(self, places: Places) -> list[bytes]:
-        starts, ends = self.starts[places].tolist(), self.ends[places].tolist()
+    def texts(self, positions: Positions) -> list[bytes]:
+        """Words at these positions, without the blanks that follow."""
+        starts = self.starts[positions].tolist()
+        ends = self.ends[positions].tolist()
         return [self.data[start:end].rstrip() for start, end in zip(starts, ends, strict=True)]
 
     def language(self, first: int, last: int) -> Flags:
-        """Which words are letters, more than one with the blank behind them, or an ideograph."""
-        kinds, starts = self.kinds[first:last], self.starts[first:last]
+        """Flags of the words of a language: two letters or more, or an ideograph."""
+        kinds = self.kinds[first:last]
+        starts = self.starts[first:last]
         lengths = self.ends[first:last] - starts
         leads = np.frombuffer(self.data, np.uint8)[starts]
-        letters = (kinds == _LETTER) & (lengths > 2) & (lengths < _LONGEST)
+        letters = (kinds == _LETTER) & (lengths > 2) & (lengths < _MAX_WORD_BYTES)
+        # first bytes of U+3000 to U+CFFF: kana, CJK ideographs, most of Hangul
         return letters | ((leads >= 0xE3) & (leads <= 0xEC))
 
     def cut_off(self) -> bool:
-        """Whether the stretch stops within a sentence, in a line that no other line equals."""
+        """True where the stretch stops within a sentence, in a line that no other line equals."""
         line = self.data.rpartition(b"\n")[2]
         return line[-1:].isalnum() and b"\n" + line + b"\n" not in self.data
 
 
-_Found = tuple[str, int, int]  # detail, first word, behind the last
+_Loop = tuple[str, int, int]  # detail, first word, end
 
 
 def find_repetition(text: str, limits: RepetitionFilter) -> Match | None:
-    """The first loop of a text; the detail names the rule, "cycle" or "ngrams"."""
+    """First loop of a text, None without one; the detail names the rule, "cycle" or "ngrams"."""
     data = text.encode("utf-8", "surrogatepass")
-    for begin, end in _suspects(data, limits):
+    for begin, end in _suspect_stretches(data, limits):
         words = _split(data[begin:end])
-        for detail, first, last in _loops(words, limits):
+        for detail, first, last in _find_loops(words, limits):
             start = len(_decode(data[: begin + words.starts[first]]))
             loop = _decode(data[begin + words.starts[first] : begin + words.ends[last - 1]])
             return Match(detail, start, start + len(loop.rstrip(" ") or loop))
@@ -103,22 +121,21 @@ def _decode(data: bytes) -> str:
     return data.decode("utf-8", "surrogatepass")
 
 
-def _suspects(data: bytes, limits: RepetitionFilter) -> Iterator[tuple[int, int]]:
-    """Stretches that compress well, given what stands before, and half as much before them."""
-    if len(data) < 3 * limits.min_words:  # an ideograph, or letters and a blank
+def _suspect_stretches(data: bytes, limits: RepetitionFilter) -> Iterator[tuple[int, int]]:
+    """Byte spans that compress well after the text before them, with half as much before them."""
+    if len(data) < 3 * limits.min_words:  # no word is shorter: an ideograph has three bytes
         return
-    sizes = _sizes(data)
-    packed = np.diff(sizes)
+    packed = np.diff(_packed_sizes(data))
     lengths = np.full(len(packed), _CHUNK)
     lengths[-1] = len(data) - _CHUNK * (len(packed) - 1)
-    least = np.full(len(packed), limits.compression_ratio)
-    least[:_EARLY] *= _LESS
-    good = np.flatnonzero(packed * least <= lengths)
-    if not len(good):
+    min_ratios = np.full(len(packed), limits.compression_ratio)
+    min_ratios[:_EARLY_CHUNKS] *= _EARLY_RATIO_SHARE
+    suspects = np.flatnonzero(packed * min_ratios <= lengths)
+    if not len(suspects):
         return
-    breaks = np.flatnonzero(np.diff(good) > _GAP)
-    firsts = good[np.append(0, breaks + 1)].tolist()
-    lasts = good[np.append(breaks, -1)].tolist()
+    breaks = np.flatnonzero(np.diff(suspects) > _JOINED_GAP)
+    firsts = suspects[np.append(0, breaks + 1)].tolist()
+    lasts = suspects[np.append(breaks, -1)].tolist()
     for first, last in zip(firsts, lasts, strict=True):
         begin = max(first - (last - first) // 2 - 2, 0) * _CHUNK
         while begin and data[begin] & 0xC0 == 0x80:  # within a character
@@ -129,8 +146,8 @@ def _suspects(data: bytes, limits: RepetitionFilter) -> Iterator[tuple[int, int]
         yield begin, end
 
 
-def _sizes(data: bytes) -> list[int]:
-    """The bytes that LZ4 needs up to the end of each chunk, from 0 on."""
+def _packed_sizes(data: bytes) -> list[int]:
+    """Bytes that LZ4 needs up to the end of each chunk, from 0 on."""
     if len(data) <= _CHUNK:  # most texts; a stream costs many times as much
         return [0, len(pa.compress(data, "lz4", asbytes=True))]
     sink = pa.MockOutputStream()
@@ -145,7 +162,7 @@ def _sizes(data: bytes) -> list[int]:
 
 @cache
 def _kinds() -> bytes:
-    """The kind of each byte of UTF-8."""
+    """Translation table: byte of UTF-8 → its kind."""
     kinds = np.full(256, _SIGN, np.uint8)
     kinds[list(b" \t\r\v\f")] = _BLANK
     kinds[list(string.ascii_letters.encode())] = _LETTER
@@ -157,9 +174,10 @@ def _kinds() -> bytes:
 
 
 def _split(data: bytes) -> _Words:
-    """A word is a run of letters, digits or signs, a line end, or a character of 3 or 4 bytes.
+    """Split a text into words.
 
-    The blanks that follow belong to it.
+    A word is a run of letters, digits or signs, a line end, or a character of 3 or 4 bytes, with
+    the blanks that follow.
     """
     codes = np.frombuffer(data, np.uint8)
     kinds = np.frombuffer(data.translate(_kinds()), np.uint8)
@@ -174,19 +192,22 @@ def _split(data: bytes) -> _Words:
     begins[0] = True
     starts = np.flatnonzero(begins)
     lengths = np.diff(starts, append=len(data))
-    if lengths.max() > _LONGEST:
-        pieces = (lengths + _LONGEST - 1) // _LONGEST
+    if lengths.max() > _MAX_WORD_BYTES:
+        pieces = (lengths + _MAX_WORD_BYTES - 1) // _MAX_WORD_BYTES
         skipped = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-        skipped *= _LONGEST
-        lengths = np.minimum(np.repeat(lengths, pieces) - skipped, _LONGEST)
+        skipped *= _MAX_WORD_BYTES
+        lengths = np.minimum(np.repeat(lengths, pieces) - skipped, _MAX_WORD_BYTES)
         starts = np.repeat(starts, pieces) + skipped
-    padded = data + bytes(_LONGEST)
-    eights = np.ndarray(len(data) + 8, "<u8", padded, strides=(1,))  # the 8 bytes from each on
-    masks = np.array([(1 << 8 * min(n, 8)) - 1 for n in range(_LONGEST + 1)], np.uint64)
+    # the key of a word is made from its first 8 bytes and, if it is longer, its next 8
+    padded = data + bytes(_MAX_WORD_BYTES)
+    eights = np.ndarray(len(data) + 8, "<u8", padded, strides=(1,))  # 8 bytes from each position
+    masks = np.array([(1 << 8 * min(n, 8)) - 1 for n in range(_MAX_WORD_BYTES + 1)], np.uint64)
     keys = shuffled_keys(eights[starts] & masks[lengths], salt=1)
     long = np.flatnonzero(lengths > 8)
     keys[long] += eights[starts[long] + 8] & masks[lengths[long] - 8]
-    kinds, leads = kinds[starts], codes[starts]
+    kinds = kinds[starts]
+    leads = codes[starts]
+    # "\n12." and "\n3)": numbers of list items, which count up in a loop as well
     items = np.zeros(len(keys), np.bool_)
     items[1:-1] = (kinds[:-2] == _LINE_END) & (kinds[1:-1] == _DIGIT) & (lengths[1:-1] <= 4)
     items[1:-1] &= (leads[2:] == ord(".")) | (leads[2:] == ord(")"))
@@ -194,10 +215,10 @@ def _split(data: bytes) -> _Words:
     return _Words(data, starts, starts + lengths, kinds, keys, items)
 
 
-def _loops(words: _Words, limits: RepetitionFilter) -> Iterator[_Found]:
-    """Cycles, whose rounds may have two parts or be a grid's rows; then windows."""
+def _find_loops(words: _Words, limits: RepetitionFilter) -> Iterator[_Loop]:
+    """Loops of a stretch: cycles, whose rounds may have two parts or be rows of a grid; n-grams."""
     last, second = _lags(words.keys, limits.ngram)
-    if not _dense(last > 0, limits.min_words, _HINT):
+    if not _dense(last > 0, limits.min_words, _MIN_FORETOLD):
         return
     periods = list(_periods(last, limits))
     lines = np.diff(np.flatnonzero(words.kinds == _LINE_END))
@@ -207,120 +228,142 @@ def _loops(words: _Words, limits: RepetitionFilter) -> Iterator[_Found]:
     yield from _windows(words, second, limits)
 
 
-def _lags(keys: Keys, n: int) -> tuple[Places, Places]:
-    """How far back each word was foretold: the same n words stood before it, and it followed.
+def _lags(keys: Keys, n: int) -> tuple[Positions, Positions]:
+    """Distance in words to the last, and to the last but one, occurrence of each word's n-gram.
 
-    From the last time that they stood, and from the time before; 0 where they stood not so often,
-    or another word followed the last time.
+    The n-gram is the n words before it. The distance is 0 where the n-gram did not occur so often,
+    or another word followed it the last time.
     """
     last, second = np.zeros((2, len(keys)), np.int64)
     hashes = runs(keys[:-1], n)
     if not len(hashes):
         return last, second
-    # sorted with their places as the lowest bits: several times as fast as a stable `argsort`
+    # sorted with their positions as the lowest bits: several times as fast as a stable `argsort`
     bits = np.uint64(len(hashes).bit_length())
     ranked = np.sort(hashes >> bits << bits | np.arange(len(hashes), dtype=np.uint64))
-    places = (ranked & np.uint64((1 << int(bits)) - 1)).astype(np.int64) + n
+    positions = (ranked & np.uint64((1 << int(bits)) - 1)).astype(np.int64) + n
     ranked >>= bits
-    same = np.flatnonzero(ranked[1:] == ranked[:-1]) + 1
-    same = same[keys[places[same]] == keys[places[same - 1]]]
-    last[places[same]] = places[same] - places[same - 1]
-    same = same[(same > 1) & (ranked[same] == ranked[same - 2])]
-    second[places[same]] = places[same] - places[same - 2]
+    repeats = np.flatnonzero(ranked[1:] == ranked[:-1]) + 1
+    repeats = repeats[keys[positions[repeats]] == keys[positions[repeats - 1]]]
+    last[positions[repeats]] = positions[repeats] - positions[repeats - 1]
+    repeats = repeats[(repeats > 1) & (ranked[repeats] == ranked[repeats - 2])]
+    second[positions[repeats]] = positions[repeats] - positions[repeats - 2]
     return last, second
 
 
-def _cycles(words: _Words, periods: list[int], limits: RepetitionFilter) -> Iterator[_Found]:
+def _cycles(words: _Words, periods: list[int], limits: RepetitionFilter) -> Iterator[_Loop]:
     """Stretches whose words equal the word one round before."""
     for period in periods:
         equal = words.keys[period:] == words.keys[:-period]
         width = max(limits.min_words, limits.min_rounds * period) - period
         for low, high in _dense(equal, width, _TEMPLATE_SHARE):
-            around = equal[low:high]
-            for first, last in _dense(around, width, limits.cycle_share):
-                part, begin, end = around[first:last], low + first, low + last + period
-                one_round = slice((begin + end - period) // 2, (begin + end + period) // 2)
-                wide = len(around) >= 2 * limits.min_rounds * period
-                seen = slice(low, high) if wide else slice(begin, end - period)
-                if _steps(words, equal, seen, one_round):
+            surroundings = equal[low:high]
+            for first, last in _dense(surroundings, width, limits.cycle_share):
+                cycle = surroundings[first:last]
+                begin = low + first
+                end = low + last + period
+                # a round in the middle stands for all of them
+                sample_round = slice((begin + end - period) // 2, (begin + end + period) // 2)
+                # slots are told best over many rounds: those around the cycle too, if they are many
+                has_many = len(surroundings) >= 2 * limits.min_rounds * period
+                rounds = slice(low, high) if has_many else slice(begin, end - period)
+                if _is_template(words, equal, rounds, sample_round):
                     continue
                 if words.language(begin, end).mean() < _BARE:
-                    few = len(np.unique(words.keys[one_round])) <= _BARE_VOCABULARY
-                    shortest = period * (_MANY_ROUNDS if few else _ROW_ROUNDS)
-                    if not _dense(part, max(width, shortest), _BARE_SHARE):
+                    n_distinct = len(np.unique(words.keys[sample_round]))
+                    min_rounds = _MANY_ROUNDS if n_distinct <= _BARE_VOCABULARY else _BARE_ROUNDS
+                    if not _dense(cycle, max(width, period * min_rounds), _BARE_SHARE):
                         continue
-                stuck = end == len(words.keys) and words.cut_off()
-                if not stuck and len(part) < _MANY_ROUNDS * period and _alternates(
-                    words.keys[one_round], limits
-                ):  # fmt: skip
+                # a cycle that runs into the end of a cut text is no list of steps
+                is_stuck = end == len(words.keys) and words.cut_off()
+                is_short = len(cycle) < _MANY_ROUNDS * period
+                if not is_stuck and is_short and _alternates(words.keys[sample_round], limits):
                     continue
-                share = f"{part.mean():.0%} of {len(part):,} words"
+                share = f"{cycle.mean():.0%} of {len(cycle):,} words"
                 yield f"cycle: {share} equal the word {period:,} before", begin, end
 
 
-def _periods(lags: Places, limits: RepetitionFilter) -> Iterator[int]:
-    """The most frequent lags that somewhere stand close together."""
+def _periods(lags: Positions, limits: RepetitionFilter) -> Iterator[int]:
+    """Most frequent lags among those that occur close together somewhere in the text."""
     counts = np.bincount(lags)
-    least = int(_HINT * limits.min_words)
-    frequent = np.flatnonzero(counts > least)
-    order = np.argsort(-counts[frequent], kind="stable")[: _CANDIDATES + 1]
+    min_count = int(_MIN_FORETOLD * limits.min_words)
+    frequent = np.flatnonzero(counts > min_count)
+    # one more than are tried: lag 0, of words without a lag, is among them
+    order = np.argsort(-counts[frequent], kind="stable")[: _MAX_PERIODS + 1]
     for period in frequent[order].tolist():
-        places = np.flatnonzero(lags == period)
-        if period and (places[least:] - places[:-least]).min() < limits.min_words:
+        positions = np.flatnonzero(lags == period)
+        spans = positions[min_count:] - positions[:-min_count]
+        if period and spans.min() < limits.min_words:
             yield period
 
 
-def _steps(words: _Words, equal: Flags, seen: slice, one_round: slice) -> bool:
-    """Whether the rounds fill in a template, or are several items of a numbered list."""
-    period, length = one_round.stop - one_round.start, seen.stop - seen.start
-    changes = np.bincount(np.flatnonzero(~equal[seen]) % period, minlength=period)
-    slots = np.flatnonzero(changes > _SLOT * length / period)
-    numbers = int(np.count_nonzero(words.items[one_round]))
-    if len(slots) == 1 and not numbers and length >= _FILLED_ROUNDS * period:
+def _is_template(words: _Words, equal: Flags, rounds: slice, sample_round: slice) -> bool:
+    """True where the rounds fill in a template, or are several items of a numbered list.
+
+    Args:
+        equal: flags of the words that equal the word one round before.
+        rounds: words of the rounds to judge by.
+        sample_round: words of one round.
+    """
+    period = sample_round.stop - sample_round.start
+    length = rounds.stop - rounds.start
+    # changes at each position of a round: a template's slot changes in most rounds
+    changes = np.bincount(np.flatnonzero(~equal[rounds]) % period, minlength=period)
+    slots = np.flatnonzero(changes > _SLOT_CHANGES * length / period)
+    item_numbers = int(np.count_nonzero(words.items[sample_round]))
+    if len(slots) == 1 and not item_numbers and length >= _FILLED_ROUNDS * period:
         elsewhere = changes.sum() - changes[slots[0]]
-        if elsewhere <= _ELSEWHERE * length:
-            places = np.arange(seen.start + slots[0], seen.stop, period)
-            return not _idle(words.texts(places), words.texts(places[:1] + 1)[0], period)
-    return len(slots) + (numbers if numbers > 1 else 0) > _SLOTS * period
+        if elsewhere <= _CHANGES_ELSEWHERE * length:
+            positions = np.arange(rounds.start + slots[0], rounds.stop, period)
+            following_word = words.texts(positions[:1] + 1)[0]
+            return not _is_idle(words.texts(positions), following_word, period)
+    if item_numbers == 1:  # one number a round is the round's own
+        item_numbers = 0
+    return len(slots) + item_numbers > _LOOP_SLOTS * period
 
 
-def _idle(fillings: list[bytes], follows: bytes, period: int) -> bool:
-    """Whether what fills a template's only slot tells nothing."""
+def _is_idle(fillings: list[bytes], following_word: bytes, period: int) -> bool:
+    """True where the words in a template's only slot tell nothing."""
     numbers = [int(filling) if filling.isdigit() else -1 for filling in fillings]
     steps = np.diff(numbers)
-    if (steps == 1).mean() >= _COUNTED:
-        return not follows.isalnum()  # "Step 7:", and not "7 apples"
+    if (steps == 1).mean() >= _COUNTER_STEPS:
+        return not following_word.isalnum()  # "Step 7:", and not "7 apples"
     in_no_order = 0 < (steps > 0).mean() < 1
     if min(numbers) >= 0 and in_no_order:
         return period >= _SENTENCE
-    return period >= _SENTENCE and len(set(fillings)) <= _DISTINCT * len(fillings)
+    return period >= _SENTENCE and len(set(fillings)) <= _DISTINCT_FILLINGS * len(fillings)
 
 
-def _alternates(one_round: Keys, limits: RepetitionFilter) -> bool:
-    """Whether a round is several steps of one template ("'(' opens, ')' closes")."""
-    period = len(one_round)
-    steps = (np.roll(one_round, n) for n in range(1, period // 2 + 1) if period % n == 0)
-    return any(_ALIKE <= (one_round == step).mean() < limits.cycle_share for step in steps)
+def _alternates(sample_round: Keys, limits: RepetitionFilter) -> bool:
+    """True where a round is several steps of one template ("'(' opens, ')' closes")."""
+    period = len(sample_round)
+    for step in range(1, period // 2 + 1):
+        if period % step == 0:
+            alike = (sample_round == np.roll(sample_round, step)).mean()
+            if _ALIKE <= alike < limits.cycle_share:
+                return True
+    return False
 
 
-def _windows(words: _Words, lags: Places, limits: RepetitionFilter) -> Iterator[_Found]:
-    """Windows of running text most of whose words followed the last two times as well."""
+def _windows(words: _Words, lags: Positions, limits: RepetitionFilter) -> Iterator[_Loop]:
+    """Windows of running text most of whose words followed their n-gram twice before."""
     copied = (lags > 0) & (lags <= _REACH)
     for first, last in _dense(copied, limits.window, limits.duplicate_share):
         language = words.language(first, last)
         vocabulary = np.unique(words.keys[first:last][language])
-        if language.mean() >= _RUNNING_TEXT and len(vocabulary) >= _VOCABULARY:
+        if language.mean() >= _RUNNING_TEXT and len(vocabulary) >= _MIN_VOCABULARY:
             share = f"{copied[first:last].mean():.0%} of {last - first:,} words"
             yield f"ngrams: {share} follow the same {limits.ngram} as before", first, last
 
 
 def _dense(flags: Flags, width: int, share: float) -> list[tuple[int, int]]:
-    """Windows of `width` of whose flags this share is set, overlapping ones joined."""
+    """Spans of the windows of `width` flags of which this share is set; overlapping ones joined."""
     sums = np.zeros(len(flags) + 1, np.int32)
     np.cumsum(flags, out=sums[1:])
-    at = np.flatnonzero(sums[width:] - sums[:-width] >= math.ceil(share * width))
-    if not len(at):
+    starts = np.flatnonzero(sums[width:] - sums[:-width] >= math.ceil(share * width))
+    if not len(starts):
         return []
-    breaks = np.flatnonzero(np.diff(at) > width)
-    begins, ends = at[np.append(0, breaks + 1)], at[np.append(breaks, -1)] + width
+    breaks = np.flatnonzero(np.diff(starts) > width)
+    begins = starts[np.append(0, breaks + 1)]
+    ends = starts[np.append(breaks, -1)] + width
     return list(zip(begins.tolist(), ends.tolist(), strict=True))

@@ -1,6 +1,7 @@
-"""All filters of a text's content: what a source loses after the structural checks. The first that
-objects names the reason: turns, copied answers, refusals, untranslated answers, narratives,
-language, truncated texts, repetition.
+"""Content filters of a source, which run after the structural ones.
+
+The first that objects names the reason: turns, copied answers, refusals, untranslated answers,
+narratives, language, truncated texts, repetition.
 """
 
 from __future__ import annotations
@@ -22,28 +23,29 @@ from posttrain.config.filters import (
 from posttrain.records import Example
 from posttrain.tokens.encode import EncodeArrays
 
-_SHOWN = 200  # characters of a span, half of them from its end
+_SHOWN_CHARACTERS = 200  # of a span, half of them from its end
 
 
 class TextPart(NamedTuple):
-    """One trace or answer. `message` is its message's index in the record."""
+    """One trace or answer, and the index of its message in the record."""
 
     message: int
     part: Part
     text: str
 
-    def drop(self, reason: str, what: str, start: int = 0, end: int | None = None) -> Drop:
-        """A drop for `what` in this text, with the characters `start` to `end` as its span."""
+    def drop(self, reason: str, detail: str, start: int = 0, end: int | None = None) -> Drop:
+        """Drop with the characters `start` to `end` of this text as its span."""
         end = len(self.text) if end is None else end
-        shown = self.text[start:end]
-        if len(shown) > _SHOWN:
-            shown = f"{shown[: _SHOWN // 2]} … {shown[-_SHOWN // 2 :]}"
-        span = TextSpan(self.message, self.part, start, end, shown)
-        return Drop(reason, f"message {self.message}, {self.part}: {what}", span=span)
+        excerpt = self.text[start:end]
+        if len(excerpt) > _SHOWN_CHARACTERS:
+            half = _SHOWN_CHARACTERS // 2
+            excerpt = f"{excerpt[:half]} … {excerpt[-half:]}"
+        span = TextSpan(self.message, self.part, start, end, excerpt)
+        return Drop(reason, f"message {self.message}, {self.part}: {detail}", span=span)
 
 
 def text_parts(example: Example) -> Iterator[TextPart]:
-    """Traces and answers in their order; empty ones are left out."""
+    """Traces and answers of a record in order, without the empty ones."""
     for index, message in enumerate(example.messages):
         if message.role == "assistant":
             if message.reasons:
@@ -52,72 +54,74 @@ def text_parts(example: Example) -> Iterator[TextPart]:
                 yield TextPart(index, "answer", message.content)
 
 
-def _outside(
-    value: int, least: int | None, most: int | None, unit: str, reasons: tuple[str, str]
+def _check_bounds(
+    value: int, minimum: int | None, maximum: int | None, unit: str, reasons: tuple[str, str]
 ) -> Drop | None:
-    """A drop for a length below or above its bounds."""
-    if least is not None and value < least:
-        return Drop(reasons[0], f"{value} {unit}, at least {least} are wanted")
-    if most is not None and value > most:
-        return Drop(reasons[1], f"{value} {unit}, at most {most} are wanted")
+    """Drop for a length outside its bounds; `reasons` are those of a small and a large one."""
+    too_small, too_large = reasons
+    if minimum is not None and value < minimum:
+        return Drop(too_small, f"{value} {unit}, at least {minimum} are wanted")
+    if maximum is not None and value > maximum:
+        return Drop(too_large, f"{value} {unit}, at most {maximum} are wanted")
     return None
 
 
 def turns(example: Example, _: Sequence[TextPart], limits: LengthFilter) -> Drop | None:
-    """Too few user turns, or too many."""
+    """Drop a record with too few or too many user turns."""
     count = sum(message.role == "user" for message in example.messages)
     reasons = ("too_few_turns", "too_many_turns")
-    return _outside(count, limits.min_turns, limits.max_turns, "user turns", reasons)
+    return _check_bounds(count, limits.min_turns, limits.max_turns, "user turns", reasons)
 
 
 def copied(example: Example, _: Sequence[TextPart], limits: CopiedFilter) -> Drop | None:
-    """An answer that equals a question or an earlier answer, or its own trace; blanks apart."""
-    before: dict[str, int] = {}
+    """Drop an answer that equals an earlier turn or its own trace, but for blanks."""
+    first_index: dict[str, int] = {}  # text of a turn → index of its message
     for index, message in enumerate(example.messages):
         text = " ".join(message.content.split())
         if message.role == "assistant" and len(text) >= limits.characters:
             answer = TextPart(index, "answer", message.content)
-            if text in before:
-                return answer.drop("copied_answer", f"equals message {before[text]}")
+            if text in first_index:
+                return answer.drop("copied_answer", f"equals message {first_index[text]}")
             if message.reasoning and text == " ".join(message.reasoning.split()):
                 return answer.drop("copied_answer", "equals its own trace")
         if message.role in ("user", "assistant"):
-            before.setdefault(text, index)
+            first_index.setdefault(text, index)
     return None
 
 
-# what a finished text may end on: a sentence's end, perhaps in brackets, quotes or markup; a
-# formula, a fence of code, a table's row, a number
+# Last characters of a finished text: the end of a sentence, perhaps in brackets, quotes or markup;
+# of a formula, a fence of code, a row of a table, a number.
 _FINISHED = re.compile(r"""[.!?…。！？:)\]}>»"'”’`*_|$~\d；;✅❌]\s*\Z|\\[a-z]+\s*\Z""")
 _FENCE = re.compile(r"^\s*```", re.MULTILINE)
-_SHORTEST = 2  # characters; no token of running text is shorter on average
+_MIN_TOKEN_CHARACTERS = 2  # no token of running text is shorter on average
 
 
 def truncated(
     _: Example, parts: Sequence[TextPart], limits: TruncatedFilter, encode: EncodeArrays
 ) -> Drop | None:
-    """The first trace or answer that stops in mid-sentence at a limit of the turn's tokens."""
+    """Drop a trace or answer that stops in mid-sentence at a token limit of its turn."""
     trace: TextPart | None = None
-    for text in parts:
-        before = trace.text if trace and trace.message == text.message else ""
-        trace = text if text.part == "reasoning" else None
-        turn = before + text.text
-        bounds = [limit for limit in limits.tokens if len(turn) >= limit // _SHORTEST]
-        if not bounds or finished(text.text):
+    for part in parts:
+        # the limit of a sampler covers the trace and the answer of a turn together
+        same_turn = trace is not None and trace.message == part.message
+        turn = (trace.text if trace is not None and same_turn else "") + part.text
+        trace = part if part.part == "reasoning" else None
+        # encoding is the costly step: skip limits that so few characters cannot reach
+        bounds = [limit for limit in limits.tokens if len(turn) >= limit // _MIN_TOKEN_CHARACTERS]
+        if not bounds or finished(part.text):
             continue
         length = len(encode([turn])[0])
         if any(abs(length - bound) <= limits.slack * bound for bound in bounds):
-            what = f"stops in mid-sentence after {length:,} tokens"
-            return text.drop("truncated_text", what, max(len(text.text) - 100, 0))
+            detail = f"stops in mid-sentence after {length:,} tokens"
+            return part.drop("truncated_text", detail, max(len(part.text) - 100, 0))
     return None
 
 
 def finished(text: str) -> bool:
-    """Whether a text ends as texts end: not within a sentence, and not within a block of code."""
+    """True where a text ends neither within a sentence nor within a block of code."""
     return _FINISHED.search(text[-40:]) is not None and len(_FENCE.findall(text)) % 2 == 0
 
 
-# of a record, given with its texts
 Check = Callable[[Example, Sequence[TextPart]], Drop | None]
 
 
@@ -138,29 +142,33 @@ class Screen:
         for reason, name, parts in _PATTERNS:
             if (patterns := getattr(filters, name)) is not None:
                 matcher = Matcher(patterns, f"filters.{name}")
-                self._checks.append(_each(reason, matcher.find, parts))
+                self._checks.append(_check_each(reason, matcher.find, parts))
         if filters.language is not None:
-            self._checks.append(_each("language", LanguageCheck(filters.language).foreign))
+            self._checks.append(_check_each("language", LanguageCheck(filters.language).foreign))
         if filters.truncated is not None:
             self._checks.append(partial(truncated, limits=filters.truncated, encode=encode))
         if filters.repetition is not None:
             loops = partial(find_repetition, limits=filters.repetition)
-            self._checks.append(_each("repetition", loops))
+            self._checks.append(_check_each("repetition", loops))
 
     def __call__(self, example: Example) -> Drop | None:
-        """What a record is dropped for, `None` for one that stays."""
+        """Drop of the first check that objects to a record, `None` where none does."""
         parts = list(text_parts(example))
-        return next((drop for check in self._checks if (drop := check(example, parts))), None)
+        for check in self._checks:
+            if drop := check(example, parts):
+                return drop
+        return None
 
     def by_length(self, longest: int) -> Drop | None:
-        """What a record is dropped for whose longest sequence has so many tokens."""
-        limits, reasons = self._length, ("too_short", "too_long")
+        """Drop of a record by the number of tokens of its longest sequence, `None` if it fits."""
+        limits = self._length
         if limits is None:
             return None
-        return _outside(longest, limits.min_tokens, limits.max_tokens, "tokens", reasons)
+        reasons = ("too_short", "too_long")
+        return _check_bounds(longest, limits.min_tokens, limits.max_tokens, "tokens", reasons)
 
 
-# filters by patterns: drop reason, name, where they look
+# Filters by patterns: drop reason, name of the key, parts of a turn that they read.
 _PATTERNS: tuple[tuple[str, str, tuple[Part, ...]], ...] = (
     ("refusal", "refusals", ("answer",)),
     ("untranslated", "untranslated", ("answer",)),
@@ -168,17 +176,17 @@ _PATTERNS: tuple[tuple[str, str, tuple[Part, ...]], ...] = (
 )
 
 
-def _each(
+def _check_each(
     reason: str,
     find: Callable[[str], Match | None],
-    kinds: Sequence[Part] = ("reasoning", "answer"),
+    searched: Sequence[Part] = ("reasoning", "answer"),
 ) -> Check:
-    """A check of a record that looks at each of its texts of these kinds."""
+    """Check that searches the traces or the answers of a record, or both, for a match."""
 
     def check(_: Example, parts: Sequence[TextPart]) -> Drop | None:
-        for text in parts:
-            if text.part in kinds and (match := find(text.text)) is not None:
-                return text.drop(reason, *match)
+        for part in parts:
+            if part.part in searched and (match := find(part.text)) is not None:
+                return part.drop(reason, match.detail, match.start, match.end)
         return None
 
     return check

@@ -1,4 +1,4 @@
-"""Structural filters: pure functions `Example → Drop | None`, one reason each, one table of them.
+"""Structural filters: pure functions `Example → Drop | None`, one drop reason each, in a table.
 
 To add one: a function here, a line in `STRUCTURAL` at its place in the order, its switch in
 `posttrain.config.filters.StructuralFilters`, a line in `docs/guides/dialects.md`.
@@ -29,8 +29,7 @@ from posttrain.config.filters import StructuralFilters
 from posttrain.jsontext import first_error, load_json, schema_error, writable
 from posttrain.records import Example, Message, Role, ToolCall, json_text
 
-_AFTER = {
-    # a turn → the turns that may stand right before it ("" is the start)
+_ALLOWED_BEFORE = {  # role → roles that may stand right before it ("" is the start)
     "system": ("",),
     "user": ("", "system", "assistant"),
     "assistant": ("user", "tool"),
@@ -39,18 +38,21 @@ _AFTER = {
 
 
 def role_order(example: Example) -> Drop | None:
-    """A system turn first if at all, then a user; answers after questions, results after calls."""
-    before = ""
+    """Drop a conversation whose roles are out of order.
+
+    The order is a system turn if any, a user, then answers after questions, results after calls.
+    """
+    previous = ""
     for index, message in enumerate(example.messages):
-        if before not in _AFTER[message.role]:
-            place = f"after {before}" if before else "first"
-            return Drop("role_order", f"message {index}: {message.role} {place}")
-        before = message.role
+        if previous not in _ALLOWED_BEFORE[message.role]:
+            position = f"after {previous}" if previous else "first"
+            return Drop("role_order", f"message {index}: {message.role} {position}")
+        previous = message.role
     return None
 
 
 def empty_answer(example: Example) -> Drop | None:
-    """An assistant turn with neither text nor calls; a trace alone is no answer."""
+    """Drop an assistant turn with neither text nor calls; a trace alone is no answer."""
     for index, message in enumerate(example.messages):
         if message.role == "assistant" and not message.tool_calls and is_blank(message.content):
             detail = "a trace without an answer" if message.reasons else "no text and no call"
@@ -59,54 +61,56 @@ def empty_answer(example: Example) -> Drop | None:
 
 
 def first_empty(messages: Sequence[Message], role: Role) -> int | None:
-    """Which turn of a role has no text, if one has none."""
-    return next((i for i, m in enumerate(messages) if m.role == role and is_blank(m.content)), None)
+    """Index of the first turn of a role without text, None where all have text."""
+    for index, message in enumerate(messages):
+        if message.role == role and is_blank(message.content):
+            return index
+    return None
 
 
 def empty_user_turn(example: Example) -> Drop | None:
-    """A turn without text: what the user asked is not in the record."""
+    """Drop a user turn without text: the question is not in the record."""
     index = first_empty(example.messages, "user")
     return None if index is None else Drop("empty_user_turn", f"message {index}: no text")
 
 
 def bad_unicode(example: Example) -> Drop | None:
-    """Text with half a surrogate pair: no tokenizer or file can hold it."""
-    for place, text in _texts(example):
+    """Drop text with half a surrogate pair: no tokenizer or file can hold it."""
+    for field, text in _texts(example):
         try:
-            if text is not None and not text.isascii():  # which costs nothing to know
+            if text is not None and not text.isascii():  # isascii reads a flag of the string
                 text.encode("utf-8")
         except UnicodeEncodeError as error:
-            return Drop("bad_unicode", f"{place}: {error.reason} at character {error.start}")
+            return Drop("bad_unicode", f"{field}: {error.reason} at character {error.start}")
     return None
 
 
 def _texts(example: Example) -> Iterator[tuple[str, str | None]]:
-    """All text of a record, with its message or another place."""
+    """All texts of a record, each with the message or the field that holds it."""
     for index, message in enumerate(example.messages):
-        place = f"message {index}"
+        field = f"message {index}"
         for text in (message.content, message.reasoning, message.tool_call_id, message.name):
-            yield place, text
+            yield field, text
         for call in message.tool_calls:
-            yield place, f"{call.name}{call.arguments}{call.id}"
+            yield field, f"{call.name}{call.arguments}{call.id}"
     for name in ("tools", "metadata", "license"):
         yield name, getattr(example, name)
 
 
-_THINK_PROBLEMS = {  # of `split_think`, with the drop reason
+_UNOPENED = "a closing tag without its opening one (see prefilled_think)"
+_THINK_PROBLEMS = {  # problem of `split_think` → drop reason, detail
     "unclosed_think": ("unclosed_think", "an opening tag without its closing one"),
-    "unopened_think": (
-        "unclosed_think", "a closing tag without its opening one (see prefilled_think)"
-    ),
+    "unopened_think": ("unclosed_think", _UNOPENED),
     "nested_think": ("nested_think", "a trace inside a trace"),
     "second_think": ("nested_think", "a trace after the start of the text"),
-}  # fmt: skip
-# a tag of any bracket with its name at the start of a text; Harmony and Gemma name a channel behind
+}
+# A tag in any brackets at the start of a text. Harmony and Gemma write a channel's name behind it.
 _OPENING_TAG = re.compile(
     r"\s*(?:<\|?|\[|◁|【|⟨|\{)\s*([\w:.\-]{1,40})(?:\s[^<>]{0,200}?)?(\|?>|\]|▷|】|⟩|\})\s*([a-z]*)"
 )
-_TYPE = re.compile(r"\stype=[\"']?([\w\-]{1,40})")
+_TYPE_ATTRIBUTE = re.compile(r"\stype=[\"']?([\w\-]{1,40})")
 _CLOSING_TAG = re.compile(r"(?:</\|?|\[/|◁/|<\|end_)\s*([\w:.\-]{1,40}?)\s*(?:\|?>|\]|▷)")
-# a heading of a trace at the start, one of the answer behind it
+# A trace may stand under a heading at the start, before a heading of the answer.
 _TRACE_HEADING = re.compile(
     r"\s*(?:#{1,6} *|\*\*)(?:(?:my|inner|internal) )?"
     r"(?:think(?:ing)?(?: process)?|thoughts?(?: process)?"
@@ -121,15 +125,26 @@ _ANSWER_HEADING = re.compile(
 _LETTERS = re.compile(r"[^\W\d_]+")
 _TRACE_WORDS = frozenset(
     {
-        "think", "thinking", "thought", "thoughts", "reason", "reasoning", "reflection",
-        "scratchpad", "analysis", "cot", "monologue", "deliberation", "rationale",
+        "think",
+        "thinking",
+        "thought",
+        "thoughts",
+        "reason",
+        "reasoning",
+        "reflection",
+        "scratchpad",
+        "analysis",
+        "cot",
+        "monologue",
+        "deliberation",
+        "rationale",
     }
-)  # fmt: skip
+)
 _CHANNEL_TAGS = ("channel", "unused")
 
 
 def misplaced_think(example: Example, *, reason: str) -> Drop | None:
-    """A think tag without its partner (`unclosed_think`), or inside or after a trace."""
+    """Drop a think tag without its partner (`unclosed_think`), or inside or after a trace."""
     for index, message in enumerate(example.messages):
         if message.role != "assistant":
             continue
@@ -137,14 +152,14 @@ def misplaced_think(example: Example, *, reason: str) -> Drop | None:
             return Drop(reason, f"message {index}: a think tag inside the trace")
         if has_tags(message.content):
             problem = split_think(message.content).problem
-            named, detail = _THINK_PROBLEMS.get(problem or "", ("", ""))
-            if named == reason:
+            problem_reason, detail = _THINK_PROBLEMS.get(problem or "", ("", ""))
+            if problem_reason == reason:
                 return Drop(reason, f"message {index}: {detail}")
     return None
 
 
 def foreign_think(example: Example) -> Drop | None:
-    """An assistant text with a trace in other tags than `<think>`, opened at its start or before.
+    """Drop an answer with a trace in other tags than `<think>`, opened at its start or before.
 
     Kept, it would be a reasoning trace trained as the answer of a turn with reasoning off.
     """
@@ -158,13 +173,14 @@ def foreign_think(example: Example) -> Drop | None:
 
 
 def _foreign_tag(text: str) -> str | None:
-    """The tag of a trace that opens a text, or closes one that the prompt opened."""
+    """Tag of a trace that opens a text, or that closes a trace which the prompt opened."""
     if opening := _OPENING_TAG.match(text):
         name, _, channel = opening.groups()
         is_channel = name.lower().startswith(_CHANNEL_TAGS) and channel in _TRACE_WORDS
-        typed = _TYPE.search(opening.group())
+        typed = _TYPE_ATTRIBUTE.search(opening.group())
         if is_channel or _names_trace(name) or (typed and _names_trace(typed.group(1))):
-            return opening.group()[: opening.end(2 if not is_channel else 3)].strip()
+            tag_end = opening.end(3 if is_channel else 2)
+            return opening.group()[:tag_end].strip()
     if text[:1] in "#*\n " and (heading := _TRACE_HEADING.match(text)):
         return heading.group().strip() if _ANSWER_HEADING.search(text, heading.end()) else None
     closing = _CLOSING_TAG.search(text)
@@ -174,16 +190,17 @@ def _foreign_tag(text: str) -> str | None:
 
 
 def _names_trace(name: str) -> bool:
+    """True where the name of a tag is one of a reasoning trace."""
     words = _LETTERS.findall(name.lower())
     return not _TRACE_WORDS.isdisjoint(words) or kind_of("_".join(words)) == "reasoning"
 
 
-# marks of chat templates, in the notations that most of them have
+# Marks of chat templates, in the notations that most of them have.
 _MARK = (
     r"(?:<\|[A-Za-z][\w ]{1,40}\|>|<｜[^<>]{1,40}｜>|<(?i:bos|eos|unk|pad)>|<</?SYS>>|\[/?INST\]"
     r"|<(?:start|end)_of_turn>|<extra_id_\d>)"
 )
-# beside a blank or in quotes such a mark is spoken of
+# Beside a blank or in quotes a mark is mentioned, and was not written by a template.
 _STARTS_WITH_MARK = re.compile(
     rf"\s*(?:{_MARK}(?! )|\[INST\]|<s>\s*\[INST\]|<image>|<(video|audio)>(?!.*</\1>))", re.DOTALL
 )
@@ -191,11 +208,15 @@ _ENDS_WITH_MARK = re.compile(
     rf"(?:(?<![ `'\"]){_MARK}|</s>|<(?i:eos)>|<(?:image|video|audio)>)\s*\Z"
 )
 _INNER_MARK = re.compile(rf"(?<![ `'\"(\[{{}}+]){_MARK}(?![ `'\".,;:)\]}}+])")
-# what stands before a turn in transcripts; and a user's turn with the answer to it
+# Prefixes of an assistant's turn in transcripts.
 _ROLE_PREFIXES = (
-    "Assistant:", "ASSISTANT:", "### Assistant:", "###Assistant:", "### ASSISTANT:",
+    "Assistant:",
+    "ASSISTANT:",
+    "### Assistant:",
+    "###Assistant:",
+    "### ASSISTANT:",
     "### Response:",
-)  # fmt: skip
+)
 _ASKS_FOR_SCRIPT = re.compile(
     r"dialog|conversation|\bscript|role.?play|\bscene|\bskit\b|screenplay|transcript|interview"
     r"|Assistant:",
@@ -203,7 +224,8 @@ _ASKS_FOR_SCRIPT = re.compile(
 )
 _SPEAKER = re.compile(r"^\W*([^\W\d_][\w .'’-]{0,30}?)\W*:", re.MULTILINE)
 _ROLES_OF_TRANSCRIPTS = frozenset({"assistant", "human", "user"})
-_TURNS = (
+# Prefixes of a user's turn and of the answer to it.
+_TURN_PREFIXES = (
     ("\n\nHuman:", "\n\nAssistant:"),
     ("### Human:", "### Assistant:"),
     ("###Human:", "###Assistant:"),
@@ -212,10 +234,10 @@ _TURNS = (
 
 
 def template_markup(example: Example) -> Drop | None:
-    """A text with marks of a chat template at an edge, or an answer that goes on with more turns.
+    """Drop a text with a template's marks at an edge, or an answer that goes on with more turns.
 
-    It was rendered once before. Kept, an answer would end on another model's end token, spelt out
-    before the real one, or the questions of a user would be trained.
+    Such a text has been rendered once before. Kept, an answer would end on another model's end
+    token, spelt out before the real one, or the questions of a user would be trained.
     """
     for index, message in enumerate(example.messages):
         if message.role == "tool":
@@ -231,44 +253,48 @@ def template_markup(example: Example) -> Drop | None:
 
 
 def _edge_mark(text: str) -> str | None:
-    """A mark of a template that a text starts or ends with."""
-    if "<" not in text and "INST]" not in text:  # as most texts
+    """Mark of a template that a text starts or ends with, None where there is none."""
+    if "<" not in text and "INST]" not in text:  # most texts: the patterns below cost more
         return None
-    starts = text[:40].lstrip()[:1] in ("<", "[")
-    if starts and (mark := _STARTS_WITH_MARK.match(text)):
+    starts_with_bracket = text[:40].lstrip()[:1] in ("<", "[")
+    if starts_with_bracket and (mark := _STARTS_WITH_MARK.match(text)):
         return mark.group()
     if text[-20:].rstrip()[-1:] not in (">", "]"):
         return None
     mark = _ENDS_WITH_MARK.search(text, max(0, len(text) - 100))
-    if mark is None or (mark.group().strip() == "</s>" and "<s>" in text.lstrip()[3:]):
-        return None  # the latter is HTML
+    if mark is None:
+        return None
+    if mark.group().strip() == "</s>" and "<s>" in text.lstrip()[3:]:
+        return None  # HTML's tag of struck-out text
     return mark.group()
 
 
 def _inner_mark(text: str, question: str) -> str | None:
-    """What shows inside an answer that more than one turn stands in it."""
+    """Mark or prefix inside an answer that shows more than one turn, None where there is none."""
     if text.lstrip().startswith(_ROLE_PREFIXES) and not _is_script(text, question):
         return text.partition(":")[0]
     if ("<|" in text or "<｜" in text) and (mark := _INNER_MARK.search(text)):
         return mark.group()
     if "Human:" not in text and "USER:" not in text:
         return None
-    for question, answer in _TURNS:
-        start = text.find(question)
-        if start >= 0 and text.find(answer, start) >= 0:
-            return question
+    for user_prefix, assistant_prefix in _TURN_PREFIXES:
+        start = text.find(user_prefix)
+        if start >= 0 and text.find(assistant_prefix, start) >= 0:
+            return user_prefix
     return None
 
 
 def _is_script(text: str, question: str) -> bool:
-    """Whether "Assistant:" is a part in a conversation that somebody wrote: the question speaks of
-    one, or another name speaks twice."""
+    """True where "Assistant:" is a speaker of a conversation that somebody wrote.
+
+    Then the question speaks of a conversation, or another speaker has two lines.
+    """
     if not text.lstrip().lower().startswith("assistant:"):
         return False
     if _ASKS_FOR_SCRIPT.search(question):
         return True
     speakers = Counter(name.lower() for name in _SPEAKER.findall(text))
-    return any(times > 1 for name, times in speakers.items() if name not in _ROLES_OF_TRANSCRIPTS)
+    return any(n > 1 for name, n in speakers.items() if name not in _ROLES_OF_TRANSCRIPTS)
 
 
 MARKUP = "<tool_call>"
@@ -284,7 +310,7 @@ _DECLARATION = "# Tools"
 
 
 def undeclared_tools(example: Example) -> Drop | None:
-    """Tool calls in a record that declares no tool at all."""
+    """Drop tool calls in a record that declares no tool at all."""
     if example.tools is None:
         for index, call in _calls(example):
             return Drop("undeclared_tools", f"message {index} calls {call.name!r}")
@@ -292,7 +318,7 @@ def undeclared_tools(example: Example) -> Drop | None:
 
 
 def unknown_tool(example: Example) -> Drop | None:
-    """A call to a tool that is not among those declared."""
+    """Drop a call to a tool that is not declared."""
     if example.tools is None:
         return None
     tools = declared(example.tools)
@@ -305,7 +331,7 @@ def unknown_tool(example: Example) -> Drop | None:
 
 
 def tool_markup(example: Example) -> Drop | None:
-    """Tool calls written as text: where no tool is declared (NVIDIA's check), or beside tools.
+    """Drop tool calls written as text, without declared tools (NVIDIA's check) or beside them.
 
     A template writes declared tools with instructions for its own notation of calls; an answer
     that spells out another would contradict them.
@@ -325,22 +351,22 @@ def tool_markup(example: Example) -> Drop | None:
 
 
 def _written_call(text: str, example: Example) -> str | None:
-    """The call that an assistant's text spells out: in tags, as JSON or as Python."""
+    """Description of the call that an assistant's text spells out in tags, as JSON or as Python."""
     call = None
     if "<" in text or "[" in text:
-        signed = any(sign in text for sign in _CALL_SIGNS)
-        call = _CALL_AS_TEXT.search(text) if signed else None
+        has_sign = any(sign in text for sign in _CALL_SIGNS)
+        call = _CALL_AS_TEXT.search(text) if has_sign else None
     if call and (example.tools is not None or not call.group().startswith(MARKUP)):
         return f"a {call.group().split()[0].rstrip('{[')}"
-    first = text.lstrip()[:1]
-    tag = _CALL_TAG.match(text) if first in ("<", "[") else None
+    first_character = text.lstrip()[:1]
+    tag = _CALL_TAG.match(text) if first_character in ("<", "[") else None
     if tag and kind_of(tag.group(1)) == "calls" and tag.group().strip() != MARKUP:
         return f"a {tag.group().strip()}"
     if example.tools is None:
         return None
     names = declared(example.tools)
-    fenced = _FENCE.match(text) if first == "`" else None
-    if (first in ("[", "{") or fenced) and any(f'"{name}"' in text for name in names):
+    fenced = _FENCE.match(text) if first_character == "`" else None
+    if (first_character in ("[", "{") or fenced) and any(f'"{name}"' in text for name in names):
         try:
             value = load_json(fenced.group(1) if fenced else text)
         except ValueError:
@@ -353,19 +379,25 @@ def _written_call(text: str, example: Example) -> str | None:
 
 
 def _calls(example: Example) -> Iterator[tuple[int, ToolCall]]:
+    """Every call of a record, with the index of its message."""
     for index, message in enumerate(example.messages):
         for call in message.tool_calls:
             yield index, call
 
 
 def failing_arguments(example: Example, *, reason: str) -> Drop | None:
-    """Arguments that fail the schema their tool declares (`bad_arguments`), or a called tool whose
-    schema is not a JSON Schema (`unusable_schema`); tools that nobody calls may have any."""
+    """Drop arguments that fail their tool's schema, or a call of a tool without a usable schema.
+
+    The reasons are `bad_arguments` and `unusable_schema`. Schemas of tools that are not called are
+    not checked.
+    """
     tools = declared(example.tools) if example.tools is not None else {}
     for index, call in _calls(example):
         if call.name not in tools:
             continue  # other filters name it
-        checker, problem, unusable = validator(tools[call.name]), None, None
+        checker = validator(tools[call.name])
+        problem = None
+        unusable = None
         if isinstance(checker, str):
             unusable = checker
         else:
@@ -383,26 +415,27 @@ _UNPAIRED = "unpaired_tool_result"
 
 
 def unpaired_tool_result(example: Example) -> Drop | None:
-    """A result without its call, or a call that the conversation goes on without answering."""
+    """Drop a result without its call, or a call that the conversation leaves unanswered."""
     open_calls: list[ToolCall] = []
     caller = -1
     for index, message in enumerate(example.messages):
         if message.role == "tool":
-            call = _answered(message, open_calls)
+            call = _answered_call(message, open_calls)
             if call is None:
                 return Drop(_UNPAIRED, f"message {index}: answers no open call")
             open_calls.remove(call)
             continue
         if open_calls:
             break
-        open_calls, caller = list(message.tool_calls), index
+        open_calls = list(message.tool_calls)
+        caller = index
     if open_calls and caller < len(example.messages) - 1:
         return Drop(_UNPAIRED, f"message {caller}: call of {open_calls[0].name!r} unanswered")
     return None
 
 
-def _answered(result: Message, open_calls: list[ToolCall]) -> ToolCall | None:
-    """The open call that a result answers."""
+def _answered_call(result: Message, open_calls: list[ToolCall]) -> ToolCall | None:
+    """First open call that a result answers, by id where both have one, else by name."""
     for call in open_calls:
         if result.tool_call_id is not None and call.id is not None:
             if call.id == result.tool_call_id:
@@ -413,47 +446,62 @@ def _answered(result: Message, open_calls: list[ToolCall]) -> ToolCall | None:
 
 
 # -- the schemas of declared tools ----------------------------------------------------------------
-# Type names of other languages ("dict", "float") are read as JSON Schema's own, nothing is fetched
-# from anywhere. A `pattern` is matched by RE2, in linear time; what RE2 has no word for and
+# Type names of other languages ("dict", "float") are read as JSON Schema's own; nothing is fetched.
+# A `pattern` is matched by RE2, in linear time. Patterns that RE2 cannot express and
 # `patternProperties` are not checked.
 
-_SUBSCHEMAS = ("items", "additionalProperties", "not", "contains", "propertyNames", "if", "then",
-               "else", "unevaluatedItems", "unevaluatedProperties")  # fmt: skip
-_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-_NAMED = ("properties", "$defs", "definitions", "dependentSchemas")
-_BY_PATTERN = ("patternProperties", "additionalProperties", "unevaluatedProperties")
+_SCHEMA_KEYWORDS = (  # their value is a schema
+    "items",
+    "additionalProperties",
+    "not",
+    "contains",
+    "propertyNames",
+    "if",
+    "then",
+    "else",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+)
+_SCHEMA_LIST_KEYWORDS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SCHEMA_MAP_KEYWORDS = ("properties", "$defs", "definitions", "dependentSchemas")
+# left out together: the two others apply to the names that no pattern matches
+_PATTERN_KEYWORDS = ("patternProperties", "additionalProperties", "unevaluatedProperties")
 
 
 @lru_cache(maxsize=1024)
 def declared(tools: str) -> dict[str, str]:
-    """Every declared tool's name and the JSON text of its parameters' schema."""
-    found: dict[str, str] = {}
+    """Name of each declared tool → JSON text of the schema of its parameters."""
+    schemas: dict[str, str] = {}
     for tool in json.loads(tools):
         function = tool["function"]
-        found.setdefault(function["name"], json_text(function.get("parameters")))
-    return found
+        schemas.setdefault(function["name"], json_text(function.get("parameters")))
+    return schemas
 
 
 def violation(checker: Draft202012Validator, arguments: Any) -> str | None:
-    """One way in which arguments break the schema, if they do. Raises one of `UNUSABLE`."""
-    if (error := first_error(checker.iter_errors(arguments))) is None:
+    """First way in which arguments break the schema, None where they keep it.
+
+    Raises one of `UNUSABLE` where the schema cannot be applied.
+    """
+    error = first_error(checker.iter_errors(arguments))
+    if error is None:
         return None
-    place = "/".join(str(part) for part in error.absolute_path)
-    text = f"{place}: {error.message:.200}" if place else f"{error.message:.200}"
-    # keys of the arguments appear in it, and they may hold half a surrogate pair
+    path = "/".join(str(part) for part in error.absolute_path)
+    text = f"{path}: {error.message:.200}" if path else f"{error.message:.200}"
+    # keys of the arguments appear in the message, and they may hold half a surrogate pair
     return writable(text)
 
 
-# what a schema that passes for one can still raise: a reference to nowhere, endless or ill-formed,
-# a pattern that is no regular expression, a number beyond floats
+# Errors of a schema that is a JSON Schema by its form: a reference to nowhere, endless or
+# ill-formed, a pattern that is no regular expression, a number beyond floats.
 UNUSABLE = (Unresolvable, RecursionError, re.error, ValueError, ArithmeticError)
 
 
 @lru_cache(maxsize=4096)
 def validator(schema_text: str) -> Draft202012Validator | str:
-    """A validator of arguments, or why the schema cannot be used.
+    """Validator of arguments, or the reason why the schema cannot be used.
 
-    Made only for tools that are called and kept, since checking a schema costs milliseconds.
+    Cached, and made for called tools only: checking a schema costs milliseconds.
     """
     parameters = json.loads(schema_text)
     if parameters is None:
@@ -461,27 +509,27 @@ def validator(schema_text: str) -> Draft202012Validator | str:
     if not isinstance(parameters, dict):
         return f"parameters is {parameters!r:.80}"
     try:
-        schema = _standard(parameters)
+        schema = _standardize(parameters)
         error = schema_error(Draft202012Validator, schema)
     except RecursionError:
         return "nested too deep"
     if error is not None:
-        place = "/".join(str(part) for part in error.absolute_path)
-        return f"{place}: {error.message:.200}"
+        path = "/".join(str(part) for part in error.absolute_path)
+        return f"{path}: {error.message:.200}"
     # an empty registry resolves references inside the schema and fetches none
-    return _Checker(schema, registry=Registry())
+    return _Validator(schema, registry=Registry())
 
 
-def _pattern(
+def _check_pattern(
     _validator: Any, pattern: Any, instance: Any, _schema: Any
 ) -> Iterator[ValidationError]:
-    """The keyword `pattern`."""
+    """Check the keyword `pattern` with RE2, in place of Python's `re`."""
     if isinstance(instance, str) and isinstance(pattern, str) and not _matches(pattern, instance):
         yield ValidationError(f"{instance!r:.80} does not match {pattern!r:.80}")
 
 
 def _matches(pattern: str, text: str) -> bool:
-    """Whether the pattern is found; True if RE2 cannot tell. Raises `re.error`: it is none."""
+    """True where the pattern occurs, or RE2 cannot tell. Raises `re.error` if it is no pattern."""
     try:
         return re2.search(pattern, writable(text), options=_OPTIONS) is not None
     except (re2.error, UnicodeEncodeError):
@@ -493,34 +541,36 @@ _OPTIONS = re2.Options()
 _OPTIONS.log_errors = False
 
 
-_Checker = validators.extend(Draft202012Validator, {"pattern": _pattern})
+_Validator = validators.extend(Draft202012Validator, {"pattern": _check_pattern})
 
 
-def _standard(schema: Any) -> Any:
-    """The schema with JSON Schema's own type names, at every place where a schema may stand."""
+def _standardize(schema: Any) -> Any:
+    """Copy of a schema with JSON Schema's own type names, in its subschemas too."""
     if not isinstance(schema, dict):
         return schema
-    left_out = _BY_PATTERN if "patternProperties" in schema else ()
-    result = {key: value for key, value in schema.items() if key not in left_out}
+    omitted = _PATTERN_KEYWORDS if "patternProperties" in schema else ()
+    result = {key: value for key, value in schema.items() if key not in omitted}
     for key, value in result.items():
-        if key in _SUBSCHEMAS:
-            result[key] = _standard(value)
-        elif key in _LISTS and isinstance(value, list):
-            result[key] = [_standard(item) for item in value]
-        elif key in _NAMED and isinstance(value, dict):
-            result[key] = {name: _standard(item) for name, item in value.items()}
+        if key in _SCHEMA_KEYWORDS:
+            result[key] = _standardize(value)
+        elif key in _SCHEMA_LIST_KEYWORDS and isinstance(value, list):
+            result[key] = [_standardize(subschema) for subschema in value]
+        elif key in _SCHEMA_MAP_KEYWORDS and isinstance(value, dict):
+            result[key] = {name: _standardize(subschema) for name, subschema in value.items()}
     if "type" in result:
-        names = result["type"] if isinstance(result["type"], list) else [result["type"]]
+        is_list = isinstance(result["type"], list)
+        names = result["type"] if is_list else [result["type"]]
         types = [TYPE_NAMES.get(str(name).lower(), name) for name in names]
-        result["type"] = types if isinstance(result["type"], list) else types[0]
-        if None in types:
+        if None in types:  # a name that stands for any type
             del result["type"]
+        else:
+            result["type"] = types if is_list else types[0]
     return result
 
 
-# -- all of them -----------------------------------------------------------------------------------
+# -- the table of filters --------------------------------------------------------------------------
 
-# the first that objects names the reason, so what breaks the others' sense comes first
+# The first filter that objects names the reason, so faults that mislead later filters come first.
 STRUCTURAL: dict[str, Callable[[Example], Drop | None]] = {
     "bad_unicode": bad_unicode,
     "role_order": role_order,
@@ -539,15 +589,17 @@ STRUCTURAL: dict[str, Callable[[Example], Drop | None]] = {
     "unpaired_tool_result": unpaired_tool_result,
 }
 
-# these object to no record that declares no tools and has neither calls nor results
-_OF_CALLS = {"undeclared_tools", "unknown_tool", "unusable_schema", "bad_arguments", _UNPAIRED}
+# Filters that never object to a record without declared tools, calls and results.
+_CALL_FILTERS = {"undeclared_tools", "unknown_tool", "unusable_schema", "bad_arguments", _UNPAIRED}
 
 
 def structural_drop(example: Example, switches: StructuralFilters) -> Drop | None:
-    """The first objection of the filters that are switched on."""
-    calls = any(m.tool_calls or m.role == "tool" for m in example.messages)
+    """Drop of the first filter that objects, among those that are switched on."""
+    uses_tools = example.tools is not None or any(
+        message.tool_calls or message.role == "tool" for message in example.messages
+    )
     for name, check in STRUCTURAL.items():
-        if name in _OF_CALLS and not calls and example.tools is None:
+        if name in _CALL_FILTERS and not uses_tools:
             continue
         if getattr(switches, name) and (drop := check(example)) is not None:
             return drop
