@@ -3,7 +3,8 @@
 Needles: values of several documents are listed. Multi-hop: a chain from document to document is
 followed to its end. Aggregation: amounts of several documents are summed. The gold is computed from
 the finished texts, and so is the proof that each needed document is needed: without it, the same
-computation gives another answer, or none.
+computation gives another answer, or none. Written: a model writes the question on texts of others,
+and a solver has to come to the answer with all of them and to fail without any one.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from __future__ import annotations
 import itertools
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from data_builders.keyed import key64
 from data_builders.rows.inputs import Input
@@ -31,14 +32,17 @@ from data_builders.synthesis.steps import (
     Seed,
     SeedSet,
     SynthesisKind,
+    ask,
+    ask_text,
     ask_usable,
     chat_row,
     grade,
     prompt_of,
 )
-from posttrain.config.synthesize import LongDocuments, LongFamily
+from posttrain.config.synthesize import LongDocuments
 from posttrain.errors import ConfigError
-from posttrain.records import Message, json_text, make_example
+from posttrain.records import Example, Message, json_text, make_example
+from posttrain.rollouts import Prompt
 from posttrain.runs import Parent
 from reward.environments.long_context import LongContextEnvironment
 from reward.graders.base import Attempt
@@ -66,6 +70,8 @@ _SENTENCES = (
     "Visitors wrote {n} lines into the guest book, most of them kind.",
     "The old gate was painted green, which took {n} pots of paint.",
 )
+_WRITTEN = re.compile(r"Question:\s*(\S.*?)\s*\n\s*Answer:[ \t]*(\S.*)")
+_LONGEST_ANSWER = 80  # characters: a longer one is not compared word for word
 _CODE = re.compile(r"The access code of (\w+) is (\d+)\.")
 _HANDED = re.compile(r"(\w+) handed the blue folder to (\w+)\.")
 _CRATES = re.compile(r"The depot of (\w+) lies in ([a-z ]+) and holds (\d+) crates of rope\.")
@@ -76,7 +82,7 @@ class Facts:
     """What a question needs, before it is hidden among other documents.
 
     Attributes:
-        needed, others: sentences that stand in a document each.
+        needed, others: documents; others have the form of the needed ones.
         solve: computes the answer from any documents; None: they do not give one.
     """
 
@@ -101,14 +107,31 @@ class LongQuestion:
     tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class SourceTexts:
+    """Texts on which a model is to write a question, and the length that it is hidden in."""
+
+    texts: tuple[str, ...]
+    length: int
+
+
 class LongDocumentQuestions(SynthesisKind):
-    """The kind `long_documents`; the content of its seeds is a `LongQuestion`."""
+    """The kind `long_documents`; the content of its seeds is a `LongQuestion` or `SourceTexts`.
+
+    Raises:
+        ConfigError: written questions without models that write and solve them.
+    """
 
     config: LongDocuments
+    spoiled_roles = ("writer", "generator")
 
     def __init__(self, config: LongDocuments, setup: KindSetup) -> None:
         super().__init__(config, setup)
+        missing = [role for role in ("writer", "solver") if role not in setup.models]
+        if "written" in config.families and missing:
+            raise ConfigError(f"models: written questions need a model as {', '.join(missing)}")
         self._tokenizer: PreTrainedTokenizerBase | None = None
+        self._pieces: list[str] = []
 
     def inputs(self) -> tuple[list[Input], list[Parent]]:
         return row_inputs(self.config.documents, self.setup.out)
@@ -119,49 +142,51 @@ class LongDocumentQuestions(SynthesisKind):
         Raises:
             ConfigError: a length that holds not even the needed documents.
         """
-        texts = [
-            text for source in self.config.documents for text in row_texts(source, source.text)
-        ]
-        pieces = [piece for text in texts for piece in _pieces(text)]
+        self._pieces = []
+        for source in self.config.documents:
+            for text in row_texts(source, source.text):
+                self._pieces += _pieces(text)
         result = SeedSet([])
+        families = self.config.families
+        lengths = self.config.lengths
         for number in range(self.config.count):
-            family = self.config.families[number % len(self.config.families)]
-            length = self.config.lengths[
-                number // len(self.config.families) % len(self.config.lengths)
-            ]
-            rng = random.Random(key64(self.setup.seed, "long_documents", family, length, number))
-            facts = FAMILIES[family](rng, self.config.needed)
-            question = self._hidden(facts, pieces, length=length, rng=rng)
+            family = families[number % len(families)]
+            length = lengths[number // len(families) % len(lengths)]
             seed_id = f"{family}-{length}-{number}"
+            rng = self._rng(seed_id)
             try:
-                refuse_unproven(question, facts)
+                if family == "written":
+                    seed = self._texts_seed(seed_id, length, rng)
+                else:
+                    facts = FAMILIES[family](rng, self.config.needed)
+                    question = self._hidden(facts, length=length, rng=rng)
+                    refuse_unproven(question, facts)
+                    seed = Seed(seed_id, question, _example(question.text, family))
+                    result.tasks.append(_task(seed_id, question))
             except Discarded as problem:
                 result.dropped[problem.reason] += 1
                 continue
-            message = Message("user", question.text)
-            example = make_example([message], source=family, dialect="plain")
-            result.seeds.append(Seed(seed_id, question, example))
-            result.tasks.append(_task(seed_id, question, family))
+            result.seeds.append(seed)
         return result
 
     def most(self, seed: Seed) -> Mapping[str, int]:
+        if isinstance(seed.content, SourceTexts):
+            return {"writer": 1, "solver": 1 + self.config.needed, "generator": 1}
         return {"generator": 1}
 
     def make(self, seed: Seed) -> Making:
-        """Nothing more without a generator; else its answer, if it is right and not copied."""
-        question: LongQuestion = seed.content
+        """The question, if a model is to write it; then a generator's answer, if it is right."""
+        tasks: tuple[Row, ...] = ()
+        checks = ["gold by code", "each document is needed"]
+        if isinstance(seed.content, SourceTexts):
+            question = yield from self._written(seed, seed.content)
+            tasks = (_task(seed.id, question),)
+            checks = ["solver has the gold", "and fails without any document"]
+        else:
+            question = cast(LongQuestion, seed.content)
         if "generator" not in self.setup.models:
-            return Keep(checks=("gold by code", "each document is needed"))
-        needed = list(question.needed)
-        prompt = prompt_of(
-            seed,
-            "answer",
-            question.text,
-            environment=_ENVIRONMENT.name,
-            grader="environment",
-            gold=question.gold,
-            metadata=json_text({"needed": needed}),
-        )
+            return Keep(tasks=tasks, checks=tuple(checks))
+        prompt = _prompt(seed, "answer", question.text, question.gold)
         [answered] = yield from ask_usable(Ask("generator", prompt))
         [completion] = answered.completions
         [score] = yield from grade(Attempt(prompt, completion))
@@ -172,33 +197,71 @@ class LongDocumentQuestions(SynthesisKind):
             [*prompt.messages, *completion.messages],
             gold=question.gold,
             tokens=question.tokens,
-            needed=needed,
+            needed=list(question.needed),
         )
-        return Keep((row,), checks=("gold by code", "each document is needed", _ENVIRONMENT.name))
+        return Keep((row,), tasks=tasks, checks=(*checks, _ENVIRONMENT.name))
+
+    def _written(self, seed: Seed, content: SourceTexts) -> Generator[Any, Any, LongQuestion]:
+        """A model's question on all texts, which a solver answers with them and not without one."""
+        listed = _numbered(content.texts)
+        text = self.text("question_of_documents", documents=listed, count=str(len(content.texts)))
+        written = yield from ask_text(Ask("writer", prompt_of(seed, "question", text)))
+        match = _WRITTEN.search(written)
+        if match is None:
+            raise Discarded("no_question", written[:200])
+        question, gold = match[1], match[2].strip()
+        if len(gold) > _LONGEST_ANSWER:
+            raise Discarded("long_answer", gold)
+        prompts = [_prompt(seed, "solve", f"{listed}\n\n{question} {_END}", gold)]
+        for without in range(len(content.texts)):
+            remaining = content.texts[:without] + content.texts[without + 1 :]
+            request = f"{_numbered(remaining)}\n\n{question} {_END}"
+            prompts.append(_prompt(seed, f"solve-without-{without}", request, gold))
+        answers = yield from ask(*(Ask("solver", prompt) for prompt in prompts))
+        scores = yield from grade(
+            *(Attempt(each.ask.prompt, each.completions[0]) for each in answers)
+        )
+        solved = [(score.value or 0.0) >= _ENVIRONMENT.passes_at for score in scores]
+        if not solved[0]:
+            raise Discarded("not_answerable", f"{question} {gold}: {scores[0].explanation}")
+        if any(solved[1:]):
+            raise Discarded("not_needed", f"{question} {gold}: without {solved.index(True, 1)}")
+        facts = Facts(content.texts, (), question, lambda _: gold)
+        return self._hidden(facts, length=content.length, rng=self._rng(seed.id))
+
+    def _texts_seed(self, seed_id: str, length: int, rng: random.Random) -> Seed:
+        if len(self._pieces) < self.config.needed:
+            raise Discarded("too_few_documents", f"{len(self._pieces)} pieces")
+        texts = tuple(rng.sample(self._pieces, self.config.needed))
+        return Seed(seed_id, SourceTexts(texts, length), _example("\n\n".join(texts), "written"))
+
+    def _rng(self, seed_id: str) -> random.Random:
+        return random.Random(key64(self.setup.seed, "long_documents", seed_id))
 
     def bad_answer(self, seed: Seed, answered: Answered) -> str:
-        """An answer in the usual form that no question has."""
+        """A question that needs no document; or an answer of the form that no question has."""
+        if answered.ask.role == "writer":
+            return "Question: How many legs do two spiders have?\nAnswer: 16"
         return "Answer: -1"
 
-    def _hidden(
-        self, facts: Facts, pieces: Sequence[str], *, length: int, rng: random.Random
-    ) -> LongQuestion:
-        """The needed documents among so many others as the length has room for."""
-        documents = [_padded(fact, rng) for fact in facts.needed]
+    def _hidden(self, facts: Facts, *, length: int, rng: random.Random) -> LongQuestion:
+        """The needed documents among so many others as the length has room for.
+
+        Raises:
+            ConfigError: it has not even room for those.
+        """
+        documents = list(facts.needed)
         total = sum(map(self._count, documents))
         if total > length:
             raise ConfigError(
                 f"lengths: {length:,} tokens do not hold {len(documents)} needed documents of "
                 f"{total:,} tokens"
             )
-        for fact in facts.others:
-            document = _padded(fact, rng)
-            total += self._count(document)
-            if total > length:
-                break
-            documents.append(document)
+        unused = [piece for piece in self._pieces if piece not in facts.needed]
+        rng.shuffle(unused)
+        waiting = iter([*facts.others, *unused])
         while True:
-            document = rng.choice(pieces) if pieces else _filler(rng)
+            document = next(waiting, None) or _filler(rng)
             total += self._count(document)
             if total > length:
                 break
@@ -206,22 +269,22 @@ class LongDocumentQuestions(SynthesisKind):
         order = rng.sample(range(len(documents)), len(documents))
         texts = [documents[index] for index in order]
         needed = [order.index(index) + 1 for index in range(len(facts.needed))]
-        return self._numbered(texts, sorted(needed), facts, length=length)
+        return self._fitted(texts, sorted(needed), facts, length=length)
 
-    def _numbered(
+    def _fitted(
         self, texts: list[str], needed: list[int], facts: Facts, *, length: int
     ) -> LongQuestion:
         """Documents with their numbers; the last that are not needed go until all fit."""
         while True:
-            numbered = [f"Document {k}.\n{text}" for k, text in enumerate(texts, 1)]
-            tokens = len(self._ids("\n\n".join(numbered)))
+            listed = _numbered(texts)
+            tokens = len(self._ids(listed))
             if tokens <= length:
                 break
             unneeded = next(k for k in range(len(texts), 0, -1) if k not in needed)
             del texts[unneeded - 1]
             needed = [k - (k > unneeded) for k in needed]
         gold = facts.solve(texts)
-        text = "\n\n".join([*numbered, f"{facts.question} {_END}"])
+        text = f"{listed}\n\n{facts.question} {_END}"
         return LongQuestion(text, gold or "", tuple(needed), tokens)
 
     def _count(self, document: str) -> int:
@@ -252,7 +315,22 @@ def refuse_unproven(question: LongQuestion, facts: Facts) -> None:
             raise Discarded("not_needed", f"document {position}")
 
 
-def _task(seed_id: str, question: LongQuestion, family: str) -> Row:
+def _numbered(texts: Sequence[str]) -> str:
+    return "\n\n".join(f"Document {k}.\n{text}" for k, text in enumerate(texts, 1))
+
+
+def _prompt(seed: Seed, name: str, text: str, gold: str) -> Prompt:
+    return prompt_of(
+        seed, name, text, environment=_ENVIRONMENT.name, grader="environment", gold=gold
+    )
+
+
+def _example(text: str, family: str) -> Example:
+    return make_example([Message("user", text)], source=family, dialect="plain")
+
+
+def _task(seed_id: str, question: LongQuestion) -> Row:
+    family = seed_id.partition("-")[0]
     metadata = {"needed": list(question.needed), "tokens": question.tokens, "family": family}
     return {
         "environment": _ENVIRONMENT.name,
@@ -278,7 +356,7 @@ def _needles(rng: random.Random, needed: int) -> Facts:
         return None if None in codes else json_text(codes)
 
     question = f"What are the access codes of {', '.join(wanted)}? Give them as a list: [1, 2]."
-    return Facts(tuple(facts[:needed]), tuple(facts[needed:]), question, solve)
+    return _facts(facts[:needed], facts[needed:], question, solve, rng)
 
 
 def _chain(rng: random.Random, needed: int) -> Facts:
@@ -302,7 +380,7 @@ def _chain(rng: random.Random, needed: int) -> Facts:
         f"{chain[0]} had the blue folder at first, and whoever gets it hands it on where a "
         "document says so. Who has it in the end? Give the name alone."
     )
-    return Facts(tuple(facts), tuple(distractors), question, solve)
+    return _facts(facts, distractors, question, solve, rng)
 
 
 def _sum(rng: random.Random, needed: int) -> Facts:
@@ -325,14 +403,26 @@ def _sum(rng: random.Random, needed: int) -> Facts:
         return str(sum(amounts)) if amounts else None
 
     question = f"How many crates of rope do all depots in {region} hold together?"
-    return Facts(tuple(facts[:needed]), tuple(facts[needed:]), question, solve)
+    return _facts(facts[:needed], facts[needed:], question, solve, rng)
 
 
-FAMILIES: dict[LongFamily, Callable[[random.Random, int], Facts]] = {
+FAMILIES: dict[str, Callable[[random.Random, int], Facts]] = {
     "needles": _needles,
     "multi_hop": _chain,
     "aggregation": _sum,
 }
+
+
+def _facts(
+    needed: Sequence[str],
+    others: Sequence[str],
+    question: str,
+    solve: Callable[[Sequence[str]], str | None],
+    rng: random.Random,
+) -> Facts:
+    """Sentences as documents."""
+    needed_documents = tuple(_padded(fact, rng) for fact in needed)
+    return Facts(needed_documents, tuple(_padded(fact, rng) for fact in others), question, solve)
 
 
 def _places(rng: random.Random, count: int) -> list[str]:

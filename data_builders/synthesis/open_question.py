@@ -64,7 +64,7 @@ class OpenQuestions(SynthesisKind):
     """The kind `open_question`; the content of its seeds is a `GoldTask` with options."""
 
     config: OpenQuestion
-    spoiled_role = "rewriter"
+    spoiled_roles = ("rewriter",)
 
     def inputs(self) -> tuple[list[Input], list[Parent]]:
         return row_inputs(self.config.sources, self.setup.out)

@@ -168,10 +168,10 @@ class SynthesisKind:
     """One kind of synthetic data. A subclass is one file, and a line in `kinds.py`.
 
     Attributes:
-        spoiled_role: role of the answer that is replaced in a planted bad row.
+        spoiled_roles: roles of which an answer is replaced in a planted bad row.
     """
 
-    spoiled_role: ClassVar[str] = "generator"
+    spoiled_roles: ClassVar[tuple[str, ...]] = ("generator",)
 
     def __init__(self, config: Any, setup: KindSetup) -> None:
         self.config = config
@@ -212,7 +212,7 @@ class SynthesisKind:
         for number in reversed(range(len(rounds))):
             bad_answers: list[tuple[int, str | Message]] = []
             for position, answered in enumerate(rounds[number]):
-                if answered.ask.role == self.spoiled_role:
+                if answered.ask.role in self.spoiled_roles:
                     bad = self.bad_answer(seed, answered)
                     bad_answers += [] if bad is None else [(position, bad)]
             if bad_answers:

@@ -90,7 +90,7 @@ class ToolConversations(SynthesisKind):
     """The kind `tool_conversation`; the content of its seeds is a `ToolTask`."""
 
     config: ToolConversation
-    spoiled_role = "agent"
+    spoiled_roles = ("agent",)
 
     def __init__(self, config: ToolConversation, setup: KindSetup) -> None:
         super().__init__(config, setup)

@@ -76,7 +76,7 @@ class Translation(SynthesisKind):
     """
 
     config: Translate
-    spoiled_role = "translator"
+    spoiled_roles = ("translator",)
 
     def __init__(self, config: Translate, setup: KindSetup) -> None:
         super().__init__(config, setup)

@@ -80,7 +80,7 @@ class VariantTasks(SynthesisKind):
     """The kind `twin`; the content of its seeds is a `GoldTask`."""
 
     config: TaskVariants
-    spoiled_role = "rewriter"
+    spoiled_roles = ("rewriter",)
 
     def inputs(self) -> tuple[list[Input], list[Parent]]:
         return row_inputs(self.config.sources, self.setup.out)

@@ -321,7 +321,7 @@ class DocumentRows(RowPlace):
     text: str = "text"
 
 
-LongFamily = Literal["needles", "multi_hop", "aggregation"]
+LongFamily = Literal["needles", "multi_hop", "aggregation", "written"]
 
 
 class LongDocuments(Kind):
@@ -329,14 +329,16 @@ class LongDocuments(Kind):
 
     tokenizer: a directory or hub id of the tokenizer that measures.
     documents: texts between the needed ones; none: sentences by code.
-    families: values to collect, chains to follow, amounts to sum.
+    families: values to collect, chains to follow, amounts to sum, by code; or questions that a
+        `writer` writes, and a `solver` answers with all needed documents and not without any one.
     lengths: tokens of all documents together at most, in turn.
     needed: documents that the answer depends on.
     count: questions.
     """
 
-    roles: ClassVar[tuple[str, ...]] = ("generator",)
-    optional_roles: ClassVar[frozenset[str]] = frozenset({"generator"})
+    roles: ClassVar[tuple[str, ...]] = ("writer", "solver", "generator")
+    optional_roles: ClassVar[frozenset[str]] = frozenset(roles)
+    templates: ClassVar[tuple[str, ...]] = ("question_of_documents",)
     kind: Literal["long_documents"]
     tokenizer: str
     documents: tuple[DocumentRows, ...] = ()
@@ -348,6 +350,9 @@ class LongDocuments(Kind):
     def check(self) -> None:
         refuse_twice("source", [rows.name for rows in self.documents])
         refuse_twice("families", self.families)
+        refuse("families", {
+            "written questions need documents": "written" in self.families and not self.documents,
+        })  # fmt: skip
         refuse("lengths", {"fewer than 300 tokens hold no question": min(self.lengths) < 300})
 
 

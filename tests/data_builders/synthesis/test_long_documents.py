@@ -13,7 +13,7 @@ import pytest
 from data_builders.synthesis.kinds import open_kind
 from data_builders.synthesis.long_documents import FAMILIES, LongQuestion, refuse_unproven
 from data_builders.synthesis.steps import Discarded
-from posttrain.errors import ConfigError
+from posttrain.errors import ConfigError, DataError
 from posttrain.sampling.sampler import Request
 from reward.environments.long_context import LongContextEnvironment
 from tests.data_builders.small_build import write_tokenizer
@@ -135,6 +135,75 @@ def test_only_right_answers_become_rows(tmp_path: Path, monkeypatch: pytest.Monk
 def test_impossible_lengths_are_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="do not hold 20 needed documents"):
         seeds_of(recipe(tmp_path, needed=20, lengths=[500], families=["needles"]))
+
+
+TEXTS = [f"The {name} of the museum has {number} rooms, all of them open." for name, number in
+         (("tower", 21), ("cellar", 34), ("garden", 55), ("annex", 13), ("hall", 8))]  # fmt: skip
+
+
+def written(tmp_path: Path):
+    path = write_rows(tmp_path / "texts.jsonl", [{"text": text} for text in TEXTS])
+    documents = [{"name": "museum", "path": str(path)}]
+    make = recipe(tmp_path, families=["written"], documents=documents, needed=2, count=3).make
+    models = {role: server(role) for role in ("writer", "solver")}
+    return recipe_of(tmp_path / "out", make.model_dump(mode="json"), models)
+
+
+def rooms(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"has (\d+) rooms", text)]
+
+
+def writer(request: Request, _: random.Random) -> str:
+    total = sum(rooms(request.messages[0].content))
+    return f"Question: How many rooms are there?\nAnswer: {total}{END}"
+
+
+def solver(request: Request, _: random.Random) -> str:
+    text = request.messages[0].content
+    answer = 16 if "spiders" in text else sum(rooms(text))
+    return f"Counted.\nAnswer: {answer}{END}"
+
+
+def test_written_questions_are_solved_with_all_and_not_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    samplers = {"writer": Scripted(writer), "solver": Scripted(solver)}
+    _, manifest = made(written(tmp_path), samplers, monkeypatch)
+    tasks = read_rows(tmp_path / "out/tasks.jsonl")
+    assert len(tasks) == 3
+    for task in tasks:
+        documents = task["question"].split("\n\n")
+        needed = [documents[number - 1] for number in task["metadata"]["needed"]]
+        assert sum(rooms("".join(needed))) == int(task["gold"])
+        assert LongContextEnvironment().prompt(task).gold == task["gold"]
+    assert manifest.stats["planted"] == {"rows": 3, "dropped": {"not_needed": 3}}
+
+
+@pytest.mark.parametrize(
+    ("write", "solve", "reason"),
+    [
+        (lambda r, _: f"How many rooms are there?{END}", solver, "no_question 3"),
+        (lambda r, _: END, solver, "empty_answer 3"),
+        (lambda r, _: f"Question: Why?\nAnswer: {'because ' * 20}{END}", solver, "long_answer 3"),
+        (writer, lambda r, _: f"Answer: none{END}", "not_answerable 3"),
+        (
+            lambda r, _: f"Question: Sum?\nAnswer: 7{END}",
+            lambda r, _: f"Answer: 7{END}",
+            "not_needed",
+        ),
+    ],
+)
+def test_bad_writers_and_solvers_give_no_question(
+    write, solve, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with pytest.raises(DataError, match=reason):
+        made(written(tmp_path), {"writer": Scripted(write), "solver": Scripted(solve)}, monkeypatch)
+
+
+def test_written_questions_need_their_models(tmp_path: Path):
+    config = recipe(tmp_path, families=["written"], documents=[{"name": "x", "path": "x.jsonl"}])
+    with pytest.raises(ConfigError, match="need a model as writer, solver"):
+        open_kind(config)
 
 
 def test_a_generator_that_is_cut_off_gives_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
