@@ -13,6 +13,7 @@ from posttrain.config.sft import OWNED_EVERYWHERE, PolicyRecipe, owned_fields
 
 _REFERENCE = source("NVIDIA's grpo_nanov3.yaml")
 Overlong = Literal["mask", "train"]
+Lag = Literal[0, 1]
 
 OWNED_TRAINER_FIELDS = OWNED_EVERYWHERE | owned_fields({
     "set loss: instead": "beta epsilon epsilon_high num_iterations mask_truncated_completions",
@@ -104,9 +105,12 @@ class InProcessRollouts(Strict):
     """Rollouts decoded in the training processes; weights that are sharded are gathered meanwhile.
 
     batch_size: rollouts decoded at a time on one process.
+    lag: steps by which the weights that sample are behind; with 1 the numbers are those of a server
+        that samples step k + 1 while step k trains, without its gain in time.
     """
 
     engine: Literal["in_process"]
+    lag: Lag = 0
     batch_size: int = Field(default=256, ge=1)
 
 
@@ -114,9 +118,11 @@ class LoraServer(Server):
     """A vLLM server that holds the base model and loads the adapter before every batch.
 
     model: what the names begin with under which adapters are loaded.
+    lag: 1: step k + 1 is sampled and judged while step k trains, by the weights before it.
     """
 
     engine: Literal["lora_server"]
+    lag: Lag = 0
     model: str = "policy"
 
 
@@ -124,9 +130,11 @@ class WeightServer(Server):
     """A vLLM server that is sent all weights before every batch, by NCCL.
 
     group_port: where the main process waits for the server to join the transfer.
+    lag: 1: step k + 1 is sampled and judged while step k trains, by the weights before it.
     """
 
     engine: Literal["vllm_server"]
+    lag: Lag = 0
     group_port: int = Field(default=51216, ge=1, lt=1 << 16)
 
 
@@ -137,9 +145,11 @@ class ColocatedVllm(Strict):
     gpu_memory: share of the device that vLLM takes.
     max_length: longest prompt and completion; null is the model's own limit.
     sleep: give up weights and cache between batches.
+    lag: as that of `in_process`.
     """
 
     engine: Literal["vllm_colocate"]
+    lag: Lag = 0
     gpu_memory: float = Field(default=0.3, gt=0, le=1)
     max_length: int | None = Field(default=None, ge=1)
     sleep: bool = True
@@ -294,6 +304,11 @@ class GroupTraining(Rendering, PolicyRecipe):
         })  # fmt: skip
         if engine == "lora_server":
             refuse_lora_server(sharding)
+        if self.rollouts.lag and self.loss.importance is None:
+            raise ValueError(
+                "rollouts.lag 1 trains on samples of older weights, which loss.importance corrects "
+                "for: leave it at its default, or set rollouts.lag=0"
+            )
 
 
 def refuse_lora_server(sharding: str | None) -> None:

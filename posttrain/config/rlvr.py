@@ -121,6 +121,13 @@ class RlvrConfig(GroupTraining, stage="rlvr"):
         names = [source for d in self.domains for source in self.sources_of(d)]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"source {twice[0]!r} is in two domains, or twice in one")
+        depends = self.dynamic_sampling is not None or self.curriculum.pools_config is not None
+        if self.rollouts.lag and depends:
+            raise ValueError(
+                "rollouts.lag 1 draws the next step's prompts before a step has its rewards, and "
+                "dynamic_sampling and difficulty pools draw by them: set rollouts.lag=0, or do "
+                "without"
+            )
 
     def sources_of(self, domain: str) -> tuple[str, ...]:
         """The sources of a domain."""

@@ -132,6 +132,12 @@ class Resumable(Trainer):
         self.tokens_seen = progress.tokens
         self.trained_seen = progress.trained
 
+    def save_parts(self, checkpoint: Path) -> None:
+        """Add the method's own files of this process to a checkpoint. The base has none."""
+
+    def restore_parts(self, checkpoint: Path, *, step: int) -> None:
+        """Read what `save_parts` has written behind optimiser step `step`."""
+
     def close(self) -> None:
         """Release resources that outlive a step, such as connections. The base has none."""
 
@@ -215,6 +221,7 @@ class Resumable(Trainer):
         with checkpoint_of_parts(self) if self.sharded else _saved_by_memory_names(plain_model):
             super()._save_checkpoint(model, trial)
         self.args.save_total_limit = limit
+        self.save_parts(checkpoint)
         # every process has written its part when the marker declares the checkpoint complete
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
@@ -330,6 +337,7 @@ def train_to_the_end(
     else:
         checkpoint, progress = latest
         trainer.restore_progress(progress)
+        trainer.restore_parts(checkpoint, step=progress.step)
         trainer.train(resume_from_checkpoint=str(checkpoint))
     # the count is global and restored from the checkpoint, so all processes stop here, or none
     if not trainer.trained_seen:

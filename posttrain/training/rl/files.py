@@ -11,6 +11,9 @@
 Where a reward has values for tokens, `token_rewards` has them, one for each token that the policy
 wrote; `reward` is then their sum, and `advantage` the mean of the tokens' advantages.
 
+With `rollouts.lag: 1` each rollout has `version`, the number of batches that the weights that wrote
+it had been trained on; without lag these are all batches before its own.
+
 The file appears whole or not at all; a batch that is made again gives the same bytes. Seconds
 differ from run to run, so they are in neither log nor artifact, but in a file of their own:
 
@@ -49,17 +52,27 @@ def rollout_file(out: Path, step: int) -> Path:
     return out / ROLLOUTS / f"step-{step:05d}.jsonl"
 
 
-def group_row(scored: ScoredGroup, *, step: int, stats: Stats) -> dict[str, Any]:
-    """A group as one JSON-able row; `stats` are ratios of the rollouts in the loss, by place."""
+def group_row(
+    scored: ScoredGroup, *, step: int, stats: Stats, version: int | None = None
+) -> dict[str, Any]:
+    """A group as one JSON-able row; `stats` are ratios of the rollouts in the loss, by place.
+
+    Args:
+        version: of the weights that sampled it, in batches of training; None: not written.
+    """
+    rollouts: list[dict[str, Any]] = []
+    for index in range(len(scored.group.completions)):
+        row = _rollout_row(scored, index, stats)
+        if version is not None:
+            row["version"] = version
+        rollouts.append(row)
     return {
         "step": step,
         "position": scored.position,
         "attempt": scored.attempt,
         "dropped": scored.dropped,
         "prompt": prompt_to_row(scored.group.prompt),
-        "rollouts": [
-            _rollout_row(scored, index, stats) for index in range(len(scored.group.completions))
-        ],
+        "rollouts": rollouts,
         "judgements": [dict(row) for row in scored.rewards.judgements],
     }
 

@@ -14,7 +14,13 @@ from urllib.parse import urlsplit
 import torch
 
 from posttrain.config.backend import Server
-from posttrain.config.grpo import GrpoLossConfig, InProcessRollouts, LoraServer, RolloutEngine
+from posttrain.config.grpo import (
+    GroupTraining,
+    GrpoLossConfig,
+    InProcessRollouts,
+    LoraServer,
+    RolloutEngine,
+)
 from posttrain.errors import ConfigError
 from posttrain.group_rewards import GroupRewards
 from posttrain.training.plan import (
@@ -89,7 +95,7 @@ def make_plan(
         ("loss", describe_loss(recipe.loss)),
         ("batch", batch),
         ("steps", steps),
-        ("rollouts", _rollouts_line(recipe.rollouts, size, whole=whole)),
+        ("rollouts", _rollouts_line(recipe.rollouts, size, whole=whole) + _lag_text(recipe)),
     ]
     here = recipe.rollouts.engine == "in_process"
     if measure and here and whole:
@@ -179,6 +185,12 @@ def _rollouts_line(engine: RolloutEngine, size: ModelSize, *, whole: bool) -> st
         f"{engine.engine}, {where}, given {sent} before each batch; a killed run goes on and loses "
         "or repeats nothing, but vLLM's samples are not the same bytes again"
     )
+
+
+def _lag_text(recipe: GroupTraining) -> str:
+    if not recipe.rollouts.lag:
+        return ""
+    return "; step k is sampled by the weights after step k − 2 (rollouts.lag 1)"
 
 
 def describe_loss(loss: GrpoLossConfig) -> str:

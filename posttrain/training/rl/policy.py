@@ -49,9 +49,11 @@ Named = Generator[tuple[str, torch.Tensor], None, None]
 
 class LiveEngine(ABC):
     """An `Engine` whose weights are those of the policy in training; used from one event loop.
-    `engine` is what samples, once `current` has been entered."""
+    `engine` is what samples, once `current` has been entered. `beside`: it can sample while the
+    policy trains, from the weights of the block that was left."""
 
     batched = False
+    beside = False
     engine: Engine
     client: Client | None = None
 
@@ -193,6 +195,8 @@ class LoraServed(LiveEngine):
     An adapter is small enough to go by way of the disk. Every step has an adapter name of its own:
     under one that is used again, vLLM may answer from the prefix cache of the weights before.
     """
+
+    beside = True
 
     def __init__(self, trainer: GroupTrainer) -> None:
         super().__init__(trainer)
@@ -366,6 +370,8 @@ def _check_logprobs(sync: Any, temperature: float) -> None:
 
 class VllmServed(_VllmPolicy):
     """A vLLM server, to which every process sends its requests."""
+
+    beside = True
 
     def __init__(self, trainer: GroupTrainer) -> None:
         super().__init__(trainer)

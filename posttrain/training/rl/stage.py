@@ -196,6 +196,9 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
     def identity(self) -> dict[str, Any]:
         """The recipe, prompts and policy by digest, and what the reward is."""
         config = self.recipe.model_dump(mode="json", exclude=_OUTSIDE)
+        if not self.recipe.rollouts.lag:
+            # older runs have no such key
+            del config["rollouts"]["lag"]
         config["prompts_digest"] = digest_of(prompt_lines(self.prompts))
         config["reward"] = dict(self.reward.identity)
         if self.curriculum is not None:

@@ -8,8 +8,8 @@ is sampled beside it: any layout of processes gives the same, up to floating poi
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -17,11 +17,12 @@ from accelerate.utils import gather_object
 
 from posttrain.config.grpo import GroupTraining
 from posttrain.errors import ConfigError
-from posttrain.group_rewards import EarlyReward, Group, GroupReward
+from posttrain.group_rewards import EarlyReward, Group, GroupReward, GroupRewards
 from posttrain.rollouts import Completion, Parameters, Prompt, RolloutLimits
 from posttrain.sampling.rollout import OpenEnvironment, Task, roll_out
 from posttrain.sampling.sampler import Engine, Sampler, Scorer, seed_of
 from posttrain.training.order import rows_drawn
+from posttrain.training.rl.ahead import AheadRollouts, SampledGroups
 from posttrain.training.rl.batch import (
     Batch,
     ScoredGroup,
@@ -105,6 +106,7 @@ class RolloutStep:
         batches: micro-batches of each update on this process.
         tokens: in the loss of each update; `tokens_seen`: of all prompts and completions. Both, and
             the metrics, over all processes.
+        version: batches that the weights that sampled had been trained on; None without lag.
         ratios: of rollouts that have been trained on, by position and index.
     """
 
@@ -113,6 +115,7 @@ class RolloutStep:
     tokens: list[int]
     tokens_seen: int
     metrics: dict[str, float]
+    version: int | None = None
     ratios: dict[Place, dict[str, Any]] = field(default_factory=dict[Place, dict[str, Any]])
 
 
@@ -124,6 +127,9 @@ class StepMaker:
         self.clock, self.pad_id, self.args = trainer.clock, trainer.pad_id, trainer.args
         self.trainer = trainer
         self.sampler = self.rollouts.make_sampler(self.engine)
+        self.lag = self.recipe.rollouts.lag
+        self.ahead = AheadRollouts(self.rollouts.runner)
+        self.scores_policy = isinstance(self.rollouts.reward, PolicyReward)
         if isinstance(self.rollouts.reward, PolicyReward):
             self.rollouts.reward.use_policy(LivePolicy(trainer))
         self.prompts = {prompt.id: prompt for prompt in self.rollouts.prompts}
@@ -160,6 +166,8 @@ class StepMaker:
         limit = self.recipe.sampling.completion_limit(number + 1)
         size = self.recipe.prompts_per_step // updates
         parts = [range(k * size, (k + 1) * size) for k in range(updates)]
+        if self.lag:
+            self._sample_ahead(number + 1)
         return RolloutStep(
             groups=scored,
             batches=[self._in_loss([g for g in scored if g.position in part]) for part in parts],
@@ -170,20 +178,26 @@ class StepMaker:
             metrics=batch_metrics(stats)
             | ({} if limit is None else {"max_completion": limit})
             | self._recorded(number, every, stats),
+            version=max(number - self.lag, 0) if self.lag else None,
         )
 
     def _scored_groups(self, number: int, drawn: Sequence[DrawnPrompt]) -> list[ScoredGroup]:
         """The groups of some of a step's prompts, with rewards and advantages."""
-        reward, run, seed = self.rollouts.reward, self.rollouts.runner.run, self.recipe.seed
-        with self.clock.part("rollout"), self.engine.current(number):
-            begin = reward.begin if isinstance(reward, EarlyReward) else None
-            groups = run(self.roll_out(number, drawn, on_end=begin))
+        run = self.rollouts.runner.run
+        with self.clock.part("rollout"):
+            sampled = self.ahead.take(number) if self.lag else None
+            if sampled is None:
+                with self.engine.current(number):
+                    sampled = SampledGroups(run(self._roll_out_and_begin(number, drawn)))
         if not drawn:
             return []  # the others' places are refilled; entering the block takes all processes
-        scores_policy = isinstance(reward, PolicyReward)
-        weights = whole_weights(self.trainer) if scores_policy else contextlib.nullcontext()
-        with self.clock.part("reward"), weights:
-            rewards = run(reward.reward(groups, seed=seed_of(seed, "reward", number)))
+        groups = sampled.groups
+        rewards = sampled.rewards
+        if rewards is None:
+            # of the weights before the step, also where older ones have sampled
+            weights = whole_weights(self.trainer) if self.scores_policy else nullcontext()
+            with self.clock.part("reward"), weights:
+                rewards = run(self._reward(number, groups))
         positions = [one.position for one in drawn]
         scored = with_advantages(positions, groups, rewards, self.recipe.loss)
         dynamic = self.rounds > 1
@@ -191,6 +205,35 @@ class StepMaker:
             replace(group, attempt=one.attempt, dropped=dynamic and not group.informative)
             for one, group in zip(drawn, scored, strict=True)
         ]
+
+    async def _roll_out_and_begin(self, number: int, drawn: Sequence[DrawnPrompt]) -> list[Group]:
+        """Roll out; a reward that can judges completions while others are still sampled."""
+        reward = self.rollouts.reward
+        begin = reward.begin if isinstance(reward, EarlyReward) else None
+        return await self.roll_out(number, drawn, on_end=begin)
+
+    async def _reward(self, number: int, groups: Sequence[Group]) -> list[GroupRewards]:
+        seed = seed_of(self.recipe.seed, "reward", number)
+        return await self.rollouts.reward.reward(groups, seed=seed)
+
+    def _sample_ahead(self, number: int) -> None:
+        """Sample a step before the one before it trains, or begin to where that goes beside it."""
+        if number == self.args.max_steps // self.recipe.loss.num_iterations:
+            return
+        drawn = [prompt for prompt in self.draw(number) if prompt.position in self.own]
+
+        async def sample() -> SampledGroups:
+            groups = await self._roll_out_and_begin(number, drawn)
+            # scores of the policy are those of the weights before the step, which are not there yet
+            rewards = None if self.scores_policy else await self._reward(number, groups)
+            return SampledGroups(groups, rewards)
+
+        if self.engine.beside:
+            with self.engine.current(number):
+                self.ahead.begin(number, sample())
+        else:
+            with self.clock.part("rollout"), self.engine.current(number):
+                self.ahead.put(number, self.rollouts.runner.run(sample()))
 
     def _settle(self, stats: Sequence[Stats]) -> None:
         """Raises JudgeError, TrainingError: too many requests of the step so far failed."""

@@ -109,8 +109,24 @@ class GroupTrainer(Resumable, GRPOTrainer):
         """The log's rows of whole batches of rollouts so far."""
         return [row for row in self.state.log_history if "rollouts" in row]
 
+    def save_parts(self, checkpoint: Path) -> None:
+        """Write the rollouts of the next step, where the run samples ahead."""
+        if self.recipe.rollouts.lag:
+            self.steps.ahead.save(self._sampled_file(checkpoint))
+
+    def restore_parts(self, checkpoint: Path, *, step: int) -> None:
+        """Take up the rollouts of the next step."""
+        if self.recipe.rollouts.lag:
+            number = step // self.recipe.loss.num_iterations
+            file = self._sampled_file(checkpoint)
+            self.steps.ahead.load(file, step=number, prompts=self.steps.prompts)
+
+    def _sampled_file(self, checkpoint: Path) -> Path:
+        return checkpoint / f"rollouts-{self.accelerator.process_index}.jsonl"
+
     def close(self) -> None:
         """Give connections back; the trainer is then of no more use."""
+        self.steps.ahead.close()
         self.rollouts.runner.run(self.engine.close())
 
     # ---- loss ----
@@ -192,7 +208,10 @@ class GroupTrainer(Resumable, GRPOTrainer):
         assert self._current is not None
         step, number = self._current, self.state.global_step + 2 - self.recipe.loss.num_iterations
         file = rollout_file(Path(self.recipe.out), number)
-        rows = [group_row(one, step=number, stats=step.ratios) for one in step.groups]
+        rows = [
+            group_row(group, step=number, stats=step.ratios, version=step.version)
+            for group in step.groups
+        ]
         write_part(file, rows, process=self.accelerator.process_index)
         self.accelerator.wait_for_everyone()
         if self.is_world_process_zero():

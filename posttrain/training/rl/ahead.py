@@ -1,0 +1,133 @@
+"""Rollouts of the next step, sampled before or while the current one trains (`rollouts.lag: 1`).
+
+With lag 1 the rollouts of step k come from the weights after step k − 2, whatever the timing: in
+this process they are sampled before step k − 1 trains, on a server while it does. A checkpoint
+holds them, so that a run that goes on samples none of them again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Coroutine, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from posttrain.errors import DataError
+from posttrain.group_rewards import Group, GroupRewards
+from posttrain.rollouts import Prompt, completion_from_row, completion_to_row
+from posttrain.sampling.generate import row_line
+
+
+@dataclass(frozen=True, slots=True)
+class SampledGroups:
+    """Groups of a step, with their rewards where these do not wait for the step itself."""
+
+    groups: list[Group]
+    rewards: list[GroupRewards] | None = None
+
+
+Sampling = Coroutine[Any, Any, SampledGroups]
+
+
+class AheadRollouts:
+    """The rollouts of the next step, sampled or being sampled.
+
+    Args:
+        runner: runner of the reward's event loop, in which nothing else may run meanwhile.
+    """
+
+    def __init__(self, runner: asyncio.Runner) -> None:
+        self._runner = runner
+        self._step: int | None = None
+        self._sampled: SampledGroups | None = None
+        self._future: Future[SampledGroups] | None = None
+        self._task: asyncio.Task[Any] | None = None
+
+    def put(self, step: int, sampled: SampledGroups) -> None:
+        """Keep the rollouts of a step, counted from 0."""
+        self._step = step
+        self._sampled = sampled
+
+    def begin(self, step: int, sampling: Sampling) -> None:
+        """Sample the rollouts of a step, counted from 0, in a thread beside the training."""
+        future: Future[SampledGroups] = Future()
+
+        async def cancellable() -> SampledGroups:
+            self._task = asyncio.current_task()
+            return await sampling
+
+        def run() -> None:
+            try:
+                future.set_result(self._runner.run(cancellable()))
+            except BaseException as error:  # noqa: BLE001 - raised where the rollouts are taken
+                future.set_exception(error)
+
+        self._step = step
+        self._future = future
+        threading.Thread(target=run, name="rollouts", daemon=True).start()
+
+    def wait(self) -> None:
+        """Wait for the rollouts that are being sampled. Raises as their sampling does."""
+        if self._future is not None:
+            future = self._future
+            self._future = None
+            self._sampled = future.result()
+
+    def take(self, step: int) -> SampledGroups | None:
+        """Rollouts of a step, counted from 0; None of the first, which nothing is ahead of."""
+        self.wait()
+        sampled = self._sampled
+        self._sampled = None
+        if sampled is None:
+            return None
+        assert self._step == step, "steps are taken in their order"
+        return sampled
+
+    def close(self) -> None:
+        """Give up the rollouts that are being sampled."""
+        if self._future is None:
+            return
+        if self._task is not None:
+            self._runner.get_loop().call_soon_threadsafe(self._task.cancel)
+        # the loop is free for others once the thread has left it
+        self._future.exception()
+        self._future = None
+
+    # ---- checkpoints ----
+
+    def save(self, file: Path) -> None:
+        """Write the rollouts of the next step, when they are finished; nothing behind the last.
+
+        Rewards are not written: they depend on the rollouts and the step alone.
+        """
+        self.wait()
+        if self._sampled is None:
+            return
+        rows = [
+            {
+                "step": self._step,
+                "prompt": group.prompt.id,
+                "completions": [completion_to_row(each) for each in group.completions],
+            }
+            for group in self._sampled.groups
+        ]
+        file.write_text("".join(map(row_line, rows)), "utf-8")
+
+    def load(self, file: Path, *, step: int, prompts: Mapping[str, Prompt]) -> None:
+        """Take up the rollouts that a checkpoint holds of a step, counted from 0.
+
+        Raises:
+            DataError: it holds none, or those of another step.
+        """
+        rows = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+        groups: list[Group] = []
+        for row in rows:
+            if row["step"] != step:
+                raise DataError(f"{file} holds rollouts of step {row['step'] + 1}, not {step + 1}")
+            completions = tuple(completion_from_row(each) for each in row["completions"])
+            groups.append(Group(prompts[row["prompt"]], completions))
+        self.put(step, SampledGroups(groups))
