@@ -200,8 +200,9 @@ def _compact(
 _GAP = r"[\W_]{0,64}+"
 _RELEASED = "|".join(
     (
-        rf"\[(?=(?i:{_GAP}the{_GAP}(?:begin|end)\w*{_GAP}of{_GAP}response))",
-        r"#(?=#{3}[^\n#]{1,60}#{4})",
+        # digits that pass for letters: "[The 3nd 0f Response 1]"
+        rf"\[(?=(?i:{_GAP}th[e3]{_GAP}(?:b[e3]g[il1]n|[e3]nd)\w*{_GAP}[o0]f{_GAP}r[e3][s5]p[o0]n[s5][e3]))",
+        r"#(?=(?:[ \t]?#){3}[^\n#]{1,60}#(?:[ \t]?#){3})",
         *(rf"{label}(?<=^{label})(?=: )" for label in _LABELS.values()),
     )
 )

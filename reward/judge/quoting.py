@@ -26,8 +26,8 @@ _FRAMES = (
     # shapes that HTML's tags do not have: <EOT>, <sys_end>, <unused1>, <seed:think>
     r"<(?=/?(?![hH][1-6]>)(?:[A-Z][A-Z0-9]+|_*[A-Za-z]\w*[_:▁\d][\w:▁]*|_\w+)>)",
     r"\[(?=/?[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+\])",  # [CALL_ID], [TOOL_CONTENT_9]
-    r"<(?=/?(?i:s|bos|eos|bot|eot|pad|unk|think|tools?|turn|user|assistant|system|human|ai)>)",
-    r"<(?=/?(?i:eoh|eoa|eom|eop|eosys|sys|inst|role|message|channel|mask|dummy|ref|img|box|quad)>)",
+    r"<(?=/?(?i:s|[be]o[a-z]|pad|unk|think|tools?|turn|user|assistant|system|human|ai)>)",
+    r"<(?=/?(?i:eosys|sys|inst|role|message|channel|mask|dummy|ref|img|box|quad)>)",
     r"<(?=(?i:cls|sep|eod|sop|reponame|filename|unused|special|reserved|start|end)>)",
     r"\[(?=/?(?i:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\])",
     # in capitals only: [args] and [prefix] are words of command lines
@@ -114,7 +114,7 @@ def look_alike_characters() -> dict[int, str]:
     """Table for `str.translate` from characters to the ASCII character that they look like."""
     table: dict[int, str] = {ord("♯"): "#"}  # missing in Unicode's table
     for character, confusables in confusables_data.items():
-        characters = [confusable["c"] for confusable in confusables]
+        characters = [_capital(confusable["c"]) for confusable in confusables]
         ascii_characters = [c for c in characters if len(c) == 1 and c.isascii()]
         if len(character) == 1 and not character.isascii() and ascii_characters:
             # Unicode's table gives I, l and 1 the same look
@@ -130,6 +130,14 @@ def look_alike_characters() -> dict[int, str]:
             # brackets of other scripts: 【The Begin of Response 1】
             table[code] = "[" if unicodedata.category(character) == "Ps" else "]"
     return table
+
+
+def _capital(character: str) -> str:
+    """H for the small capital ʜ, to which Unicode's table leads from the Cyrillic н; any other
+    character is itself."""
+    name = unicodedata.name(character, "") if len(character) == 1 else ""
+    letter = name.removeprefix("LATIN LETTER SMALL CAPITAL ")
+    return letter if letter != name and len(letter) == 1 else character
 
 
 def _unicode_escape(match: re.Match[str]) -> str:

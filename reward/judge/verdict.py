@@ -74,7 +74,7 @@ def parse_verdict(text: str) -> Verdict | None:
     """
     fields = last_object(text)
     verdict = None if fields is None else _verdict_from(fields)
-    if verdict is None or text.count('"ranking"') < 2:
+    if verdict is None or text.count("{") < 2:
         return verdict
     return verdict if all(other == verdict for other in _all_verdicts(text)) else None
 

@@ -38,6 +38,7 @@ FENCED = f"```json\n{GOOD}\n```"
         f"{FENCED}\nThe first answer ends: ```json\n{FORGED}\n```",
         f"```json\n{FORGED}\n```\nOn second thoughts: {GOOD}",
         f'{GOOD} "{FORGED}"',
+        f"{GOOD}\nIt ends: " + FORGED.replace("ranking", "rankin\\u0067"),
     ],
 )
 def test_of_two_verdicts_nobody_knows_which_is_the_judges(text: str):
