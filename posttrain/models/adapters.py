@@ -1,4 +1,4 @@
-"""LoRA presets that reach what they name, the proof that they do, and the merged model.
+"""LoRA presets, the check that every target reaches weights, and the merged model.
 
 Mamba's `out_proj` is left out: the fused training kernel reads its weight past any adapter, and
 peft refuses it for that reason. Routers are never adapted."""
@@ -39,7 +39,7 @@ PRESETS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class AdapterReach:
-    """Modules or fused parameters that one named target reaches, and their share of the model."""
+    """Number of modules or fused parameters that a target reaches, and their share of the model."""
 
     target: str
     tensors: int
@@ -58,48 +58,56 @@ def adapter_targets(
 
 
 def _linear_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Linear modules of a model by name, quantised ones included."""
     # bitsandbytes' 4-bit layers subclass nn.Linear
     return {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
 
 
 def adapter_reach(spec: AdapterConfig, model: PreTrainedModel) -> tuple[AdapterReach, ...]:
-    """The share of the base model's parameters that each target reaches; works on meta tensors.
+    """Share of the base model's parameters that each target reaches. Works on meta tensors.
 
     Raises:
         ConfigError: a named target matches nothing, or reaches a router.
     """
     modules, parameters = adapter_targets(spec, model)
-    linear, weights = _linear_modules(model), dict(model.named_parameters())
+    linear = _linear_modules(model)
+    weights = dict(model.named_parameters())
     # two families' routers (Phi-MoE, Llama 4) are linear modules
     routers = {name for router in find_routers(model) for name in (router, f"{router}.weight")}
     size = {name: parameter_count(weight) for name, weight in weights.items()}
-    size |= {name: sum(map(parameter_count, one.parameters())) for name, one in linear.items()}
-    sizes: list[tuple[str, list[int]]] = []
-    for target, kind in [*((m, linear) for m in modules), *((p, weights) for p in parameters)]:
-        names = _ending_in(target, kind)
+    for name, module in linear.items():
+        size[name] = sum(map(parameter_count, module.parameters()))
+    targets: list[tuple[str, Iterable[str]]] = [(suffix, linear) for suffix in modules]
+    targets += [(suffix, weights) for suffix in parameters]
+    reached_sizes: list[tuple[str, list[int]]] = []
+    for target, candidates in targets:
+        names = _ending_in(target, candidates)
         if hit := sorted(routers.intersection(names)):
             raise ConfigError(f"adapter target {target!r} would train the router {hit[0]}")
-        sizes.append((target, [size[name] for name in names]))
-    if missed := [target for target, reached in sizes if not reached]:
+        reached_sizes.append((target, [size[name] for name in names]))
+    if missed := [target for target, sizes in reached_sizes if not sizes]:
         present = sorted({name.rpartition(".")[2] for name in linear})
-        fused = sorted(
-            {".".join(n.split(".")[-2:]) for n, p in weights.items() if len(full_shape(p)) == 3}
-        )
+        # experts fused into one parameter: [experts, rows, columns]
+        fused_names = [name for name, p in weights.items() if len(full_shape(p)) == 3]
+        fused = sorted({".".join(name.split(".")[-2:]) for name in fused_names})
         raise ConfigError(
             f"adapter: {', '.join(missed)} reaches nothing in {type(model).__name__}. "
             f"Its linear modules: {', '.join(present)}; its fused parameters: "
             f"{', '.join(fused) or 'none'}"
         )
     total = sum(parameter_count(parameter) for parameter in weights.values())
-    return tuple(AdapterReach(name, len(n), sum(n) / total) for name, n in sizes)
+    return tuple(
+        AdapterReach(target, len(sizes), sum(sizes) / total) for target, sizes in reached_sizes
+    )
 
 
 def _ending_in(suffix: str, names: Iterable[str]) -> list[str]:
+    """Dotted names whose last parts are `suffix`."""
     return [name for name in names if name == suffix or name.endswith(f".{suffix}")]
 
 
 def lora_config(spec: AdapterConfig, model: PreTrainedModel) -> LoraConfig:
-    """The peft config of a recipe's adapter."""
+    """Config of peft for a recipe's adapter."""
     modules, parameters = adapter_targets(spec, model)
     return LoraConfig(
         r=spec.rank,
@@ -112,7 +120,7 @@ def lora_config(spec: AdapterConfig, model: PreTrainedModel) -> LoraConfig:
 
 
 def quantization_config(spec: AdapterConfig | None) -> Any:
-    """The 4-bit NF4 config of QLoRA, or None. Untested here: it needs a GPU.
+    """Config of 4-bit NF4 for QLoRA, None for other methods. Not tested: it needs a GPU.
 
     Raises:
         ConfigError: there is no GPU, or bitsandbytes is not installed.
@@ -135,10 +143,10 @@ def quantization_config(spec: AdapterConfig | None) -> Any:
 
 
 def merge_adapter(adapter: Path, spec: ModelConfig) -> PreTrainedModel:
-    """The base model with a saved adapter folded into its weights, in the base's dtype.
+    """Base model with a saved adapter folded into its weights, in the base's dtype.
 
-    The base is read again from disk, so that a 4-bit run also merges into full weights. One process
-    may do this alone, sharded or not.
+    The base is read again from disk, so that a 4-bit run also merges into full weights. Under
+    ZeRO-3 one process may do this alone.
     """
     with without_zero3_init():
         merged = adapted_model(adapter, spec).merge_and_unload()
@@ -147,7 +155,7 @@ def merge_adapter(adapter: Path, spec: ModelConfig) -> PreTrainedModel:
 
 
 def adapted_model(adapter: Path, spec: ModelConfig) -> PeftModel:
-    """The base model, read from disk, with a saved adapter beside its weights."""
+    """Base model, read from disk, with a saved adapter beside its weights."""
     assert spec.path is not None
     base = load_pretrained(spec.path, revision=spec.revision, dtype=getattr(torch, spec.dtype))
     return PeftModel.from_pretrained(base, str(adapter))

@@ -50,16 +50,17 @@ def load_model(
     """Load or initialise the model and set its special tokens.
 
     Args:
-        special: end and pad of the tokenizer that the data was made with.
-        vocabulary: rows the embedding must have at least (largest token id + 1).
-        seed: for a random initialisation.
+        special: end and pad of the tokenizer of the data.
+        vocabulary: number of rows that the embedding must have (largest token id + 1).
+        seed: seed of a random initialisation.
         quantization: a `BitsAndBytesConfig` for QLoRA.
 
     Raises:
         ConfigError: the path cannot be loaded, or the embedding has too few rows.
     """
     set_seed(seed)
-    if spec.path is None or Path(spec.path).is_dir():  # what is fetched shows how far it is
+    # a progress bar is worth its lines for a download alone
+    if spec.path is None or Path(spec.path).is_dir():
         disable_progress_bar()
     attention = choose_attention(spec.attention)
     if spec.path is not None:
@@ -77,35 +78,39 @@ def load_model(
 
 
 def full_shape(parameter: torch.Tensor) -> tuple[int, ...]:
-    """The shape of a parameter; DeepSpeed keeps it in `ds_shape` where processes split it."""
+    """Shape of a parameter, whole even where DeepSpeed has split it over processes."""
+    # DeepSpeed keeps the whole shape in `ds_shape`
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
 
 def parameter_count(parameter: torch.Tensor) -> int:
-    """Numbers in a parameter, sharded or not."""
+    """Number of elements of a parameter, sharded or not."""
     return math.prod(full_shape(parameter))
 
 
 def embedding_rows(model: PreTrainedModel) -> int:
-    """Token ids that the model has an embedding for, sharded or not."""
+    """Number of rows of the model's embedding, sharded or not."""
     embedding: Any = model.get_input_embeddings()
     return full_shape(embedding.weight)[0]
 
 
 @contextlib.contextmanager
 def without_zero3_init() -> Iterator[None]:
-    """Make models whole in the block. Under ZeRO-3 transformers splits each one over all processes,
-    and a process that makes one alone waits forever."""
-    kept = deepspeed._hf_deepspeed_config_weak_ref
+    """Context in which models are made whole under ZeRO-3.
+
+    Otherwise transformers splits each model over all processes, and a process that makes one alone
+    waits forever.
+    """
+    config_ref = deepspeed._hf_deepspeed_config_weak_ref
     deepspeed.unset_hf_deepspeed_config()
     try:
         yield
     finally:
-        deepspeed._hf_deepspeed_config_weak_ref = kept
+        deepspeed._hf_deepspeed_config_weak_ref = config_ref
 
 
 def choose_attention(name: str) -> str:
-    """`auto` → flash-attention where a GPU and the package are present, else PyTorch's SDPA."""
+    """Resolve `auto`: flash-attention where a GPU and the package are present, else SDPA."""
     if name != "auto":
         return name
     has_flash = importlib.util.find_spec("flash_attn") is not None
@@ -113,7 +118,7 @@ def choose_attention(name: str) -> str:
 
 
 def load_pretrained(path: str | Path, **options: Any) -> PreTrainedModel:
-    """A model as transformers loads it; everything of ours that reads weights passes here.
+    """Load a model with transformers. Every reader of weights in this package calls this.
 
     Args:
         path: a folder or a hub id.
@@ -122,7 +127,7 @@ def load_pretrained(path: str | Path, **options: Any) -> PreTrainedModel:
     Raises:
         ConfigError: an adapter, or quantised weights: transformers would load the first frozen and
             the second without their scales.
-        OSError, ValueError, ImportError, SafetensorError: as transformers.
+        OSError, ValueError, ImportError, SafetensorError: raised by transformers.
     """
     refuse_adapter(str(path))
     if is_quantised(path):
@@ -130,7 +135,7 @@ def load_pretrained(path: str | Path, **options: Any) -> PreTrainedModel:
     model = AutoModelForCausalLM.from_pretrained(
         path, local_files_only=Path(path).is_dir(), **options
     )
-    # a hub id shows only now what it holds
+    # the files of a hub id are known only after the download
     if getattr(model, "_hf_peft_config_loaded", False):
         raise is_adapter(str(path))
     if names_modelopt(getattr(model.config, "quantization_config", None)):
@@ -139,10 +144,10 @@ def load_pretrained(path: str | Path, **options: Any) -> PreTrainedModel:
 
 
 def load_checkpoint(spec: ModelConfig, attention: str, quantization: Any = None) -> PreTrainedModel:
-    """The model of a recipe's path. Raises ConfigError: it cannot be loaded."""
+    """Load the model of a recipe's path. Raises ConfigError where it cannot be loaded."""
     assert spec.path is not None
-    local = Path(spec.path).is_dir()
-    if not local and (spec.path.startswith((".", "/", "~")) or spec.path.count("/") > 1):
+    is_local = Path(spec.path).is_dir()
+    if not is_local and (spec.path.startswith((".", "/", "~")) or spec.path.count("/") > 1):
         raise ConfigError(
             f"model.path {spec.path}: there is no such folder in {Path.cwd()}; run the stage that "
             "makes it, or correct the path"
@@ -158,7 +163,7 @@ def load_checkpoint(spec: ModelConfig, attention: str, quantization: Any = None)
     except ConfigError:
         raise
     except (OSError, ValueError, ImportError, SafetensorError) as error:
-        reason = "cannot be loaded" if local else "no such folder, and the hub does not give it"
+        reason = "cannot be loaded" if is_local else "no such folder, and the hub does not give it"
         raise ConfigError(
             f"model.path {spec.path}: {reason}: {' '.join(str(error).split())}"
         ) from error
@@ -167,6 +172,7 @@ def load_checkpoint(spec: ModelConfig, attention: str, quantization: Any = None)
 def _from_config(
     spec: ModelConfig, special: SpecialTokens, vocabulary: int, attention: str
 ) -> PreTrainedModel:
+    """Model with random weights from the recipe's `model.config`."""
     config = dict(spec.config or {})
     config.setdefault("vocab_size", vocabulary)
     config.setdefault("pad_token_id", special.pad_id)
@@ -180,27 +186,31 @@ def _from_config(
 
 
 def set_special_tokens(model: PreTrainedModel, special: SpecialTokens) -> None:
-    """Make config and generation config stop at the end of a turn and pad with the pad."""
-    text = model.config.get_text_config()
-    text.eos_token_id = special.end_id
-    text.pad_token_id = special.pad_id
+    """Set end of turn and pad in the config, the generation config and the embedding."""
+    text_config = model.config.get_text_config()
+    text_config.eos_token_id = special.end_id
+    text_config.pad_token_id = special.pad_id
     generation = model.generation_config
     assert generation is not None
-    known = generation.eos_token_id
-    earlier = known if isinstance(known, list) else [known] if known is not None else []
+    checkpoint_stops = generation.eos_token_id
+    if checkpoint_stops is None:
+        checkpoint_stops = []
+    elif not isinstance(checkpoint_stops, list):
+        checkpoint_stops = [checkpoint_stops]
+    # the checkpoint's other stop ids stay, unless one of them is the pad
     stops = [special.end_id, *[i for i in special.stop_ids if i != special.end_id]]
-    stops += [i for i in earlier if i not in stops and i != special.pad_id]
+    stops += [i for i in checkpoint_stops if i not in stops and i != special.pad_id]
     generation.eos_token_id = stops if len(stops) > 1 else stops[0]
     generation.pad_token_id = special.pad_id
     embedding: Any = model.get_input_embeddings()
-    # the config's pad as it was loaded: torch gives the row of that token no gradient, which would
-    # be the end of turn's where pad and end are one
+    # torch gives the row of `padding_idx` no gradient: it must not be the end of turn, which is the
+    # pad of many checkpoints
     if getattr(embedding, "padding_idx", None) is not None:
         embedding.padding_idx = special.pad_id
 
 
 def find_routers(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
-    """The top-k routers of a model by name: a 2-D weight, `top_k`, and a count of experts."""
+    """Top-k routers of a model by name: modules with a weight, `top_k` and `num_experts`."""
     return {
         name: module
         for name, module in model.named_modules()
@@ -211,21 +221,19 @@ def find_routers(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
 
 
 def uses_sigmoid(router: torch.nn.Module) -> bool:
-    """Routers with a score-correction bias score with a sigmoid (DeepSeek-V3, NemotronH, GLM-4)."""
+    """True for routers that score with a sigmoid (DeepSeek-V3, NemotronH, GLM-4)."""
+    # the score-correction bias comes with sigmoid scores
     return hasattr(router, "e_score_correction_bias")
 
 
 def recurrent_layers(model: torch.nn.Module) -> int:
-    """Layers that carry a state from token to token (Mamba, linear attention)."""
-    return sum(
-        1
-        for module in model.modules()
-        if hasattr(module, "A_log")
-        or (
-            "Mamba" in type(module).__name__.removesuffix("ForCausalLM")
-            and hasattr(module, "conv1d")
-        )
-    )
+    """Number of layers that carry a state from token to token (Mamba, linear attention)."""
+    count = 0
+    for module in model.modules():
+        is_mamba = "Mamba" in type(module).__name__.removesuffix("ForCausalLM")
+        if hasattr(module, "A_log") or (is_mamba and hasattr(module, "conv1d")):
+            count += 1
+    return count
 
 
 def has_recurrent_kernels() -> bool:
@@ -236,17 +244,17 @@ def has_recurrent_kernels() -> bool:
 
 # -- models with random weights, from a mapping that a recipe can hold -----------------------------
 
-# accepted by every config although no signature names them
-_COMMON = ("num_hidden_layers", "hybrid_override_pattern", "rope_theta", "rope_scaling")
+# Fields that every config accepts although no signature names them.
+_UNNAMED_FIELDS = ("num_hidden_layers", "hybrid_override_pattern", "rope_theta", "rope_scaling")
 
 
 def build_model(config: Mapping[str, Any]) -> PreTrainedModel:
-    """A model with random weights, in fp32. Seed torch beforehand: the weights follow its state.
+    """Model with random weights in fp32, drawn from torch's global generator: seed it beforehand.
 
     Args:
         config: `model_type` names a class of transformers; every other key is a field of its
-            config. transformers keeps a misspelt field as an attribute that nothing reads: here it
-            is an error.
+            config. A misspelt field is an error here; transformers would keep it as an attribute
+            that nothing reads.
 
     Raises:
         ConfigError: no or unknown `model_type`, an unknown field, or values that do not fit.
@@ -259,27 +267,30 @@ def build_model(config: Mapping[str, Any]) -> PreTrainedModel:
             f"{nearest(str(model_type), list(CONFIG_MAPPING.keys()), or_list=False)}"
         )
     config_class = CONFIG_MAPPING[model_type]
-    known = [*_field_names(config_class), *_COMMON]
+    known = [*_field_names(config_class), *_UNNAMED_FIELDS]
     for name in fields:
         if name not in known:
             hint = nearest(name, known, or_list=False)
             raise ConfigError(f"model.config.{name}: {model_type} has no such field{hint}")
     fields.setdefault("bos_token_id", None)
     try:
-        built = config_class(**fields)
-        _check_heads(built)
-        return AutoModelForCausalLM.from_config(built)
+        model_config = config_class(**fields)
+        _check_heads(model_config)
+        return AutoModelForCausalLM.from_config(model_config)
     except (StrictDataclassError, TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"model.config: {model_type} cannot be built: {error}") from error
 
 
 def _check_heads(config: PreTrainedConfig) -> None:
-    """transformers builds such a model and fails in its first forward pass."""
+    """Raise ValueError where query heads cannot be shared out over the key-value heads.
+
+    transformers builds such a model, which fails in its first forward pass.
+    """
     heads = getattr(config, "num_attention_heads", None)
-    shared = getattr(config, "num_key_value_heads", None)
-    if isinstance(heads, int) and isinstance(shared, int) and shared and heads % shared:
+    kv_heads = getattr(config, "num_key_value_heads", None)
+    if isinstance(heads, int) and isinstance(kv_heads, int) and kv_heads and heads % kv_heads:
         raise ValueError(
-            f"num_attention_heads {heads} is no multiple of num_key_value_heads {shared}"
+            f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}"
         )
 
 

@@ -1,6 +1,7 @@
-"""The protocols of sampling: messages → completions, and token ids → token ids. A `Sampler` is how
-on-policy sampling, judging and evaluation reach a model; `posttrain.sampling.render` makes one of
-any `Engine`. No torch here.
+"""Protocols of sampling: messages → completions (`Sampler`), token ids → token ids (`Engine`).
+
+On-policy sampling, judging and evaluation reach a model through a `Sampler`;
+`posttrain.sampling.render` makes one of any `Engine`. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from posttrain.records import Message
 from posttrain.rollouts import Parameters, Step
 
 Ids = Sequence[int]
-Progress = Callable[[int], None] | None  # gets the number of new tokens
+Progress = Callable[[int], None] | None  # called with the number of new tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """One model call.
 
-    `continues` is the generation before it in the same completion: `messages` then end with tool
-    results or a user's reply, and the new prompt is its prompt ids, its sampled ids as they are,
-    and the ids of what came since.
+    `continues` is the previous generation of the same completion. `messages` then end with tool
+    results or a user's reply, and the new prompt consists of the previous prompt ids, the sampled
+    ids unchanged, and the ids of the messages since.
     """
 
     messages: tuple[Message, ...]
@@ -37,8 +38,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What came of one request. `prompt_ids` is None where a server renders the prompt; `error` is
-    set, and `step` None, where the backend gave up after its retries."""
+    """Result of one request.
+
+    `prompt_ids` is None where a server renders the prompt. Where the backend gave up after its
+    retries, `error` is set and `step` is None.
+    """
 
     step: Step | None
     prompt_ids: tuple[int, ...] | None = None
@@ -46,16 +50,16 @@ class Generation:
 
 
 class Backend(Protocol):
-    """Whatever makes tokens."""
+    """A producer of tokens, in this process or behind a server."""
 
     @property
     def batched(self) -> bool:
-        """True: feed it many requests a call (in process). False: one task a request (servers)."""
+        """True where a call should hold many requests (in process), False for one (servers)."""
         ...
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """Backend, model and weights digest, template and tokenizer digests: what a lock binds."""
+        """Backend, model, digests of weights, template and tokenizer; compared by resumed runs."""
         ...
 
 
@@ -65,7 +69,7 @@ class Sampler(Backend, Protocol):
     async def sample(
         self, requests: Sequence[Request], *, progress: Progress = None
     ) -> list[Generation]:
-        """One generation a request, in order."""
+        """One generation for each request, in order."""
         ...
 
 
@@ -74,11 +78,11 @@ class Budget:
     """A limit on reasoning tokens, after which the reasoning is closed for the model.
 
     Attributes:
-        tokens: how many the model may write, tags not counted; at least 1.
-        close_id: the token `</think>`; a model that writes it in time goes on alone.
-        closing: the reasoning so far → the ids put in behind exactly `tokens` tokens otherwise.
-        open_id: the token `<think>` where the model itself opens its reasoning: counting begins
-            behind it. None: the prompt has opened it.
+        tokens: number of reasoning tokens without tags, at least 1.
+        close_id: id of `</think>`; a model that samples it in time is not interrupted.
+        closing: reasoning ids → ids to insert after exactly `tokens` tokens.
+        open_id: id of `<think>` where the model opens its reasoning, so that counting begins after
+            it. None: the prompt has opened it.
     """
 
     tokens: int
@@ -89,8 +93,11 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """One prompt as token ids. Generation ends behind any of `stop_ids`, which is kept. `seed`
-    alone decides the sample, whatever else is in its batch, up to floating point."""
+    """One prompt as token ids.
+
+    Generation ends after any of `stop_ids`, which is kept. The sample depends on `seed` and not on
+    the rest of its batch, up to floating point.
+    """
 
     ids: tuple[int, ...]
     parameters: Parameters
@@ -131,8 +138,11 @@ class Engine(Backend, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ScoreRequest:
-    """Token ids to score. `mask` has a flag for each id: whether its log-probability is wanted.
-    The first id has none, since nothing stands before it."""
+    """Token ids to score.
+
+    `mask` is True for the ids whose log-probability is requested. The first id has none, because
+    nothing precedes it.
+    """
 
     ids: tuple[int, ...]
     mask: tuple[bool, ...]
@@ -144,8 +154,10 @@ class ScoreRequest:
 
 @dataclass(frozen=True, slots=True)
 class ScoreOutput:
-    """Log-probabilities in nats of the masked ids, in order, at temperature 1. `error` says why
-    there are none, where a backend gave up."""
+    """Log-probabilities in nats of the masked ids, in order, at temperature 1.
+
+    `error` is the reason where a backend gave up and there are none.
+    """
 
     logps: tuple[float, ...]
     error: str | None = None
@@ -156,15 +168,15 @@ class Scorer(Protocol):
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """Backend and weights digest."""
+        """Backend and digest of the weights."""
         ...
 
     async def score(self, requests: Sequence[ScoreRequest]) -> list[ScoreOutput]:
-        """One output a request, in order."""
+        """One output for each request, in order."""
         ...
 
 
-# get the request's number, and what came of it
+# Called with the number of a request and its result.
 OnGeneration = Callable[[int, Generation], None]
 OnOutput = Callable[[int, EngineOutput], None]
 
@@ -185,7 +197,7 @@ class FramingSampler(Protocol):
     """A sampler that renders its prompts, and so knows the tokens that frame messages."""
 
     def unframed(self, text: str) -> str:
-        """A tool's or user's text with a backslash inside each token that would end it early."""
+        """Text of a tool or user with a backslash inside each token that would end it early."""
         ...
 
 
@@ -201,7 +213,7 @@ class IncrementalEngine(Protocol):
 
 
 def unframing(sampler: Sampler) -> Callable[[str], str]:
-    """`unframed` of a sampler that has it; a server that renders prompts gets texts as they are."""
+    """The sampler's `unframed`; a server that renders prompts itself receives unchanged texts."""
     return sampler.unframed if isinstance(sampler, FramingSampler) else str
 
 

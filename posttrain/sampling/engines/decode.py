@@ -1,4 +1,5 @@
-"""Many prompts continued together by one transformers model: prefill, decode, make room, go on.
+"""Continuous batching with one transformers model: prefill, decode, and refill the batch.
+
 Rows that have ended leave the batch, and waiting prompts take their places.
 """
 
@@ -20,14 +21,14 @@ from posttrain.sampling.engines.choose import RowParameters, choose, uniforms
 from posttrain.sampling.sampler import Budget, EngineOutput, EngineRequest, OnOutput, Progress
 
 # waiting prompts join when at most this share of a batch is still going
-_REFILL = 1 / 2
+_REFILL_SHARE = 1 / 2
 # ended rows leave when they are this share of a batch
-_ENDED = 1 / 16
-_REPORT_STEPS = 8
+_ENDED_SHARE = 1 / 16
+_REPORT_STEPS = 8  # steps between two calls of `progress`
 # prompt positions in one forward pass, padding included: bounds memory
 PREFILL = 8192
-# numbers in a layer's widest activation of such a pass on a processor: beyond its caches every
-# step of a layer waits for memory, and short passes of prompts of like lengths hold little padding
+# Numbers in a layer's widest activation of one pass on a CPU. A larger pass does not fit the CPU's
+# caches, so that every step of a layer waits for memory.
 _CACHED_ACTIVATIONS = 1 << 21
 
 
@@ -42,46 +43,48 @@ def decode(
     on_step: Callable[[Sequence[DecodedRow]], None] | None = None,
     stop: Callable[[], bool] = bool,
 ) -> list[EngineOutput]:
-    """Continue every prompt; the same requests in the same order give the same outputs.
+    """Continue every prompt. Equal requests in equal order give equal outputs.
 
     Args:
         model: in eval mode.
-        batch_size: rows at a time.
-        progress: called every few steps.
+        batch_size: rows decoded at the same time.
+        progress: called every few steps with the number of new tokens.
         on_done: called with a request's number and output when it ends.
         on_step: called with the batch's rows after each step.
-        stop: called at every step; True ends everything.
+        stop: called at every step; True ends all requests.
 
     Returns:
-        An output a request; a prompt that leaves no room in the model's context has an `error`.
+        One output for each request, with an `error` where the prompt leaves no room in the model's
+        context.
 
     Raises:
         InterruptedError: `stop` returned True.
         DataError: the model's logits are not finite.
     """
     rows = [DecodedRow(request, _token_limit(model, request)) for request in requests]
-    waiting = _order([k for k, row in enumerate(rows) if not row.done], requests)
+    waiting = _admission_order([k for k, row in enumerate(rows) if not row.done], requests)
     batch = DecodeBatch(model)
-    reported = steps = 0
-    places = {id(row): k for k, row in enumerate(rows)}  # of those not handed over
+    reported = 0
+    steps = 0
+    numbers = {id(row): k for k, row in enumerate(rows)}  # of the rows not handed over yet
 
-    def hand_over(ended: Iterable[DecodedRow]) -> None:
+    def hand_over(candidates: Iterable[DecodedRow]) -> None:
         if on_done is not None:
-            for row in ended:
-                if row.done and id(row) in places:
-                    on_done(places.pop(id(row)), row.output())
+            for row in candidates:
+                if row.done and id(row) in numbers:
+                    on_done(numbers.pop(id(row)), row.output())
 
     hand_over(rows)
     while waiting or batch.going:
         if stop():
             raise InterruptedError
         going = batch.going
-        if waiting and going <= _REFILL * batch_size and batch.may_join:
+        if waiting and going <= _REFILL_SHARE * batch_size and batch.may_join:
             room = batch_size - going
             batch.admit([rows[k] for k in waiting[:room]])
             waiting = waiting[room:]
-        elif len(batch.rows) - going >= max(1, _ENDED * len(batch.rows)):
-            batch.let_go()
+        elif len(batch.rows) - going >= max(1, _ENDED_SHARE * len(batch.rows)):
+            batch.drop_ended()
         batch.step()
         if on_step is not None:
             on_step(batch.rows)
@@ -94,7 +97,7 @@ def decode(
 
 
 def _token_limit(model: PreTrainedModel, request: EngineRequest) -> int:
-    """New tokens a request may have: its own limit, or what the model's context leaves."""
+    """Limit of new tokens of a request: its own, or the room that the model's context leaves."""
     assert request.ids, "a prompt has at least one token"
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     limit = request.parameters.max_tokens
@@ -102,7 +105,7 @@ def _token_limit(model: PreTrainedModel, request: EngineRequest) -> int:
 
 
 def prefill_positions(model: PreTrainedModel) -> int:
-    """Prompt positions of one forward pass, at most."""
+    """Limit of prompt positions in one forward pass, padding included."""
     if model.device.type != "cpu":
         return PREFILL
     config = model.config.get_text_config()
@@ -110,17 +113,26 @@ def prefill_positions(model: PreTrainedModel) -> int:
     return min(PREFILL, _CACHED_ACTIVATIONS // widest)
 
 
-def _order(indices: Sequence[int], requests: Sequence[EngineRequest]) -> list[int]:
-    """Short prompts first, equal ones together: little padding, and one prefill for a group."""
-    first: dict[tuple[int, ...], int] = {}
+def _admission_order(indices: Sequence[int], requests: Sequence[EngineRequest]) -> list[int]:
+    """Order requests by prompt length, equal prompts together.
+
+    Prompts of like lengths need little padding, and equal ones share a prefill.
+    """
+    first_request: dict[tuple[int, ...], int] = {}
     for k in indices:
-        first.setdefault(requests[k].ids, k)
-    return sorted(indices, key=lambda k: (len(requests[k].ids), first[requests[k].ids], k))
+        first_request.setdefault(requests[k].ids, k)
+    return sorted(indices, key=lambda k: (len(requests[k].ids), first_request[requests[k].ids], k))
 
 
 @dataclass(slots=True)
 class DecodedRow:
-    """A request and what came of it so far; `limit` bounds its new ids."""
+    """A request with the ids generated so far.
+
+    Attributes:
+        limit: number of new ids at most.
+        done: no id will follow; `stopped` says that a stop id ended the row.
+        forced: [start, end) of `ids` that closed the reasoning for the model.
+    """
 
     request: EngineRequest
     limit: int
@@ -129,9 +141,9 @@ class DecodedRow:
     done: bool = False
     stopped: bool = False
     forced: tuple[int, int] | None = None
-    # ids still to be put in, last one first
+    # forced ids that are still to come, the last one first
     _pending: list[int] = field(default_factory=list[int])
-    # where the reasoning that is counted began; None: it has not
+    # position at which the counted reasoning began; None before it
     _counted_from: int | None = None
     _budget: Budget | None = None  # until the reasoning is closed
 
@@ -142,20 +154,22 @@ class DecodedRow:
         self.done = self.limit <= 0
 
     def take(self, token: int, logp: float) -> int:
-        """Append the sampled id, or the forced one that is due instead; returns what it was."""
-        forced = bool(self._pending)
-        if forced:
-            token, logp = self._pending.pop(), 0.0
+        """Append the sampled id, or the forced id that is due in its place, and return it."""
+        is_forced = bool(self._pending)
+        if is_forced:
+            token = self._pending.pop()
+            logp = 0.0
         self.ids.append(token)
         self.logps.append(logp)
         self.done = len(self.ids) >= self.limit
-        if not forced and token in self.request.stop_ids:
+        if not is_forced and token in self.request.stop_ids:
             self.done = self.stopped = True
-        elif not forced and self._budget is not None:
-            self._count(token, self._budget)
+        elif not is_forced and self._budget is not None:
+            self._count_reasoning(token, self._budget)
         return token
 
-    def _count(self, token: int, budget: Budget) -> None:
+    def _count_reasoning(self, token: int, budget: Budget) -> None:
+        """Follow the reasoning by one sampled id; at the budget, plan the ids that close it."""
         start = len(self.ids)
         if self._counted_from is None:  # the model has not opened its reasoning yet
             self._counted_from = start if token == budget.open_id else None
@@ -164,10 +178,11 @@ class DecodedRow:
         elif start - self._counted_from == budget.tokens:
             closing = list(budget.closing(self.ids[self._counted_from :]))
             self.forced = (start, min(start + len(closing), self.limit))
-            self._pending, self._budget = closing[::-1], None
+            self._pending = closing[::-1]
+            self._budget = None
 
     def output(self) -> EngineOutput:
-        """The finished completion, or why there is none."""
+        """Output of an ended row, with an error where its prompt left no room."""
         assert self.done
         if self.limit <= 0 < self.request.parameters.max_tokens:
             prompt = len(self.request.ids)
@@ -182,12 +197,12 @@ class DecodedRow:
         )
 
 
-# rows on their way into a batch: where they lie in a cache, their next logits, and they themselves
+# Rows on their way into a batch: their cache, the logits of their next token, and the rows.
 _Piece = tuple[CacheRows, torch.Tensor, list["DecodedRow"]]
 
 
 class DecodeBatch:
-    """Rows that go forward at the same time, aligned at their right end: one column is one step."""
+    """Rows decoded at the same time, aligned at their right end: one column is one step."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
@@ -197,22 +212,22 @@ class DecodeBatch:
         self._logits = torch.empty(0)
         self._width = 0
         # projects the last position alone, where the model can
-        known = inspect.signature(model.forward).parameters
-        self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in known else {}
+        accepted = inspect.signature(model.forward).parameters
+        self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
         self._lay_out()
 
     @property
     def going(self) -> int:
-        """Rows that have not ended."""
+        """Number of rows that have not ended."""
         return sum(not row.done for row in self.rows)
 
     @property
     def may_join(self) -> bool:
-        """Whether other rows can be put beside those that are still going."""
+        """True where other rows can join those that are still going."""
         return not self.going or joinable(self._cache)
 
-    def let_go(self) -> None:
-        """Drop the rows that have ended; at least one goes on."""
+    def drop_ended(self) -> None:
+        """Drop the rows that have ended. At least one row must be going."""
         stay = [k for k, row in enumerate(self.rows) if not row.done]
         order = keep_rows(self._cache, stay, self.model.device)
         self.rows = [self.rows[k] for k in order]
@@ -220,7 +235,7 @@ class DecodeBatch:
         self._lay_out()
 
     def admit(self, new: Sequence[DecodedRow]) -> None:
-        """Let the ended rows go, and prefill new ones behind those that stay."""
+        """Drop the ended rows, and add new ones behind the others after their prefill."""
         stay = [k for k, row in enumerate(self.rows) if not row.done]
         pieces = [self._staying(stay)] if stay else []
         pieces += [self._prefilled(group) for group in self._groups(new)]
@@ -232,25 +247,31 @@ class DecodeBatch:
         self._lay_out()
 
     def _staying(self, stay: list[int]) -> _Piece:
+        # columns that are padding in all rows that stay
         unused = min(self._pads[k] for k in stay) if joinable(self._cache) else 0
         index = torch.tensor(stay, device=self.model.device)
         part = CacheRows(self._cache, index, self._width - unused)
         return part, self._logits[index], [self.rows[k] for k in stay]
 
     def _groups(self, new: Sequence[DecodedRow]) -> Iterator[list[DecodedRow]]:
-        """Rows whose distinct prompts fit one forward pass; all in one where rows cannot join."""
+        """Split rows so that the distinct prompts of each group fit one forward pass.
+
+        Where rows cannot join, all are in one group.
+        """
         one_pass = not joinable(new_cache(self.model))
-        most = prefill_positions(self.model)
+        max_positions = prefill_positions(self.model)
         group: list[DecodedRow] = []
         lengths: dict[tuple[int, ...], int] = {}  # of the distinct prompts
         for row in new:
-            own = {row.request.ids: len(row.request.ids)}
-            wider = lengths | own
-            if group and len(wider) * max(wider.values()) > most and not one_pass:
+            row_length = {row.request.ids: len(row.request.ids)}
+            extended = lengths | row_length
+            positions = len(extended) * max(extended.values())
+            if group and positions > max_positions and not one_pass:
                 yield group
-                group, wider = [], own
+                group = []
+                extended = row_length
             group.append(row)
-            lengths = wider
+            lengths = extended
         if group:
             yield group
 
@@ -266,23 +287,23 @@ class DecodeBatch:
             positions = (mask.cumsum(-1) - 1).clamp(min=0)
         cache = new_cache(self.model)
         logits = self._forward(ids, mask, positions, cache)
-        place = {prompt: k for k, prompt in enumerate(prompts)}
-        index = torch.tensor([place[row.request.ids] for row in group], device=device)
+        row_of_prompt = {prompt: k for k, prompt in enumerate(prompts)}
+        index = torch.tensor([row_of_prompt[row.request.ids] for row in group], device=device)
         return CacheRows(cache, index, width), logits[index], group
 
     def _lay_out(self) -> None:
-        """Note what the rows keep until others join or leave."""
+        """Compute the masks and parameters that hold until rows join or leave."""
         device = self.model.device
-        # masked columns on each row's left; the mask has spare columns of ones for those to come
+        # masked columns on the left of each row; the mask has columns of ones for the steps to come
         self._pads = [self._width - len(row.request.ids) - len(row.ids) for row in self.rows]
-        longest = max((row.limit - len(row.ids) for row in self.rows), default=0)
-        self._mask = _mask(self._pads, self._width + longest, device)
+        max_steps = max((row.limit - len(row.ids) for row in self.rows), default=0)
+        self._mask = _mask(self._pads, self._width + max_steps, device)
         self._parameters = RowParameters.of([row.request.parameters for row in self.rows], device)
         self._seeds = np.array([row.request.seed for row in self.rows], dtype=np.uint64)
 
     def step(self) -> None:
         """Write one token in every row, and run the model for the next unless all have ended."""
-        tokens = self._write()
+        tokens = self._choose_tokens()
         if not self.going:
             return
         device = self.model.device
@@ -294,8 +315,8 @@ class DecodeBatch:
             self._cache,
         )
 
-    def _write(self) -> list[int]:
-        """Choose each row's token and let it take it; ended rows repeat one that counts not."""
+    def _choose_tokens(self) -> list[int]:
+        """Choose and append the token of each row; the tokens of ended rows are ignored."""
         positions = np.array([len(row.ids) for row in self.rows])
         chosen, logps = choose(self._logits, self._parameters, uniforms(self._seeds, positions))
         tokens: list[int] = chosen.tolist()
@@ -311,7 +332,7 @@ class DecodeBatch:
     def _forward(
         self, ids: torch.Tensor, mask: torch.Tensor | None, positions: Any, cache: DynamicCache
     ) -> torch.Tensor:
-        """Logits `[rows, vocabulary]` behind the last column."""
+        """Logits `[rows, vocabulary]` after the last column."""
         out = self.model(
             input_ids=ids,
             attention_mask=mask,
@@ -324,7 +345,7 @@ class DecodeBatch:
 
 
 def _mask(pads: Sequence[int], width: int, device: torch.device) -> torch.Tensor | None:
-    """True behind each row's padding; None where no row is padded."""
+    """Attention mask `[rows, width]`, False in the padding; None where no row is padded."""
     if not any(pads):
         return None
     columns = torch.arange(width, device=device)

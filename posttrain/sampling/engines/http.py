@@ -1,6 +1,8 @@
-"""JSON over HTTP to one server, bounded and timed. 429, 5xx, time-outs and broken
-connections are tried again, later each time; any other answer is final. A wrong key or address
-stops the run. A server that refuses connections is waited for: one probe asks, the requests wait.
+"""JSON over HTTP to one server, with bounded concurrency, timeouts and retries.
+
+429, 5xx, timeouts and broken connections are retried after growing pauses; any other answer is
+final. A wrong key or address stops the run. A server that refuses connections is waited for: one
+task probes it, and all requests wait for that task.
 """
 
 from __future__ import annotations
@@ -21,14 +23,14 @@ import aiohttp
 from posttrain.config.backend import Server
 from posttrain.errors import ConfigError, PosttrainError
 
-_Read = TypeVar("_Read")
-_LONGEST_WAIT = 60.0  # seconds
-_LONGEST_PAUSE = 5.0  # between two probes
-_PROBE_TIMEOUT = 10.0
-_STARTING = (502, 503, 504)  # what a proxy answers for a server that is not there yet
+_Result = TypeVar("_Result")
+_MAX_RETRY_PAUSE = 60.0  # seconds
+_MAX_PROBE_PAUSE = 5.0  # seconds between two probes
+_PROBE_TIMEOUT = 10.0  # seconds
+_STARTING = (502, 503, 504)  # answers of a proxy whose server has not started yet
 _HOPELESS = {401: "refuses the key", 403: "refuses the key", 404: "has no such address or model"}
-_SHOWN = 300  # characters of a server's answer in a message
-_LONGEST_EVENT = 1 << 23  # bytes
+_SHOWN_CHARACTERS = 300  # characters of a server's answer in a message
+_MAX_EVENT_BYTES = 1 << 23
 
 
 class RequestFailed(PosttrainError):
@@ -44,10 +46,10 @@ class _Refused(Exception):
 
 
 class _TryAgain(RequestFailed):
-    """An attempt that failed, where another may not; `after` so many seconds, says the server."""
+    """A failed attempt worth a retry, not before `after` seconds if the server said so."""
 
-    def __init__(self, why: str, after: float = 0.0) -> None:
-        super().__init__(why)
+    def __init__(self, reason: str, after: float = 0.0) -> None:
+        super().__init__(reason)
         self.after = after
 
 
@@ -55,10 +57,10 @@ class Client:
     """One server, used from one event loop.
 
     Args:
-        first_wait: seconds before a second attempt, and between two probes of a server that is
-            down; later ones wait longer.
-        on_return: what a server needs that was away, before it is sent requests again.
-        tell: shows a line while a server is waited for.
+        first_wait: seconds before the second attempt, and between the first two probes of a server
+            that is down; later pauses grow.
+        on_return: awaited when a server is back, before it is sent requests again.
+        tell: prints a line about an outage.
     """
 
     def __init__(
@@ -69,15 +71,17 @@ class Client:
         on_return: Callable[[], Awaitable[None]] | None = None,
         tell: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
     ) -> None:
-        self._server, self._first_wait = server, first_wait
-        self._on_return, self._tell = on_return, tell
+        self._server = server
+        self._first_wait = first_wait
+        self._on_return = on_return
+        self._tell = tell
         self._outage: asyncio.Task[None] | None = None
         self._headers = key_headers(server.api_key_env)
         self._gate = asyncio.Semaphore(server.concurrency)
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections, and end the probe of an outage."""
         if self._outage is not None:
             self._outage.cancel()
             await asyncio.gather(self._outage, return_exceptions=True)
@@ -87,7 +91,7 @@ class Client:
             self._session = None
 
     async def models(self) -> list[dict[str, Any]]:
-        """What the server says of the models it has; [] where it says nothing."""
+        """Descriptions of the server's models; [] where it has no such list."""
         try:
             async with self._open().get(self._server.url + "/models") as answer:
                 body = _object(await answer.read(), RequestFailed) if answer.status == 200 else {}
@@ -105,21 +109,24 @@ class Client:
             ServerDown: it did not, in the time that the recipe allows.
         """
         ended = self._outage is not None and self._outage.done()
-        # a probe that gave up answers for all: those who come late do not wait as long again
+        # a probe that gave up stays: later requests fail at once and do not wait as long again
         if self._outage is None or (ended and self._outage.exception() is None):
             self._outage = asyncio.create_task(self._probe())
-        # a request that is cancelled leaves the probe to the others
+        # shielded: a cancelled request must not cancel the probe that others wait for
         await asyncio.shield(self._outage)
 
     async def _probe(self) -> None:
-        url, limit, start = self._server.url, self._server.wait, time.monotonic()
+        """Probe the server until it answers. Raises ServerDown after the recipe's `wait`."""
+        url = self._server.url
+        limit = self._server.wait
+        start = time.monotonic()
         self._tell(
             f"{url} refuses connections: waiting up to {limit:g} s for it to start (backend.wait)"
         )
         pause = self._first_wait
         while (passed := time.monotonic() - start) < limit:
             await asyncio.sleep(min(pause, limit - passed))
-            pause = min(_LONGEST_PAUSE, pause * 2)
+            pause = min(_MAX_PROBE_PAUSE, pause * 2)
             if await self._answers():
                 self._tell(f"{url} answers again after {time.monotonic() - start:.0f} s")
                 if self._on_return is not None:
@@ -136,7 +143,7 @@ class Client:
             return False
 
     def _open(self) -> aiohttp.ClientSession:
-        # on first use, so that it belongs to the event loop that uses it
+        """The session, opened on first use so that it belongs to the running event loop."""
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=self._server.concurrency),
@@ -149,20 +156,20 @@ class Client:
         """The server's JSON answer.
 
         Args:
-            key: seeds the jitter of the waits; a request's seed will do.
+            key: seed of the jitter of the pauses, for example the request's seed.
 
         Raises:
             RequestFailed: a final refusal of this request, or all attempts used up.
-            ConfigError: nothing that is sent to this server can succeed.
-            ServerDown: it refuses connections for longer than `wait`.
+            ConfigError: no request to this server can succeed.
+            ServerDown: the server refuses connections for longer than `wait`.
         """
         return await self._retried(path, body, _read_object, key=key, wait=True)
 
     async def send(self, path: str, body: Mapping[str, Any], *, wait: bool = True) -> None:
-        """Post where the status alone is the answer. Raises as `post`.
+        """Post a body and ignore the text of the answer. Raises the errors of `post`.
 
         Args:
-            wait: False: a server that refuses connections is not waited for.
+            wait: True to wait for a server that refuses connections.
         """
         await self._retried(path, body, _read_nothing, key=0, wait=wait)
 
@@ -170,12 +177,12 @@ class Client:
         self,
         path: str,
         body: Mapping[str, Any],
-        read: Callable[[aiohttp.ClientResponse], Awaitable[_Read]],
+        read: Callable[[aiohttp.ClientResponse], Awaitable[_Result]],
         *,
         key: int,
         wait: bool,
-    ) -> _Read:
-        """What `read` makes of the answer to an attempt that did not fail. Raises as `post`."""
+    ) -> _Result:
+        """Post with retries and `read` the first good answer. Raises the errors of `post`."""
         attempts = self._server.retries + 1
         attempt = 0
         async with self._gate if wait else contextlib.nullcontext():
@@ -188,20 +195,23 @@ class Client:
                 except _Refused as error:
                     if not wait:
                         raise RequestFailed(str(error)) from error
-                    # no attempt: nothing has received it
+                    # this does not count as an attempt: no server received the request
                     await self._wait_for_server()
                 except _TryAgain as failure:
                     if attempt == attempts - 1:
                         raise RequestFailed(f"{failure}, {attempts} attempts") from failure
                     jitter = random.Random(key + attempt).random()
-                    pause = min(_LONGEST_WAIT, self._first_wait * 2**attempt)
-                    # a server that says when to come back knows best
+                    pause = min(_MAX_RETRY_PAUSE, self._first_wait * 2**attempt)
                     attempt += 1
+                    # Retry-After of the server is the lower bound
                     await asyncio.sleep(max(failure.after, pause * (0.5 + jitter / 2)))
 
     async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any]]:
-        """The JSON objects of the server's event stream as they come; of a plain answer, the one.
-        Nothing is tried again: somebody watches. Raises as `post`."""
+        """JSON objects of the server's event stream as they arrive, or that of a plain answer.
+
+        Nothing is retried, because part of the answer may have been shown. Raises the errors of
+        `post`.
+        """
         try:
             async with self._answer(path, body) as answer:
                 if answer.content_type != "text/event-stream":
@@ -216,14 +226,19 @@ class Client:
     async def _answer(
         self, path: str, body: Mapping[str, Any]
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
-        """An answer with status 200, to be read inside. Raises as `post`, _TryAgain where it may
-        help, _Refused where nothing listens."""
+        """Answer with status 200, to be read inside of the context.
+
+        Raises:
+            RequestFailed, ConfigError: as in `post`.
+            _TryAgain: a retry may help.
+            _Refused: nothing listens at the address.
+        """
         url = self._server.url
         try:
             async with self._open().post(url + path, json=body) as answer:
                 if answer.status != 200:
                     text = f"status {answer.status}: {await answer.text(errors='replace')}"
-                    text = text[:_SHOWN]
+                    text = text[:_SHOWN_CHARACTERS]
                     if answer.status in (408, 429) or answer.status >= 500:
                         raise _TryAgain(text, _retry_after(answer.headers.get("Retry-After")))
                     if answer.status in _HOPELESS:
@@ -247,6 +262,7 @@ async def _read_nothing(_answer: aiohttp.ClientResponse) -> None:
 
 
 def _object(text: bytes, failed: type[RequestFailed]) -> dict[str, Any]:
+    """Parse a JSON object; raise `failed` for anything else."""
     try:
         body = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -257,36 +273,43 @@ def _object(text: bytes, failed: type[RequestFailed]) -> dict[str, Any]:
 
 
 async def _events(chunks: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]:
-    """The data of server-sent events up to `[DONE]`; comments and other fields are left out."""
+    """Data of server-sent events up to `[DONE]`, without comments and other fields."""
     data: list[bytes] = []
-    rest = b""
+    incomplete_line = b""
     async for chunk in chunks:
-        *lines, rest = (rest + chunk).split(b"\n")
-        if len(rest) + sum(map(len, data)) > _LONGEST_EVENT:
-            raise RequestFailed(f"an event of more than {_LONGEST_EVENT} bytes")
+        *lines, incomplete_line = (incomplete_line + chunk).split(b"\n")
+        if len(incomplete_line) + sum(map(len, data)) > _MAX_EVENT_BYTES:
+            raise RequestFailed(f"an event of more than {_MAX_EVENT_BYTES} bytes")
         for line in map(bytes.strip, lines):
             if line.startswith(b"data:"):
-                data += [text] if (text := line[5:].strip()) else []  # empty: keeps a proxy awake
+                if text := line[5:].strip():  # an empty one keeps a proxy from closing the stream
+                    data.append(text)
             elif not line and data:
-                event, data = b"\n".join(data), []
+                event = b"\n".join(data)
+                data = []
                 if event == b"[DONE]":
                     return
                 yield _object(event, RequestFailed)
-    data += [rest[5:].strip()] if rest.startswith(b"data:") else []
+    if incomplete_line.startswith(b"data:"):
+        data.append(incomplete_line[5:].strip())
     if data and data != [b"[DONE]"]:  # a stream that ends without an empty line
         yield _object(b"\n".join(data), RequestFailed)
 
 
 def _retry_after(header: str | None) -> float:
+    """Seconds of a Retry-After header, 0 for none."""
     try:
-        return min(_LONGEST_WAIT, max(0.0, float(header or 0)))
+        return min(_MAX_RETRY_PAUSE, max(0.0, float(header or 0)))
     except ValueError:
-        return 0.0  # a date; our own wait will do
+        return 0.0  # a date: the growing pauses do without it
 
 
 def key_headers(variable: str | None) -> dict[str, str]:
-    """The header that carries the key of an environment variable; ConfigError where it is not
-    set."""
+    """Authorization header with the key from an environment variable, {} for no variable.
+
+    Raises:
+        ConfigError: the variable is not set.
+    """
     if variable is None:
         return {}
     key = os.environ.get(variable)

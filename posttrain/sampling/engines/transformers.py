@@ -1,5 +1,7 @@
-"""A transformers model in this process as an engine. The work runs in one thread beside the event
-loop, so that tools and progress go on meanwhile; a cancelled call ends at its next step.
+"""A transformers model in this process as an `Engine`.
+
+The model runs in a thread beside the event loop, so that tools and progress continue meanwhile. A
+cancelled call ends at its next step.
 """
 
 from __future__ import annotations
@@ -26,26 +28,27 @@ from posttrain.sampling.sampler import (
 )
 
 Decode = Callable[[Ids], str]
-_UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 # rows × columns of a scored batch: bounds the memory of its activations and logits
 _SCORED_POSITIONS = 1 << 13
-_LONGEST_CHARACTER = 8  # tokens that one character may take; more of them are broken bytes
+_MAX_CHARACTER_TOKENS = 8  # tokens of one character at most; more are broken bytes
 
 
 class TransformersEngine:
     """Continues token ids with a causal language model of transformers.
 
     Args:
-        model: any that keeps a `DynamicCache`; it is put in eval mode.
-        weights: what identifies its weights.
+        model: model with a `DynamicCache`; it is put in eval mode.
+        weights: digest or name that identifies the weights.
     """
 
     batched = True
 
     def __init__(self, model: PreTrainedModel, *, weights: str, batch_size: int = 256) -> None:
-        self.model, self.batch_size = model.eval(), batch_size
+        self.model = model.eval()
+        self.batch_size = batch_size
         self._lock = threading.Lock()
-        # what changes samples: batch size, device and attention kernel change only their rounding
+        # batch size, device and attention kernel are left out: they change rounding alone
         self.identity: Mapping[str, Any] = {
             "backend": "transformers",
             "weights": weights,
@@ -55,7 +58,7 @@ class TransformersEngine:
     async def generate(
         self, requests: Sequence[EngineRequest], *, progress: Progress = None
     ) -> list[EngineOutput]:
-        """As `Engine.generate`, with the errors of `generate_each`."""
+        """Implements `Engine.generate`, with the errors of `generate_each`."""
         return await self.generate_each(requests, progress=progress)
 
     async def generate_each(
@@ -65,7 +68,7 @@ class TransformersEngine:
         on_done: OnOutput | None = None,
         progress: Progress = None,
     ) -> list[EngineOutput]:
-        """As `IncrementalEngine.generate_each`; both are called in the event loop's thread.
+        """Implements `IncrementalEngine.generate_each`; callbacks run in the event loop's thread.
 
         Raises:
             ConfigError: the GPU's memory does not hold `batch_size` such prompts.
@@ -87,7 +90,7 @@ class TransformersEngine:
             ) from error
 
     async def score(self, requests: Sequence[ScoreRequest]) -> list[ScoreOutput]:
-        """Log-probabilities of given ids, as `Scorer.score`."""
+        """Implements `Scorer.score`."""
         return await score_in_thread(self.model, requests, around=lambda: self._lock)
 
 
@@ -119,24 +122,26 @@ def _score_batch(
         ids_B_T[row, : len(request.ids)] = torch.tensor(request.ids)
         attended_B_T[row, : len(request.ids)] = 1
     ids_B_T = ids_B_T.to(model.device)
-    # logits of prompts are not wanted, and are most of the memory
-    first = min(request.mask.index(True) if any(request.mask) else columns for request in requests)
-    kept = columns - min(first, columns - 1) + 1
+    # Logits of the prompts would take most of the memory: keep those from the first scored id on.
+    first_scored = min(
+        request.mask.index(True) if any(request.mask) else columns for request in requests
+    )
+    n_logits = columns - min(first_scored, columns - 1) + 1
     output: Any = model(
         input_ids=ids_B_T,
         attention_mask=attended_B_T.to(model.device),
         use_cache=False,
-        logits_to_keep=kept,
+        logits_to_keep=n_logits,
     )
-    logits_B_K_V = output.logits[:, -kept:]
+    logits_B_K_V = output.logits[:, -n_logits:]
     outputs: list[ScoreOutput] = []
     for row, request in enumerate(requests):
-        wanted = [column for column, flag in enumerate(request.mask) if flag]
+        scored = [column for column, flag in enumerate(request.mask) if flag]
         # the logits at a column are those of the next id
-        before = [column - 1 - (columns - kept) for column in wanted]
-        logps_W_V = logits_B_K_V[row, before].float().log_softmax(-1)
-        logps_W = logps_W_V.gather(-1, ids_B_T[row, wanted][:, None])[:, 0]
-        outputs.append(ScoreOutput(tuple(logps_W.tolist())))
+        predicting = [column - 1 - (columns - n_logits) for column in scored]
+        logps_S_V = logits_B_K_V[row, predicting].float().log_softmax(-1)
+        logps_S = logps_S_V.gather(-1, ids_B_T[row, scored][:, None])[:, 0]
+        outputs.append(ScoreOutput(tuple(logps_S.tolist())))
     return outputs
 
 
@@ -167,12 +172,15 @@ async def decode_in_thread(
     on_done: OnOutput | None = None,
     on_step: Callable[[Sequence[DecodedRow]], None] | None = None,
 ) -> list[EngineOutput]:
-    """As `decode` inside of `around`, beside the event loop, in whose thread `progress` and
-    `on_done` are called."""
-    loop, cancelled = asyncio.get_running_loop(), threading.Event()
+    """Run `decode` inside of `around`, in a thread beside the event loop.
+
+    `progress` and `on_done` are called in the thread of the event loop, `on_step` in the other.
+    """
+    loop = asyncio.get_running_loop()
+    cancelled = threading.Event()
 
     def in_loop(callback: Callable[..., None] | None) -> Callable[..., Any] | None:
-        return callback and (lambda *given: loop.call_soon_threadsafe(callback, *given))
+        return callback and (lambda *args: loop.call_soon_threadsafe(callback, *args))
 
     def run() -> list[EngineOutput]:
         if model.device.type == "cuda":
@@ -196,12 +204,12 @@ async def decode_in_thread(
 
 
 class StreamingEngine(TransformersEngine):
-    """A `TransformersEngine` of one request at a time, which shows the text as it comes.
+    """A `TransformersEngine` of one request at a time that shows its text while it is generated.
 
     Args:
         decode: token ids → text, special tokens kept.
         show: called in the event loop with (prompt ids, new text) at every token that completes
-            some text; never with the stop token's.
+            some text, the stop token excepted.
     """
 
     def __init__(
@@ -213,7 +221,8 @@ class StreamingEngine(TransformersEngine):
         show: Callable[[Ids, str], None],
     ) -> None:
         super().__init__(model, weights=weights, batch_size=1)
-        self._decode, self._show = decode, show
+        self._decode = decode
+        self._show = show
 
     async def generate_each(
         self,
@@ -222,8 +231,9 @@ class StreamingEngine(TransformersEngine):
         on_done: OnOutput | None = None,
         progress: Progress = None,
     ) -> list[EngineOutput]:
-        """As the parent, of one request at most. Raises DataError as `decode`."""
-        loop, pieces = asyncio.get_running_loop(), TextPieces(self._decode)
+        """Generate for one request at most. Raises DataError where logits are not finite."""
+        loop = asyncio.get_running_loop()
+        pieces = TextPieces(self._decode)
 
         def show(rows: Sequence[DecodedRow]) -> None:
             [row] = rows
@@ -244,7 +254,7 @@ class StreamingEngine(TransformersEngine):
 
 
 class TextPieces:
-    """Token ids one by one → the text that each completes.
+    """Splits a text into the pieces that its token ids complete, one by one.
 
     A tokenizer may write a token differently at the beginning of a text (SentencePiece drops a
     blank), and a character may take several tokens: new text is what decoding the last few tokens
@@ -254,17 +264,18 @@ class TextPieces:
     def __init__(self, decode: Decode) -> None:
         self._decode = decode
         self._ids: list[int] = []
-        self._shown = 0  # ids whose text has been given
+        self._shown = 0  # number of ids whose text was returned
 
     def add(self, token: int) -> str:
-        """The text that this token completes; "" inside of a character."""
+        """Text that this token completes; "" inside of a character."""
         self._ids.append(token)
-        waits = len(self._ids) - self._shown < _LONGEST_CHARACTER
-        return "" if waits and self._decode(self._ids).endswith(_UNFINISHED) else self.end()
+        may_complete = len(self._ids) - self._shown < _MAX_CHARACTER_TOKENS
+        return "" if may_complete and self._decode(self._ids).endswith(_REPLACEMENT) else self.end()
 
     def end(self) -> str:
-        """What has not been given; at the end the bytes of a character never completed, too."""
-        before, text = self._decode(self._ids[: self._shown]), self._decode(self._ids)
+        """Text not returned yet; at the end with the bytes of an incomplete character."""
+        before = self._decode(self._ids[: self._shown])
+        text = self._decode(self._ids)
         self._ids = self._ids[self._shown :]
         self._shown = len(self._ids)
         return text[len(before) :]

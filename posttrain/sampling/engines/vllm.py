@@ -1,5 +1,7 @@
-"""vLLM as an `Engine`, offline or behind a server's `/completions` with its own fields
-`return_token_ids` and `stop_token_ids`. Offline needs the extra `vllm`.
+"""vLLM as an `Engine`: in this process, or behind the `/completions` of its server.
+
+The server's requests use vLLM's fields `return_token_ids` and `stop_token_ids`. In this process it
+needs the extra `vllm`.
 """
 
 from __future__ import annotations
@@ -24,17 +26,19 @@ from posttrain.sampling.sampler import (
     ScoreRequest,
 )
 
-Call = tuple[Ids, int, Sequence[int]]  # prompt ids, new tokens at most, stop ids
+Call = tuple[Ids, int, Sequence[int]]  # prompt ids, limit of new tokens, stop ids
 
 
 def budget_calls(request: EngineRequest) -> Generator[Call, EngineOutput, EngineOutput]:
-    """The calls of a request, each answered by its output; with a reasoning budget two: up to the
-    budget, then the answer behind the closing. Returns all of them as one output.
+    """Yield the calls of a request, receive the output of each, return them as one output.
+
+    A reasoning budget takes two calls: up to the budget, then the answer behind the closing.
 
     Raises:
         ConfigError: the model opens its own reasoning, so that its start is not known beforehand.
     """
-    budget, limit = request.budget, request.parameters.max_tokens
+    budget = request.budget
+    limit = request.parameters.max_tokens
     if budget is None:
         return (yield request.ids, limit, request.stop_ids)
     if budget.open_id is not None:
@@ -46,11 +50,14 @@ def budget_calls(request: EngineRequest) -> Generator[Call, EngineOutput, Engine
     head = yield request.ids, min(limit, budget.tokens), stops
     if head.error or (head.ids and head.ids[-1] in request.stop_ids):
         return head
-    ids, logps, forced = head.ids, head.logps, None
+    ids = head.ids
+    logps = head.logps
+    forced = None
     if head.finish != "stop":  # else the model closed its reasoning itself
         closing = tuple(budget.closing(ids))[: limit - len(ids)]
         forced = (len(ids), len(ids) + len(closing)) if closing else None
-        logps = None if logps is None else (*logps, *(0.0,) * len(closing))
+        if logps is not None:
+            logps = (*logps, *(0.0,) * len(closing))  # forced ids were not sampled
         ids = (*ids, *closing)
     if len(ids) >= limit:
         return EngineOutput(ids, "length", logps, forced)
@@ -97,7 +104,7 @@ class VllmEngine:
     async def generate(
         self, requests: Sequence[EngineRequest], *, progress: Progress = None
     ) -> list[EngineOutput]:
-        """As `Engine.generate`; a second call is for requests that hit their reasoning budget."""
+        """Implements `Engine.generate`; requests that hit their reasoning budget take two calls."""
         return await asyncio.to_thread(self._generate, requests, progress)
 
     def _generate(
@@ -108,12 +115,13 @@ class VllmEngine:
         calls = {k: next(flow) for k, flow in enumerate(flows)}
         while calls:
             answers = self._call([requests[k] for k in calls], list(calls.values()))
-            pending, calls = list(calls), {}
+            pending = list(calls)
+            calls = {}
             for k, answer in zip(pending, answers, strict=True):
                 try:
                     calls[k] = flows[k].send(answer)
-                except StopIteration as done:
-                    outputs[k] = done.value
+                except StopIteration as end:
+                    outputs[k] = end.value
         if progress is not None:
             progress(sum(len(output.ids) for output in outputs.values()))
         return [outputs[k] for k in range(len(requests))]
@@ -137,12 +145,13 @@ class VllmEngine:
         answers = self._llm.generate(prompts, parameters, use_tqdm=False)
         outputs: list[EngineOutput] = []
         for answer, request in zip(answers, requests, strict=True):
-            [one], logps = answer.outputs, None
-            ids = tuple(one.token_ids)
+            [completion] = answer.outputs
+            ids = tuple(completion.token_ids)
+            logps = None
             if request.parameters.logps:
-                rows = zip(ids, one.logprobs, strict=True)
+                rows = zip(ids, completion.logprobs, strict=True)
                 logps = tuple(row[token].logprob for token, row in rows)
-            finish = "length" if one.finish_reason == "length" else "stop"
+            finish = "length" if completion.finish_reason == "length" else "stop"
             outputs.append(EngineOutput(ids, finish, logps))
         return outputs
 
@@ -151,22 +160,26 @@ class VllmEngine:
 
 
 class CompletionsEngine:
-    """An `Engine` over HTTP; concurrency and retries are the client's. ConfigError from a server
-    that gives no token ids; any other answer that cannot be read is one failed request."""
+    """An `Engine` over HTTP; the client bounds concurrency and retries.
+
+    A server that returns no token ids raises ConfigError. Any other unreadable answer fails its
+    request alone.
+    """
 
     batched = False
 
     def __init__(self, client: Client, *, model: str, identity: Mapping[str, Any]) -> None:
-        self._client, self._model = client, model
+        self._client = client
+        self._model = model
         self.identity: Mapping[str, Any] = identity
         self._gives_ids = False
 
     async def generate(
         self, requests: Sequence[EngineRequest], *, progress: Progress = None
     ) -> list[EngineOutput]:
-        """As `Engine.generate`; all are under way at once, within the client's bound."""
+        """Implements `Engine.generate`. All requests run at once, within the client's bound."""
 
-        async def one(request: EngineRequest) -> EngineOutput:
+        async def generate_one(request: EngineRequest) -> EngineOutput:
             try:
                 output = await self._generate(request)
             except RequestFailed as error:
@@ -175,7 +188,7 @@ class CompletionsEngine:
                 progress(len(output.ids))
             return output
 
-        return list(await asyncio.gather(*map(one, requests)))
+        return list(await asyncio.gather(*map(generate_one, requests)))
 
     async def _generate(self, request: EngineRequest) -> EngineOutput:
         calls = budget_calls(request)
@@ -184,8 +197,8 @@ class CompletionsEngine:
             output = await self._call(request, *call)
             try:
                 call = calls.send(output)
-            except StopIteration as done:
-                return done.value
+            except StopIteration as end:
+                return end.value
 
     async def _call(
         self, request: EngineRequest, ids: Ids, max_tokens: int, stop_ids: Sequence[int]
@@ -222,15 +235,14 @@ class CompletionsEngine:
         return output_of(choice, max_tokens, stop_ids, logps=parameters.logps)
 
     async def score(self, requests: Sequence[ScoreRequest]) -> list[ScoreOutput]:
-        """Log-probabilities of given ids, as `Scorer.score`; vLLM gives them as
-        `prompt_logprobs`."""
+        """Implements `Scorer.score` with vLLM's `prompt_logprobs`."""
         return list(await asyncio.gather(*map(self._score, requests)))
 
     async def _score(self, request: ScoreRequest) -> ScoreOutput:
         body: dict[str, Any] = {
             "model": self._model,
             "prompt": list(request.ids),
-            # no server generates nothing: one token is thrown away
+            # a server generates at least one token, which is thrown away
             "max_tokens": 1,
             "temperature": 0.0,
             "prompt_logprobs": 0,
@@ -244,8 +256,11 @@ class CompletionsEngine:
 
 
 def prompt_logps(answer: Mapping[str, Any], request: ScoreRequest) -> tuple[float, ...]:
-    """Log-probabilities of the masked ids in a server's answer. Raises RequestFailed where it
-    scored other ids, or not all of them."""
+    """Log-probabilities of the masked ids in a server's answer, in order.
+
+    Raises:
+        RequestFailed: the server scored other ids, or not all of them.
+    """
     choices = answer.get("choices")
     choice = cast(Any, choices[0] if isinstance(choices, list) and choices else None)
     if answer.get("error") or not isinstance(choice, dict):
@@ -259,8 +274,8 @@ def prompt_logps(answer: Mapping[str, Any], request: ScoreRequest) -> tuple[floa
             f"prompt_logprobs are not one for each of {len(request.ids)} ids: {_shown(entries)}"
         )
     logps: list[float] = []
-    for token, wanted, entry in zip(request.ids, request.mask, entries, strict=True):
-        if not wanted:
+    for token, is_scored, entry in zip(request.ids, request.mask, entries, strict=True):
+        if not is_scored:
             continue
         scored = entry.get(str(token)) if isinstance(entry, dict) else None
         logp = scored.get("logprob") if isinstance(scored, dict) else None
@@ -273,11 +288,12 @@ def prompt_logps(answer: Mapping[str, Any], request: ScoreRequest) -> tuple[floa
 def output_of(
     choice: Mapping[str, Any], limit: int, stop_ids: Sequence[int], *, logps: bool
 ) -> EngineOutput:
-    """A choice as an output. Raises RequestFailed where it does not hold what was requested."""
+    """Output of a server's choice. Raises RequestFailed where it does not fit the request."""
     ids = choice.get("token_ids")
     if not _numbers(ids, int) or not all(0 <= i < 1 << 31 for i in ids) or len(ids) > limit:
         raise RequestFailed(f"token_ids that are not up to {limit} ids: {_shown(ids)}")
-    reason, stopped = choice.get("finish_reason"), bool(ids) and ids[-1] in stop_ids
+    reason = choice.get("finish_reason")
+    stopped = bool(ids) and ids[-1] in stop_ids
     finish: Literal["stop", "length"] = "stop"
     if reason == "length" or (reason is None and len(ids) == limit and not stopped):
         finish = "length"
@@ -285,10 +301,10 @@ def output_of(
         raise RequestFailed(f"stopped ({_shown(reason)}) behind no stop token")
     if not logps:
         return EngineOutput(tuple(ids), finish)
-    given = choice.get("logprobs")
-    values = given.get("token_logprobs") if isinstance(given, dict) else None
+    logprobs = choice.get("logprobs")
+    values = logprobs.get("token_logprobs") if isinstance(logprobs, dict) else None
     if not _numbers(values, int, float) or len(values) != len(ids):
-        raise RequestFailed(f"no log-probability of each token: {_shown(given)}")
+        raise RequestFailed(f"no log-probability of each token: {_shown(logprobs)}")
     return EngineOutput(tuple(ids), finish, tuple(map(float, values)))
 
 
@@ -297,7 +313,7 @@ def _shown(value: object) -> str:
 
 
 def _numbers(values: Any, *kinds: type) -> TypeGuard[list[Any]]:
-    """Whether it is a list of numbers that are finite."""
+    """True for a list of finite numbers of these types."""
     return isinstance(values, list) and all(
         type(value) in kinds and abs(value) < 1e300 for value in cast(list[Any], values)
     )
