@@ -1,7 +1,7 @@
-"""Texts as hashes of their words, in numpy: no Python code runs once a word.
+"""Texts as hashes of their words, in numpy: no Python code runs for each word.
 
-Compatibility forms (NFKC) and lower case. A word is a run of letters and digits; each ideograph or
-kana is a word by itself, as nothing separates the words of these scripts.
+Texts are normalised to compatibility forms (NFKC) and lower case. A word is a run of letters and
+digits; each ideograph or kana is a word by itself, because these scripts do not separate words.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from data_builders.keyed import shuffled_keys
 
 Hashes = npt.NDArray[np.uint64]
 Int = npt.NDArray[np.int64]
-_SIGN, _WORD, _SPACE = 0, 1, 2
+_SIGN, _WORD, _SPACE = range(3)  # kinds of characters
 _PLANE = 0x10000  # characters beyond the basic plane count as signs
 _BASE = 0x9E3779B97F4A7C15
-_LONGEST = 256  # characters of a word beyond these have equal weight
+_WEIGHTED_CHARACTERS = 256  # of a word; characters beyond these have equal weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +36,21 @@ class Words:
         return len(self.hashes)
 
     def passage(self, first: int, count: int) -> str:
-        """The text of `count` words from the given one on."""
+        """Text of `count` words from word `first` on."""
         return self.text[self.spans[first, 0] : self.spans[first + count - 1, 1]]
 
 
 def words_of(text: str) -> Words:
-    """The words of a text."""
+    """Words of one text."""
     return words_of_all([text])[0]
 
 
 def words_of_all(texts: Sequence[str], *, signs: bool = False) -> tuple[Words, Int]:
-    """The words of several texts in one array, and the first word of each text, (texts + 1,).
+    """Words of several texts in one array, and the first word of each text, (texts + 1,).
 
     Args:
-        signs: runs of other characters are words too; white space between two signs does not count,
-            so that code and JSON in another layout have the same words.
+        signs: True to make words of runs of other characters too. White space between two signs
+            does not count, so that code and JSON in another layout have the same words.
     """
     parts = [t if t.isascii() else unicodedata.normalize("NFKC", t) for t in texts]
     parts = [part.lower() for part in parts]
@@ -60,31 +60,37 @@ def words_of_all(texts: Sequence[str], *, signs: bool = False) -> tuple[Words, I
 
 
 def _split(text: str, *, signs: bool) -> Words:
+    """Split a normalised text into words."""
     if text.isascii():
         codes = np.frombuffer(text.encode("ascii"), np.uint8)
         kinds = _kinds()[:128][codes]
     else:
         codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
         kinds = _kinds()[np.minimum(codes, _PLANE - 1)]
-    at = np.flatnonzero(kinds != _SPACE if signs else kinds == _WORD)
-    if not len(at):
+    positions = np.flatnonzero(kinds != _SPACE if signs else kinds == _WORD)
+    if not len(positions):
         return Words(text, np.empty(0, np.uint64), np.empty((0, 2), np.int64))
-    codes, kinds = codes[at].astype(np.uint64), kinds[at]
+    codes = codes[positions].astype(np.uint64)
+    kinds = kinds[positions]
+    # kana and CJK ideographs: each is a word
     alone = ((codes >= 0x3040) & (codes <= 0x9FFF)) | ((codes >= 0xF900) & (codes <= 0xFAFF))
-    first = np.ones(len(at), np.bool_)
-    first[1:] = (kinds[1:] != kinds[:-1]) | alone[1:] | alone[:-1]
-    first[1:] |= (np.diff(at) > 1) & (kinds[1:] == _WORD)
-    starts = np.flatnonzero(first)
-    lengths = np.diff(np.append(starts, len(at)))
-    within = np.minimum(np.arange(len(at)) - np.repeat(starts, lengths), _LONGEST - 1)
+    begins_word = np.ones(len(positions), np.bool_)
+    begins_word[1:] = (kinds[1:] != kinds[:-1]) | alone[1:] | alone[:-1]
+    begins_word[1:] |= (np.diff(positions) > 1) & (kinds[1:] == _WORD)
+    starts = np.flatnonzero(begins_word)
+    lengths = np.diff(np.append(starts, len(positions)))
+    # a word's hash is a polynomial in its characters
+    within = np.minimum(
+        np.arange(len(positions)) - np.repeat(starts, lengths), _WEIGHTED_CHARACTERS - 1
+    )
     with np.errstate(over="ignore"):
         sums = np.add.reduceat((codes + np.uint64(1)) * _powers()[within], starts)
-    spans = np.stack([at[starts], at[starts + lengths - 1] + 1], axis=1)
+    spans = np.stack([positions[starts], positions[starts + lengths - 1] + 1], axis=1)
     return Words(text, shuffled_keys(sums, salt=1), spans)
 
 
 def runs(hashes: Hashes, n: int) -> Hashes:
-    """A hash of every run of n words, (words - n + 1,); empty for fewer words."""
+    """Hash of every run of n words, (words - n + 1,); empty for fewer than n words."""
     if len(hashes) < n:
         return np.empty(0, np.uint64)
     sums = np.zeros(len(hashes) - n + 1, np.uint64)
@@ -96,7 +102,7 @@ def runs(hashes: Hashes, n: int) -> Hashes:
 
 @cache
 def _powers() -> Hashes:
-    return np.array([pow(_BASE, k, 1 << 64) for k in range(_LONGEST)], np.uint64)
+    return np.array([pow(_BASE, k, 1 << 64) for k in range(_WEIGHTED_CHARACTERS)], np.uint64)
 
 
 @cache

@@ -1,6 +1,6 @@
-"""Preference data of any dialect → two files of judging prompts, counts of every row, and stats.
+"""Preference data of any dialect → judging prompts for training and held out, counts and stats.
 
-What is held out is chosen by question: no pair of a question is on the other side of the split.
+The split is by question: all pairs of a question are on the same side.
 """
 
 from __future__ import annotations
@@ -37,17 +37,27 @@ from reward.judge.prompt import judging_messages
 from reward.judge.quoting import quoted
 from reward.judge.verdict import MIDDLE_RANKING, Gold
 
-TRAIN, HELD_OUT = "prompts.jsonl", "heldout.jsonl"
-GRADER, SETTING = "genrm", "judging"
-GIVEN, SWAPPED = "given", "swapped"
+TRAIN = "prompts.jsonl"
+HELD_OUT = "heldout.jsonl"
+GRADER = "genrm"
+SETTING = "judging"
+# order of the responses of a prompt: as in the row, or the other way round
+GIVEN = "given"
+SWAPPED = "swapped"
 CountTokens = Callable[[Sequence[Prompt]], list[int]]
 OnProgress = Callable[[str, int], None]
-Seen = dict[str, Gold]  # key of a pair → its gold, the lesser response first
+Seen = dict[str, Gold]  # key of a pair → its gold, with the responses in alphabetical order
 
 
 @dataclass(slots=True)
 class SplitStats:
-    """What one side of the split holds."""
+    """Counts of one side of the split.
+
+    Attributes:
+        rankings: gold ranking → prompts.
+        at_odds: pairs whose scores prefer one response and whose ranking prefers the other.
+        characters: length of each prompt.
+    """
 
     pairs: int = 0
     prompts: int = 0
@@ -58,6 +68,7 @@ class SplitStats:
     characters: list[int] = field(default_factory=list[int])
 
     def add(self, pair: PreferencePair, prompts: list[Prompt]) -> None:
+        """Count a pair and its prompts."""
         gold = pair.gold
         self.pairs += 1
         self.prompts += len(prompts)
@@ -65,12 +76,15 @@ class SplitStats:
         self.with_principle += pair.principle is not None
         if gold.score_1 is not None and gold.score_2 is not None:
             self.with_scores += 1
-            # scores that prefer the one response under a ranking that prefers the other
-            self.at_odds += (gold.score_1 - gold.score_2) * (MIDDLE_RANKING - gold.ranking) < 0
+            score_preference = gold.score_1 - gold.score_2
+            # rankings below the middle prefer the first response
+            self.at_odds += score_preference * (MIDDLE_RANKING - gold.ranking) < 0
         self.characters += [sum(len(m.content) for m in p.messages) for p in prompts]
 
     def stats(self) -> dict[str, Any]:
-        long = np.quantile(self.characters, [0.5, 0.9, 1.0]) if self.characters else np.zeros(3)
+        """Stats of this side for the manifest."""
+        lengths = np.quantile(self.characters, [0.5, 0.9, 1.0]) if self.characters else np.zeros(3)
+        median, p90, longest = map(int, lengths)
         return {
             "pairs": self.pairs,
             "prompts": self.prompts,
@@ -78,13 +92,13 @@ class SplitStats:
             "with_scores": self.with_scores,
             "with_principle": self.with_principle,
             "scores_and_ranking_at_odds": self.at_odds,
-            "characters": dict(zip(("median", "p90", "longest"), map(int, long), strict=True)),
+            "characters": {"median": median, "p90": p90, "longest": longest},
         }
 
 
 @dataclass(slots=True)
 class JudgingPrompts:
-    """Row counts by source, and the stats of both sides."""
+    """Row counts of each source, and the stats of both sides of the split."""
 
     recipe: BuildGenRmConfig
     row_counts: dict[str, RowCounts]
@@ -92,14 +106,19 @@ class JudgingPrompts:
     held_out: SplitStats = field(default_factory=SplitStats)
 
     def files(self) -> dict[str, int | None]:
-        """Each file with its rows."""
+        """Name of each file → number of its rows."""
         return {TRAIN: self.train.prompts, HELD_OUT: self.held_out.prompts}
 
     def counts(self) -> Counts:
         return total_counts(self.row_counts.values())
 
     def stats(self, inputs: Sequence[Input]) -> dict[str, Any]:
+        """Stats of the manifest."""
         recipe = self.recipe
+        sources: dict[str, Any] = {}
+        for name, counts in self.row_counts.items():
+            dialects = dict(sorted(counts.dialects.items()))
+            sources[name] = counts.stats() | {"held_out": counts.held_out, "dialects": dialects}
         return {
             "layout": recipe.layout,
             "principle": recipe.principle,
@@ -109,11 +128,7 @@ class JudgingPrompts:
             "inputs": as_stats(inputs),
             "train": self.train.stats(),
             "held_out": self.held_out.stats(),
-            "sources": {
-                name: counts.stats()
-                | {"held_out": counts.held_out, "dialects": dict(sorted(counts.dialects.items()))}
-                for name, counts in self.row_counts.items()
-            },
+            "sources": sources,
         }
 
 
@@ -128,48 +143,55 @@ def build(
     """Read every source and write the prompts; `out` None writes nothing.
 
     Args:
-        count: tokens of rendered prompts, where the recipe limits them.
-        on_progress: called with a source and how many of its pairs are done.
+        count: function that counts tokens of prompts, where the recipe limits them.
+        on_progress: called with the name of a source and the number of its pairs written.
 
     Raises:
-        ConfigError, DataError: as `chosen_pairs`; or nothing is left to train on.
+        ConfigError, DataError: errors of `chosen_pairs`; no pair remains to train on.
     """
     built = JudgingPrompts(recipe, {source.name: RowCounts() for source in recipe.sources})
     seen: Seen = {}
-    kept_apart: set[str] = set()
+    reserved_questions: set[str] = set()  # of sources that are held out as a whole
     with ExitStack() as stack:
         files: dict[str, TextIO] = {}
         if out is not None:
             for name in (TRAIN, HELD_OUT):
                 files[name] = stack.enter_context((out / name).open("w", encoding="utf-8"))
-        # what is held out as a whole decides which questions the others may not have
-        for source in sorted(recipe.sources, key=lambda one: not one.held_out):
+        # sources held out as a whole come first: their questions are refused in all others
+        for source in sorted(recipe.sources, key=lambda source: not source.held_out):
             counts = built.row_counts[source.name]
             pairs = chosen_pairs(source, counts, seen=seen, seed=recipe.seed, base_dir=base_dir)
             for pair in pairs:
                 question = pair.question
-                if question in kept_apart and not source.held_out:
+                if question in reserved_questions and not source.held_out:
                     counts.drop("held_out_question")
                     continue
                 share = unit(recipe.seed, "held_out", question)
                 held_out = source.held_out or share < recipe.held_out
-                own = {"source": source.name, "swap": recipe.swap or held_out, "count": count}
                 try:
-                    prompts = prompts_of(pair, recipe=recipe, **own)
+                    prompts = judging_prompts(
+                        pair,
+                        source=source.name,
+                        recipe=recipe,
+                        swap=recipe.swap or held_out,  # both orders show a judge's position bias
+                        count=count,
+                    )
                 except RowProblem as problem:
                     counts.drop(problem.reason, str(problem))
                     continue
                 if source.held_out:
-                    kept_apart.add(question)
+                    reserved_questions.add(question)
                 counts.kept += 1
                 counts.held_out += held_out
-                side, name = (built.held_out, HELD_OUT) if held_out else (built.train, TRAIN)
-                side.add(pair, prompts)
-                if name in files:
-                    files[name].writelines(f"{json_text(prompt_to_row(p))}\n" for p in prompts)
+                split_stats = built.held_out if held_out else built.train
+                split_stats.add(pair, prompts)
+                if out is not None:
+                    file = files[HELD_OUT if held_out else TRAIN]
+                    file.writelines(f"{json_text(prompt_to_row(p))}\n" for p in prompts)
                 on_progress(source.name, counts.kept)
     if built.train.prompts == 0:
-        reasons = ", ".join(f"{k} {n:,}" for k, n in built.counts().dropped.items())
+        dropped = built.counts().dropped
+        reasons = ", ".join(f"{reason} {count:,}" for reason, count in dropped.items())
         raise DataError(f"no pair is left to train on: {reasons or 'the sources have no rows'}")
     return built
 
@@ -177,56 +199,65 @@ def build(
 def chosen_pairs(
     source: PreferenceSource, counts: RowCounts, *, seen: Seen, seed: int, base_dir: Path
 ) -> Iterator[PreferencePair]:
-    """The distinct pairs of a source, or `count` of them by a keyed hash, in the rows' order.
+    """Distinct pairs of a source in row order; `count` of them by a keyed hash where it is set.
 
     Raises:
-        ConfigError: a path that is not there, a `where` that matches nothing.
+        ConfigError: a missing path, a `where` that matches nothing.
         DataError: a file that cannot be read, fewer pairs than `count`, with `strict` a bad row.
     """
     pairs = distinct_pairs(source, counts, seen=seen, seed=seed, base_dir=base_dir)
     if source.count is None:
         yield from pairs
         return
-    found = heapq.nsmallest(
+    chosen = heapq.nsmallest(
         source.count,
         enumerate(pairs),
-        key=lambda item: (key64(seed, "preference", item[1].key), item[0]),
+        key=lambda numbered: (key64(seed, "preference", numbered[1].key), numbered[0]),
     )
-    if len(found) < source.count:
-        reasons = ", ".join(f"{name} {count:,}" for name, count in counts.dropped.items())
+    if len(chosen) < source.count:
+        reasons = ", ".join(f"{reason} {count:,}" for reason, count in counts.dropped.items())
         raise DataError(
-            f"source {source.name!r}: {len(found):,} pairs can be used, count is "
+            f"source {source.name!r}: {len(chosen):,} pairs can be used, count is "
             f"{source.count:,} (of {counts.rows_in:,} rows; {reasons or 'no row'})"
         )
     usable = counts.rows_in - sum(counts.dropped.values())
-    counts.dropped["not_chosen"] += usable - len(found)
+    counts.dropped["not_chosen"] += usable - len(chosen)
     counts.dropped = +counts.dropped
-    yield from (pair for _, pair in sorted(found, key=lambda item: item[0]))
+    for _, pair in sorted(chosen, key=lambda numbered: numbered[0]):
+        yield pair
 
 
 def distinct_pairs(
     source: PreferenceSource, counts: RowCounts, *, seen: Seen, seed: int, base_dir: Path
 ) -> Iterator[PreferencePair]:
-    """Each pair of a source once, in whatever order its responses came; `seen` lasts over all."""
-    config, read = source.rows(), partial(_read, source=source, counts=counts)
-    for item in read_each(read_rows(config, base_dir), config, read=read, counts=counts):
-        if isinstance(item, Drop):
+    """Pairs of a source without duplicates, whichever order their responses came in.
+
+    Args:
+        seen: pairs of the sources before; those of this one are added.
+    """
+    config = source.rows()
+    read = partial(_read, source=source, counts=counts)
+    for row in read_each(read_rows(config, base_dir), config, read=read, counts=counts):
+        if isinstance(row, Drop):
             continue
-        raw, pair = item
-        # a row without an order of its own gets one by a keyed hash: the first is not the chosen
-        one = pair if pair.sided or unit(seed, "side", pair.key) < 0.5 else pair.swapped()
-        gold = (one if one.response_1 <= one.response_2 else one.swapped()).gold
-        before = seen.setdefault(one.key, gold)
-        if before is gold:
-            yield one
+        raw, pair = row
+        # a chosen/rejected row gets its order by a keyed hash: else the first would always win
+        if not pair.sided and unit(seed, "side", pair.key) >= 0.5:
+            pair = pair.swapped()
+        ordered = pair if pair.response_1 <= pair.response_2 else pair.swapped()
+        gold = ordered.gold
+        first_gold = seen.setdefault(pair.key, gold)
+        if first_gold is gold:
+            yield pair
         else:
-            reason = "duplicate" if before == gold else "duplicate_other_gold"
+            reason = "duplicate" if first_gold == gold else "duplicate_other_gold"
             counts.drop(reason, f"{raw.file}:{raw.line}")
 
 
 def _read(
     raw: RawRow, *, source: PreferenceSource, counts: RowCounts
 ) -> tuple[RawRow, PreferencePair] | Drop:
+    """Read the pair of a row. Raises the RowProblem of a malformed row, at which `strict` stops."""
     try:
         dialect, pair = read_pair(raw.row, source)
         refuse(pair)
@@ -238,26 +269,27 @@ def _read(
     return raw, pair
 
 
-# what `strict` stops at: a row that cannot be read, not one that merely says nothing to train on
+# Reasons at which `strict` stops: rows that cannot be read, not those with nothing to train on.
 _MALFORMED = frozenset({"unrecognised", "malformed_message", "malformed_label", "unsplit_prompt"})
 
 
 def refuse(pair: PreferencePair) -> None:
-    """Refuse a pair of which nothing can be judged. Raises RowProblem."""
+    """Raise RowProblem for a pair that gives nothing to judge."""
     responses = (pair.response_1, pair.response_2)
     if pair.response_1.strip() == pair.response_2.strip():
         raise RowProblem("identical", "the responses", "there is nothing to compare")
     if not all(text.strip() for text in responses):
         raise RowProblem("empty_response", "the responses", "one of them is empty")
     try:
-        texts = (*responses, *(m.content for m in pair.history))
-        frame = () if pair.frame is None else (pair.frame.around("", ""),)
-        "".join((*texts, *frame, pair.principle or "")).encode()
+        texts = [*responses, *(message.content for message in pair.history), pair.principle or ""]
+        if pair.frame is not None:
+            texts.append(pair.frame.around("", ""))
+        "".join(texts).encode()
     except UnicodeEncodeError:
         raise RowProblem("bad_unicode", "the row", "text that cannot be written") from None
 
 
-def prompts_of(
+def judging_prompts(
     pair: PreferencePair,
     *,
     source: str,
@@ -265,21 +297,32 @@ def prompts_of(
     swap: bool,
     count: CountTokens | None = None,
 ) -> list[Prompt]:
-    """The pair asked as it came and, with `swap`, in the other order; both share `task`.
+    """Prompt with the responses in their order and, with `swap`, one in the other order.
+
+    Both share `task`.
 
     Args:
-        count: tokens of rendered prompts; where it is given they go by `max_tokens`.
+        count: function that counts tokens of prompts; None leaves `max_tokens` unchecked.
 
     Raises:
-        RowProblem: `too_long`; `render_error`.
+        RowProblem: `too_long`, `render_error`.
     """
-    name, prompts = f"{source}-{pair.key}", list[Prompt]()
-    for order, one in ((GIVEN, pair), (SWAPPED, pair.swapped()))[: 2 if swap else 1]:
-        messages = _messages(one, recipe)
-        long = sum(len(message.content) for message in messages)
-        if recipe.max_characters is not None and long > recipe.max_characters:
-            raise RowProblem("too_long", "the judging prompt", f"{long:,} characters")
-        kept = {"pair": name, "question": pair.question, "swapped": order == SWAPPED}
+    name = f"{source}-{pair.key}"
+    orders = [(GIVEN, pair)]
+    if swap:
+        orders.append((SWAPPED, pair.swapped()))
+    prompts: list[Prompt] = []
+    for order, ordered_pair in orders:
+        messages = _messages(ordered_pair, recipe)
+        characters = sum(len(message.content) for message in messages)
+        if recipe.max_characters is not None and characters > recipe.max_characters:
+            raise RowProblem("too_long", "the judging prompt", f"{characters:,} characters")
+        metadata = {
+            "pair": name,
+            "question": pair.question,
+            "swapped": order == SWAPPED,
+            "source": source,
+        }
         prompt = Prompt(
             id=f"{name}/{order}",
             task=name,
@@ -287,32 +330,43 @@ def prompts_of(
             messages=messages,
             thinking=recipe.thinking,
             grader=GRADER,
-            gold=json_text(asdict(one.gold)),
+            gold=json_text(asdict(ordered_pair.gold)),
             source=source,
-            metadata=json_text(kept | {"source": source}),
+            metadata=json_text(metadata),
         )
         prompts.append(prompt)
     if count is not None and recipe.max_tokens is not None:
         try:
-            long = max(count(prompts))
+            tokens = max(count(prompts))
         except RenderError as error:
             raise RowProblem("render_error", "the judging prompt", str(error)) from None
-        if long > recipe.max_tokens:
-            raise RowProblem("too_long", "the judging prompt", f"{long:,} tokens")
+        if tokens > recipe.max_tokens:
+            raise RowProblem("too_long", "the judging prompt", f"{tokens:,} tokens")
     return prompts
 
 
 def _messages(pair: PreferencePair, recipe: BuildGenRmConfig) -> tuple[Message, ...]:
-    sides = pair.response_1, pair.response_2
+    """Judging prompt of a pair: the row's own frame, or the recipe's layout."""
     if pair.frame is not None:
-        # as it came, but for what would frame a message of its own
-        return (Message("user", quoted(pair.frame.around(*sides))),)
-    principle = pair.principle or recipe.principle
-    return judging_messages(pair.history, *sides, layout=recipe.layout, principle=principle)
+        # quoted, so that no text of it begins a message of its own
+        framed = pair.frame.around(pair.response_1, pair.response_2)
+        return (Message("user", quoted(framed)),)
+    return judging_messages(
+        pair.history,
+        pair.response_1,
+        pair.response_2,
+        layout=recipe.layout,
+        principle=pair.principle or recipe.principle,
+    )
 
 
 def token_counter(config: TokenizerConfig) -> CountTokens:
-    """Counts the tokens of prompts as the judge gets them."""
+    """Function that counts the tokens of prompts as the judge receives them."""
     renderer = load_renderer(config)
     encoder = encoder_of(renderer.tokenizer)
-    return lambda prompts: [len(ids) for ids in encoder.encode([*map(renderer.text, prompts)])]
+
+    def count(prompts: Sequence[Prompt]) -> list[int]:
+        texts = [renderer.text(prompt) for prompt in prompts]
+        return [len(ids) for ids in encoder.encode(texts)]
+
+    return count

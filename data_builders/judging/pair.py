@@ -1,4 +1,4 @@
-"""One preference over two responses, whatever its row looked like.
+"""A preference over two responses, and the readers of its parts from rows of any dialect.
 
 Responses are final answers: reasoning is not shown to a judge.
 """
@@ -6,7 +6,6 @@ Responses are final answers: reasoning is not shown to a judge.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,24 +23,25 @@ from reward.judge.verdict import Gold
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A judging prompt that a row brought ready: the texts around its two responses."""
+    """Texts around the two responses, for a row that is a judging prompt already."""
 
     before: str
     between: str
     after: str
 
     def around(self, response_1: str, response_2: str) -> str:
+        """The judging prompt with these responses."""
         return f"{self.before}{response_1}{self.between}{response_2}{self.after}"
 
 
 @dataclass(frozen=True, slots=True)
 class PreferencePair:
-    """Two responses to one conversation and what is held of them.
+    """Two responses to one conversation, with the gold judgement.
 
     Attributes:
-        history: up to and including the user's turn that is answered; () where `frame` has it.
-        principle: what to judge by, where the row says so.
-        frame: set where the row is a judging prompt itself.
+        history: conversation up to the user's turn that is answered; () where `frame` holds it.
+        principle: criterion to judge by, where the row names one.
+        frame: texts around the responses, where the row is a judging prompt itself.
         sided: False where the row has no order of its own (chosen and rejected).
     """
 
@@ -54,14 +54,14 @@ class PreferencePair:
     sided: bool = True
 
     def swapped(self) -> PreferencePair:
-        """The same pair in the other order."""
+        """The same pair with its responses in the other order."""
         gold = self.gold.swapped()
         return replace(self, response_1=self.response_2, response_2=self.response_1, gold=gold)
 
     @property
     def question(self) -> str:
-        """Digest of what the responses answer: pairs of one question share it."""
-        # only what stands before the responses can hold the question
+        """Digest of the question that the responses answer; pairs of one question share it."""
+        # a frame states the question before its responses
         before = self.frame and self.frame.before
         return _digest([[message_to_row(m) for m in self.history], before])
 
@@ -72,42 +72,52 @@ class PreferencePair:
 
 
 def _digest(value: object) -> str:
-    # surrogatepass: what cannot be written as UTF-8 is refused by name elsewhere
+    # surrogatepass: half surrogates are refused later, with the reason bad_unicode
     text = json_text(value).encode("utf-8", "surrogatepass")
     return hashlib.blake2b(text, digest_size=8).hexdigest()
 
 
-# as the prompts of Nemotron-RLHF-GenRM-v1 mark them
+# Marks around the responses in the prompts of Nemotron-RLHF-GenRM-v1.
 _MARKS = tuple((f"[The Begin of Response {n}]", f"[The End of Response {n}]") for n in (1, 2))
 
 
 def frame_of(messages: Sequence[Message], where: str) -> tuple[Frame, str, str]:
-    """The texts around the responses, and the responses as they stand between their marks.
+    """Split a judging prompt into the texts around its responses, and the two responses.
 
-    Raises RowProblem `unsplit_prompt`: not one user turn with each mark once, in this order.
+    Raises:
+        RowProblem: `unsplit_prompt`, not one user turn with each mark once in their order.
     """
     if len(messages) != 1 or messages[0].role != "user":
         raise RowProblem("unsplit_prompt", where, "a judging prompt is one user turn")
-    rest, parts = messages[0].content, list[str]()
+    rest = messages[0].content
+    parts: list[str] = []
     for begin, end in _MARKS:
         for mark in (begin, end):
-            if (times := messages[0].content.count(mark)) != 1:
-                raise RowProblem("unsplit_prompt", where, f"{mark} stands {times} times")
+            count = messages[0].content.count(mark)
+            if count != 1:
+                raise RowProblem("unsplit_prompt", where, f"{mark} stands {count} times")
         before, _, inside = rest.partition(begin)
-        response, closed, rest = inside.partition(end)
-        if not closed:
+        response, end_mark, rest = inside.partition(end)
+        if not end_mark:
             raise RowProblem("unsplit_prompt", where, "the marks of the responses are out of order")
         # white space around a response belongs to the frame
-        start = len(response) - len(response.lstrip())
-        stop = start + len(response.strip())
-        parts += [before + begin + response[:start], response[start:stop]]
-        rest = response[stop:] + end + rest
-    before, first, between, second = parts
-    return Frame(before, between, rest), first, second
+        text_start = len(response) - len(response.lstrip())
+        text_end = text_start + len(response.strip())
+        parts += [before + begin + response[:text_start], response[text_start:text_end]]
+        rest = response[text_end:] + end + rest
+    before, response_1, between, response_2 = parts
+    return Frame(before, between, rest), response_1, response_2
 
 
-CONTEXT_KEYS = ("context", "history", "messages", "conversations", "conversation", "prompt",
-                "question")  # fmt: skip
+CONTEXT_KEYS = (
+    "context",
+    "history",
+    "messages",
+    "conversations",
+    "conversation",
+    "prompt",
+    "question",
+)
 RESPONSE_KEYS = (
     ("response_1", "response_2"),
     ("response1", "response2"),
@@ -121,15 +131,18 @@ _TURN = re.compile(r"\n?<extra_id_1>(User|Assistant)\n")
 
 
 def marked_turns(prompt: Any) -> Any:
-    """The messages of a text that holds several turns, as HelpSteer2's; anything else as it is.
+    """Split a text of several marked turns (HelpSteer2) into messages; return others unchanged.
 
-    Marked as in NeMo-Aligner (`examples/nlp/data/steerlm/common.py`). Raises RowProblem where the
-    marks do not part a user's and an assistant's turns.
+    The marks are those of NeMo-Aligner (`examples/nlp/data/steerlm/common.py`).
+
+    Raises:
+        RowProblem: the marks do not separate alternating turns of a user and an assistant.
     """
     if not isinstance(prompt, str) or "<extra_id_" not in prompt:
         return prompt
-    first, *rest = _TURN.split(prompt)
-    texts = [first, *rest[1::2]]
+    # the split alternates texts and the roles of the marks between them
+    first_text, *rest = _TURN.split(prompt)
+    texts = [first_text, *rest[1::2]]
     roles = ["user", *(role.lower() for role in rest[::2])]
     alternate = all(role == ("user", "assistant")[k % 2] for k, role in enumerate(roles))
     if not alternate or any("<extra_id_" in text for text in texts):
@@ -138,7 +151,7 @@ def marked_turns(prompt: Any) -> Any:
 
 
 def history_of(row: Row, how: Reading) -> tuple[Message, ...]:
-    """The conversation that both responses answer, reasoning removed. Raises RowProblem."""
+    """Read the conversation that both responses answer, without reasoning. Raises RowProblem."""
     for key in CONTEXT_KEYS:
         if row.get(key) is not None:
             return plain_history(with_system(row, read_prompt(marked_turns(row[key]), how, key)))
@@ -148,60 +161,65 @@ def history_of(row: Row, how: Reading) -> tuple[Message, ...]:
 
 
 def plain_history(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Turns without their reasoning, the last of them one to be answered. Raises RowProblem."""
+    """Turns without reasoning. Raises RowProblem if the last is no question or a user is silent."""
     if not messages or messages[-1].role not in ("user", "tool"):
         raise RowProblem("nothing_to_answer", "the conversation", "it does not end on a question")
     if not messages[-1].content.strip():
         raise RowProblem("nothing_to_answer", "the conversation", "its last turn is empty")
     if (empty := first_empty(messages, "user")) is not None:
         raise RowProblem("empty_user_turn", f"message {empty}", "a user turn without text")
-    return tuple(replace(m, reasoning=None) for m in messages)
+    return tuple(replace(message, reasoning=None) for message in messages)
 
 
 def responses_of(row: Row, how: Reading) -> tuple[str, str]:
-    """What the two sides answered, reasoning removed. Raises RowProblem."""
+    """Read the two responses of a row, without reasoning. Raises RowProblem."""
     for keys in RESPONSE_KEYS:
         if all(row.get(key) is not None for key in keys):
-            first, second = (final_answer(read_answer(row[key], how, key), key) for key in keys)
-            return first, second
+            response_1, response_2 = (
+                final_answer(read_answer(row[key], how, key), key) for key in keys
+            )
+            return response_1, response_2
     raise RowProblem("unrecognised", ", ".join(map(str, row)), "no two responses are there")
 
 
 def shared_messages(first: Sequence[Message], second: Sequence[Message]) -> int:
-    """Messages that two conversations begin with, up to the last user turn at most."""
-    pairs = zip(first, second, strict=False)
-    same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-    while same and first[same - 1].role == "assistant":
-        same -= 1
-    return same
+    """Number of equal messages at the start of two conversations, without trailing answers."""
+    count = 0
+    for left, right in zip(first, second, strict=False):
+        if left != right:
+            break
+        count += 1
+    # an equal answer at the end belongs to the two responses, not to their prompt
+    while count and first[count - 1].role == "assistant":
+        count -= 1
+    return count
 
 
 def final_answer(turns: Sequence[Message], where: str) -> str:
-    """The answer of a response of one turn, with its last calls as JSON. Raises RowProblem."""
+    """Answer of a response of one turn, with its calls as JSON. Raises RowProblem."""
     if len(turns) != 1 or turns[0].role != "assistant":
         raise RowProblem("several_turns", where, "a response of more than one assistant turn")
-    # as `reward.judge.prompt.shown_answer` shows a completion
+    # in the form in which `reward.judge.prompt.shown_answer` shows the calls of a completion
     calls = [json_text({"call": c.name, "arguments": c.arguments}) for c in turns[0].tool_calls]
     return "\n".join(part for part in (turns[0].content, *calls) if part)
 
 
 def turns_of(value: Any) -> list[str] | None:
-    """The texts of a list of turns, or of its JSON; None where it is no such list."""
+    """Texts of a list of turns or of its JSON text; None for anything else."""
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:
             value = load_json(value)
         except ValueError:
             return None
-    found: list[Any] = value if isinstance(value, list) else []
-    return found if found and all(isinstance(turn, str) for turn in found) else None
+    turns: list[Any] = value if isinstance(value, list) else []
+    return turns if turns and all(isinstance(turn, str) for turn in turns) else None
 
 
 def interleaved(questions: Sequence[str], answers: Sequence[str] | None) -> tuple[Message, ...]:
-    """A conversation from its questions and its answers. Raises RowProblem."""
+    """Conversation of alternating questions and answers. Raises RowProblem if one is missing."""
     if answers is None or len(questions) != len(answers):
         raise RowProblem("malformed_message", "the responses", "not an answer to every turn")
-    return tuple(
-        message
-        for question, answer in zip(questions, answers, strict=True)
-        for message in (Message("user", question), Message("assistant", answer))
-    )
+    messages: list[Message] = []
+    for question, answer in zip(questions, answers, strict=True):
+        messages += [Message("user", question), Message("assistant", answer)]
+    return tuple(messages)
