@@ -1,7 +1,7 @@
-"""Sources × settings → prompts, and the counts of every row that became none.
+"""Sources × settings → prompts, with counts of the rows that gave none.
 
-A source's questions are ordered by a keyed hash of their content; the first `count` are taken whose
-gold answer its own grader accepts.
+The questions of a source are ordered by a keyed hash of their content. The first `count` questions
+whose gold answer the grader accepts are taken.
 """
 
 from __future__ import annotations
@@ -39,12 +39,15 @@ from reward.environments.judged import JudgedEnvironment
 from reward.graders import PACKAGE_OF
 from reward.graders.base import Grader
 
-BASE = Path()  # what paths in a recipe are relative to
+BASE = Path()  # paths in a recipe are relative to the working directory
 
 
 @dataclass(slots=True)
 class PromptSet:
-    """Prompts by setting and source; `skipped` counts the questions that a setting does not ask."""
+    """Prompts in order of setting and source.
+
+    `skipped` is setting → reason → number of questions that the setting does not ask.
+    """
 
     prompts: list[Prompt]
     row_counts: dict[str, RowCounts]
@@ -54,41 +57,47 @@ class PromptSet:
         return total_counts(self.row_counts.values())
 
     def stats(self) -> dict[str, Any]:
+        """Stats of the manifest."""
         templates: dict[str, Counter[str]] = {}
         for prompt in self.prompts:
             templates.setdefault(prompt.source, Counter())[prompt.template or "own"] += 1
         return {
             "sources": {name: counts.stats() for name, counts in self.row_counts.items()},
             "skipped": {name: dict(sorted(c.items())) for name, c in self.skipped.items()},
-            # prompts by template, of the sources that have any
+            # prompts by template, for the sources that use templates
             "templates": {
-                name: dict(sorted(c.items())) for name, c in templates.items() if {*c} != {"own"}
+                name: dict(sorted(counts.items()))
+                for name, counts in templates.items()
+                if set(counts) != {"own"}
             },
         }
 
 
 Candidate = tuple[RowQuestion, list[Setting]]  # a question and the settings that ask it
-Taken = list[Prompt]  # one question's prompts, in all settings that ask it
+PromptGroup = list[Prompt]  # of one question, in all settings that ask it
 
 
 class PromptPlan:
-    """The prompts of a recipe: their input files now, the prompts when they are built.
+    """Plan of a recipe's prompts: input files are checked at once, prompts made by `build`.
 
     Raises:
-        ConfigError: a path, grader or toolkit that is not there.
+        ConfigError: a missing path, an unknown grader or toolkit.
         DataError: an input artifact that changed since it was made.
     """
 
     def __init__(
         self, sources: Sequence[AnySource], settings: Sequence[Setting], *, seed: int, out: Path
     ) -> None:
-        self.graders, self._toolkits = all_graders(), toolkits_for(sources, settings)
+        self.graders = all_graders()
+        self._toolkits = toolkits_for(sources, settings)
         for source in sources:
             if source.grader is not None and source.grader not in self.graders:
                 hint = nearest(source.grader, (*self.graders,))
                 raise ConfigError(f"source {source.name!r}: no grader {source.grader!r}{hint}")
         self.inputs, self.parents = prompt_inputs(sources, BASE, out=out)
-        self._sources, self._settings, self._seed = sources, settings, seed
+        self._sources = sources
+        self._settings = settings
+        self._seed = seed
 
     def build(self) -> PromptSet:
         """All prompts of the recipe, chosen by the seed.
@@ -97,66 +106,79 @@ class PromptPlan:
             ConfigError: a `where` that matches nothing, a setting that asks nothing.
             DataError: a file that cannot be read, a source with fewer usable rows than `count`.
         """
-        made = PromptSet([], {}, {setting.name: Counter() for setting in self._settings})
-        taken: list[Taken] = []
+        prompt_set = PromptSet([], {}, {setting.name: Counter() for setting in self._settings})
+        questions: list[PromptGroup] = []
         seen: set[str] = set()
         for source in self._sources:
-            counts = made.row_counts[source.name] = RowCounts()
+            counts = RowCounts()
+            prompt_set.row_counts[source.name] = counts
             candidates: list[Candidate] = []
             for question in distinct_questions(source, counts, seen=seen, base_dir=BASE):
                 reasons = {s.name: why_not(question, source, s) for s in self._settings}
                 for name, reason in reasons.items():
                     if reason is not None:
-                        made.skipped[name][reason] += 1
+                        prompt_set.skipped[name][reason] += 1
                 if asking := [s for s in self._settings if reasons[s.name] is None]:
                     candidates.append((question, asking))
                 else:
-                    different = {*reasons.values()}
-                    counts.drop(str(different.pop()) if len(different) == 1 else "no_setting")
-            candidates.sort(key=lambda one: key64(self._seed, "prompt", one[0].digest))
+                    distinct_reasons = set(reasons.values())
+                    is_shared = len(distinct_reasons) == 1
+                    counts.drop(str(distinct_reasons.pop()) if is_shared else "no_setting")
+            candidates.sort(key=lambda candidate: key64(self._seed, "prompt", candidate[0].digest))
             grader = self.graders.get(source.grader or "")
-            taken += _take(candidates, partial(self._prompts_of, source), source, grader, counts)
+            make_prompts = partial(self._question_prompts, source)
+            questions += _take_usable(candidates, make_prompts, source, grader, counts)
         for setting in self._settings:
-            prompts = [p for one in taken for p in one if p.setting == setting.name]
+            all_prompts = itertools.chain.from_iterable(questions)
+            prompts = [prompt for prompt in all_prompts if prompt.setting == setting.name]
             if not prompts:
-                why = _why_nothing(made, made.skipped[setting.name], self._sources)
-                raise ConfigError(f"setting {setting.name!r} asks nothing: {why}")
-            made.prompts += prompts
-        return made
+                reason = _why_nothing(prompt_set, prompt_set.skipped[setting.name], self._sources)
+                raise ConfigError(f"setting {setting.name!r} asks nothing: {reason}")
+            prompt_set.prompts += prompts
+        return prompt_set
 
-    def _prompts_of(self, source: AnySource, candidate: Candidate) -> Taken:
+    def _question_prompts(self, source: AnySource, candidate: Candidate) -> PromptGroup:
+        """Prompts of a question in every setting that asks it and every template of its source."""
         question, asking = candidate
-        own = (p for setting in asking for p in self._in_setting(question, source, setting))
-        return [p for one in own for p in in_templates(one, question.text, source, seed=self._seed)]
+        prompts: list[Prompt] = []
+        for setting in asking:
+            for prompt in self._in_setting(question, source, setting):
+                prompts += in_templates(prompt, question.text, source, seed=self._seed)
+        return prompts
 
     def _in_setting(
         self, question: RowQuestion, source: AnySource, setting: Setting
     ) -> Iterator[Prompt]:
-        """The question's prompts in a setting that asks it: two where both modes are asked."""
+        """Prompts of a question in one setting: two where the setting asks both reasoning modes."""
         modes: tuple[bool, ...] = (True, False)
         if setting.thinking != "both":
-            modes = (
-                unit(self._seed, "thinking", setting.name, question.digest) < setting.thinking,
-            )
-        task = f"{source.name}-{question.digest}"  # the same in every setting
-        for on in modes:
+            draw = unit(self._seed, "thinking", setting.name, question.digest)
+            modes = (draw < setting.thinking,)
+        task = f"{source.name}-{question.digest}"  # equal in every setting
+        for thinking in modes:
+            messages = question.messages
+            if not thinking:
+                messages = tuple(replace(message, reasoning=None) for message in messages)
             prompt = Prompt(
-                id=f"{task}/{setting.name}/{'on' if on else 'off'}",
+                id=f"{task}/{setting.name}/{'on' if thinking else 'off'}",
                 task=task,
                 setting=setting.name,
-                messages=tuple(m if on else replace(m, reasoning=None) for m in question.messages),
-                thinking=on,
-                reasoning_budget=setting.reasoning_budget if on else None,
+                messages=messages,
+                thinking=thinking,
+                reasoning_budget=setting.reasoning_budget if thinking else None,
                 grader=source.grader,
                 gold=question.gold,
                 source=source.name,
                 metadata=question.metadata,
             )
-            tools, environment = None, None
+            tools = None
+            environment = None
             if source.format == "environment" or setting.tools == GIVEN_TOOLS:
-                tools, environment = question.tools, source.environment
+                tools = question.tools
+                environment = source.environment
             elif setting.tools != NO_TOOLS:
-                tools, environment = self._toolkits[setting.tools].schemas(prompt), setting.tools
+                tools = self._toolkits[setting.tools].schemas(prompt)
+                environment = setting.tools
             metadata = json.loads(prompt.metadata)
             if "tools_declared" in metadata:  # follows what this setting declares
                 names = [tool.get("function", tool)["name"] for tool in json.loads(tools or "[]")]
@@ -165,7 +187,7 @@ class PromptPlan:
             yield replace(prompt, tools=tools, environment=environment)
 
     def open_environment(self, prompt: Prompt) -> Environment | None:
-        """The environment that answers a prompt's calls, where it has one."""
+        """Open the environment that runs a prompt's calls, None where it has none."""
         name = prompt.environment
         return None if name is None else self._toolkits[name].open(prompt)
 
@@ -173,102 +195,117 @@ class PromptPlan:
 def toolkits_for(
     sources: Sequence[AnySource], settings: Sequence[Setting]
 ) -> dict[str, AnyToolkit]:
-    """Every toolkit that is named. Raises ConfigError: there is none, or it cannot run here."""
+    """Toolkits that settings and sources name.
+
+    Raises:
+        ConfigError: an unknown toolkit or environment, or one that cannot run here.
+    """
     for source in sources:
         name = source.environment
         if source.format == "environment" and find_environment(str(name)) is None:
-            known = nearest(str(name), (*ENVIRONMENTS,))
-            raise ConfigError(f"source {source.name!r}: there is no environment {name!r}{known}")
+            hint = nearest(str(name), (*ENVIRONMENTS,))
+            raise ConfigError(f"source {source.name!r}: there is no environment {name!r}{hint}")
         if source.format == "environment" and source.server is not None:
             check_server(source.server, name, where=f"source {source.name!r}")
-    named = {s.tools: f"setting {s.name!r}" for s in settings}
-    named |= {s.environment: f"source {s.name!r}" for s in sources if s.environment is not None}
+    named_by = {setting.tools: f"setting {setting.name!r}" for setting in settings}
+    for source in sources:
+        if source.environment is not None:
+            named_by[source.environment] = f"source {source.name!r}"
     toolkits: dict[str, AnyToolkit] = {}
-    for name, where in named.items():
+    for name, user in named_by.items():
         try:
             if name not in (NO_TOOLS, GIVEN_TOOLS):
                 toolkits[name] = toolkit_of(name)
         except ConfigError as error:
-            raise ConfigError(f"{where}: {error}") from error
+            raise ConfigError(f"{user}: {error}") from error
     return toolkits
 
 
-def _why_nothing(made: PromptSet, skipped: Counter[str], sources: Sequence[AnySource]) -> str:
-    rows = made.row_counts.values()
+def _why_nothing(prompt_set: PromptSet, skipped: Counter[str], sources: Sequence[AnySource]) -> str:
+    """Reason why a setting asks nothing, for its error."""
+    row_counts = prompt_set.row_counts.values()
     if skipped:
-        return _listed(skipped)
-    if not any(counts.rows_in for counts in rows):
+        return _list_reasons(skipped)
+    if not any(counts.rows_in for counts in row_counts):
         return f"no rows in {', '.join(str(s.path or s.hub) for s in sources)}"
-    example = next((example for counts in rows for example in counts.examples.values()), "")
-    dropped = _listed(sum((counts.dropped for counts in rows), Counter[str]()))
-    return f"{dropped}, such as {example}" if example else dropped
+    all_dropped: Counter[str] = Counter()
+    examples: list[str] = []
+    for counts in row_counts:
+        all_dropped += counts.dropped
+        examples += counts.examples.values()
+    reasons = _list_reasons(all_dropped)
+    return f"{reasons}, such as {examples[0]}" if examples and examples[0] else reasons
 
 
-def _take(
+def _take_usable(
     candidates: Sequence[Candidate],
-    prompts_of: Callable[[Candidate], Taken],
+    make_prompts: Callable[[Candidate], PromptGroup],
     source: AnySource,
     grader: Grader | None,
     counts: RowCounts,
-) -> list[Taken]:
-    """The first `count` whose gold its grader accepts in every setting."""
-    wanted = len(candidates) if source.count is None else source.count
-    taken: list[Taken] = []
+) -> list[PromptGroup]:
+    """Prompts of the first `count` questions whose gold the grader accepts in every setting."""
+    n_requested = len(candidates) if source.count is None else source.count
+    accepted: list[PromptGroup] = []
     position = 0
-    while len(taken) < wanted and position < len(candidates):
-        batch = [*map(prompts_of, candidates[position : position + wanted - len(taken)])]
+    while len(accepted) < n_requested and position < len(candidates):
+        n_missing = n_requested - len(accepted)
+        batch = [make_prompts(c) for c in candidates[position : position + n_missing]]
         position += len(batch)
-        for prompts, why in zip(batch, _refused(batch, source, grader), strict=True):
-            if why is None:
-                taken.append(prompts)
+        for prompts, refusal in zip(batch, _refusals(batch, source, grader), strict=True):
+            if refusal is None:
+                accepted.append(prompts)
             else:
-                reason = f"gold_refused: {why.partition(':')[0]}"
-                counts.drop(reason, f"{prompts[0].task}: {why}")
-    if source.count is not None and len(taken) < source.count:
+                reason = f"gold_refused: {refusal.partition(':')[0]}"
+                counts.drop(reason, f"{prompts[0].task}: {refusal}")
+    if source.count is not None and len(accepted) < source.count:
         raise DataError(
-            f"source {source.name!r}: {len(taken):,} of {counts.rows_in:,} rows are usable and "
-            f"count is {wanted:,}: lower it, or leave it out to take all "
-            f"({_listed(counts.dropped)})"
+            f"source {source.name!r}: {len(accepted):,} of {counts.rows_in:,} rows are usable and "
+            f"count is {n_requested:,}: lower it, or leave it out to take all "
+            f"({_list_reasons(counts.dropped)})"
         )
-    counts.kept = len(taken)
+    counts.kept = len(accepted)
     if position < len(candidates):
         counts.dropped["not_chosen"] += len(candidates) - position
-    return taken
+    return accepted
 
 
-def _refused(batch: Sequence[Taken], source: AnySource, grader: Grader | None) -> list[str | None]:
-    """Per question: why its gold cannot be used in one of its settings or templates, or None."""
+def _refusals(
+    batch: Sequence[PromptGroup], source: AnySource, grader: Grader | None
+) -> list[str | None]:
+    """Reason for each question why a setting or template cannot use its gold, None if all can."""
     if grader is None:
         return [None] * len(batch)
-    # the mode of reasoning changes nothing about the gold
+    # one prompt of each setting and template is enough: the reasoning mode does not change the gold
     by_setting = [[*{p.setting: p for p in prompts}.values()] for prompts in batch]
     by_template = [[*{p.template: p for p in prompts}.values()] for prompts in batch]
     golds = iter(grader.refuse(list(itertools.chain(*by_setting))))
-    asked = list(itertools.chain(*by_template))
-    formats = iter(templates_refused(asked, source.any_templates, grader))
-    each = [
-        [*(next(golds) for _ in settings), *(next(formats) for _ in templates)]
-        for settings, templates in zip(by_setting, by_template, strict=True)
-    ]
-    return [next((why for why in found if why is not None), None) for found in each]
+    template_prompts = list(itertools.chain(*by_template))
+    formats = iter(templates_refused(template_prompts, source.any_templates, grader))
+    refusals: list[str | None] = []
+    for settings, templates in zip(by_setting, by_template, strict=True):
+        reasons = [*itertools.islice(golds, len(settings))]
+        reasons += itertools.islice(formats, len(templates))
+        refusals.append(next((reason for reason in reasons if reason is not None), None))
+    return refusals
 
 
-def _listed(reasons: Mapping[str, int]) -> str:
+def _list_reasons(reasons: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in reasons.items()) or "none is dropped"
 
 
 def why_not(question: RowQuestion, source: AnySource, setting: Setting) -> str | None:
-    """Why a setting does not ask the question, `None` if it does."""
+    """Reason why a setting does not ask the question, `None` if it does."""
     if setting.sources is not None and source.name not in setting.sources:
         return "other_sources"
     if (drop := unmet(setting.where or {}, question.row)) is not None:
         return drop.reason
     if source.format == "environment":
         return None
-    bare = setting.tools == NO_TOOLS
-    if bare and question.needs_tools:
+    without_tools = setting.tools == NO_TOOLS
+    if without_tools and question.needs_tools:
         return "needs_tools"
-    if bare and any(m.tool_calls or m.role == "tool" for m in question.messages):
+    if without_tools and any(m.tool_calls or m.role == "tool" for m in question.messages):
         return "calls_in_history"
     if setting.tools == GIVEN_TOOLS and question.tools is None:
         return "no_tools_given"
@@ -282,7 +319,7 @@ def _is_generated(source: AnySource | PreferenceSource) -> bool:
 def prompt_inputs(
     sources: Sequence[AnySource | PreferenceSource], base_dir: Path, *, out: Path
 ) -> tuple[list[Input], list[Parent]]:
-    """All input files, hashed, and the artifacts they lie in, verified.
+    """Hash all input files, and verify the artifacts that hold them.
 
     Raises:
         ConfigError: a path that matches nothing.
@@ -302,7 +339,7 @@ def prompt_inputs(
 
 
 def missing_inputs(sources: Sequence[AnySource], base_dir: Path, *, judge: bool) -> list[str]:
-    """What these sources need that is not there, and how to get it; nothing is read."""
+    """Problems of sources whose files, packages or judge are missing, with advice; reads no row."""
     missing: list[str] = []
     for source in sources:
         problems: list[str] = []
@@ -323,6 +360,6 @@ def missing_inputs(sources: Sequence[AnySource], base_dir: Path, *, judge: bool)
 
 
 def refuse_changes(manifest: Manifest, inputs: Sequence[Input], parents: Sequence[Parent]) -> None:
-    """As `check_unchanged`, for an artifact whose parents may be others by now."""
+    """Call `check_unchanged` for an artifact that may have other parents by now."""
     known = {parent.digest for parent in manifest.parents}
     check_unchanged(manifest, inputs, *(p.path for p in parents if p.digest not in known))

@@ -1,6 +1,6 @@
-"""A question as every kind of row gives it, before any setting asks it.
+"""Readers of the question of a row, for rows of every kind, before a setting is applied.
 
-A row that gives none raises `RowProblem` with the reason it is counted under.
+A reader raises `RowProblem` with the drop reason for a row without a question.
 """
 
 from __future__ import annotations
@@ -42,17 +42,18 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class RowQuestion:
-    """What is asked, without a setting.
+    """Question of one row, without a setting.
 
     Attributes:
-        messages: up to and including the turn to be answered; reasoning of earlier turns kept.
+        messages: conversation up to the turn to be answered, with the reasoning of earlier turns.
         tools: JSON text of the tools that the row itself declares.
-        gold: what a grader compares with, None where there is nothing.
+        gold: gold answer for a grader, None where there is none.
         metadata: JSON text of an object, for graders and environments.
-        row: the raw row, for a setting's `where`.
-        state: JSON text of whatever else makes it another question, e.g. what its tools will find.
-        needs_tools: cannot be answered without the declared tools.
-        text: the question without what the message puts around it; None: the message is all.
+        row: raw row, for a setting's `where`.
+        state: JSON text of what else tells questions apart, such as the data that its tools read.
+        needs_tools: True where it cannot be answered without the declared tools.
+        text: question without the text that the message puts around it; None where it is the whole
+            message.
     """
 
     messages: tuple[Message, ...]
@@ -66,14 +67,14 @@ class RowQuestion:
 
     @cached_property
     def digest(self) -> str:
-        """16 hex digits of what is asked and what is right; declared tools do not count."""
+        """Digest of the question and its gold in 16 hex digits; declared tools do not count."""
         parts = [[message_to_row(m) for m in self.messages], self.gold, self.state]
         text = json_text(parts).encode("utf-8", "surrogatepass")
         return hashlib.blake2b(text, digest_size=8).hexdigest()
 
 
 def field_of(row: Row, path: str) -> Any:
-    """A field's value. Raises RowProblem `missing_field`."""
+    """Value of a field. Raises RowProblem `missing_field`."""
     try:
         return lookup(row, path)
     except KeyError:
@@ -81,7 +82,7 @@ def field_of(row: Row, path: str) -> Any:
 
 
 def text_of(row: Row, path: str) -> str:
-    """A field that holds text or a number, as text. Raises RowProblem."""
+    """Text of a field that holds text or a number. Raises RowProblem."""
     value = field_of(row, path)
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise RowProblem("malformed_field", path, f"text is needed, found {value!r:.80}")
@@ -92,26 +93,31 @@ def text_of(row: Row, path: str) -> str:
 
 
 def carried(row: Row, paths: tuple[str, ...], **more: Any) -> str:
-    """Metadata: the fields at `paths` by their last part, and `more`, as JSON text."""
-    kept: dict[str, Any] = {}
+    """Metadata as JSON text: the fields at `paths`, named by their last part, and `more`."""
+    metadata: dict[str, Any] = {}
     for path in paths:
         try:
-            kept[path.rpartition(".")[2]] = lookup(row, path)
+            metadata[path.rpartition(".")[2]] = lookup(row, path)
         except KeyError:
             continue
     try:
-        return encode_json(kept | more)
+        return encode_json(metadata | more)
     except ValueError as error:
         raise RowProblem("malformed_metadata", ", ".join(paths), str(error)) from None
 
 
 def read_chat(row: Row, source: ChatPrompts) -> RowQuestion:
-    """Raises RowProblem: no conversation with a user who says something, or no gold where named."""
+    """Read the last answered question of a conversation.
+
+    Raises:
+        RowProblem: no conversation, no user turn with text, or no gold where the source names one.
+    """
     _, conversation = read_row(row, source.rows(), trains=False)
     messages = conversation.messages
     answers = [i for i, message in enumerate(messages) if message.role == "assistant"]
-    until = answers[-1] if answers else len(messages)
-    users = [i for i, message in enumerate(messages[:until]) if message.role == "user"]
+    # the last answer goes, with everything between it and its question
+    end = answers[-1] if answers else len(messages)
+    users = [i for i, message in enumerate(messages[:end]) if message.role == "user"]
     if not users:
         raise RowProblem("no_user", "messages", "no user turn to answer")
     messages = messages[: users[-1] + 1]
@@ -127,12 +133,16 @@ def read_chat(row: Row, source: ChatPrompts) -> RowQuestion:
 
 
 def read_question(row: Row, source: QuestionPrompts) -> RowQuestion:
-    """Raises RowProblem: a field is missing or empty, or the gold is not to be found in it."""
+    """Read a question from named columns, with options where the source has them.
+
+    Raises:
+        RowProblem: a field is missing or empty, or its gold cannot be read.
+    """
     question = text_of(row, source.question)
     options = _options(row, source, question)
     gold = None
     if source.gold is not None:
-        gold = _letter(row, source, options) if options else _gold(row, source)
+        gold = _gold_letter(row, source, options) if options else _gold_text(row, source)
     system = () if source.system is None else (Message("system", source.system),)
     return RowQuestion(
         messages=(*system, Message("user", fill(source.text, question, options))),
@@ -144,20 +154,21 @@ def read_question(row: Row, source: QuestionPrompts) -> RowQuestion:
     )
 
 
-def _gold(row: Row, source: QuestionPrompts) -> str:
+def _gold_text(row: Row, source: QuestionPrompts) -> str:
+    """Gold of a row: the whole field, or the last match of the source's pattern in it."""
     text = text_of(row, str(source.gold))
     if source.gold_pattern is None:
         return text
-    found = list(re.finditer(source.gold_pattern, text))
-    gold = (found[-1][1] or "").strip() if found else ""
+    matches = list(re.finditer(source.gold_pattern, text))
+    gold = (matches[-1][1] or "").strip() if matches else ""
     if not gold:
-        why = f"no match of {source.gold_pattern!r}"
-        raise RowProblem("gold_unreadable", str(source.gold), why)
+        detail = f"no match of {source.gold_pattern!r}"
+        raise RowProblem("gold_unreadable", str(source.gold), detail)
     return gold
 
 
-def _texts(row: Row, source: QuestionPrompts) -> list[str]:
-    """The options' texts in the row's own order."""
+def _option_texts(row: Row, source: QuestionPrompts) -> list[str]:
+    """Texts of the options, in the order of the row."""
     if len(source.options) == 1:
         listed = field_of(row, source.options[0])
         if not isinstance(listed, list) or not 2 <= len(listed) <= len(OPTION_LETTERS):
@@ -167,42 +178,52 @@ def _texts(row: Row, source: QuestionPrompts) -> list[str]:
 
 
 def _options(row: Row, source: QuestionPrompts, question: str) -> dict[str, str]:
-    """Letter → text, in the order shown."""
+    """Letter → text of each option, in the order in which the prompt shows them."""
     if not source.options:
         return {}
-    texts = _texts(row, source)
+    texts = _option_texts(row, source)
     if len(set(texts)) < len(texts):
         raise RowProblem("equal_options", source.options[0], "two options say the same")
     if source.shuffle:
-        # by the text of each option, so that the row's own order gives nothing away
+        # keyed by the text of each option, so that the order of the row gives nothing away
         texts.sort(key=lambda text: key64(0, "option", question, text))
     return dict(zip(OPTION_LETTERS, texts, strict=False))
 
 
-def _letter(row: Row, source: QuestionPrompts, options: Mapping[str, str]) -> str:
-    """The letter, among those shown, of the right option."""
-    own, path = _texts(row, source), str(source.gold)
+def _gold_letter(row: Row, source: QuestionPrompts, options: Mapping[str, str]) -> str:
+    """Letter of the right option in the prompt.
+
+    The row may name it by its text, by an index from 0 or by a letter in the order of the row.
+    """
+    texts = _option_texts(row, source)
+    path = str(source.gold)
     value = field_of(row, path)
-    gold = _gold(row, source)
-    readings = {text for text in own if text == gold}
+    gold = _gold_text(row, source)
+    readings = {text for text in texts if text == gold}
+    index: int | None = None
     if isinstance(value, int) and not isinstance(value, bool):
-        readings.update(own[value : value + 1] if value >= 0 else ())
+        index = value
     elif len(gold) == 1 and gold in OPTION_LETTERS:
-        place = OPTION_LETTERS.index(gold)
-        readings.update(own[place : place + 1])
+        index = OPTION_LETTERS.index(gold)
+    if index is not None and 0 <= index < len(texts):
+        readings.add(texts[index])
     if len(readings) != 1:
-        kind = "gold_ambiguous" if readings else "gold_unreadable"
-        raise RowProblem(kind, path, f"{value!r:.80} names {len(readings)} of the options")
+        reason = "gold_ambiguous" if readings else "gold_unreadable"
+        raise RowProblem(reason, path, f"{value!r:.80} names {len(readings)} of the options")
     return next(letter for letter, text in options.items() if text in readings)
 
 
-_METADATA = ("gold", "grading", "turns", "tools_declared", "initial_state")
+_TINY_WORLD_METADATA = ("gold", "grading", "turns", "tools_declared", "initial_state")
 
 
 def read_tiny_world(row: Row, source: TinyWorldPrompts) -> RowQuestion:
-    """Raises RowProblem: not a row of the tiny world, or its user answers back."""
+    """Read a question of the tiny world.
+
+    Raises:
+        RowProblem: not a row of the tiny world, or one whose user replies to the answer.
+    """
     metadata: Any = row.get("metadata")
-    if not isinstance(metadata, dict) or not all(key in metadata for key in _METADATA):
+    if not isinstance(metadata, dict) or not all(key in metadata for key in _TINY_WORLD_METADATA):
         raise RowProblem("unrecognised", "metadata", "not a row of the tiny world")
     if metadata["grading"] == "question":
         raise RowProblem("needs_replies", "metadata.grading", "its user answers back")
@@ -218,7 +239,7 @@ def read_tiny_world(row: Row, source: TinyWorldPrompts) -> RowQuestion:
         metadata=json_text(metadata),
         row=row,
         state=json_text([state, metadata["fault"]]),
-        # what the tools would have told is nowhere in the question
+        # the question does not contain what its tools would return
         needs_tools=bool(row["tools"]) and bool(state),
     )
 
@@ -230,24 +251,31 @@ def _environment(source: EnvironmentPrompts) -> RLVREnvironment:
 
 
 def read_environment(row: Row, source: EnvironmentPrompts) -> RowQuestion:
-    """Of a row of ours or of NeMo Gym's; raises RowProblem where it is of no such environment."""
+    """Read the question of an environment's row, in our form or in that of NeMo Gym.
+
+    Raises:
+        RowProblem: the row belongs to another environment, or cannot be read.
+    """
     try:
-        own = row
+        native_row = row
         if source.server_url is not None:
-            own = gym_http_row(row, url=source.server_url.rstrip("/"))
+            native_row = gym_http_row(row, url=source.server_url.rstrip("/"))
         elif "responses_create_params" in row:
-            own = gym_row(row, server=source.server, environment=source.environment)
+            native_row = gym_row(row, server=source.server, environment=source.environment)
         if source.match is not None:
-            own = {**own, "metadata": {**own.get("metadata", {}), "match": source.match}}
+            metadata = {**native_row.get("metadata", {}), "match": source.match}
+            native_row = {**native_row, "metadata": metadata}
     except DataError as error:
-        reason, _, why = str(error).partition(": ")
-        raise RowProblem(reason, "agent_ref", why) from None
+        reason, _, detail = str(error).partition(": ")
+        raise RowProblem(reason, "agent_ref", detail) from None
     environment = _environment(source)
     names = {source.environment, getattr(environment, "own_name", source.environment)}
-    if (named := own.get("environment", source.environment)) not in names:
-        raise RowProblem("other_environment", "environment", f"the row is of {named!r:.80}")
+    row_environment = native_row.get("environment", source.environment)
+    if row_environment not in names:
+        detail = f"the row is of {row_environment!r:.80}"
+        raise RowProblem("other_environment", "environment", detail)
     try:
-        prompt = environment.prompt(own, source=source.name)
+        prompt = environment.prompt(native_row, source=source.name)
     except DataError as error:
         raise RowProblem("malformed_row", source.environment, str(error)) from None
     return RowQuestion(
@@ -269,6 +297,7 @@ READERS: Mapping[str, Callable[[Row, Any], RowQuestion]] = {
 
 
 def total_counts(sources: Iterable[RowCounts]) -> Counts:
+    """Counts of all sources together."""
     total = RowCounts()
     for counts in sources:
         total.rows_in += counts.rows_in
@@ -280,25 +309,30 @@ def total_counts(sources: Iterable[RowCounts]) -> Counts:
 def distinct_questions(
     source: AnySource, counts: RowCounts, *, seen: set[str], base_dir: Path
 ) -> Iterator[RowQuestion]:
-    """Each question of a source once; `seen` (their digests) lasts over all sources.
+    """Questions of a source without duplicates; rows that give none are counted as dropped.
 
-    Rows that are no question or that `where` refuses are counted. Raises as `read_rows` does.
+    Raises the errors of `read_rows`, and ConfigError for an environment that generates no rows.
+
+    Args:
+        seen: digests of the questions of earlier sources; those of this one are added.
     """
-    read, config = READERS[source.format], source.rows()
+    read = READERS[source.format]
+    config = source.rows()
     if isinstance(source, EnvironmentPrompts) and source.generated is not None:
-        environment, place = _environment(source), source.environment
-        made = environment.rows(seed=source.generated, count=source.count or 0)
-        if not made:
-            raise ConfigError(f"source {source.name!r}: {place} generates no rows; give a path")
-        raws = (RawRow(row, place, number) for number, row in enumerate(made, start=1))
+        name = source.environment
+        generated = _environment(source).rows(seed=source.generated, count=source.count or 0)
+        if not generated:
+            raise ConfigError(f"source {source.name!r}: {name} generates no rows; give a path")
+        raws = (RawRow(row, name, number) for number, row in enumerate(generated, start=1))
         rows = matching_rows(raws, SeenFields(config))
     else:
         rows = read_rows(config, base_dir)
-    for item in read_each(rows, config, read=lambda raw: read(raw.row, source), counts=counts):
-        if isinstance(item, Drop):
+    questions = read_each(rows, config, read=lambda raw: read(raw.row, source), counts=counts)
+    for question in questions:
+        if isinstance(question, Drop):
             continue
-        if item.digest in seen:
+        if question.digest in seen:
             counts.drop("duplicate")
         else:
-            seen.add(item.digest)
-            yield item
+            seen.add(question.digest)
+            yield question

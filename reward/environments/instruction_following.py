@@ -1,16 +1,16 @@
-"""The environment "instruction_following": constraints on a text, each checked by a small function.
+"""Environment "instruction_following": constraints on a text, each checked by a small function.
 
     {"environment": "instruction_following", "question": "Describe a lamp. Use no commas. …",
      "metadata": {"constraints": [{"kind": "no_commas"}, {"kind": "words", "at_least": 40}]}}
 
-The reward is 1 where every constraint holds; with `grading: "fraction"` it is the share that holds,
-and only all of them are a pass. What the text is about is not checked, only that it is more than a
-few words. The checkers are our own: IFEval and IFBench stay evaluation.
+The reward is 1 where all constraints hold. With `grading: "fraction"` it is the share that holds,
+and only a reward of 1 is a pass. The subject of the text is not checked, only that it has more than
+a few words. The checkers are our own, so that IFEval and IFBench stay evaluations.
 
 Counts have `exactly`, `at_least` or `at_most`. A word is a run of letters, digits, apostrophes and
-hyphens; words are compared whatever their case. Paragraphs are parted by an empty line. The stop of
-a title, an initial, a list's number or an abbreviation inside a sentence does not end it. All
-checks take time linear in the text.
+hyphens; words are compared in lower case. Empty lines separate paragraphs. The full stop of a
+title, an initial, a list's number or an abbreviation inside a sentence does not end the sentence.
+All checks take time linear in the text.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _LETTER = r"[^\W_]"
 _PART = rf"{_LETTER}+(?:['’]{_LETTER}+)*"
 _WORD = re.compile(rf"{_PART}(?:[-‐‑_]{_PART})*")
 _HUMP = re.compile(r"(?<=[a-z]{2})(?=[A-Z])")
-LONGEST_WORD = 24  # letters; a longer run is words without the spaces between them
-USUAL_LENGTH = 6
-# a run of marks is tried from its beginning alone; a mark may also stand without room behind it
+MAX_WORD_LETTERS = 24  # a longer run is several words without the spaces between them
+USUAL_WORD_LETTERS = 6  # length of the words that such a run counts as
+# A run of marks is tried from its beginning alone. A mark may be followed by no space.
 _SENTENCE_END = re.compile(
     r"(?<![.!?…])[.!?…]++[\"'”’)*_\]»]*+(?=\s|$)|(?<=[a-z]{2})[.!?](?=[A-Z](?:[a-z'’]|\s))|[。！？｡．]"
 )
@@ -48,7 +48,7 @@ _STARTERS = (
     "A|An|And|But|He|Her|His|I|If|In|It|Its|Our|She|So|That|The|There|These|They|This|We|When|You"
 )
 _NO_END = re.compile(
-    # titles, and what numbers and names follow
+    # titles, and abbreviations before numbers and names
     r"\b(?:Mr|Mrs|Ms|Dr|Prof|St|Mt|Gen|Sen|Rep|Gov|Rev|Hon|Capt|Col|Lt|Maj|Sgt|vs|cf|viz|e\.g|i\.e)\."
     r"|\b(?:No|Nos|Figs?|Eqs?|Sec|Ch|[Vv]ol|pp?|[Aa]pprox|[Ee]st|ca|Jan|Feb|Mar|Apr|Aug|Sept?|Oct|Nov"
     r"|Dec)\.(?=\s\(?\d)"
@@ -61,18 +61,18 @@ _NO_END = re.compile(
 )
 _BULLET = re.compile(rf"^[ \t]*+[-+*•][ \t]++[^\n]*{_LETTER}", re.MULTILINE)
 _NUMBERED = re.compile(rf"^[ \t]*+\d++[.)][ \t]++[^\n]*{_LETTER}", re.MULTILINE)
-# *this*, **this** or ***this***; a product has digits or room around its stars
+# *this*, **this** or ***this***; the stars of a product have digits or spaces around them
 _HIGHLIGHT = re.compile(
     r"(?<![*A-Za-z0-9_])(\*{1,3})(?![\s*])([^*\n]{0,400}[^*\s])\1(?![*A-Za-z0-9])"
 )
-# no footnote, image, link, citation or task
+# Brackets that are no footnote, image, link, citation or task.
 _PLACEHOLDER = re.compile(
     r"(?<!!)\[(?!\^|[xX ]\])(?=[^\[\]\n]*[^\W\d_])[^\[\]\n]{1,100}\](?!\(|\[\d*\]|:\s*<?https?:)"
 )
 _TITLE = re.compile(rf"<<(?=[^<>\n]*{_LETTER})[^<>\n]{{1,200}}>>")
 _MARKS = "\"“”'‘’*_#> \n"  # around a whole answer, its first word or its last
-# what no eye sees, and blanks that count as letters
-_UNSEEN = re.compile(
+# Invisible characters, and blanks that count as letters.
+_INVISIBLE = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f"
     "\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\U000e0000-\U000e0fff]"
 )
@@ -88,9 +88,10 @@ class Constraint:
     """One kind of constraint.
 
     Attributes:
-        words: how prompts put it, filled in with the arguments; `{count}` is "at least 3".
-        check: whether a text keeps it. Raises KeyError, TypeError where arguments are missing.
-        draw: arguments from a text that are likely to hold for it.
+        words: format of its sentence in a prompt, with the arguments; `{count}` is "at least 3".
+        check: function of a text and arguments, True where the text keeps the constraint. Raises
+            KeyError or TypeError where arguments are missing.
+        draw: function that draws arguments likely to hold for a text.
     """
 
     words: str
@@ -98,28 +99,30 @@ class Constraint:
     draw: Draw = _nothing
 
     def holds(self, text: str, arguments: Arguments) -> bool:
-        text = _LINE_BREAK.sub("\n", _UNSEEN.sub("", text)).replace("\u2029", "\n\n")
+        """True where a text keeps the constraint, whatever its line breaks and Unicode form."""
+        text = _LINE_BREAK.sub("\n", _INVISIBLE.sub("", text)).replace("\u2029", "\n\n")
         return self.check(unicodedata.normalize("NFC", text).strip(), arguments)
 
     def wording(self, arguments: Arguments) -> str:
-        listed = {
-            k: ", ".join(cast(list[str], v)) if isinstance(v, list) else v
-            for k, v in arguments.items()
-        }
-        bound = next((b for b in BOUNDS if b in arguments), None)
+        """Sentence of a prompt that states the constraint with these arguments."""
+        texts: dict[str, Any] = {}
+        for name, value in arguments.items():
+            texts[name] = ", ".join(cast(list[str], value)) if isinstance(value, list) else value
+        bound = next((name for name in BOUNDS if name in arguments), None)
         count = "" if bound is None else f"{bound.replace('_', ' ')} {arguments[bound]}"
-        return self.words.format(**listed, count=count)
+        return self.words.format(**texts, count=count)
 
 
 def words_of(text: str) -> list[str]:
+    """Words of a text in lower case."""
     return [word.lower() for word in _WORD.findall(text)]
 
 
 def _separate_words(text: str) -> list[str]:
-    """The words of a text, for a limit: those of long chains are counted one by one.
+    """Words of a text for an upper limit, with the words of long chains counted one by one.
 
     `well-known` is one word; `the-lamp-in-the-hall`, `theLampInTheHall` and a run of forty letters
-    are not.
+    are several. Without this a limit on words is met by leaving out spaces.
     """
     words = _WORD.findall(text)
     parts = [part for word in words for part in _parts(word)]
@@ -127,26 +130,27 @@ def _separate_words(text: str) -> list[str]:
 
 
 def _parts(word: str) -> list[str]:
+    """Parts of a word between hyphens, capitals and many apostrophes, cut where they are long."""
     parts: list[str] = []
     for part in re.split("[-‐‑_]", _HUMP.sub("-", word)):
         pieces = re.split("['’]", part)
         for piece in [part] if len(pieces) < 4 else pieces:
-            step = USUAL_LENGTH if len(piece) > LONGEST_WORD else len(piece)
+            step = USUAL_WORD_LETTERS if len(piece) > MAX_WORD_LETTERS else len(piece)
             parts += [piece[start : start + step] for start in range(0, len(piece), step)]
     return parts
 
 
 def seen(text: str) -> str:
-    """A text as it is read: letters of other alphabets and styles are the ones that they look like.
+    """Replace letters of other alphabets and styles by the ASCII letters that they look like.
 
-    What a constraint forbids is looked for here; what it requires has to stand as it is written.
+    Forbidden text is searched in the result; required text must be written as it is.
     """
     return text if text.isascii() else text.translate(_look_alikes())
 
 
 @functools.cache
 def _look_alikes() -> dict[int, str]:
-    """The characters that look like one of ASCII, but for Latin letters with marks."""
+    """Code of a character → ASCII character that it looks like, without accented Latin letters."""
     return {
         code: alike
         for code, alike in look_alike_characters().items()
@@ -155,7 +159,7 @@ def _look_alikes() -> dict[int, str]:
 
 
 def paragraphs_of(text: str) -> list[str]:
-    """The paragraphs with a letter or digit in them."""
+    """Paragraphs of a text that hold a letter or digit."""
     return _with_letters(re.split(r"\n[^\S\n]*\n", text))
 
 
@@ -164,14 +168,18 @@ def _with_letters(parts: list[str]) -> list[str]:
 
 
 def sentences_of(text: str) -> list[str]:
-    """The sentences with a word in them; what is behind the last mark is one too."""
-    text = _NO_END.sub(lambda found: re.sub("[.!?…]", "", found[0]), text)
+    """Sentences of a text that hold a word; text after the last mark is a sentence too."""
+    text = _NO_END.sub(lambda match: re.sub("[.!?…]", "", match[0]), text)
     return [part for part in _SENTENCE_END.split(text) if _WORD.search(part)]
 
 
 def within(least: int, most: int, arguments: Arguments) -> bool:
-    """Whether a count keeps its bounds: `least` is what surely counts, `most` what may count too.
-    Raises KeyError without a bound, TypeError for no number."""
+    """True where a count between `least` and `most` certainly keeps the bounds of `arguments`.
+
+    Raises:
+        KeyError: there is no bound.
+        TypeError: a bound is not a number.
+    """
     if not any(bound in arguments for bound in BOUNDS):
         raise KeyError("exactly, at_least or at_most")
     exactly = arguments.get("exactly", least)
@@ -186,6 +194,7 @@ def within(least: int, most: int, arguments: Arguments) -> bool:
 def _counted(
     words: str, items: Callable[[str], Sized], limit: Callable[[str], Sized] | None = None
 ) -> Constraint:
+    """Constraint on the number of items of a text, without arguments besides the bound."""
     if limit is None:
         return _counted_by(words, lambda text, _: items(text), _nothing)
     return _counted_by(words, lambda text, _: items(text), _nothing, lambda text, _: limit(text))
@@ -197,16 +206,19 @@ def _counted_by(
     draw: Draw,
     limit: Callable[[str, Arguments], Sized] | None = None,
 ) -> Constraint:
-    """A constraint on the number of items; its bounds are drawn around a text's own. `limit`: what
-    counts against an upper bound, where that is more."""
+    """Constraint on the number of items, with bounds drawn around the number in a text.
+
+    Args:
+        limit: items that count against an upper bound, where these are more than `items`.
+    """
 
     def bounds(text: str, rng: random.Random) -> dict[str, Any]:
         arguments = draw(text, rng)
         number = len(items(text, arguments))
         bound = rng.choice(BOUNDS if number else ("exactly", "at_most"))
         slack = rng.randint(0, number // 3 + (bound == "at_most"))
-        slack = {"exactly": 0, "at_least": -slack, "at_most": slack}[bound]
-        return arguments | {bound: number + slack}
+        signed_slack = {"exactly": 0, "at_least": -slack, "at_most": slack}[bound]
+        return arguments | {bound: number + signed_slack}
 
     def check(text: str, arguments: Arguments) -> bool:
         least = len(items(text, arguments))
@@ -216,75 +228,83 @@ def _counted_by(
     return Constraint(words, check, bounds)
 
 
-def _other_words(text: str, rng: random.Random) -> dict[str, Any]:
-    return {"words": [w for w in ("therefore", "very", "amber", "ocean") if rng.random() < 0.6]}
+def _draw_absent_words(text: str, rng: random.Random) -> dict[str, Any]:
+    """Draw words that no generated text has."""
+    candidates = ("therefore", "very", "amber", "ocean")
+    return {"words": [word for word in candidates if rng.random() < 0.6]}
 
 
-def _at(place: str, items: Callable[[str], list[str]]) -> Draw:
+def _draw_first_word(argument: str, items: Callable[[str], list[str]]) -> Draw:
+    """Make a function that draws an item's number, under `argument`, and its first word."""
+
     def draw(text: str, rng: random.Random) -> dict[str, Any]:
-        own = [words_of(item)[:1] for item in items(text)]
-        number = rng.randint(1, len(own))
-        return {place: number, "word": "".join(own[number - 1])}
+        first_words = [words_of(item)[:1] for item in items(text)]
+        number = rng.randint(1, len(first_words))
+        return {argument: number, "word": "".join(first_words[number - 1])}
 
     return draw
 
 
-def _first(items: list[str], place: Any) -> list[str]:
-    """The first word of the item at a place, counted from 1."""
-    return words_of("".join(items[int(place) - 1 : int(place)]))[:1] if int(place) > 0 else []
+def _first_word(items: list[str], number: Any) -> list[str]:
+    """First word of the item with a number from 1, [] where there is none."""
+    if int(number) <= 0:
+        return []
+    return words_of("".join(items[int(number) - 1 : int(number)]))[:1]
 
 
 def _phrase(word: str) -> re.Pattern[str]:
-    """A word or phrase, not as a part of another word; a line may break inside."""
+    """Pattern of a word or phrase that is no part of another word; it may span lines."""
     words = str(word).replace("’", "'").split()
     text = r"[\s_]+".join(map(re.escape, words)).replace("'", "['’]")
     return re.compile(rf"(?<!{_LETTER}){text}(?!{_LETTER})", re.IGNORECASE)
 
 
 def _disguised(text: str, word: str) -> list[str]:
-    """Where a text has a word or phrase that is forbidden or limited, also s-p-e-l-l-e-d, joined to
-    another by an underscore, a digit or a capital, or in look-alike letters."""
+    """Occurrences of a forbidden or limited word or phrase in a text, disguised ones included.
+
+    A disguise is s-p-e-l-l-i-n-g, an underscore, digit or capital that joins it to another word, or
+    look-alike letters.
+    """
     plain = seen(str(word)).replace("’", "'")
     words = r"[\s_]+".join(map(re.escape, plain.split())).replace("'", "['’]")
     letters = [re.escape(letter) for letter in plain if not letter.isspace()]
     forms = [words] + [r"[\W_]{1,2}".join(letters)] * (len(letters) > 3)
     boundary = r"[^\W\d_]" if re.fullmatch(r"[^\W\d]+", plain) else _LETTER
     pattern = rf"(?<!{boundary})(?:{'|'.join(forms)})(?!{boundary})"
-    return re.findall(pattern, _HUMPED.sub(_parted, seen(text)), re.IGNORECASE)
+    return re.findall(pattern, _CAMEL_CASE.sub(_split_camel_case, seen(text)), re.IGNORECASE)
 
 
-_HUMPED = re.compile(r"(?<![A-Za-z])[a-z]{2,}(?:[A-Z][a-z]*)+")
+_CAMEL_CASE = re.compile(r"(?<![A-Za-z])[a-z]{2,}(?:[A-Z][a-z]*)+")
 
 
-def _parted(match: re.Match[str]) -> str:
+def _split_camel_case(match: re.Match[str]) -> str:
     return _HUMP.sub(" ", match[0])
 
 
 def _plain(text: Any) -> str:
-    """A text for comparison: case, the kind of white space, apostrophes and marks around it do not
-    count."""
+    """Text for comparison: lower case, single spaces, plain apostrophes, no marks around it."""
     return " ".join(str(text).lower().replace("’", "'").split()).strip(_MARKS)
 
 
 def _starts(text: str, start: str) -> bool:
-    return text.startswith(start) and not (
-        start[-1:].isalnum() and text[len(start) :][:1].isalnum()
-    )
+    """True where a text starts with `start` and no word of it continues beyond."""
+    splits_word = start[-1:].isalnum() and text[len(start) :][:1].isalnum()
+    return text.startswith(start) and not splits_word
 
 
 def _quoted(text: str) -> bool:
-    """Whether a text is in quotation marks as a whole: `"one" and "two"` is not."""
+    """True for a text in quotation marks as a whole: `"one" and "two"` is not."""
     if len(text) < 3 or text[0] not in '"“' or text[-1] not in '"”':
         return False
     inner = text[1:-1]
     mark = re.search('["”]', inner)
-    # the first mark inside ends the text's own, or begins a quotation in it
+    # the first mark inside either ends the outer quotation or opens one within it
     opens = mark is not None and re.search(r"(?:\A|[\s(\[*_—])\Z", inner[: mark.start()])
     return mark is None or bool(opens) or "“" in inner[: mark.start()]
 
 
 def _no_commas(text: str, a: Arguments) -> bool:
-    # a low quotation mark with room behind it opens nothing
+    # a low quotation mark before a space opens no quotation: it stands for a comma
     return not re.search(r"‚(?=\s)", text) and not any(map(_is_comma, set(text)))
 
 
@@ -293,10 +313,10 @@ def _is_comma(character: str) -> bool:
     return seen(character) == "," or ("COMMA" in name and not character.isalpha())
 
 
-def _has_case(text: str, wanted: str, refused: str) -> bool:
-    """Whether a text has letters of one case and none of the others, by Unicode's categories."""
-    kinds = set(map(unicodedata.category, set(text)))
-    return wanted in kinds and not kinds & {refused, "Lt"}
+def _has_case(text: str, required: str, refused: str) -> bool:
+    """True for a text with letters of one case and none of the other, by Unicode's categories."""
+    categories = set(map(unicodedata.category, set(text)))
+    return required in categories and not categories & {refused, "Lt"}
 
 
 def _is_capital(word: str) -> bool:
@@ -382,7 +402,7 @@ CONSTRAINTS: dict[str, Constraint] = {
     "forbidden_words": Constraint(
         "Do not use these words: {words}.",
         lambda t, a: not any(_disguised(t, word) for word in a["words"]),
-        _other_words,
+        _draw_absent_words,
     ),
     "no_commas": Constraint("Use no commas.", _no_commas),
     "lowercase": Constraint("Write in lower case only.", lambda t, a: _has_case(t, "Ll", "Lu")),
@@ -411,13 +431,13 @@ CONSTRAINTS: dict[str, Constraint] = {
     ),
     "nth_word": Constraint(
         'Word number {place} is "{word}".',
-        lambda t, a: _first(words_of(t), a["place"]) == [str(a["word"]).lower()],
-        _at("place", words_of),
+        lambda t, a: _first_word(words_of(t), a["place"]) == [str(a["word"]).lower()],
+        _draw_first_word("place", words_of),
     ),
     "paragraph_start": Constraint(
         'Paragraph {paragraph} begins with the word "{word}"; an empty line parts paragraphs.',
-        lambda t, a: _first(paragraphs_of(t), a["paragraph"]) == [str(a["word"]).lower()],
-        _at("paragraph", paragraphs_of),
+        lambda t, a: _first_word(paragraphs_of(t), a["paragraph"]) == [str(a["word"]).lower()],
+        _draw_first_word("paragraph", paragraphs_of),
     ),
     "sentence_start": Constraint(
         'Every sentence begins with the word "{word}".',
@@ -438,9 +458,9 @@ CONSTRAINTS: dict[str, Constraint] = {
 }
 
 
-LONGEST = 200_000  # characters of an answer
-LEAST_WORDS = 3
-LARGEST = 5000  # of what a constraint counts
+MAX_CHARACTERS = 200_000  # of an answer
+MIN_WORDS = 3  # of an answer
+MAX_NUMBER = 5000  # in the arguments of a constraint
 
 
 class InstructionFollowingEnvironment(RLVREnvironment):
@@ -450,15 +470,17 @@ class InstructionFollowingEnvironment(RLVREnvironment):
         task = metadata_of(prompt)
         if task.get("grading", "all") not in ("all", "fraction"):
             return f"grading {task['grading']!r} is neither all nor fraction"
-        listed: Any = task.get("constraints")
-        if not isinstance(listed, list) or not listed:
+        constraints: Any = task.get("constraints")
+        if not isinstance(constraints, list) or not constraints:
             return "no constraints"
-        for one in cast(list[Arguments], listed):
-            if one.get("kind") not in CONSTRAINTS:
-                return f"unknown constraint {one.get('kind')!r}"
-            if any(isinstance(value, int) and not 0 <= value <= LARGEST for value in one.values()):
-                return f"{one['kind']}: a number beyond {LARGEST}"
-            CONSTRAINTS[one["kind"]].holds("A text.", one)  # raises for a missing argument
+        for constraint in cast(list[Arguments], constraints):
+            kind = constraint.get("kind")
+            if kind not in CONSTRAINTS:
+                return f"unknown constraint {kind!r}"
+            numbers = [value for value in constraint.values() if isinstance(value, int)]
+            if not all(0 <= number <= MAX_NUMBER for number in numbers):
+                return f"{kind}: a number beyond {MAX_NUMBER}"
+            CONSTRAINTS[kind].holds("A text.", constraint)  # raises for a missing argument
         return None
 
     def wrong(self, prompt: Prompt) -> list[Script]:
@@ -466,13 +488,16 @@ class InstructionFollowingEnvironment(RLVREnvironment):
 
     def check(self, prompt: Prompt, completion: Completion) -> Score:
         text = completion.answer.strip()
-        if len(text) > LONGEST:
-            return Score(0.0, None, f"longer than {LONGEST} characters")
-        if len(words_of(text)) < LEAST_WORDS:
-            return Score(0.0, text, f"fewer than {LEAST_WORDS} words")
-        listed: list[Arguments] = metadata_of(prompt)["constraints"]
-        broken = [one["kind"] for one in listed if not CONSTRAINTS[one["kind"]].holds(text, one)]
-        share = 1 - len(broken) / len(listed)
+        if len(text) > MAX_CHARACTERS:
+            return Score(0.0, None, f"longer than {MAX_CHARACTERS} characters")
+        if len(words_of(text)) < MIN_WORDS:
+            return Score(0.0, text, f"fewer than {MIN_WORDS} words")
+        constraints: list[Arguments] = metadata_of(prompt)["constraints"]
+        broken: list[str] = []
+        for constraint in constraints:
+            if not CONSTRAINTS[constraint["kind"]].holds(text, constraint):
+                broken.append(constraint["kind"])
+        share = 1 - len(broken) / len(constraints)
         value = share if metadata_of(prompt).get("grading") == "fraction" else float(not broken)
         return Score(value, None, f"breaks {', '.join(broken)}" if broken else "all constraints")
 
@@ -485,7 +510,7 @@ class InstructionFollowingEnvironment(RLVREnvironment):
             if CONSTRAINTS[kind].holds(text, arguments):
                 constraints.append({"kind": kind} | arguments)
         constraints = constraints[: rng.randint(1, 4)]
-        wordings = [CONSTRAINTS[one["kind"]].wording(one) for one in constraints]
+        wordings = [CONSTRAINTS[c["kind"]].wording(c) for c in constraints]
         return {
             "id": f"if-{seed}-{number}",
             "question": f"{rng.choice(_TOPICS)} {' '.join(wordings)}",
@@ -495,9 +520,13 @@ class InstructionFollowingEnvironment(RLVREnvironment):
 
 
 _TOPICS = (
-    "Describe a lamp.", "Tell me about your town.", "Explain why bread rises.",
-    "Write about a day at sea.", "How do bees find their way?", "Recommend a book.",
-)  # fmt: skip
+    "Describe a lamp.",
+    "Tell me about your town.",
+    "Explain why bread rises.",
+    "Write about a day at sea.",
+    "How do bees find their way?",
+    "Recommend a book.",
+)
 _SENTENCES = (
     "The lamp in the hall was made by a patient worker.",
     "It gives a warm light in the evening, and visitors stop to look.",
