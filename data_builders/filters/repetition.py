@@ -28,6 +28,15 @@ from data_builders.rows.raw import Match
 from posttrain.config.filters import RepetitionFilter
 
 _BLANK, _LETTER, _DIGIT, _SIGN, _LINE_END, _ALONE, _INSIDE = range(7)  # kinds of bytes
+# A stretch is looked at if 1 kB of it compresses this well (LZ4), given what stands before it.
+_COMPRESSION_RATIO = 3.0
+_MIN_ROUNDS = 3  # of the shortest cycle
+_CYCLE_SHARE = 0.9  # share of a cycle's words that must equal the word one round before
+# In a window of so many words, this share must follow the same n-gram as the last time, when that
+# n-gram had stood twice already.
+_WINDOW = 100
+_NGRAM = 6
+_DUPLICATE_SHARE = 0.9
 _MAX_WORD_BYTES = 16  # a longer run of letters is split into several words
 _CHUNK = 1000  # bytes, compressed after everything before them
 # The first chunks have little text before them to repeat: they need a lower compression ratio.
@@ -128,7 +137,7 @@ def _suspect_stretches(data: bytes, limits: RepetitionFilter) -> Iterator[tuple[
     packed = np.diff(_packed_sizes(data))
     lengths = np.full(len(packed), _CHUNK)
     lengths[-1] = len(data) - _CHUNK * (len(packed) - 1)
-    min_ratios = np.full(len(packed), limits.compression_ratio)
+    min_ratios = np.full(len(packed), _COMPRESSION_RATIO)
     min_ratios[:_EARLY_CHUNKS] *= _EARLY_RATIO_SHARE
     suspects = np.flatnonzero(packed * min_ratios <= lengths)
     if not len(suspects):
@@ -217,15 +226,15 @@ def _split(data: bytes) -> _Words:
 
 def _find_loops(words: _Words, limits: RepetitionFilter) -> Iterator[_Loop]:
     """Loops of a stretch: cycles, whose rounds may have two parts or be rows of a grid; n-grams."""
-    last, second = _lags(words.keys, limits.ngram)
+    last, second = _lags(words.keys, _NGRAM)
     if not _dense(last > 0, limits.min_words, _MIN_FORETOLD):
         return
     periods = list(_periods(last, limits))
     lines = np.diff(np.flatnonzero(words.kinds == _LINE_END))
-    rows = [int(np.bincount(lines).argmax())] if len(lines) > limits.min_rounds else []
+    rows = [int(np.bincount(lines).argmax())] if len(lines) > _MIN_ROUNDS else []
     twice = [period for period in _periods(second, limits) if period / 2 not in periods]
     yield from _cycles(words, list(dict.fromkeys([*periods, *twice, *rows])), limits)
-    yield from _windows(words, second, limits)
+    yield from _windows(words, second)
 
 
 def _lags(keys: Keys, n: int) -> tuple[Positions, Positions]:
@@ -255,17 +264,17 @@ def _cycles(words: _Words, periods: list[int], limits: RepetitionFilter) -> Iter
     """Stretches whose words equal the word one round before."""
     for period in periods:
         equal = words.keys[period:] == words.keys[:-period]
-        width = max(limits.min_words, limits.min_rounds * period) - period
+        width = max(limits.min_words, _MIN_ROUNDS * period) - period
         for low, high in _dense(equal, width, _TEMPLATE_SHARE):
             surroundings = equal[low:high]
-            for first, last in _dense(surroundings, width, limits.cycle_share):
+            for first, last in _dense(surroundings, width, _CYCLE_SHARE):
                 cycle = surroundings[first:last]
                 begin = low + first
                 end = low + last + period
                 # a round in the middle stands for all of them
                 sample_round = slice((begin + end - period) // 2, (begin + end + period) // 2)
                 # slots are told best over many rounds: those around the cycle too, if they are many
-                has_many = len(surroundings) >= 2 * limits.min_rounds * period
+                has_many = len(surroundings) >= 2 * _MIN_ROUNDS * period
                 rounds = slice(low, high) if has_many else slice(begin, end - period)
                 if _is_template(words, equal, rounds, sample_round):
                     continue
@@ -277,7 +286,7 @@ def _cycles(words: _Words, periods: list[int], limits: RepetitionFilter) -> Iter
                 # a cycle that runs into the end of a cut text is no list of steps
                 is_stuck = end == len(words.keys) and words.cut_off()
                 is_short = len(cycle) < _MANY_ROUNDS * period
-                if not is_stuck and is_short and _alternates(words.keys[sample_round], limits):
+                if not is_stuck and is_short and _alternates(words.keys[sample_round]):
                     continue
                 share = f"{cycle.mean():.0%} of {len(cycle):,} words"
                 yield f"cycle: {share} equal the word {period:,} before", begin, end
@@ -334,26 +343,26 @@ def _is_idle(fillings: list[bytes], following_word: bytes, period: int) -> bool:
     return period >= _SENTENCE and len(set(fillings)) <= _DISTINCT_FILLINGS * len(fillings)
 
 
-def _alternates(sample_round: Keys, limits: RepetitionFilter) -> bool:
+def _alternates(sample_round: Keys) -> bool:
     """True where a round is several steps of one template ("'(' opens, ')' closes")."""
     period = len(sample_round)
     for step in range(1, period // 2 + 1):
         if period % step == 0:
             alike = (sample_round == np.roll(sample_round, step)).mean()
-            if _ALIKE <= alike < limits.cycle_share:
+            if _ALIKE <= alike < _CYCLE_SHARE:
                 return True
     return False
 
 
-def _windows(words: _Words, lags: Positions, limits: RepetitionFilter) -> Iterator[_Loop]:
+def _windows(words: _Words, lags: Positions) -> Iterator[_Loop]:
     """Windows of running text most of whose words followed their n-gram twice before."""
     copied = (lags > 0) & (lags <= _REACH)
-    for first, last in _dense(copied, limits.window, limits.duplicate_share):
+    for first, last in _dense(copied, _WINDOW, _DUPLICATE_SHARE):
         language = words.language(first, last)
         vocabulary = np.unique(words.keys[first:last][language])
         if language.mean() >= _RUNNING_TEXT and len(vocabulary) >= _MIN_VOCABULARY:
             share = f"{copied[first:last].mean():.0%} of {last - first:,} words"
-            yield f"ngrams: {share} follow the same {limits.ngram} as before", first, last
+            yield f"ngrams: {share} follow the same {_NGRAM} as before", first, last
 
 
 def _dense(flags: Flags, width: int, share: float) -> list[tuple[int, int]]:

@@ -49,21 +49,11 @@ class RepetitionFilter(Strict):
     """When a trace or an answer is a pathological repetition (paper, 3.1.3; all numbers are ours).
     A *word* is a run of letters, digits or signs, an ideograph, or a line end.
 
-    compression_ratio: a stretch is looked at if 1 kB of it compresses this well, given what stands
-        before it (LZ4).
-    min_words, min_rounds: of the shortest cycle.
-    cycle_share: of a cycle's words, this share must equal the word one round before.
-    ngram, window, duplicate_share: in a window of so many words, this share must follow the same
-        n-gram as the last time, when that n-gram had stood twice already.
+    min_words: words of the shortest loop that is dropped. Raise it for honest texts that repeat
+        themselves, such as tables and code.
     """
 
-    compression_ratio: float = Field(default=3.0, ge=1)
     min_words: int = Field(default=80, ge=16)
-    min_rounds: int = Field(default=3, ge=3)
-    cycle_share: float = Field(default=0.9, ge=0.5, le=1)
-    ngram: int = Field(default=6, ge=3)
-    window: int = Field(default=100, ge=64)
-    duplicate_share: float = Field(default=0.9, ge=0.5, le=1)
 
 
 class LanguageFilter(Strict):

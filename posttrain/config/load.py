@@ -23,7 +23,6 @@ _NAMED = 3  # keys that a message proposes
 # of other trainers
 _RENAMED = {
     "capacity": "max_length",
-    "cycle_rounds": "min_rounds",
     "cycle_words": "min_words",
     "edits": "threshold",
     "epochs": "num_train_epochs",
@@ -36,7 +35,6 @@ _RENAMED = {
     "samples": "n",
     "spool": "parts_dir",
     "updates": "num_iterations",
-    "window_share": "duplicate_share",
 }
 # words of other trainers' commands → keys here, of which a recipe has one or none; `NAME` is to be
 # chosen. A key of the same name at any depth comes first, but for `checkpoint`, `model` and `data`
@@ -94,6 +92,12 @@ _MOVED = {
 _GONE = {
     "estimate.tokens_per_second": "a dry run measures how fast a model in this process is",
     "extends": "a recipe is one file",
+    "sources.filters.repetition.compression_ratio": "it is 3.0 everywhere",
+    "sources.filters.repetition.cycle_share": "it is 0.9 everywhere",
+    "sources.filters.repetition.duplicate_share": "it is 0.9 everywhere",
+    "sources.filters.repetition.min_rounds": "it is 3 everywhere",
+    "sources.filters.repetition.ngram": "it is 6 everywhere",
+    "sources.filters.repetition.window": "it is 100 everywhere",
     "sft": "rows of judgements for SFT are data of build_sft",
     "sources.fields.reasoning": "rows of judgements for SFT are data of build_sft",
 }
