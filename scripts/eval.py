@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> None:
     def plan() -> None:
         evaluation = evaluation_plan(recipe, rows, limit=limit)
         stage.show_counts(console, recipe, evaluation)
-        units = stage.called_units(evaluation, console)
+        units = stage.units_as_sent(evaluation, console)
         estimate = stage.estimate(recipe, evaluation, units)
         print_sections(console, [estimated(estimate.rows, estimate.speeds)])
         stage.show_first_prompts(console, evaluation, units)
@@ -138,12 +138,18 @@ def compare(a: str, b: str, despite: list[str], gate: GateConfig | None, json: P
     Returns:
         Whether b passes the gate, if there is one.
     """
-    from posttrain.evaluation.compare import comparable, compare_runs, gate_rows, passes, side_of
+    from posttrain.evaluation.compare import (
+        comparable,
+        compare_runs,
+        gate_rows,
+        passes,
+        read_checkpoint,
+    )
     from posttrain.pages.evaluation import differences, gated
     from posttrain.report.console import open_console, print_sections
 
     console = open_console()
-    sides = (side_of(a), side_of(b))
+    sides = (read_checkpoint(a), read_checkpoint(b))
     rows = compare_runs(*sides, despite=despite)
     for name, side in zip("ab", sides, strict=True):
         console.print(f"{name}: {side.run} {side.checkpoint}")

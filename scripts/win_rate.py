@@ -22,7 +22,7 @@ def main(argv: list[str] | None = None) -> None:
     out = Path(recipe.out)
 
     from data_builders.keyed import key64
-    from posttrain.evaluation.compare import side_of
+    from posttrain.evaluation.compare import read_checkpoint
     from posttrain.evaluation.win_rate import pair_up, write_duels
     from posttrain.report.console import open_console
     from posttrain.runner import run_data_stage
@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> None:
     from reward.rlhf import principle_of
 
     console = open_console()
-    sides = [side_of(path) for path in (recipe.before, recipe.after)]
+    sides = [read_checkpoint(path) for path in (recipe.before, recipe.after)]
     manifests = {side.run: read_artifact(side.run, verify=False) for side in sides}
     parents = [parent_of(side.run, relative_to=out, manifest=manifests[side.run]) for side in sides]
     order = partial(key64, recipe.seed, "duel")

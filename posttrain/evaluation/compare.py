@@ -1,11 +1,11 @@
-"""Two checkpoints on the same prompts: what changed, how surely, question by question.
+"""Paired comparison of two checkpoints on the same prompts: intervals, p-values and gates.
 
 One method gives interval, p-value and gate, so that they agree: Student's t of the questions' mean
-changes, however many samples a question has. Of rates an eighth of a sample that rose and an eighth
-of one that fell are added first (as Agresti and Min 2005 and Bonett and Price 2012 add whole
-pairs), since a few questions of which none changed would else differ by exactly nothing. How often
-the intervals hold the truth, and what the added samples cost in power, is in docs/evidence. Nothing
-is corrected for looking at many figures.
+changes, however many samples a question has. For rates, an eighth of a sample that rose and an
+eighth of one that fell are added first (Agresti and Min 2005 and Bonett and Price 2012 add whole
+pairs): without them, the interval of a few questions of which none changed would have no width.
+Coverage of the intervals, and the power that the added samples cost, are in docs/evidence. There is
+no correction for looking at many figures.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from posttrain.evaluation.metrics import ALL, LENGTHS, by_cell, values_of
 from posttrain.evaluation.run import Lock, Record, read_lock, read_run, unit_name
 from posttrain.runs import differing_keys
 
-# of a sample that rose, and of one that fell; see tests/evaluation/coverage.py
+# weight of the added sample that rose, and of the one that fell; see tests/evaluation/coverage.py
 _ADDED = 0.125
-# what two runs must share before they are compared, unless told otherwise
+# parts of the lock that two runs must share to be compared, unless `despite` names them
 COMPARED = ("sampling", "rendering", "versions", "judge")
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """b − a of one figure. `questions` are those on which it applies to both."""
+    """Change b − a of one figure, over the questions to which it applies on both sides."""
 
     a: float
     b: float
@@ -49,25 +49,27 @@ class Difference:
 
 
 def paired_rows(a: Sequence[Record], b: Sequence[Record]) -> list[Row]:
-    """A row for each task × setting × mode that both have, of records on the same prompts."""
-    theirs = {cell[1:]: (cell.checkpoint, rows) for cell, rows in by_cell(b).items()}
+    """Compare records on the same prompts: a row for each task, setting and mode that both have."""
+    cells_b = {cell[1:]: (cell.checkpoint, records) for cell, records in by_cell(b).items()}
     rows: list[Row] = []
-    for cell, own in by_cell(a).items():
-        if cell[1:] not in theirs:
+    for cell, records_a in by_cell(a).items():
+        if cell[1:] not in cells_b:
             continue
-        second, other = theirs[cell[1:]]
-        left, right = values_of(own), values_of(other)
-        rates = [name for name in left if name in right and name not in LENGTHS]
-        rows.append({
+        checkpoint_b, records_b = cells_b[cell[1:]]
+        values_a = values_of(records_a)
+        values_b = values_of(records_b)
+        rates = [name for name in values_a if name in values_b and name not in LENGTHS]
+        row: Row = {
             "a": cell.checkpoint,
-            "b": second,
+            "b": checkpoint_b,
             "task": cell.task,
             "setting": cell.setting,
             "thinking": cell.thinking,
-            "unscored": {"a": _unscored_count(own), "b": _unscored_count(other)},
-            "rates": differences(left, right, rates, rate_difference, least=1),
-            "lengths": differences(left, right, LENGTHS, length_difference, least=2),
-        })  # fmt: skip
+            "unscored": {"a": _unscored_count(records_a), "b": _unscored_count(records_b)},
+            "rates": differences(values_a, values_b, rates, rate_difference, least=1),
+            "lengths": differences(values_a, values_b, LENGTHS, length_difference, least=2),
+        }
+        rows.append(row)
     return rows
 
 
@@ -79,23 +81,24 @@ def differences(
     *,
     least: int,
 ) -> Row:
-    """The named figures' changes, where at least so many questions have both values."""
+    """Changes of the named figures, if at least `least` questions have a value on both sides."""
     row: Row = {}
     for name in names:
-        left, right = by_question(a[name]), by_question(b[name])
-        if len(set(left.names) & set(right.names)) >= least:
-            row[name] = asdict(difference(left, right))
+        questions_a = by_question(a[name])
+        questions_b = by_question(b[name])
+        if len(set(questions_a.names) & set(questions_b.names)) >= least:
+            row[name] = asdict(difference(questions_a, questions_b))
     return row
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """The mean change of each question that two checkpoints share.
+    """Mean values of the questions that two checkpoints share, before and after.
 
     Attributes:
-        before, after: the means of the questions.
-        samples: of a question on a side, as many as carry the same sampling variance where the
-            numbers differ; None: of lengths, to which nothing is added.
+        before, after: mean of each question, `(questions,)`.
+        samples: number of samples of a question on one side; the harmonic mean where the numbers
+            differ. None for lengths, to which no samples are added.
     """
 
     before: Floats
@@ -107,8 +110,10 @@ class Changes:
         return self.after - self.before
 
     def interval(self, *, quantile: float = 0.975) -> tuple[float, float]:
-        """The interval of the mean change with this quantile at either bound; of the length of one
-        question there is none."""
+        """Interval of the mean change, with this quantile at either bound.
+
+        It is infinite for the length of a single question.
+        """
         mean, error, degrees = self._moments()
         if error == math.inf:
             return -math.inf, math.inf
@@ -119,14 +124,14 @@ class Changes:
 
     @property
     def p(self) -> float:
-        """Two-sided, of no change: below 0.05 exactly where the 95 % interval leaves out 0."""
+        """Two-sided p-value of no change: below 0.05 exactly if the 95 % interval leaves out 0."""
         mean, error, degrees = self._moments()
         if mean == 0 or error == math.inf:
             return 1.0
         return 2 * float(stats.t.sf(abs(mean) / error, degrees)) if error else 0.0
 
     def _moments(self) -> tuple[float, float, float]:
-        """Mean, its standard error and degrees of freedom, with the added samples."""
+        """Mean, its standard error and the degrees of freedom, with the added samples."""
         added = 0.0 if self.samples is None else _ADDED / self.samples
         changes = self.each
         if not added and len(changes) < 2:
@@ -141,29 +146,36 @@ class Changes:
 
 
 def shared_changes(a: Clustered, b: Clustered) -> Changes:
-    """The changes of shares, of the questions that both have."""
-    places: Mapping[object, int] = {name: i for i, name in enumerate(b.names)}
-    pairs = [(i, places[name]) for i, name in enumerate(a.names) if name in places]
-    left, right = np.asarray(pairs).T
-    inverse = float((1 / a.counts[left] + 1 / b.counts[right]).mean())
-    return Changes(a.means[left], b.means[right], samples=2 / inverse)
+    """Changes of a rate, on the questions that both sides have."""
+    index_in_b: Mapping[object, int] = {name: i for i, name in enumerate(b.names)}
+    pairs = [(i, index_in_b[name]) for i, name in enumerate(a.names) if name in index_in_b]
+    shared_a, shared_b = np.asarray(pairs).T
+    inverse = float((1 / a.counts[shared_a] + 1 / b.counts[shared_b]).mean())
+    return Changes(a.means[shared_a], b.means[shared_b], samples=2 / inverse)
 
 
 def rate_difference(a: Clustered, b: Clustered) -> Difference:
-    """The change of a rate."""
+    """Change of a rate."""
     return _difference(shared_changes(a, b))
 
 
 def length_difference(a: Clustered, b: Clustered) -> Difference:
-    """The change of a mean length."""
+    """Change of a mean length."""
     return _difference(replace(shared_changes(a, b), samples=None))
 
 
 def _difference(changes: Changes) -> Difference:
-    before, after = float(changes.before.mean()), float(changes.after.mean())
-    change = float(changes.each.mean())
-    bounds = changes.interval()
-    return Difference(before, after, change, *bounds, changes.p, "t", len(changes.each))
+    low, high = changes.interval()
+    return Difference(
+        a=float(changes.before.mean()),
+        b=float(changes.after.mean()),
+        difference=float(changes.each.mean()),
+        low=low,
+        high=high,
+        p=changes.p,
+        test="t",
+        questions=len(changes.each),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,16 +188,17 @@ class RunCheckpoint:
     lock: Lock
 
 
-def side_of(given: str) -> RunCheckpoint:
-    """One checkpoint of a finished run: `RUN`, or `RUN:NAME` where it has several.
+def read_checkpoint(run_name: str) -> RunCheckpoint:
+    """Read one checkpoint of a finished run, named `RUN`, or `RUN:NAME` if it has several.
 
     Raises:
         ConfigError: no such checkpoint, or several and none named.
         DataError: not a finished evaluation.
     """
-    path, name = Path(given), ""
-    if not path.is_dir() and ":" in given:
-        folder, _, name = given.rpartition(":")
+    path = Path(run_name)
+    name = ""
+    if not path.is_dir() and ":" in run_name:
+        folder, _, name = run_name.rpartition(":")
         path = Path(folder)
     _, records = read_run(path)
     first = next(iter(records))
@@ -198,40 +211,50 @@ def side_of(given: str) -> RunCheckpoint:
 
 
 def compare_runs(a: RunCheckpoint, b: RunCheckpoint, *, despite: Collection[str] = ()) -> list[Row]:
-    """Paired differences, b − a, for every task and setting that both runs have; as
-    `comparable`."""
+    """Paired differences b − a, for every task and setting that both runs have.
+
+    Raises:
+        ConfigError: the runs cannot be compared; see `comparable`.
+    """
     rows = paired_rows(*comparable(a, b, despite=despite))
-    # both may have the same name
+    # the checkpoints of two runs may have the same name
     return [row | {"a": f"a:{a.checkpoint}", "b": f"b:{b.checkpoint}"} for row in rows]
 
 
 def comparable(
     a: RunCheckpoint, b: RunCheckpoint, *, despite: Collection[str] = ()
 ) -> tuple[list[Record], list[Record]]:
-    """The records of the tasks and settings that both runs have; parts of `COMPARED` may differ
-    `despite` that.
+    """Records of the tasks and settings that both runs have.
+
+    Args:
+        despite: parts of `COMPARED` in which the runs may differ.
 
     Raises:
-        ConfigError: prompts, sampling, rendering, versions or judge differ, naming what.
+        ConfigError: prompts, sampling, rendering, versions or judge differ; the message names the
+            keys.
     """
-    left, right = a.lock["prompts"], b.lock["prompts"]
-    units = [name for name in left if name in right]
+    prompts_a = a.lock["prompts"]
+    prompts_b = b.lock["prompts"]
+    units = [name for name in prompts_a if name in prompts_b]
     if not units:
         raise ConfigError("the runs have no task and setting in common")
-    if other := [name for name in units if left[name] != right[name]]:
-        raise ConfigError(f"the runs have different prompts in {', '.join(other)}")
+    if differing_units := [name for name in units if prompts_a[name] != prompts_b[name]]:
+        raise ConfigError(f"the runs have different prompts in {', '.join(differing_units)}")
     for part in COMPARED:
-        left, right = a.lock.get(part), b.lock.get(part)
+        part_a = a.lock.get(part)
+        part_b = b.lock.get(part)
         if part == "rendering":
-            left, right = a.lock[part].get(a.checkpoint), b.lock[part].get(b.checkpoint)
-        changed = differing_keys({part: left}, {part: right})
+            part_a = a.lock[part].get(a.checkpoint)
+            part_b = b.lock[part].get(b.checkpoint)
+        changed = differing_keys({part: part_a}, {part: part_b})
         if changed and part not in despite:
             raise ConfigError(
                 f"the runs differ in {', '.join(changed)}; name --despite {part} to compare them "
                 "all the same"
             )
-    ours, theirs = ([r for r in side.records if unit_name(r.prompt) in units] for side in (a, b))
-    return ours, theirs
+    records_a = [record for record in a.records if unit_name(record.prompt) in units]
+    records_b = [record for record in b.records if unit_name(record.prompt) in units]
+    return records_a, records_b
 
 
 # -- a gate: does the second do worse than the first by more than a rule allows? -------------------
@@ -242,9 +265,14 @@ Verdict = Literal["pass", "inconclusive", "fail"]
 
 @dataclass(frozen=True, slots=True)
 class GateRow:
-    """One figure of one cell: its change, for which less is worse, with both one-sided
-    intervals (nan where a side has no value), and the share of samples, on the side that has more
-    of them, that the backend, a grader or a judge failed on."""
+    """One figure of one cell under a rule of the gate.
+
+    Attributes:
+        change: change of the figure, signed so that less is worse; nan if a side has no value.
+        low, high: bounds of the two one-sided intervals of the change.
+        unscored: share of samples that the backend, a grader or a judge failed on, on the side
+            with the larger share.
+    """
 
     figure: str
     task: str
@@ -260,23 +288,28 @@ class GateRow:
 
 
 def gate_rows(gate: GateConfig, a: Sequence[Record], b: Sequence[Record]) -> list[GateRow]:
-    """A row for every cell that a rule is about, of records on the same prompts.
+    """Apply the rules of a gate to records on the same prompts: a row for every cell of a rule.
 
-    A row fails where the one-sided interval of its change lies below −margin, so that an equal
-    checkpoint fails in at most 1 − level of comparisons whatever the margin; it passes where the
-    interval of the other side lies above −margin (non-inferiority). Rows of all rules share the
-    level by Bonferroni. A row of which a side has too many unscored samples fails as well: nobody
-    knows what they hide.
+    A row fails if the upper one-sided bound of its change lies below −margin, so that an equal
+    checkpoint fails in at most 1 − level of comparisons whatever the margin. It passes if the
+    lower bound lies above −margin (non-inferiority). Rows of all rules share the level by
+    Bonferroni. A row with too many unscored samples on a side fails as well, since these may hide
+    any change.
 
     Raises:
-        ConfigError: a rule that is about no cell that both have.
+        ConfigError: a rule applies to no cell that both sides have.
     """
-    left, right = ({cell[1:]: rows for cell, rows in by_cell(side).items()} for side in (a, b))
-    found = [(rule, *changes) for rule in gate.rules for changes in _changes(rule, left, right)]
-    level = 1 - (1 - gate.level) / len(found)
+    cells_a = _by_key(a)
+    cells_b = _by_key(b)
+    tests: list[tuple[GateRule, CellKey, Changes | None]] = []
+    for rule in gate.rules:
+        for key, changes in _rule_changes(rule, cells_a, cells_b):
+            tests.append((rule, key, changes))
+    level = 1 - (1 - gate.level) / len(tests)
     rows: list[GateRow] = []
-    for rule, cell, changes in found:
-        unscored = max(_unscored_share(left[cell]), _unscored_share(right[cell]))
+    for rule, key, changes in tests:
+        task, setting, thinking = key
+        unscored = max(_unscored_share(cells_a[key]), _unscored_share(cells_b[key]))
         low = high = change = math.nan
         questions = 0
         if changes is not None:
@@ -286,13 +319,25 @@ def gate_rows(gate: GateConfig, a: Sequence[Record], b: Sequence[Record]) -> lis
         verdict = gate_verdict(low, high, margin=rule.margin)
         if unscored > gate.max_unscored:
             verdict = "fail"
-        bounds = change, low, high, rule.margin
-        rows.append(GateRow(rule.figure, *cell, *bounds, questions, unscored, verdict))
+        row = GateRow(
+            figure=rule.figure,
+            task=task,
+            setting=setting,
+            thinking=thinking,
+            change=change,
+            low=low,
+            high=high,
+            margin=rule.margin,
+            questions=questions,
+            unscored=unscored,
+            verdict=verdict,
+        )
+        rows.append(row)
     return rows
 
 
 def gate_verdict(low: float, high: float, *, margin: float) -> Verdict:
-    """What one-sided bounds of a change, for which less is worse, say of a margin."""
+    """Compare one-sided bounds of a change, for which less is worse, with a margin."""
     if high < -margin:
         return "fail"
     return "pass" if low > -margin else "inconclusive"
@@ -307,43 +352,62 @@ def _unscored_share(records: Sequence[Record]) -> float:
 
 
 def passes(gate: GateConfig, rows: Sequence[GateRow]) -> bool:
-    """Whether the gate as a whole lets the second run through."""
+    """True if the gate as a whole passes."""
     refused = {"fail"} if gate.inconclusive == "pass" else {"fail", "inconclusive"}
     return not any(row.verdict in refused for row in rows)
 
 
-Place = tuple[str, str, str]  # task, setting, thinking
-Cells = Mapping[Place, Sequence[Record]]
+CellKey = tuple[str, str, str]  # task, setting, thinking
+Cells = Mapping[CellKey, Sequence[Record]]
 
 
-def _changes(rule: GateRule, a: Cells, b: Cells) -> Iterator[tuple[Place, Changes | None]]:
-    """The cells of a rule with the questions' changes, for which less is worse; None where all
-    samples of a side are unscored."""
-    wanted = (rule.task, rule.setting, rule.thinking)
-    cells = [
-        cell for cell in a
-        if cell in b and all(w in (None, own) for w, own in zip(wanted, cell, strict=True))
-        and (rule.task is not None or cell[0] != ALL)
-    ]  # fmt: skip
-    known: dict[str, None] = {}
-    with_values: list[tuple[Place, Values, Values]] = []
-    for cell in cells:
-        before, after = values_of(a[cell]), values_of(b[cell])
-        known |= dict.fromkeys(name for name, values in before.items() if values)
-        left, right = before.get(rule.figure, ()), after.get(rule.figure, ())
-        if (left and right) or 1.0 in (_unscored_share(a[cell]), _unscored_share(b[cell])):
-            with_values.append((cell, left, right))
-    if not with_values:
-        hint = nearest(rule.figure, (*known,)) if cells else ""
+def _by_key(records: Sequence[Record]) -> Cells:
+    cells: dict[CellKey, Sequence[Record]] = {}
+    for cell, cell_records in by_cell(records).items():
+        cells[cell.task, cell.setting, cell.thinking] = cell_records
+    return cells
+
+
+def _rule_covers(rule: GateRule, key: CellKey) -> bool:
+    """True if a rule is about a cell; all tasks together count only where the rule names them."""
+    task, setting, thinking = key
+    if rule.task is None and task == ALL:
+        return False
+    return (
+        rule.task in (None, task)
+        and rule.setting in (None, setting)
+        and rule.thinking in (None, thinking)
+    )
+
+
+def _rule_changes(rule: GateRule, a: Cells, b: Cells) -> Iterator[tuple[CellKey, Changes | None]]:
+    """Changes of a rule's figure in each of its cells, signed so that less is worse.
+
+    None stands for a cell with a side of which all samples are unscored.
+    """
+    keys = [key for key in a if key in b and _rule_covers(rule, key)]
+    known_figures: dict[str, None] = {}
+    testable: list[tuple[CellKey, Values, Values]] = []
+    for key in keys:
+        figures_a = values_of(a[key])
+        figures_b = values_of(b[key])
+        known_figures |= dict.fromkeys(name for name, values in figures_a.items() if values)
+        values_a = figures_a.get(rule.figure, ())
+        values_b = figures_b.get(rule.figure, ())
+        all_unscored = 1.0 in (_unscored_share(a[key]), _unscored_share(b[key]))
+        if (values_a and values_b) or all_unscored:
+            testable.append((key, values_a, values_b))
+    if not testable:
+        hint = nearest(rule.figure, (*known_figures,)) if keys else ""
         raise ConfigError(f"a rule of the gate is about nothing that both runs have: {rule}{hint}")
     worse = rule.worse or ("lower" if rule.figure in _HIGHER_IS_BETTER else "higher")
-    for cell, left, right in with_values:
-        if not left or not right:
-            yield cell, None
+    for key, values_a, values_b in testable:
+        if not values_a or not values_b:
+            yield key, None
             continue
-        changes = shared_changes(by_question(left), by_question(right))
+        changes = shared_changes(by_question(values_a), by_question(values_b))
         if rule.figure in LENGTHS:
             changes = replace(changes, samples=None)
         if worse == "higher":
             changes = replace(changes, before=changes.after, after=changes.before)
-        yield cell, changes
+        yield key, changes

@@ -13,7 +13,7 @@ from typing import Any
 
 from posttrain.errors import ConfigError
 from posttrain.evaluation.agentic import agentic_rows
-from posttrain.evaluation.compare import comparable, side_of
+from posttrain.evaluation.compare import comparable, read_checkpoint
 from posttrain.evaluation.run import (
     INSPECT,
     JOURNALS,
@@ -134,7 +134,7 @@ def leaderboard_rows(names: Sequence[str]) -> dict[str, Any]:
     """
     if len(set(names)) < len(names):
         raise ConfigError("a leaderboard takes each model once")
-    sides = {name: side_of(name) for name in names}
+    sides = {name: read_checkpoint(name) for name in names}
     first = sides[names[0]]
     records = {names[0]: first.records}
     for name in names[1:]:

@@ -46,71 +46,93 @@ class Clustered:
 
 
 def by_question(values: Values) -> Clustered:
-    places = {name: i for i, name in enumerate(dict.fromkeys(name for _, name in values))}
-    index = np.asarray([places[name] for _, name in values], dtype=np.int64)
-    counts = np.bincount(index, minlength=len(places)).astype(float)
+    """Group values by question: each question's mean and number of samples."""
+    index_of_question: dict[Hashable, int] = {}
+    for _, question in values:
+        index_of_question.setdefault(question, len(index_of_question))
+    questions = len(index_of_question)
+    index = np.asarray([index_of_question[question] for _, question in values], dtype=np.int64)
+    counts = np.bincount(index, minlength=questions).astype(float)
     weights = np.asarray([value for value, _ in values], dtype=float)
-    sums = np.bincount(index, weights=weights, minlength=len(places))
-    return Clustered(tuple(places), sums / np.maximum(counts, 1), counts, index)
+    sums = np.bincount(index, weights=weights, minlength=questions)
+    return Clustered(tuple(index_of_question), sums / np.maximum(counts, 1), counts, index)
 
 
 def rate(values: Values) -> Estimate | None:
-    """A share in [0, 1] with its interval; None without a sample."""
-    return rate_of_means(by_question(values).means, samples=len(values)) if values else None
+    """Estimate a share in [0, 1] with its interval; None without a sample."""
+    if not values:
+        return None
+    return rate_of_means(by_question(values).means, samples=len(values))
 
 
 def rate_of_means(means: Floats, *, samples: int) -> Estimate:
-    """A share from the means of its questions, which `samples` samples have."""
+    """Estimate a share from the mean of each question.
+
+    Args:
+        means: mean of each question, `(questions,)`.
+        samples: number of samples behind these means.
+    """
     share = float(np.clip(means.mean(), 0.0, 1.0))
     low, high = wilson(share, effective_samples(means))
     return Estimate(share, low, high, questions=len(means), samples=samples)
 
 
 def p_of_half(means: Floats) -> float:
-    """Two-sided p of a true share of one half, by the score test that the interval of
-    `rate_of_means` inverts: below 0.05 exactly where that leaves out one half."""
+    """Two-sided p-value of a true share of one half.
+
+    It is that of the score test which the interval of `rate_of_means` inverts: below 0.05 exactly
+    if that interval leaves out one half.
+    """
     z = 2 * abs(float(means.mean()) - 0.5) * math.sqrt(effective_samples(means))
     return 2 * float(stats.norm.sf(z))
 
 
 def effective_samples(means: Floats) -> float:
-    """The number of independent yes-or-no samples that carry as much, at least one a question. The
-    t quantile of so many questions stands in for the normal one, as in Korn and Graubard."""
-    questions, share = len(means), float(means.mean())
+    """Number of independent yes-or-no samples with the same information, at least one a question.
+
+    A t quantile with questions − 1 degrees of freedom replaces the normal one, as in Korn and
+    Graubard (1998).
+    """
+    questions = len(means)
+    share = float(means.mean())
     if questions == 1:
         return 1.0
-    effective, variance = float(questions), float(means.var(ddof=1)) / questions
+    effective = float(questions)
+    variance = float(means.var(ddof=1)) / questions
     if variance > 0 and 0 < share < 1:
         effective = max(share * (1 - share) / variance, questions)
     return effective * (Z95 / float(stats.t.ppf(0.975, questions - 1))) ** 2
 
 
 def wilson(share: float, trials: float) -> tuple[float, float]:
-    """Wilson's score interval for a share of a number of trials that need not be whole."""
+    """Wilson's score interval of a share; `trials` need not be a whole number."""
     spread = 1 + Z95 * Z95 / trials
     centre = (share + Z95 * Z95 / (2 * trials)) / spread
     half = Z95 / spread * math.sqrt(share * (1 - share) / trials + (Z95 / (2 * trials)) ** 2)
     # at the ends the exact bound is 0 or 1; rounding must not move it off the share
     low = 0.0 if share == 0 else max(0.0, centre - half)
-    return low, 1.0 if share == 1 else min(1.0, centre + half)
+    high = 1.0 if share == 1 else min(1.0, centre + half)
+    return low, high
 
 
 def welch(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
-    """Welch's 95 % interval of mean(b) − mean(a), of two or more independent draws on each side."""
+    """Welch's 95 % interval of mean(b) − mean(a), from at least two independent draws a side."""
     change = float(np.mean(b) - np.mean(a))
-    errors = [float(np.var(side, ddof=1)) / len(side) for side in (a, b)]
-    if not any(errors):
+    variance_a = float(np.var(a, ddof=1)) / len(a)
+    variance_b = float(np.var(b, ddof=1)) / len(b)
+    variance = variance_a + variance_b
+    if variance == 0:
         return change, change
-    freedom = sum(errors) ** 2 / sum(
-        error**2 / (len(side) - 1) for error, side in zip(errors, (a, b), strict=True)
-    )
-    half = float(stats.t.ppf(0.975, freedom)) * math.sqrt(sum(errors))
+    degrees = variance**2 / (variance_a**2 / (len(a) - 1) + variance_b**2 / (len(b) - 1))
+    half = float(stats.t.ppf(0.975, degrees)) * math.sqrt(variance)
     return change - half, change + half
 
 
 def pass_at(k: int, *, samples: int, solved: int) -> float:
-    """The chance that k of the samples hold a solved one: 1 − C(n − c, k) / C(n, k), unbiased
-    (Chen et al. 2021, arXiv 2107.03374)."""
+    """Unbiased pass@k: the chance that k of n samples hold a solved one.
+
+    1 − C(n − c, k) / C(n, k) for c solved samples (Chen et al. 2021, arXiv 2107.03374).
+    """
     assert 1 <= k <= samples
     assert 0 <= solved <= samples
     return 1.0 - math.comb(samples - solved, k) / math.comb(samples, k)
@@ -126,30 +148,34 @@ class Length:
 
 
 def length(values: Values, *, seed: int) -> Length | None:
-    """Mean, median and 90th percentile over samples, with bootstrap intervals (`seed` is of their
-    draws); None without any."""
+    """Mean, median and 90th percentile over samples, with intervals; None without samples.
+
+    The intervals are percentile bootstraps that draw questions; `seed` seeds the draws.
+    """
     if not values:
         return None
     clustered = by_question(values)
-    all_values = np.asarray([value for value, _ in values], dtype=float)
-    order = np.argsort(all_values, kind="stable")
-    ordered, of = all_values[order], clustered.index[order]
+    lengths = np.asarray([value for value, _ in values], dtype=float)
+    order = np.argsort(lengths, kind="stable")
+    sorted_lengths = lengths[order]
+    question_index = clustered.index[order]
     questions = len(clustered.names)
     draws = np.random.default_rng(seed).multinomial(
         questions, np.full(questions, 1 / questions), size=DRAWS
     )
-    rows = [_statistics(ordered, weights[of]) for weights in draws]
-    bounds = np.quantile(np.asarray(rows), [0.025, 0.975], axis=0)
-    whole = _statistics(ordered, np.ones(len(ordered)))
-    return Length(*(
-        Estimate(value, float(low), float(high), questions, len(ordered))
-        for value, low, high in zip(whole, *bounds, strict=True)
-    ))  # fmt: skip
+    resampled = [_statistics(sorted_lengths, weights[question_index]) for weights in draws]
+    lows, highs = np.quantile(np.asarray(resampled), [0.025, 0.975], axis=0)
+    measured = _statistics(sorted_lengths, np.ones(len(lengths)))
+    estimates: list[Estimate] = []
+    for value, low, high in zip(measured, lows, highs, strict=True):
+        estimates.append(Estimate(value, float(low), float(high), questions, len(lengths)))
+    return Length(*estimates)
 
 
-def _statistics(ordered: Floats, weights: Floats) -> tuple[float, float, float]:
-    total = np.cumsum(weights)
-    last = float(total[-1])
-    at = np.searchsorted(total, [0.5 * last, 0.9 * last], side="left")
-    mean = float((ordered * weights).sum() / last)
-    return mean, float(ordered[at[0]]), float(ordered[at[1]])
+def _statistics(sorted_lengths: Floats, weights: Floats) -> tuple[float, float, float]:
+    """Weighted mean, median and 90th percentile."""
+    cumulated = np.cumsum(weights)
+    total = float(cumulated[-1])
+    median, p90 = np.searchsorted(cumulated, [0.5 * total, 0.9 * total], side="left")
+    mean = float((sorted_lengths * weights).sum() / total)
+    return mean, float(sorted_lengths[median]), float(sorted_lengths[p90])

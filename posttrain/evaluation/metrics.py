@@ -1,13 +1,13 @@
-"""What is measured of graded completions, and its mean in every checkpoint × task × setting × mode.
-A figure that does not apply to a completion is left out, never 0. A run with several tasks has rows
-for all of them under the task "all".
+"""Figures of graded completions, and their means by checkpoint, task, setting and reasoning mode.
+
+A figure that does not apply to a completion is left out; it is never 0. A run with several tasks
+has rows for all of them together under the task "all".
 """
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -46,10 +46,12 @@ _NOT_MALFORMED = frozenset({"unclosed_think"})
 
 
 def measure(record: Record) -> dict[str, float]:
-    """Every figure that applies to this completion; none where the backend failed on it."""
+    """Every figure that applies to a completion; none if the backend failed on it."""
     if record.failed:
         return {}
-    completion, verdict, prompt = record.completion, record.verdict, record.prompt
+    completion = record.completion
+    verdict = record.verdict
+    prompt = record.prompt
     figures: dict[str, float] = {}
     if record.score.value is not None:
         figures |= {"accuracy": record.score.value, **record.score.figures}
@@ -75,7 +77,7 @@ def measure(record: Record) -> dict[str, float]:
 
 
 def correct(record: Record) -> bool | None:
-    """Whether it counts as solved for pass@k: full marks; None where it was not scored."""
+    """True if a completion has full marks, as pass@k counts; None if it was not scored."""
     return None if record.score.value is None else record.score.value >= 1.0
 
 
@@ -87,7 +89,7 @@ def _adheres(record: Record, step: Step) -> bool:
 
 
 class Cell(NamedTuple):
-    """What a row of figures is about."""
+    """Completions that a row of figures is about."""
 
     checkpoint: str
     task: str
@@ -96,69 +98,81 @@ class Cell(NamedTuple):
 
 
 def by_cell(records: Sequence[Record]) -> dict[Cell, list[Record]]:
-    """Records by cell in their order, then those of all tasks where there are several."""
+    """Group records by cell, in their order; cells of all tasks together follow if there are
+    several tasks."""
     cells: defaultdict[Cell, list[Record]] = defaultdict(list)
-    pooled: defaultdict[Cell, list[Record]] = defaultdict(list)
+    pooled_cells: defaultdict[Cell, list[Record]] = defaultdict(list)
     for record in records:
-        prompt, mode = record.prompt, "on" if record.prompt.thinking else "off"
+        prompt = record.prompt
+        mode = "on" if prompt.thinking else "off"
         cell = Cell(record.checkpoint, prompt.source, prompt.setting, mode)
         cells[cell].append(record)
-        pooled[cell._replace(task=ALL)].append(record)
-    several = {c: rows for c, rows in pooled.items() if len({r.prompt.source for r in rows}) > 1}
-    return {**cells, **several}
+        pooled_cells[cell._replace(task=ALL)].append(record)
+    by_cell = dict(cells)
+    for cell, cell_records in pooled_cells.items():
+        if len({record.prompt.source for record in cell_records}) > 1:
+            by_cell[cell] = cell_records
+    return by_cell
 
 
 def cell_rows(records: Sequence[Record], *, seed: int) -> list[Row]:
-    """A row of figures a cell; `seed` is of the bootstrap draws."""
+    """One row of figures for each cell; `seed` seeds the bootstrap draws."""
     rows: list[Row] = []
-    for cell, own in by_cell(records).items():
-        answered = [record for record in own if not record.failed]
-        figures = values_of(answered)
-        rates = {name: rate(values) for name, values in figures.items() if name not in LENGTHS}
-        lengths = {name: length(figures[name], seed=seed) for name in LENGTHS}
-        # completions with each parse problem
-        problems = ({p for s in r.completion.steps for p in s.parsed.problems} for r in answered)
-        rows.append({
+    for cell, cell_records in by_cell(records).items():
+        answered = [record for record in cell_records if not record.failed]
+        rates: Row = {}
+        lengths: Row = {}
+        for name, values in values_of(answered).items():
+            if name in LENGTHS:
+                lengths[name] = length(values, seed=seed)
+            else:
+                rates[name] = rate(values)
+        samples_by_prompt = Counter(record.prompt.id for record in cell_records)
+        problems: Counter[str] = Counter()
+        call_forms: Counter[str] = Counter()
+        for record in answered:
+            # completions with a parse problem are counted, not its occurrences
+            problems.update({p for step in record.completion.steps for p in step.parsed.problems})
+            call_forms.update(call.form for call in record.verdict.calls)
+        row: Row = {
             **cell._asdict(),
-            "tools": any(record.prompt.tools is not None for record in own),
-            "questions": len({_question(record) for record in own}),
-            "samples": len(own),
-            "k": min(Counter(record.prompt.id for record in own).values()),
-            "failed": len(own) - len(answered),
+            "tools": any(record.prompt.tools is not None for record in cell_records),
+            "questions": len({_question(record) for record in cell_records}),
+            "samples": len(cell_records),
+            "k": min(samples_by_prompt.values()),
+            "failed": len(cell_records) - len(answered),
             "unscored": sum(record.unscored for record in answered),
-            "rates": {name: asdict(found) for name, found in rates.items() if found},
-            "pass": _pass(answered),
-            "lengths": {name: asdict(found) for name, found in lengths.items() if found},
-            "finish": dict(Counter(record.completion.finish for record in own)),
-            "problems": _counted(problems),
-            # detected calls by the notation they are written in
-            "call_forms": _counted([call.form for call in r.verdict.calls] for r in answered),
-        })  # fmt: skip
+            "rates": {name: asdict(estimate) for name, estimate in rates.items() if estimate},
+            "pass": _pass_rates(answered),
+            "lengths": {name: asdict(spread) for name, spread in lengths.items() if spread},
+            "finish": dict(Counter(record.completion.finish for record in cell_records)),
+            "problems": dict(sorted(problems.items())),
+            # detected calls, by the notation they are written in
+            "call_forms": dict(sorted(call_forms.items())),
+        }
+        rows.append(row)
     return rows
 
 
 def alert_rows(records: Sequence[Record]) -> list[Row]:
-    """What is to be known first: of each checkpoint, task and setting, the completions that are
-    truncated or lack the format that their prompts ask for, where these are more than a third."""
+    """Alerts to show first: units where more than a third of the completions are truncated, or
+    lack the format that their prompts ask for."""
     rows: list[Row] = []
     units: defaultdict[tuple[str, str], list[Record]] = defaultdict(list)
     for record in records:
         if not record.failed:
             units[record.checkpoint, unit_name(record.prompt)].append(record)
-    for (checkpoint, unit), own in units.items():
-        ended = [record for record in own if not record.completion.truncated]
-        found = alert(
+    for (checkpoint, unit), unit_records in units.items():
+        ended = [record for record in unit_records if not record.completion.truncated]
+        unit_alert = alert(
             f"{checkpoint}, {unit}",
-            completions=len(own),
-            truncated=len(own) - len(ended),
+            completions=len(unit_records),
+            truncated=len(unit_records) - len(ended),
             unformatted=sum(record.score.unanswered for record in ended),
         )
-        rows += [] if found is None else [found]
+        if unit_alert is not None:
+            rows.append(unit_alert)
     return rows
-
-
-def _counted(names: Iterable[Iterable[str]]) -> dict[str, int]:
-    return dict(sorted(Counter(itertools.chain.from_iterable(names)).items()))
 
 
 def _question(record: Record) -> tuple[str, str]:
@@ -167,7 +181,7 @@ def _question(record: Record) -> tuple[str, str]:
 
 
 def values_of(records: Sequence[Record]) -> dict[str, Values]:
-    """The values of every figure, where it applies, with their questions; graders' own last."""
+    """Collect the values of every figure, each with its question; graders' figures come last."""
     values: dict[str, list[tuple[float, tuple[str, str]]]] = {n: [] for n in (*RATES, *LENGTHS)}
     for record in records:
         for name, value in measure(record).items():
@@ -175,24 +189,35 @@ def values_of(records: Sequence[Record]) -> dict[str, Values]:
     return {**values}
 
 
-def _pass(records: Sequence[Record]) -> Row:
-    """pass@k for k = 1, 2, 4, … and all samples, over prompts with at least k scored samples."""
-    verdicts: defaultdict[tuple[str, str, str], list[bool]] = defaultdict(list)
+def _pass_rates(records: Sequence[Record]) -> Row:
+    """Compute pass@k for k = 1, 2, 4, … and all samples, over prompts with k scored samples."""
+    solved_by_prompt: defaultdict[tuple[str, str, str], list[bool]] = defaultdict(list)
     for record in records:
         solved = correct(record)
         if solved is not None:
-            verdicts[(*_question(record), record.prompt.id)].append(solved)
-    most = max(map(len, verdicts.values()), default=0)
-    shares_by_k: Row = {}
-    for k in [k for k in (2**i for i in range(20)) if k < most] + ([most] if most else []):
-        enough = {key: v for key, v in verdicts.items() if len(v) >= k}
-        shares = [(pass_at(k, samples=len(v), solved=sum(v)), key[:2]) for key, v in enough.items()]
-        samples = sum(map(len, enough.values()))
-        shares_by_k[str(k)] = asdict(rate_of_means(by_question(shares).means, samples=samples))
-    return shares_by_k
+            solved_by_prompt[(*_question(record), record.prompt.id)].append(solved)
+    max_samples = max(map(len, solved_by_prompt.values()), default=0)
+    ks: list[int] = []
+    k = 1
+    while k < max_samples:
+        ks.append(k)
+        k *= 2
+    if max_samples:
+        ks.append(max_samples)
+    pass_rates: Row = {}
+    for k in ks:
+        samples = 0
+        values: list[tuple[float, tuple[str, str]]] = []
+        for (source, task, _), solved in solved_by_prompt.items():
+            if len(solved) >= k:
+                samples += len(solved)
+                chance = pass_at(k, samples=len(solved), solved=sum(solved))
+                values.append((chance, (source, task)))
+        pass_rates[str(k)] = asdict(rate_of_means(by_question(values).means, samples=samples))
+    return pass_rates
 
 
-EACH = 2  # of a kind and cell
+EXAMPLES_OF_A_KIND = 2  # in each cell
 _KINDS: tuple[Callable[[Record], bool], ...] = (
     lambda record: record.verdict.hallucinated,
     lambda record: not record.verdict.hallucinated and record.score.value == 1.0,
@@ -200,11 +225,14 @@ _KINDS: tuple[Callable[[Record], bool], ...] = (
 )
 
 
-def examples(records: Sequence[Record]) -> list[Record]:
-    """Up to `EACH` of each kind from every cell, the first of each, in the order of the records."""
-    chosen: set[int] = set()
-    for own in by_cell(records).values():
-        if len({record.prompt.source for record in own}) == 1:  # a single task may be named "all"
-            for kind in _KINDS:
-                chosen |= {id(record) for record in [r for r in own if kind(r)][:EACH]}
-    return [record for record in records if id(record) in chosen]
+def select_examples(records: Sequence[Record]) -> list[Record]:
+    """Select the first `EXAMPLES_OF_A_KIND` records of each kind in every cell, in their order."""
+    selected: set[int] = set()
+    for cell_records in by_cell(records).values():
+        # pooled cells are skipped by their sources: a single task may be named "all"
+        if len({record.prompt.source for record in cell_records}) > 1:
+            continue
+        for is_of_kind in _KINDS:
+            matching = [record for record in cell_records if is_of_kind(record)]
+            selected |= {id(record) for record in matching[:EXAMPLES_OF_A_KIND]}
+    return [record for record in records if id(record) in selected]

@@ -1,8 +1,9 @@
-"""One evaluation: its units, their graded records, its files, and the lock on what these depend on.
+"""Units, graded records, files and lock of an evaluation run.
 
 A record holds all that is needed to grade, measure and read it again, without a model. A unit's
-records appear whole; samples that are not graded yet are in out/work/. Journals hold the answers
-that tasks of inspect and a judge were given. A run that is resumed must have the same lock.
+records are written all at once; samples that are not graded yet are in out/work/. Journals hold
+the answers to requests of inspect's tasks and of a judge. A run that is resumed must have the same
+lock.
 """
 
 from __future__ import annotations
@@ -70,15 +71,19 @@ class Unit:
 
 
 def unit_name(prompt: Prompt) -> str:
+    """Name of the unit that a prompt belongs to."""
     return f"{prompt.source}.{prompt.setting}"
 
 
 def units_of(prompts: Sequence[Prompt], samples_of: Callable[[str], int]) -> list[Unit]:
-    """The units in the order of their prompts; `samples_of` is by setting."""
-    units: dict[tuple[str, str], list[Prompt]] = {}
+    """Group prompts into units, in their order; `samples_of` gives a setting's samples a prompt."""
+    prompts_of: dict[tuple[str, str], list[Prompt]] = {}
     for prompt in prompts:
-        units.setdefault((prompt.source, prompt.setting), []).append(prompt)
-    return [Unit(*place, tuple(own), samples_of(place[1])) for place, own in units.items()]
+        prompts_of.setdefault((prompt.source, prompt.setting), []).append(prompt)
+    units: list[Unit] = []
+    for (task, setting), unit_prompts in prompts_of.items():
+        units.append(Unit(task, setting, tuple(unit_prompts), samples_of(setting)))
+    return units
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,17 +98,20 @@ class Record:
 
     @property
     def failed(self) -> bool:
-        """Whether the backend gave up, so that there is nothing to measure."""
+        """True if the backend gave up, so that there is nothing to measure."""
         return self.completion.finish == "failed"
 
     @property
     def unscored(self) -> bool:
-        """Whether our side, and not the checkpoint, is why there is no score: the backend, the
-        grader or the judge failed. A prompt without a grader wants no score."""
+        """True if a score is missing because the backend, the grader or the judge failed.
+
+        The checkpoint is not at fault then. A prompt without a grader needs no score.
+        """
         return self.score.value is None and self.prompt.grader is not None
 
 
 def by_unit(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """Group records by the name of their unit."""
     units: dict[str, list[Record]] = {}
     for record in records:
         units.setdefault(unit_name(record.prompt), []).append(record)
@@ -111,43 +119,50 @@ def by_unit(records: Sequence[Record]) -> dict[str, list[Record]]:
 
 
 def grade_completions(checkpoint: str, attempts: Attempts, grade: Grade) -> list[Record]:
-    """A record an attempt, each scored by the grader that its prompt names, as `counted_score`
-    says; without one, or failed, there is no score."""
+    """Score each attempt by the grader that its prompt names, and make records of them, in order.
+
+    Scores are those of `counted_score`; a failed completion, or a prompt without a grader, has
+    none.
+    """
     scores: dict[int, Score] = {}
-    by_grader: dict[str, list[int]] = {}
+    indices_by_grader: dict[str, list[int]] = {}
     for i, (prompt, completion) in enumerate(attempts):
         if completion.finish == "failed":
             scores[i] = Score(None, None, f"failed: {completion.error}", "service")
         elif prompt.grader is None:
             scores[i] = Score(None, None, "no grader")
         else:
-            by_grader.setdefault(prompt.grader, []).append(i)
-    for name, places in by_grader.items():
-        graded = grade(name, [attempts[i] for i in places])
-        assert len(graded) == len(places), f"grader {name}: {len(graded)} for {len(places)}"
-        scores |= dict(zip(places, graded, strict=True))
+            indices_by_grader.setdefault(prompt.grader, []).append(i)
+    for name, indices in indices_by_grader.items():
+        graded = grade(name, [attempts[i] for i in indices])
+        assert len(graded) == len(indices), f"grader {name}: {len(graded)} for {len(indices)}"
+        scores |= dict(zip(indices, graded, strict=True))
     return [record_of(checkpoint, *attempt, scores[i]) for i, attempt in enumerate(attempts)]
 
 
 def record_of(checkpoint: str, prompt: Prompt, completion: Completion, score: Score) -> Record:
-    """A scored completion with the calls that the detector finds in it."""
+    """Make a record of a scored completion, with the tool calls that the detector finds in it."""
     failed = completion.finish == "failed"
-    calls = CallDetection(()) if failed else detect_in_completion(completion, prompt)
-    return Record(checkpoint, prompt, completion, counted_score(prompt, completion, score), calls)
+    detection = CallDetection(()) if failed else detect_in_completion(completion, prompt)
+    score = counted_score(prompt, completion, score)
+    return Record(checkpoint, prompt, completion, score, detection)
 
 
 def counted_score(prompt: Prompt, completion: Completion, score: Score) -> Score:
-    """The score as an evaluation counts it: no answer, or none that can be read, is wrong, else
-    silence would raise the accuracy. What our side failed at stays unscored."""
-    ours = completion.finish == "failed" or score.failure is not None
-    # inspect's own scorers say themselves what an answer is worth
-    if score.value is not None or ours or prompt.grader in (None, INSPECT):
+    """Count a missing or unreadable answer as wrong, else silence would raise the accuracy.
+
+    A score stays missing if the backend, the grader or the judge failed.
+    """
+    our_failure = completion.finish == "failed" or score.failure is not None
+    # inspect's own scorers decide what a missing answer is worth
+    if score.value is not None or our_failure or prompt.grader in (None, INSPECT):
         return score
-    why = score.explanation.removeprefix("unscored: ")
-    return replace(score, value=0.0, explanation=f"wrong: {why}")
+    reason = score.explanation.removeprefix("unscored: ")
+    return replace(score, value=0.0, explanation=f"wrong: {reason}")
 
 
 def record_to_row(record: Record) -> dict[str, Any]:
+    """Convert a record to a JSON-able row."""
     return {
         "checkpoint": record.checkpoint,
         "prompt": prompt_to_row(record.prompt),
@@ -158,7 +173,7 @@ def record_to_row(record: Record) -> dict[str, Any]:
 
 
 def record_from_row(row: Mapping[str, Any]) -> Record:
-    """Inverse of `record_to_row`. Records that counted silence as unscored count as any others."""
+    """Inverse of `record_to_row`; a missing answer counts as wrong in records of older runs too."""
     prompt = prompt_from_row(row["prompt"])
     completion = completion_from_row(row["completion"])
     return Record(
@@ -176,7 +191,11 @@ def write_records(path: Path, records: Iterable[Record]) -> None:
 
 
 def read_records(path: Path) -> list[Record]:
-    """The records of a file. Raises DataError for no such file, or a line that is no record."""
+    """Read the records of a file.
+
+    Raises:
+        DataError: there is no such file, or a line is no record.
+    """
     if not path.is_file():
         raise DataError(f"there are no records at {path}")
     records: list[Record] = []
@@ -190,17 +209,21 @@ def read_records(path: Path) -> list[Record]:
 
 
 def record_path(out: Path, checkpoint: str, unit: str) -> Path:
+    """Path of the records of one unit and checkpoint."""
     return out / RECORDS / checkpoint / f"{unit}.jsonl"
 
 
 def journal_path(out: Path, checkpoint: str, unit: str, role: str = "") -> Path:
-    """What a task of inspect was answered, by the checkpoint or in a role."""
+    """Path of the journal of a task of inspect: answers of the checkpoint, or of another role."""
     return out / JOURNALS / checkpoint / f"{unit}{role and '.' + role}.jsonl"
 
 
 def read_run(out: Path) -> tuple[Manifest, dict[str, list[Record]]]:
-    """A finished run: its manifest, and its records by checkpoint in the recipe's order. DataError
-    for any other, or files that changed."""
+    """Read a finished run: its manifest, and its records by checkpoint in the recipe's order.
+
+    Raises:
+        DataError: no finished evaluation, or files that changed.
+    """
     manifest = read_artifact(out, kind=KIND)
     return manifest, records_of(out, manifest.stats["checkpoints"], manifest.stats["units"])
 
@@ -208,39 +231,46 @@ def read_run(out: Path) -> tuple[Manifest, dict[str, list[Record]]]:
 def records_of(
     out: Path, checkpoints: Iterable[str], units: Sequence[str]
 ) -> dict[str, list[Record]]:
-    """The records of each checkpoint, unit by unit."""
-    return {
-        name: [r for unit in units for r in read_records(record_path(out, name, unit))]
-        for name in checkpoints
-    }
+    """Read the records of each checkpoint, unit by unit."""
+    records: dict[str, list[Record]] = {name: [] for name in checkpoints}
+    for name, checkpoint_records in records.items():
+        for unit in units:
+            checkpoint_records += read_records(record_path(out, name, unit))
+    return records
 
 
 # -- the lock --------------------------------------------------------------------------------------
 
 
 def bind_lock(out: Path, lock: Lock, *, finished: bool = False) -> None:
-    """Write the lock, or check it against the one that is there: ConfigError, naming what differs.
-    With a `finished` run nothing will be mixed, whatever is installed by now."""
-    lock = json.loads(json.dumps(lock))
+    """Write the lock of a new run, or check that a run which is resumed has the same.
+
+    Args:
+        finished: the run is complete, so that versions of packages may differ.
+
+    Raises:
+        ConfigError: the locks differ; the message names the keys.
+    """
+    lock = json.loads(json.dumps(lock))  # as it reads from the file: tuples are lists
     if not (out / LOCK).is_file():
         atomic_write_json(out / LOCK, lock)
         return
-    unbound = {"weights", "versions"} if finished else {"weights"}
-    bound = {key: value for key, value in read_lock(out).items() if key not in unbound}
+    ignored = {"weights", "versions"} if finished else {"weights"}
+    bound = {key: value for key, value in read_lock(out).items() if key not in ignored}
     refuse_other(out, bound, {key: lock.get(key) for key in bound})
 
 
 def bind_weights(out: Path, checkpoint: str, identity: Mapping[str, Any]) -> None:
-    """Add the identity of a checkpoint that was opened to the lock; ConfigError where another is
-    there."""
-    lock, now = read_lock(out), json.loads(json.dumps(dict(identity)))
-    before = lock["weights"].setdefault(checkpoint, now)
-    refuse_other(out, {checkpoint: before}, {checkpoint: now})
+    """Add a checkpoint's identity to the lock. Raises ConfigError if the lock has another one."""
+    lock = read_lock(out)
+    current_identity = json.loads(json.dumps(dict(identity)))
+    locked_identity = lock["weights"].setdefault(checkpoint, current_identity)
+    refuse_other(out, {checkpoint: locked_identity}, {checkpoint: current_identity})
     atomic_write_json(out / LOCK, lock)
 
 
 def read_lock(out: Path) -> Lock:
-    """The lock of a run. Raises DataError where it cannot be read."""
+    """Read the lock of a run. Raises DataError if it cannot be read."""
     try:
         return json.loads((out / LOCK).read_text("utf-8"))
     except (OSError, json.JSONDecodeError) as error:

@@ -1,4 +1,4 @@
-"""Generate, grade, measure: a recipe's checkpoints → records → the `evaluation` artifact."""
+"""The evaluation stage: generate and grade a recipe's checkpoints, then compute their figures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from posttrain.evaluation.cost import (
 )
 from posttrain.evaluation.export import EXPORT, write_exports
 from posttrain.evaluation.journal import TimedSampler, sort_lines
-from posttrain.evaluation.metrics import alert_rows, cell_rows, examples
+from posttrain.evaluation.metrics import alert_rows, cell_rows, select_examples
 from posttrain.evaluation.recovery import recovery_rows
 from posttrain.evaluation.run import (
     EXAMPLES,
@@ -81,15 +81,15 @@ _TRIED = 8  # samples of a task of inspect that a dry run calls; even, for reaso
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPlan:
-    """What an evaluation is made from, before a model is loaded.
+    """Inputs of an evaluation, known before a model is loaded.
 
     Attributes:
-        renderers: of each checkpoint; None where a server renders.
-        files: that prompts are made from, with digests.
-        counts: of prompts.
-        stats: of sources and inputs, for the manifest.
-        judge: what decides the labels of judged tasks.
-        scripted: the sampler of a scripted policy, by its name.
+        renderers: prompt renderer of each checkpoint; None where a server renders.
+        files: files that the prompts are made from, with their digests.
+        counts: counts of the prompts read, kept and dropped.
+        stats: stats of sources and inputs, for the manifest.
+        judge: settings that decide the labels of judged tasks.
+        scripted: function that opens a scripted policy's sampler by name.
     """
 
     units: Sequence[Unit]
@@ -106,11 +106,11 @@ class EvaluationPlan:
 
 @dataclass(frozen=True, slots=True)
 class RunEstimate:
-    """What a run would take.
+    """Cost of a run, estimated before it starts.
 
     Attributes:
-        rows: calls and tokens of each unit on each checkpoint, as `estimate_rows` counts them.
-        speeds: how fast each checkpoint samples, in words.
+        rows: calls and tokens of each unit on each checkpoint, counted by `estimate_rows`.
+        speeds: sampling speed of each checkpoint, in words.
     """
 
     rows: list[dict[str, Any]]
@@ -125,9 +125,11 @@ def show_counts(console: Console, recipe: EvalConfig, plan: EvaluationPlan) -> N
     """
     for name, renderer in plan.renderers.items():
         for unit in plan.units:
-            most = recipe.sampling_of(unit.setting).max_tokens
             refuse_prompts_beyond_context(
-                recipe.backend_of(name), unit.prompts, renderer, max_tokens=most
+                recipe.backend_of(name),
+                unit.prompts,
+                renderer,
+                max_tokens=recipe.sampling_of(unit.setting).max_tokens,
             )
     for name, source in plan.stats["sources"].items():
         console.print(f"{name}: {source['rows_in']:,} rows, {source['kept']:,} kept")
@@ -138,48 +140,47 @@ def show_counts(console: Console, recipe: EvalConfig, plan: EvaluationPlan) -> N
         console.print(f"{unit.name}: {len(unit.prompts):,} prompts × {unit.samples} × ({names})")
 
 
-def called_units(plan: EvaluationPlan, console: Console) -> list[Unit]:
-    """The units with the prompts that models are sent.
+def units_as_sent(plan: EvaluationPlan, console: Console) -> list[Unit]:
+    """Replace the prompts of inspect units by those that inspect's solver sends to a model.
 
-    The solver of a task of inspect writes these. Its first prompts are solved and repeated to the
-    number of samples, since solving all would take as long as an evaluation.
+    Only the first few prompts are solved, then repeated to the number of prompts, since solving
+    all would take as long as an evaluation.
     """
-    return [_as_called(unit, plan, console) for unit in plan.units]
+    return [_unit_as_sent(unit, plan, console) for unit in plan.units]
 
 
 def estimate(recipe: EvalConfig, plan: EvaluationPlan, units: Sequence[Unit]) -> RunEstimate:
-    """Calls, tokens and seconds of the run; seconds from a measured slice of it.
+    """Estimate calls, tokens and seconds of the run; seconds come from a measured slice of it.
 
     Raises:
-        ConfigError, DataError: as `measure_speeds`.
+        ConfigError, DataError: a model cannot be sampled.
     """
     speeds = asyncio.run(measure_speeds(recipe, plan, units))
     rows = estimate_rows(recipe, units, plan.renderers, speeds)
-    in_words: dict[str, str] = {}
+    speed_texts: dict[str, str] = {}
     for name, speed in speeds.items():
         if isinstance(speed, str):
-            in_words[name] = f"not measured: {speed}"
+            speed_texts[name] = f"not measured: {speed}"
         else:
-            most_rows = max(rows_at_once(recipe, name, unit) for unit in units)
-            in_words[name] = speed.text(most_rows)
-    return RunEstimate(rows, in_words)
+            largest_batch = max(rows_at_once(recipe, name, unit) for unit in units)
+            speed_texts[name] = speed.text(largest_batch)
+    return RunEstimate(rows, speed_texts)
 
 
 def show_first_prompts(console: Console, plan: EvaluationPlan, units: Sequence[Unit]) -> None:
-    """Print each unit's first prompt as each checkpoint is given it; equal prompts only once."""
+    """Print each unit's first prompt as rendered for each checkpoint; equal texts only once."""
     for unit in units:
         prompt = unit.prompts[0]
-        shown = None
+        previous_text = None
         for name, renderer in plan.renderers.items():
             text = message_text(prompt) if renderer is None else renderer.text(prompt)
-            if text != shown:
+            if text != previous_text:
                 console.print(f"\nfirst prompt of {unit.name} for {name}:")
                 console.print(printable(text), soft_wrap=True)
-            shown = text
+            previous_text = text
 
 
-def _as_called(unit: Unit, plan: EvaluationPlan, console: Console) -> Unit:
-    """The unit; if it is a task of inspect, with the calls of its solver as its prompts."""
+def _unit_as_sent(unit: Unit, plan: EvaluationPlan, console: Console) -> Unit:
     if unit.prompts[0].grader != INSPECT:
         return unit
     from posttrain.evaluation.inspect_adapter.tasks import first_calls
@@ -196,21 +197,24 @@ def _as_called(unit: Unit, plan: EvaluationPlan, console: Console) -> Unit:
 async def measure_speeds(
     recipe: EvalConfig, plan: EvaluationPlan, units: Sequence[Unit]
 ) -> dict[str, SamplingSpeed | str]:
-    """How fast each checkpoint samples, from a slice of the largest unit; or why that is unknown.
+    """Measure how fast each checkpoint samples a slice of the largest unit.
+
+    Returns:
+        The speed of each checkpoint, or the reason why it is not measured.
 
     Raises:
         ConfigError, DataError: a model cannot be sampled, as the real run would find out.
     """
-    reasons = {
+    refusals = {
         name: why_not_measured(recipe.backend_of(name), recipe.path_of(name))
         for name in recipe.checkpoints
     }
-    opened = sum(reason is None for reason in reasons.values())
+    measured_checkpoints = sum(refusal is None for refusal in refusals.values())
     unit = max(units, key=lambda unit: unit.size)
     speeds: dict[str, SamplingSpeed | str] = {}
-    for name, reason in reasons.items():
-        if reason is not None:
-            speeds[name] = reason
+    for name, refusal in refusals.items():
+        if refusal is not None:
+            speeds[name] = refusal
             continue
         async with opened_sampler(
             recipe.backend_of(name), checkpoint=recipe.path_of(name), scripted=plan.scripted
@@ -220,29 +224,30 @@ async def measure_speeds(
                 unit.prompts,
                 parameters=recipe.sampling_of(unit.setting, name).parameters(),
                 rows=rows_at_once(recipe, name, unit),
-                limit=MEASURING_SECONDS / opened,
+                limit=MEASURING_SECONDS / measured_checkpoints,
             )
         speeds[name] = speed or "the sampler is no model in this process"
     return speeds
 
 
 def make_evaluation(run: Run, recipe: EvalConfig, plan: EvaluationPlan, console: Console) -> None:
-    """Make what is missing of the run, then its figures and manifest.
+    """Generate and grade the missing records, then write the figures and the manifest.
 
     Raises:
-        ConfigError: the run was begun with something else.
+        ConfigError: the run was begun with another lock.
         DataError: a backend gave up too often.
     """
     out = run.path
     bind_lock(out, _lock_of(recipe, plan, run.config_digest))
     total = len(recipe.checkpoints) * sum(unit.size for unit in plan.units)
+    mean_limit = most_tokens(recipe, plan.units)
     try:
-        most = most_tokens(recipe, plan.units)
-        with ProgressBar(total=total, most_tokens=most, console=console) as progress:
+        with ProgressBar(total=total, most_tokens=mean_limit, console=console) as progress:
             asyncio.run(make_records(recipe, plan, progress))
     except PosttrainError:
-        if not any((out / folder).is_dir() for folder in (RECORDS, WORK)):
-            (out / LOCK).unlink()  # nothing is bound yet: a corrected recipe may have the directory
+        if not (out / RECORDS).is_dir() and not (out / WORK).is_dir():
+            # nothing depends on the lock yet: a corrected recipe may use the directory
+            (out / LOCK).unlink()
         raise
     records = records_of(out, recipe.checkpoints, [unit.name for unit in plan.units])
     manifest = finish_run(
@@ -259,12 +264,12 @@ def make_evaluation(run: Run, recipe: EvalConfig, plan: EvaluationPlan, console:
 
 
 def refresh_evaluation(run: Run, recipe: EvalConfig, plan: EvaluationPlan) -> None:
-    """Write the tables of a finished run again, since prices may have changed.
+    """Rewrite the tables of a finished run, since prices may have changed.
 
-    Its page shows them: it is removed, to be written again.
+    The page shows these tables, so it is removed, to be written again.
 
     Raises:
-        ConfigError: the run was made with something else.
+        ConfigError: the run was made with another lock.
     """
     out = run.path
     bind_lock(out, _lock_of(recipe, plan, run.config_digest), finished=True)
@@ -274,7 +279,7 @@ def refresh_evaluation(run: Run, recipe: EvalConfig, plan: EvaluationPlan) -> No
 
 
 def _write_inspect_logs(out: Path, recipe: EvalConfig) -> None:
-    """Write logs for the viewer of inspect, where the recipe wants them and none are there."""
+    """Write logs for inspect's viewer if the recipe asks for them and none exist."""
     if recipe.inspect_logs and not (out / INSPECT_LOGS).is_dir():
         from posttrain.evaluation.inspect_adapter.log import write_logs
 
@@ -282,31 +287,38 @@ def _write_inspect_logs(out: Path, recipe: EvalConfig) -> None:
 
 
 def _lock_of(recipe: EvalConfig, plan: EvaluationPlan, config_digest: str) -> Lock:
-    """What the run's figures depend on, before any checkpoint is opened."""
+    """Collect all that the run's figures depend on, except the weights.
+
+    The weights are added by `bind_weights` when a checkpoint is opened.
+    """
     rendering: dict[str, dict[str, str] | None] = {}
     for name, renderer in plan.renderers.items():
         rendering[name] = renderer and {
             "template": renderer.template.digest,
             "tokenizer": encoder_of(renderer.tokenizer).digest,
         }
-    artifacts = sorted({parent.digest for parent in plan.parents})
-    choices = {name: recipe.choice_of(name).chosen() for name in recipe.checkpoints}
+    prompt_digests: dict[str, str] = {}
+    for unit in plan.units:
+        # a row holds gold and grader too; the order counts
+        prompt_digests[unit.name] = digest_of([prompt_to_row(prompt) for prompt in unit.prompts])
+    sampling: dict[str, Any] = {
+        # the number of tools that run at a time changes no sample
+        **recipe.sampling.model_dump(mode="json", exclude={"tools_at_once"}),
+        "samples": {unit.name: unit.samples for unit in plan.units},
+        "settings": {s.name: s.sampling for s in recipe.settings if s.sampling},
+        "seed": recipe.seed,
+    }
+    checkpoint_choices = {name: recipe.choice_of(name).chosen() for name in recipe.checkpoints}
+    if any(checkpoint_choices.values()):
+        sampling["checkpoints"] = checkpoint_choices
+    parent_digests = sorted({parent.digest for parent in plan.parents})
     return {
         "config": config_digest,
-        # with their golds and graders, in order
-        "prompts": {u.name: digest_of([prompt_to_row(p) for p in u.prompts]) for u in plan.units},
-        "sampling": {
-            # the number of tools that run at a time changes no sample
-            **recipe.sampling.model_dump(mode="json", exclude={"tools_at_once"}),
-            "samples": {unit.name: unit.samples for unit in plan.units},
-            "settings": {s.name: s.sampling for s in recipe.settings if s.sampling},
-            "seed": recipe.seed,
-            # of checkpoints that differ in it
-            **({"checkpoints": choices} if any(choices.values()) else {}),
-        },
+        "prompts": prompt_digests,
+        "sampling": sampling,
         "judge": plan.judge,
         "rendering": rendering,
-        "data": {"files": dict(plan.files), "artifacts": artifacts},
+        "data": {"files": dict(plan.files), "artifacts": parent_digests},
         "versions": package_versions(PACKAGES),
         "weights": {},
     }
@@ -316,14 +328,15 @@ async def make_records(recipe: EvalConfig, plan: EvaluationPlan, progress: Progr
     """Generate and grade every unit without records, checkpoint by checkpoint."""
     out = Path(recipe.out)
     for name in recipe.checkpoints:
-        missing = [u for u in plan.units if not record_path(out, name, u.name).is_file()]
-        progress.add(restored=sum(unit.size for unit in plan.units if unit not in missing))
-        if not missing:
+        missing_units = [u for u in plan.units if not record_path(out, name, u.name).is_file()]
+        progress.add(restored=sum(unit.size for unit in plan.units if unit not in missing_units))
+        if not missing_units:
             continue
-        backend, path = recipe.backend_of(name), recipe.path_of(name)
-        async with opened_sampler(backend, checkpoint=path, scripted=plan.scripted) as sampler:
+        async with opened_sampler(
+            recipe.backend_of(name), checkpoint=recipe.path_of(name), scripted=plan.scripted
+        ) as sampler:
             bind_weights(out, name, sampler.identity)
-            for unit in missing:
+            for unit in missing_units:
                 timed = TimedSampler(sampler, times_path(out, name, unit.name))
                 if unit.prompts[0].grader == INSPECT:
                     records = await _inspect_records(recipe, plan, name, unit, timed)
@@ -366,7 +379,7 @@ async def _unit_records(
 async def _inspect_records(
     recipe: EvalConfig, plan: EvaluationPlan, checkpoint: str, unit: Unit, sampler: Sampler
 ) -> list[Record]:
-    """The records of a task of inspect; killed and started again, it asks for no answer twice."""
+    """Run a task of inspect. A rerun takes the answers that are in the journals."""
     from posttrain.evaluation.inspect_adapter.tasks import run_task
 
     out = Path(recipe.out)
@@ -397,22 +410,37 @@ async def _inspect_records(
 def metrics_of(
     records: Records, *, seed: int, recovery: RecoveryConfig | None = None
 ) -> dict[str, Any]:
-    """All figures of a run; the first checkpoint is the one that others are compared with. `seed`
-    is of bootstrap draws."""
-    first, *others = records.values()
-    agentic = agentic_rows(records)
-    sensitive = [row for own in records.values() for row in sensitivity_rows(own)]
-    varied = [row for own in records.values() for row in variant_rows(own)]
-    alerts = [row for own in records.values() for row in alert_rows(own)]
-    return {
-        **({"alerts": alerts} if alerts else {}),
-        **({} if agentic is None else {"agentic": agentic}),
-        **({"sensitivity": sensitive} if sensitive else {}),
-        **({"variants": varied} if varied else {}),
-        **({} if recovery is None else {"recovery": recovery_rows(records, recovery)}),
-        "cells": [row for own in records.values() for row in cell_rows(own, seed=seed)],
-        "pairs": [row for own in others for row in paired_rows(first, own)],
-    }
+    """Compute all figures of a run; every checkpoint is compared with the first.
+
+    Args:
+        seed: seed of the bootstrap draws.
+        recovery: checkpoints of a distillation whose recovery is measured.
+    """
+    alerts: list[dict[str, Any]] = []
+    sensitivities: list[dict[str, Any]] = []
+    variants: list[dict[str, Any]] = []
+    cells: list[dict[str, Any]] = []
+    pairs: list[dict[str, Any]] = []
+    first = next(iter(records))
+    for checkpoint, checkpoint_records in records.items():
+        alerts += alert_rows(checkpoint_records)
+        sensitivities += sensitivity_rows(checkpoint_records)
+        variants += variant_rows(checkpoint_records)
+        cells += cell_rows(checkpoint_records, seed=seed)
+        if checkpoint != first:
+            pairs += paired_rows(records[first], checkpoint_records)
+    metrics: dict[str, Any] = {}
+    if alerts:
+        metrics["alerts"] = alerts
+    if (agentic := agentic_rows(records)) is not None:
+        metrics["agentic"] = agentic
+    if sensitivities:
+        metrics["sensitivity"] = sensitivities
+    if variants:
+        metrics["variants"] = variants
+    if recovery is not None:
+        metrics["recovery"] = recovery_rows(records, recovery)
+    return {**metrics, "cells": cells, "pairs": pairs}
 
 
 def finish_run(
@@ -425,18 +453,21 @@ def finish_run(
     stats: Mapping[str, Any],
     recovery: RecoveryConfig | None = None,
 ) -> Manifest:
-    """Write `metrics.json`, `examples.jsonl` and the manifest; `records` and the lock are there."""
+    """Write `metrics.json`, `examples.jsonl` and the manifest of a run.
+
+    The files of its records and its lock must exist.
+    """
     out = stage.path
     lock = read_lock(out)
     atomic_write_json(out / METRICS, metrics_of(records, seed=seed, recovery=recovery))
-    to_read = examples([record for own in records.values() for record in own])
-    write_records(out / EXAMPLES, to_read)
-    files: dict[str, int | None] = {METRICS: None, LOCK: None, EXAMPLES: len(to_read)}
+    examples = select_examples(list(itertools.chain.from_iterable(records.values())))
+    write_records(out / EXAMPLES, examples)
+    files: dict[str, int | None] = {METRICS: None, LOCK: None, EXAMPLES: len(examples)}
     units: dict[str, None] = {}
-    for name, own in records.items():
-        for unit, rows in by_unit(own).items():
+    for name, checkpoint_records in records.items():
+        for unit, unit_records in by_unit(checkpoint_records).items():
             units[unit] = None
-            files[record_path(out, name, unit).relative_to(out).as_posix()] = len(rows)
+            files[record_path(out, name, unit).relative_to(out).as_posix()] = len(unit_records)
     for path in sorted((out / JOURNALS).rglob("*.jsonl")):
         files[path.relative_to(out).as_posix()] = sort_lines(path)
     templates = {(rendering or {}).get("template") for rendering in lock["rendering"].values()}
@@ -444,7 +475,7 @@ def finish_run(
         counts=counts,
         files=files,
         parents=parents,
-        # one only where every checkpoint's prompts are rendered by the same
+        # the manifest names a template only if all checkpoints share it
         template_digest=templates.pop() if len(templates) == 1 else None,
         seed=seed,
         stats={
@@ -460,6 +491,9 @@ def finish_run(
 def write_tables(
     out: Path, manifest: Manifest, records: Records, prices: Mapping[str, Price]
 ) -> None:
-    """Costs and exports of a finished run, beside what its manifest lists: prices may change."""
+    """Write costs and exports of a finished run.
+
+    The manifest does not list these files, since prices may change later.
+    """
     write_costs(out, records, prices)
     write_exports(out / EXPORT, json.loads((out / METRICS).read_text("utf-8")), manifest)

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from posttrain.chat import parse_completion
-from posttrain.evaluation.metrics import cell_rows, examples, measure
+from posttrain.evaluation.metrics import cell_rows, measure, select_examples
 from posttrain.evaluation.run import Record, grade_completions, record_from_row, record_to_row
 from posttrain.records import Score
 from posttrain.rollouts import Completion, Step
@@ -145,12 +145,12 @@ def test_examples_are_few_and_of_each_kind():
     rows = [
         record(turn(CALL if k % 3 == 0 else "56"), value=float(k % 2), index=k) for k in range(40)
     ]
-    shown = examples(rows)
+    shown = select_examples(rows)
     assert [r.completion.index for r in shown] == [0, 1, 2, 3, 4, 5]
     assert sum(r.verdict.any for r in shown) == 2
     # a single task may have the name of the row over all tasks
     named = [replace(row, prompt=replace(row.prompt, source="all")) for row in rows]
-    assert len(examples(named)) == len(shown)
+    assert len(select_examples(named)) == len(shown)
 
 
 def test_each_is_graded_by_the_grader_that_it_names_and_failures_by_none():

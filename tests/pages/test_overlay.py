@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from posttrain.errors import ConfigError
-from posttrain.evaluation.compare import compare_runs, side_of
+from posttrain.evaluation.compare import compare_runs, read_checkpoint
 from posttrain.pages.overlay import write_overlay
 from posttrain.runs import Counts, Run
 from tests.data_builders.small_build import script
@@ -76,7 +76,7 @@ def test_evaluations_stand_side_by_side_with_paired_changes(evaluations: Path, t
     part = section(page, "Before and after")
     head = re.findall(r"<th[^>]*>(.*?)</th>", part)
     assert [h for h in head if h.startswith("two:")] == ["two:sft", "two:dpo"] * 2
-    rows = compare_runs(side_of(f"{one}:sft"), side_of(f"{two}:sft"))
+    rows = compare_runs(read_checkpoint(f"{one}:sft"), read_checkpoint(f"{two}:sft"))
     (both,) = [
         r for r in rows if (r["task"], r["setting"], r["thinking"]) == ("all", "no_tools", "on")
     ]
