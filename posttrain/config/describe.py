@@ -1,6 +1,6 @@
 """Every key of a recipe, from its schema: type, default, what it is, where a number comes from.
 
-launch.world_size    whole number ≥ 1, or null = null
+launch.world_size    whole number, at least 1, or null = null
       processes that the launcher must have started; null: unchecked.
 """
 
@@ -31,7 +31,6 @@ _COMMON = dict.fromkeys(("engine", "format", "kind"), "chooses the block.") | {
     "trainer": "fields of the installed trl's config, but for those that the recipe decides.",
     "write_dropped": "write the dropped rows, each with its reason, to dropped.jsonl.",
 }
-_BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 _KEYS = re.compile(r"(\w+(?:, \w+)*): (.*)", re.DOTALL)
 
 
@@ -84,15 +83,27 @@ def _type_text(field: FieldInfo, parts: list[tuple[str, Any]]) -> str:
         if path:
             text = f"{'names' if path.startswith('.NAME') else 'list'} of {text}"
         texts[text] = None
-    bounds = [
-        f"{sign} {getattr(item, name)}"
-        for item in field.metadata
-        for name, sign in _BOUNDS.items()
-        if getattr(item, name, None) is not None
-    ]
     first, *others = [text for text in texts if text != "null"] or ["null"]
     nullable = ["null"] if "null" in texts else []
-    return ", or ".join([" ".join([first, *bounds]), *others, *nullable])
+    return ", or ".join([first + _bounds_text(field), *others, *nullable])
+
+
+def _bounds_text(field: FieldInfo) -> str:
+    """Bounds of a number in words: " in [0, 1)" with both, ", at least 1" with one."""
+    bounds: dict[str, Any] = {}
+    for item in field.metadata:
+        for name in ("ge", "gt", "le", "lt"):
+            value = getattr(item, name, None)
+            if value is not None:
+                bounds[name] = value
+    low = bounds.get("ge", bounds.get("gt"))
+    high = bounds.get("le", bounds.get("lt"))
+    if low is not None and high is not None:
+        opening = "[" if "ge" in bounds else "("
+        closing = "]" if "le" in bounds else ")"
+        return f" in {opening}{low}, {high}{closing}"
+    words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+    return "".join(f", {words[name]} {value}" for name, value in bounds.items())
 
 
 def _default(field: FieldInfo, value: Any) -> str:

@@ -62,15 +62,15 @@ class Whole(Strict):
 def test_type_bounds_default_and_source_of_a_number():
     lines = [line.strip() for line in describe(Whole).splitlines()]
     assert lines == [
-        "count    whole number ≥ 1 = 2 [ours]",
+        "count    whole number, at least 1 = 2 [ours]",
         "how many.",
         "blocks    list of block = []",
         "some.",
-        "blocks.N.share    number ≥ 0 ≤ 1 = 0.1 [paper, 9.9]",
+        "blocks.N.share    number in [0, 1] = 0.1 [paper, 9.9]",
         "of something, in two lines.",
         "other    block",
         "one more.",
-        "other.share    number ≥ 0 ≤ 1 = 0.5 [paper, 9.9]",
+        "other.share    number in [0, 1] = 0.5 [paper, 9.9]",
         "of something, in two lines.",
     ]
 
