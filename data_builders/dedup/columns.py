@@ -1,4 +1,4 @@
-"""What of a record deduplication compares: exact keys, n-grams and their MinHash bands, its place.
+"""Columns that deduplication compares: exact keys, n-grams and their MinHash bands, places.
 
     dedup.bin           a row of 116 bytes for every record
     dedup_shingles.bin  where each was read (JSON), and the hashes of its n-grams, 4 bytes each
@@ -15,6 +15,7 @@ import json
 import unicodedata
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -41,9 +42,9 @@ COLUMN_ROW = np.dtype(
         ("prompt", "<u8"),
         ("id64", "<u8"),  # of the record's id
         ("rest64", "<u8"),  # of what tells apart records of one id
-        ("at", "<u8"),  # byte in dedup_shingles.bin, of the place and then of the n-grams
-        ("place_size", "<u4"),
-        ("user", "<u4"),  # n-grams
+        ("offset", "<u8"),  # byte in dedup_shingles.bin, of the place and then of the n-grams
+        ("place_size", "<u4"),  # bytes
+        ("user", "<u4"),  # number of n-grams
         ("assistant", "<u4"),
         ("bands", "<u4", BANDS),
     ]
@@ -56,31 +57,39 @@ Place = tuple[str, int]
 def column_batch(
     examples: Sequence[Example], places: Sequence[Place] | None, *, near: bool
 ) -> tuple[Rows, bytes]:
-    """The columns of some records as they are before reasoning control, and their n-grams (`near`);
-    `places` are file and line of each, when they are to be kept.
+    """Make the columns of some records, as they are before reasoning control.
+
+    Args:
+        places: file and line of each record, when they are to be kept.
+        near: make n-grams too, for near-duplicates.
+
+    Returns:
+        The rows of `dedup.bin`, and the bytes of `dedup_shingles.bin` that they point into.
     """
     rows = np.zeros(len(examples), COLUMN_ROW)
-    grams: list[Shingles] = shingles(examples) if near and examples else []
-    if grams:
-        rows["bands"] = band_keys(grams)
-        rows["user"], rows["assistant"] = np.transpose([[len(s) for s in own] for own in grams])
-    written: list[bytes] = []
-    at = 0
+    record_grams: list[Shingles] = shingles(examples) if near and examples else []
+    if record_grams:
+        rows["bands"] = band_keys(record_grams)
+        rows["user"] = [len(user) for user, _ in record_grams]
+        rows["assistant"] = [len(assistant) for _, assistant in record_grams]
+    data = bytearray()
     for k, (row, example) in enumerate(zip(rows, examples, strict=True)):
-        row["conversation"], row["prompt"] = conversation_key(example), prompt_key(example)
+        row["conversation"] = conversation_key(example)
+        row["prompt"] = prompt_key(example)
         row["id64"] = int(example.id[:16], 16)
         row["rest64"] = key64(0, "rest", example.license, example.dialect, example.metadata)
-        place = json.dumps([*places[k], example.id]).encode() if places is not None else b""
-        row["at"], row["place_size"] = at, len(place)
-        parts = [place, *(side.astype("<u4").tobytes() for side in (grams[k] if grams else ()))]
-        at += sum(map(len, parts))
-        written += parts
-    return rows, b"".join(written)
+        place = b"" if places is None else json.dumps([*places[k], example.id]).encode()
+        row["offset"] = len(data)
+        row["place_size"] = len(place)
+        data += place
+        for side in record_grams[k] if record_grams else ():
+            data += side.astype("<u4").tobytes()
+    return rows, bytes(data)
 
 
 def write_columns(files: Mapping[str, BinaryIO], rows: Rows, shingles: bytes) -> None:
     """Append what `column_batch` returned to the open files of a part, by their names."""
-    rows["at"] += files["dedup_shingles.bin"].tell()
+    rows["offset"] += files["dedup_shingles.bin"].tell()
     files["dedup.bin"].write(rows.tobytes())
     files["dedup_shingles.bin"].write(shingles)
 
@@ -90,53 +99,54 @@ class DedupColumns:
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._rows = [mapped(folder / "dedup.bin", COLUMN_ROW) for folder in folders]
-        self._shingles = [mapped(folder / "dedup_shingles.bin", np.uint8) for folder in folders]
-        self._first = np.cumsum([0, *map(len, self._rows)])
+        self._data = [mapped(folder / "dedup_shingles.bin", np.uint8) for folder in folders]
+        self._part_starts = np.cumsum([0, *map(len, self._rows)])
 
     def __len__(self) -> int:
-        return int(self._first[-1])
+        return int(self._part_starts[-1])
 
     def column(self, name: str, order: npt.NDArray[np.int64], band: int | None = None) -> Any:
-        """A column of all records in the given order, (n,); of bands one alone."""
+        """Read a column of all records in some order, (n,); of `bands` a single one."""
         parts = [rows[name] if band is None else rows[name][:, band] for rows in self._rows]
         return np.concatenate([np.empty(0, COLUMN_ROW[name].base), *parts])[order]
 
-    def shingles(self, row: int) -> Shingles:
-        """The n-grams of both sides of a record."""
-        rows, data, at = self._row(row)
-        start = int(rows["at"][at]) + int(rows["place_size"][at])
-        user, assistant = int(rows["user"][at]), int(rows["assistant"][at])
-        both = np.frombuffer(data[start : start + 4 * (user + assistant)].tobytes(), "<u4")
-        return both[:user], both[user:]
+    def shingles(self, number: int) -> Shingles:
+        """Read the n-grams of both sides of a record."""
+        row, data = self._row_and_data(number)
+        start = int(row["offset"]) + int(row["place_size"])
+        user_count = int(row["user"])
+        count = user_count + int(row["assistant"])
+        grams = np.frombuffer(data[start : start + 4 * count].tobytes(), "<u4")
+        return grams[:user_count], grams[user_count:]
 
-    def place(self, row: int) -> dict[str, Any]:
-        """File, line and id of a record; of parts that were written with places."""
-        rows, data, at = self._row(row)
-        start = int(rows["at"][at])
-        file, line, record_id = json.loads(
-            data[start : start + int(rows["place_size"][at])].tobytes()
-        )
+    def place(self, number: int) -> dict[str, Any]:
+        """Read file, line and id of a record, from a part that was written with places."""
+        row, data = self._row_and_data(number)
+        start = int(row["offset"])
+        end = start + int(row["place_size"])
+        file, line, record_id = json.loads(data[start:end].tobytes())
         return {"file": file, "line": line, "record_id": record_id}
 
-    def _row(self, row: int) -> tuple[Rows, npt.NDArray[np.uint8], int]:
-        part = int(np.searchsorted(self._first, row, side="right")) - 1
-        return self._rows[part], self._shingles[part], row - int(self._first[part])
+    def _row_and_data(self, number: int) -> tuple[np.void, npt.NDArray[np.uint8]]:
+        part = int(np.searchsorted(self._part_starts, number, side="right")) - 1
+        return self._rows[part][number - int(self._part_starts[part])], self._data[part]
 
 
 def mapped(path: Path, dtype: Any) -> Any:
-    """A file of rows, mapped into memory."""
-    if not path.stat().st_size:  # nothing can be mapped
+    """Map a file of rows into memory."""
+    # an empty file cannot be mapped
+    if not path.stat().st_size:
         return np.empty(0, dtype)
     return np.asarray(np.memmap(path, dtype, "r"))
 
 
 def conversation_key(example: Example) -> int:
-    """64 bits; equal for re-formatted copies of one conversation."""
+    """64-bit key, equal for re-formatted copies of one conversation."""
     return _key("conversation", example, example.messages)
 
 
 def prompt_key(example: Example) -> int:
-    """64 bits; equal for conversations in which the system and the user said the same, in order.
+    """64-bit key, equal where the system and the user said the same, in order.
 
     Whole conversations are compared: "Hi" followed by other questions is another prompt.
     """
@@ -155,7 +165,7 @@ def _key(purpose: str, example: Example, messages: Sequence[Message]) -> int:
 
 
 def canonical_text(text: str) -> str:
-    """The text in Unicode's composed form, each run of white space one space, JSON laid out anew.
+    """Normalise a text: Unicode's composed form, single spaces, JSON in one layout.
 
     Canonical equivalence only (NFC): the compatibility forms would make `x²` and `x2` one.
     """
@@ -170,8 +180,10 @@ def canonical_text(text: str) -> str:
 
 
 def shingles(examples: Sequence[Example]) -> list[Shingles]:
-    """The n-grams of what the user said and of all that the assistant thought, said, called and got
-    from tools: distinct 32-bit hashes, ascending.
+    """Hash the n-grams of both sides of each record: distinct, 32 bits, ascending.
+
+    One side is what the user said, the other what the assistant thought, said, called and got from
+    tools.
 
     System texts and declared tools do not count: data for agents shares long ones, and a set that
     is published again often has others. Of a side with fewer than n words all of it is one n-gram.
@@ -179,32 +191,35 @@ def shingles(examples: Sequence[Example]) -> list[Shingles]:
     words, starts = words_of_all([side for e in examples for side in _sides(e)], signs=True)
     grams = runs(words.hashes, NGRAM)
     sides: list[Hashes] = []
-    for start, end in zip(starts.tolist(), starts[1:].tolist(), strict=False):
-        own = grams[start : max(end - NGRAM + 1, start)]
+    for start, end in pairwise(starts.tolist()):
+        # runs that begin here and end behind this side belong to two texts
+        side_grams = grams[start : max(end - NGRAM + 1, start)]
         if start < end < start + NGRAM:
-            own = runs(np.pad(words.hashes[start:end], (0, NGRAM - (end - start))), NGRAM)
-        sides.append(np.unique((own >> np.uint64(32)).astype(np.uint32)))
+            padded = np.pad(words.hashes[start:end], (0, NGRAM - (end - start)))
+            side_grams = runs(padded, NGRAM)
+        sides.append(np.unique((side_grams >> np.uint64(32)).astype(np.uint32)))
     return list(zip(sides[::2], sides[1::2], strict=True))
 
 
 def _sides(example: Example) -> tuple[str, str]:
-    user = [m.content for m in example.messages if m.role == "user"]
+    """Texts of the user and of the assistant, each with a line break between its parts."""
+    user = [message.content for message in example.messages if message.role == "user"]
     assistant: list[str] = []
     for message in example.messages:
         if message.role not in ("system", "user"):
             assistant += [message.reasoning or "", message.content]
-            assistant += [text for c in message.tool_calls for text in (c.name, c.arguments)]
+            for call in message.tool_calls:
+                assistant += [call.name, call.arguments]
     return "\n".join(user), "\n".join(assistant)
 
 
 def band_keys(records: Sequence[Shingles]) -> npt.NDArray[np.uint32]:
-    """The keys of the MinHash signatures' bands, (records, BANDS)."""
-    # the two sides are one set, in which they share no member
-    hashes = [
-        shuffled_keys(side.astype(np.uint64), salt)
-        for record in records
-        for salt, side in enumerate(record)
-    ]
+    """Keys of the MinHash signatures' bands, (records, BANDS)."""
+    # both sides make one set; their salts keep an n-gram of one from equalling one of the other
+    hashes: list[npt.NDArray[np.uint64]] = []
+    for record in records:
+        for salt, side in enumerate(record):
+            hashes.append(shuffled_keys(side.astype(np.uint64), salt))
     sizes = [len(user) + len(assistant) for user, assistant in records]
     offsets = np.cumsum([0, *sizes]).astype(np.uint64)
     matrix = RMinHash.digest_matrix_from_flat_token_hashes(
@@ -217,14 +232,18 @@ def band_keys(records: Sequence[Shingles]) -> npt.NDArray[np.uint32]:
     return (keys >> np.uint64(32)).astype(np.uint32)
 
 
-def similarity(one: Shingles, other: Shingles) -> float:
-    """The Jaccard similarity of two records, 0 where one side has less than `SIDE` by itself.
+def similarity(first: Shingles, second: Shingles) -> float:
+    """Jaccard similarity of two records; 0 where either side alone has less than `SIDE`.
 
-    So a passage with two questions and one refusal of two requests are two records each.
+    Two questions on one passage, or one refusal of two requests, are thus two records.
     """
-    sides = list(zip(one, other, strict=True))
-    shared = [len(np.intersect1d(a, b, assume_unique=True)) for a, b in sides]
-    union = [len(a) + len(b) - n for (a, b), n in zip(sides, shared, strict=True)]
-    if any(n < SIDE * size for n, size in zip(shared, union, strict=True)):
-        return 0.0
-    return sum(shared) / sum(union)
+    shared_total = 0
+    union_total = 0
+    for first_side, second_side in zip(first, second, strict=True):
+        shared = len(np.intersect1d(first_side, second_side, assume_unique=True))
+        union = len(first_side) + len(second_side) - shared
+        if shared < SIDE * union:
+            return 0.0
+        shared_total += shared
+        union_total += union
+    return shared_total / union_total
