@@ -87,6 +87,8 @@ def few_steps(recipe: Mapping[str, Any]) -> dict[str, Any]:
         if "max_failure_rate" in judge:
             judge["max_failure_rate"] = _MOST_FAILURES
         small["judge"] = judge
+    if "kv_cache" in small:  # quantisation
+        small = _at_most(_at_most(small, "samples", PROMPTS), "measured", PROMPTS)
     if "make" in small:  # synthesis: what is made, and by which models
         small = _few_synthesised(small)
     return small

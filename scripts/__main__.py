@@ -30,7 +30,7 @@ GROUPS = {
         "tiny_world",
         "tiny_judgements",
     ),
-    "train": ("sft", "dpo", "genrm", "rlhf", "rlvr", "distill", "merge"),
+    "train": ("sft", "dpo", "genrm", "rlhf", "rlvr", "distill", "merge", "quantize"),
     "sample and measure": (
         "sample",
         "profile_prompts",

@@ -128,6 +128,23 @@ def welch(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
     return change - half, change + half
 
 
+def ratio(sums: Sequence[float], counts: Sequence[int]) -> Estimate:
+    """A mean over all items from the sums and counts of clusters, with its 95 % interval.
+
+    The jackknife variance over clusters, with their t quantile: tokens of one row are not
+    independent, and rows differ in length. `samples` is the number of items.
+    """
+    assert len(sums) == len(counts) > 1, "a variance needs two clusters"
+    items = int(np.sum(counts))
+    value = float(np.sum(sums)) / items
+    clusters = len(sums)
+    # how far the ratio moves, times the number of items, where one cluster is left out
+    moves = (np.asarray(sums) - value * np.asarray(counts)) / (1 - np.asarray(counts) / items)
+    error = math.sqrt((clusters - 1) / clusters * float(np.sum(moves**2))) / items
+    half = float(stats.t.ppf(0.975, clusters - 1)) * error
+    return Estimate(value, value - half, value + half, questions=clusters, samples=items)
+
+
 def pass_at(k: int, *, samples: int, solved: int) -> float:
     """Unbiased pass@k: the chance that k of n samples hold a solved one.
 

@@ -6,13 +6,16 @@ import math
 from collections.abc import Iterator, Sequence
 
 from posttrain.lineage import Node, listed_rows, side_rows
-from posttrain.pages import rl
+from posttrain.pages import quantization, rl
 from posttrain.report import section as ui
 from posttrain.report.curves import Curve, curves, points
 
 
 def sections(node: Node) -> ui.Sections:
     """The sections of one `checkpoint` artifact, its speed last."""
+    if node.stats.get("method") == "quantize":
+        yield from quantization.sections(node)
+        return
     rows = listed_rows(node, "log.jsonl")
     if rows is None:
         yield ui.Section("Loss", missing=f"{node.name} lists no log.jsonl")
@@ -53,6 +56,8 @@ def so_far(rows: Sequence[ui.Row]) -> Iterator[ui.Section]:
 def tiles(node: Node) -> list[ui.Tile]:
     """What the stage is for, before and after: by what the run itself measured."""
     stats = node.stats
+    if stats.get("method") == "quantize":
+        return quantization.tiles(stats)
     rows = listed_rows(node, "log.jsonl") or []
     if "num_generations" in stats:
         return rl.tiles(stats, rows)

@@ -17,7 +17,7 @@ from yaml import YAMLError
 
 from posttrain.chat.reasoning import OPEN
 from posttrain.chat.template import NEMOTRON_3_NANO_SHA256, ChatTemplate
-from posttrain.config.paths import checkpoint_dtype
+from posttrain.config.paths import checkpoint_dtype, is_quantised
 from posttrain.errors import RenderError
 from posttrain.lineage import Node, trace
 from posttrain.records import Message, ToolCall, message_to_template
@@ -240,12 +240,15 @@ def serving_section(folder: Path, *, name: str) -> list[str]:
     ending += "tokenizer's own."
     if switch:
         ending += f" `{switch}` false switches reasoning off."
+    # both would load quantised weights without their scales
+    loading = [f"posttrain chat {name}", f"transformers serve {name}"]
+    if is_quantised(folder):
+        loading = []
     return [
         "## Serving",
         "",
         "```bash",
-        f"posttrain chat {name}",
-        f"transformers serve {name}",
+        *loading,
         f"vllm serve {name}{flags}",
         "curl http://localhost:8000/v1/chat/completions -H 'Content-Type: application/json' \\",
         f"  -d '{json.dumps(request)}'",

@@ -23,6 +23,16 @@ from posttrain.runs import (
 )
 
 KIND = "checkpoint"
+# beginnings of the names of files that are copied beside the merged weights
+_COPIED = (
+    "tokenizer",
+    "chat_template",
+    "special_tokens",
+    "added_tokens",
+    "vocab",
+    "merges",
+    "generation_config.json",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +74,22 @@ def read_source(path: Path | str) -> Source:
     """
     is_artifact = (Path(path) / MANIFEST).is_file()
     return Source(str(path), read_artifact(path, kind=KIND) if is_artifact else None)
+
+
+def copy_tokenizer(tokenizer: Any, *, origin: str, folder: Path) -> None:
+    """Put tokenizer, template and generation config beside the weights.
+
+    Files on this machine are copied byte for byte; those of a hub id are saved anew.
+
+    Args:
+        origin: folder or hub id that the tokenizer was loaded from.
+    """
+    if not Path(origin).is_dir():
+        tokenizer.save_pretrained(folder)
+        return
+    for path in sorted(Path(origin).iterdir()):
+        if path.is_file() and path.name.startswith(_COPIED):
+            shutil.copyfile(path, folder / path.name)
 
 
 def derive_checkpoint(

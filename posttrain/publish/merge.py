@@ -5,7 +5,6 @@ with those of the files that were written, read again in float32."""
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,13 @@ from posttrain.errors import ConfigError
 from posttrain.hashing import sha256_file
 from posttrain.models.adapters import adapted_model
 from posttrain.models.load import embedding_rows, load_pretrained, set_special_tokens
-from posttrain.publish.derive import Derived, Source, derive_checkpoint, read_source
+from posttrain.publish.derive import (
+    Derived,
+    Source,
+    copy_tokenizer,
+    derive_checkpoint,
+    read_source,
+)
 from posttrain.tokens.renderer import chat_template_of
 from posttrain.tokens.tokenizer import largest_id, load_any_tokenizer, special_tokens
 
@@ -30,16 +35,6 @@ MergeDtype = Literal["float32", "bfloat16"]
 TOLERANCE: dict[MergeDtype, float] = {"float32": 1e-4, "bfloat16": 2e-2}
 _CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
-# beginnings of the names of files that are copied beside the merged weights
-_COPIED = (
-    "tokenizer",
-    "chat_template",
-    "special_tokens",
-    "added_tokens",
-    "vocab",
-    "merges",
-    "generation_config.json",
-)
 _PROBE = (4, 64)  # rows and columns of the random token ids that logits are compared on
 
 
@@ -212,7 +207,7 @@ def _merge_and_check(source: AdapterSource, folder: Path, dtype: MergeDtype) -> 
         template = chat_template_of(tokenizer, choice="own")
     set_special_tokens(merged, special_tokens(tokenizer, template=template))
     merged.to(getattr(torch, dtype)).save_pretrained(folder)
-    _copy_tokenizer(source, tokenizer, folder)
+    copy_tokenizer(tokenizer, origin=source.tokenizer, folder=folder)
 
     # the files that were written are checked, not the model in memory
     written = load_pretrained(folder, dtype=torch.float32).eval()
@@ -227,20 +222,6 @@ def _merge_and_check(source: AdapterSource, folder: Path, dtype: MergeDtype) -> 
         )
     # one digit: the others differ between machines, and the manifest must not
     return MergeCheck(float(f"{difference:.0e}"), float(f"{effect:.0e}"), tolerance)
-
-
-def _copy_tokenizer(source: AdapterSource, tokenizer: Any, folder: Path) -> None:
-    """Put tokenizer, template and generation config beside the weights.
-
-    Files on this machine are copied byte for byte; those of a hub id are saved anew.
-    """
-    origin = Path(source.tokenizer)
-    if not origin.is_dir():
-        tokenizer.save_pretrained(folder)
-        return
-    for path in sorted(origin.iterdir()):
-        if path.is_file() and path.name.startswith(_COPIED):
-            shutil.copyfile(path, folder / path.name)
 
 
 @torch.inference_mode()

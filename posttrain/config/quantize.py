@@ -1,0 +1,37 @@
+"""The recipe of quantisation: `posttrain quantize --config tiny/quantize`."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from posttrain.config.base import Strict, source
+
+
+class QuantizeConfig(Strict, stage="quantize"):
+    """One quantisation of a checkpoint by ModelOpt: FP8 weights and activations.
+
+    checkpoint: folder of the model to quantise.
+    data: the `sft_data` artifact that it was trained on. Training rows calibrate, held-out rows
+        measure.
+    kv_cache: whether keys and values are cached in FP8 too.
+    samples: sequences that calibrate, those with reasoning where there are some.
+    measured: held-out sequences that loss and KL are measured on.
+    keep: what stays in the checkpoint's own precision. `auto`: the most sensitive units, until the
+        KL of all others together is at most `limit`; `nano`: attention, and the Mamba layers that
+        feed it; or patterns of units, such as `attention.*` or `mlp.0` (the page lists them all).
+    limit: KL of the quantised model from the checkpoint, in nats a trained token, for `auto`.
+    """
+
+    out: str
+    checkpoint: str
+    data: str
+    kv_cache: bool = Field(default=True, json_schema_extra=source("Nemotron 3 Nano, section 4"))
+    samples: int = Field(default=1000, ge=1, json_schema_extra=source("Nemotron 3 Nano, section 4"))
+    measured: int = Field(default=200, ge=2)
+    keep: Literal["auto", "nano"] | tuple[str, ...] = "auto"
+    limit: float = Field(default=0.01, gt=0)
+    seed: int = Field(default=0, ge=0)
+
+    def owner_config(self) -> dict[str, Any]:
+        """What decides the artifact besides its parents, which digests name."""
+        return self.model_dump(mode="json", exclude={"out", "checkpoint", "data"})

@@ -1,0 +1,88 @@
+"""A quantised model as files that servers read, checked tensor by tensor against the simulation."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import warnings
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+from modelopt.torch.export import export_hf_checkpoint
+from safetensors.torch import load_file, save_file
+
+from posttrain.quantization.simulate import KV_CACHE, Simulated
+
+QUANT_CONFIG = "hf_quant_config.json"
+_FP8 = torch.float8_e4m3fn
+_SCALES = ("weight_scale", "input_scale", "k_scale", "v_scale")
+
+
+def export(
+    simulated: Simulated,
+    folder: Path,
+    *,
+    units: Collection[str],
+    dtype: torch.dtype,
+    in_float32: Collection[str],
+) -> int:
+    """Write the model with these units in FP8, and compare what was written with the simulation.
+
+    Args:
+        dtype: the checkpoint's own, of all that is not in FP8.
+        in_float32: tensors that the checkpoint holds in float32 whatever its dtype, by `tail`.
+
+    Returns:
+        Tensors in FP8, each equal to its simulation to the bit.
+    """
+    simulated.switch_on(units)
+    expected = simulated.simulated_weights([unit for unit in units if unit != KV_CACHE])
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        # in float32: in bfloat16 ModelOpt rounds twice, to bfloat16 and then to FP8
+        export_hf_checkpoint(simulated.model, dtype=torch.float32, export_dir=folder)
+    kept: list[str] = []
+    simulations = {tail(name): weight for name, weight in expected.items()}
+    for file in sorted(folder.glob("*.safetensors")):
+        tensors = load_file(file)
+        for name, tensor in tensors.items():
+            if tensor.dtype == _FP8:
+                written = tensor.float() * tensors[f"{name}_scale"]
+                simulation = simulations.pop(tail(name)).cpu()
+                assert torch.equal(written, simulation), f"{name} differs from its simulation"
+                continue
+            if name.rpartition(".")[2] in _SCALES:
+                continue
+            if name.endswith(".weight") and tensor.ndim > 1:
+                kept.append(name.removesuffix(".weight"))
+            if tensor.is_floating_point() and tail(name) not in in_float32:
+                tensors[name] = tensor.to(dtype)
+        save_file(tensors, file, metadata={"format": "pt"})
+    assert not simulations, f"not written: {', '.join(simulations)}"
+    _describe(folder, kept=sorted(kept), dtype=dtype)
+    return len(expected)
+
+
+def tail(name: str) -> str:
+    """A tensor's name from its layer on: what stands before differs between files and model."""
+    return re.sub(r"^.*?layers\.", "layers.", name)
+
+
+def _describe(folder: Path, *, kept: list[str], dtype: torch.dtype) -> None:
+    """Name every matrix that is not in FP8, one by one, and the dtype of all else.
+
+    ModelOpt 0.47 shortens the list to patterns that may reach further than they should (layer 2 and
+    layer 20), and leaves marks of its own in names that transformers renames (NemotronH).
+    """
+    quantisation = json.loads((folder / QUANT_CONFIG).read_text("utf-8"))
+    quantisation["quantization"]["exclude_modules"] = kept
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
+    config["quantization_config"]["ignore"] = kept
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    config.pop("torch_dtype", None)
+    for name, body in ((QUANT_CONFIG, quantisation), ("config.json", config)):
+        (folder / name).write_text(json.dumps(body, indent=2) + "\n", "utf-8")

@@ -1,0 +1,235 @@
+"""A model whose linear layers round to FP8 where they are switched on, in ModelOpt's simulation.
+
+What is switched is a unit: a component of a layer (`attention.3`, `mlp.0`), or the KV cache. Units
+are as large as what servers fuse, so that the parts of a fused matrix share their precision.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import warnings
+from collections.abc import Collection, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from modelopt.torch import quantization as mtq
+from modelopt.torch.export.unified_export_hf import requantize_resmooth_fused_llm_layers
+from modelopt.torch.quantization.nn import TensorQuantizer
+from transformers import PreTrainedModel
+
+from posttrain.config.load import nearest
+from posttrain.errors import ConfigError
+from posttrain.quantization.rows import Sequence as TokenSequence
+
+FP8_BITS = 8
+E4M3_MAX = 448.0
+KV_CACHE = "kv_cache"
+# what NVIDIA keeps in BF16 for Nemotron 3 Nano (section 4)
+NANO = ("attention.*", "mamba_before_attention.*")
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj")
+_LAYER = re.compile(r"layers\.(\d+)\.")
+_WEIGHT = re.compile(r"(.+)\.weight_quantizer")
+_EXPERT_WEIGHT = re.compile(r"(.+)\.(\w+)_weight_quantizers\.(\d+)")
+
+
+class Simulated:
+    """A calibrated model, and its quantisers by unit.
+
+    Attributes:
+        model: in float32, on whose products ModelOpt's rounding is exact.
+        units: every unit, in the order of layers; with the names of its quantisers.
+        sizes: weights of every unit.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, rows: Sequence[TokenSequence], *, kv_cache: bool
+    ) -> None:
+        self.model = calibrate(model, rows, kv_cache=kv_cache)
+        self.quantisers = {
+            name: module
+            for name, module in self.model.named_modules()
+            if isinstance(module, TensorQuantizer) and module.is_enabled
+        }
+        self.units: dict[str, list[str]] = {}
+        for name in self.quantisers:
+            self.units.setdefault(unit_of(name, self.model), []).append(name)
+        self.sizes = {
+            unit: sum(weight.numel() for _, weight in self._weights(names))
+            for unit, names in self.units.items()
+        }
+        self._settle_scales()
+
+    @torch.no_grad()
+    def _settle_scales(self) -> None:
+        """Make every scale one that can be written; matrices that share one go on sharing it."""
+        sharing: dict[tuple[str, float], list[str]] = {}
+        weights: dict[str, torch.Tensor] = {}
+        for unit, names in self.units.items():
+            weights |= {name: weight for name, (_, weight) in self._named_weights(names)}
+            for name in names:
+                amax = float(self.quantisers[name].amax)
+                kind = f"{unit} {'weight' if name in weights else name}"
+                sharing.setdefault((kind, amax), []).append(name)
+        for names in sharing.values():
+            shared = [weights[name] for name in names if name in weights]
+            amax = settled(self.quantisers[names[0]].amax, shared)
+            for name in names:
+                self.quantisers[name].amax = amax
+
+    def switch_on(self, units: Collection[str]) -> None:
+        """Round in these units, and nowhere else."""
+        for unit, names in self.units.items():
+            for name in names:
+                if unit in units:
+                    self.quantisers[name].enable()
+                else:
+                    self.quantisers[name].disable()
+
+    def components(self) -> dict[str, list[str]]:
+        """Units by component, such as those of `attention` in all layers."""
+        components: dict[str, list[str]] = {}
+        for unit in self.units:
+            components.setdefault(unit.partition(".")[0], []).append(unit)
+        return components
+
+    def layers(self) -> dict[str, list[str]]:
+        """Units by number of the layer; the KV cache is in none."""
+        layers: dict[str, list[str]] = {}
+        for unit in self.units:
+            _, point, layer = unit.partition(".")
+            if point:
+                layers.setdefault(layer, []).append(unit)
+        return layers
+
+    def bits(self, units: Collection[str], *, full: int) -> float:
+        """Bits a weight, over all weights of the model, where these units are in FP8.
+
+        Args:
+            full: bits of a weight in the checkpoint's own precision.
+        """
+        total = sum(parameter.numel() for parameter in self.model.parameters())
+        quantised = sum(self.sizes[unit] for unit in units)
+        return full - (full - FP8_BITS) * quantised / total
+
+    def matching(self, patterns: Sequence[str], *, strict: bool = True) -> list[str]:
+        """Units that a pattern names.
+
+        Args:
+            strict: refuse a pattern that names none.
+
+        Raises:
+            ConfigError: there is no such unit; it names the nearest.
+        """
+        for pattern in patterns:
+            if strict and not any(fnmatchcase(unit, pattern) for unit in self.units):
+                hint = nearest(pattern, [*self.units])
+                raise ConfigError(f"keep: there is no unit {pattern!r}{hint}")
+        return [u for u in self.units if any(fnmatchcase(u, pattern) for pattern in patterns)]
+
+    @torch.inference_mode()
+    def simulated_weights(self, units: Collection[str]) -> dict[str, torch.Tensor]:
+        """Rounded weights of these units by name, each expert of a fused layer on its own."""
+        return {
+            name: self.quantisers[quantiser](weight)
+            for unit in units
+            for quantiser, (name, weight) in self._named_weights(self.units[unit])
+        }
+
+    def _weights(self, quantisers: Sequence[str]) -> list[tuple[str, torch.Tensor]]:
+        return [named for _, named in self._named_weights(quantisers)]
+
+    def _named_weights(
+        self, quantisers: Sequence[str]
+    ) -> list[tuple[str, tuple[str, torch.Tensor]]]:
+        """(quantiser, (name, weight)) of those quantisers that round a weight."""
+        weights: list[tuple[str, tuple[str, torch.Tensor]]] = []
+        for quantiser in quantisers:
+            if plain := _WEIGHT.fullmatch(quantiser):
+                name = f"{plain[1]}.weight"
+                weights.append((quantiser, (name, self.model.get_parameter(name))))
+            elif expert := _EXPERT_WEIGHT.fullmatch(quantiser):
+                module, matrix, number = expert.groups()
+                fused = self.model.get_parameter(f"{module}.{matrix}")
+                name = f"{module}.{number}.{matrix}.weight"
+                weights.append((quantiser, (name, fused[int(number)])))
+        return weights
+
+
+def calibrate(
+    model: PreTrainedModel, rows: Sequence[TokenSequence], *, kv_cache: bool
+) -> PreTrainedModel:
+    """Insert quantisers and set their scales by the largest value that each meets in the rows."""
+    config: Any = copy.deepcopy(mtq.FP8_DEFAULT_CFG)
+    if kv_cache:
+        config["quant_cfg"] += mtq.FP8_KV_CFG["quant_cfg"]
+
+    def read_rows(calibrated: PreTrainedModel) -> None:
+        for row in rows:  # one at a time: the values of a pad would count, too
+            calibrated(row.ids_T[None].to(calibrated.device), use_cache=False)
+
+    with torch.inference_mode(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        mtq.quantize(model, config, read_rows)
+        # servers fuse matrices that read the same input into one with one scale; ModelOpt does so
+        # when it exports. Before it, so that what is measured is what is written
+        requantize_resmooth_fused_llm_layers(model)
+    return model
+
+
+def settled(amax: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The next larger maximum for which the file and the simulation agree to the bit.
+
+    The file divides weights by amax / 448 and the simulation multiplies them by 448 / amax, so a
+    weight half way between two values of FP8 may go either way; of weights in bfloat16 many are.
+
+    Args:
+        weights: weights that share this maximum; none for activations.
+    """
+    amax = amax.float()
+    while not _agree(amax, weights):
+        amax = amax * (1 + 2**-16)
+    return amax
+
+
+def _agree(amax: torch.Tensor, weights: Sequence[torch.Tensor]) -> bool:
+    scale = amax / E4M3_MAX
+    inverse = E4M3_MAX / amax
+    if 1 / inverse != scale:
+        return False
+    return all(
+        torch.equal(
+            (weight / scale).to(torch.float8_e4m3fn).float(),
+            (weight * inverse).to(torch.float8_e4m3fn).float(),
+        )
+        for weight in weights
+    )
+
+
+def unit_of(quantiser: str, model: PreTrainedModel) -> str:
+    """The unit of a quantiser, by its name in the model."""
+    path = quantiser.split(".")
+    if path[-1] in ("k_bmm_quantizer", "v_bmm_quantizer"):
+        return KV_CACHE
+    layer = _LAYER.search(f"{quantiser}.")
+    assert layer is not None, f"{quantiser} is in no layer"
+    number = int(layer[1])
+    if any("shared_expert" in part for part in path):
+        component = "shared_experts"
+    elif "experts" in path:
+        component = "experts"
+    elif path[-2] in _ATTENTION:
+        component = "attention"
+    elif hasattr(model.get_submodule(".".join(path[:-2])), "conv1d"):
+        feeds = number + 1 in attention_layers(model)
+        component = "mamba_before_attention" if feeds else "mamba"
+    else:
+        component = "mlp"
+    return f"{component}.{number}"
+
+
+def attention_layers(model: PreTrainedModel) -> set[int]:
+    """Numbers of the layers with attention."""
+    names = (name for name, _ in model.named_modules() if name.rpartition(".")[2] in _ATTENTION)
+    return {int(layer[1]) for name in names if (layer := _LAYER.search(name))}

@@ -1,0 +1,38 @@
+"""Quantise a checkpoint to FP8 for servers, and measure what that costs, part by part.
+
+posttrain quantize --config tiny/quantize
+"""
+
+from pathlib import Path
+
+from posttrain.config.command import parse_recipe, recipe_parser, run_command
+from posttrain.config.paths import refuse_missing_checkpoint
+from posttrain.config.quantize import QuantizeConfig
+from posttrain.runs import MANIFEST, read_artifact
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = recipe_parser("Quantise a checkpoint to FP8.")
+    recipe, options = parse_recipe(parser, QuantizeConfig, argv)
+    refuse_missing_checkpoint(recipe.checkpoint, key="checkpoint")
+    read_artifact(recipe.data, kind="sft_data", verify=False)
+    if options.dry_run:
+        print(f"{recipe.checkpoint} → {recipe.out}, calibrated on {recipe.data}")
+        return
+
+    from posttrain.pages.write import show_finished, show_up_to_date
+    from posttrain.quantization.stage import quantize
+    from posttrain.report.console import open_console
+
+    console = open_console()
+    out = Path(recipe.out)
+    was_complete = (out / MANIFEST).is_file()
+    quantize(recipe, show=console.print)
+    if was_complete:
+        show_up_to_date(console, out)
+    else:
+        show_finished(console, out)
+
+
+if __name__ == "__main__":
+    run_command(main)

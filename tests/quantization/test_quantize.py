@@ -1,0 +1,128 @@
+"""A tiny model of each family in FP8: what is written is what was measured, and is never loaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+pytest.importorskip("modelopt", reason="needs the extra `quantize` (nvidia-modelopt)")
+
+from posttrain.config.quantize import QuantizeConfig
+from posttrain.errors import ConfigError
+from posttrain.models.load import load_pretrained
+from posttrain.pages.write import write_report
+from posttrain.quantization.stage import quantize
+from posttrain.runs import read_artifact
+from tests.training.rl.policy import write_policy
+from tests.training.tiny import write_artifact
+
+HYBRID_UNITS = ["mamba.0", "experts.1", "shared_experts.1", "attention.2", "kv_cache", "mlp.3"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("quantize")
+    write_artifact(folder / "data")
+    for kind in ("attention", "hybrid"):
+        write_policy(folder / kind, kind)
+        halved = folder / f"{kind}_bfloat16"
+        write_policy(halved, kind)
+        load_pretrained(folder / kind, dtype=torch.bfloat16).save_pretrained(halved)
+    return folder
+
+
+def recipe(folder: Path, checkpoint: str, out: Path, **keys: Any) -> QuantizeConfig:
+    paths = {"checkpoint": f"{folder / checkpoint}", "data": f"{folder / 'data'}", "out": f"{out}"}
+    return QuantizeConfig(**paths, samples=12, measured=6, **keys)
+
+
+def silent(_: object) -> None:
+    """Where the stage prints."""
+
+
+@pytest.mark.parametrize("checkpoint", ["attention", "attention_bfloat16", "hybrid_bfloat16"])
+def test_what_is_written_dequantises_to_what_was_measured(folder, tmp_path, checkpoint):
+    """The stage compares every tensor with its simulation to the bit, and stops where one differs;
+    here the files are compared with the checkpoint that they were made from."""
+    stats = quantize(recipe(folder, checkpoint, tmp_path / "out", keep=()), show=silent)
+    original = load_pretrained(folder / checkpoint).state_dict()
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    quantised = [name for name, tensor in tensors.items() if tensor.dtype == torch.float8_e4m3fn]
+    assert len(quantised) == stats["tensors_checked"]
+    for name in quantised:
+        tail = name[name.index("layers.") :]
+        weight = next((w for key, w in original.items() if key.endswith(tail)), None)
+        if weight is None:  # one expert of a fused matrix
+            before, _, after = tail.partition(".experts.")
+            number, matrix, _ = after.split(".")
+            fused = f"{before}.experts.{matrix}"
+            weight = next(w for key, w in original.items() if key.endswith(fused))[int(number)]
+        dequantised = tensors[name].float() * tensors[f"{name}_scale"]
+        # a step of E4M3 is an eighth of a power of two, below 2^-6 of the scale it is 2^-9
+        allowed = weight.float().abs() / 16 + tensors[f"{name}_scale"] * 2**-10
+        assert ((dequantised - weight.float()).abs() <= allowed * 1.001).all(), name
+    others = {
+        t.dtype for name, t in tensors.items() if name not in quantised and "scale" not in name
+    }
+    kept_dtype = torch.bfloat16 if checkpoint.endswith("bfloat16") else torch.float32
+    assert kept_dtype in others
+    assert others <= {kept_dtype, torch.float32}
+
+
+def test_a_hybrid_names_what_is_kept_matrix_by_matrix(folder: Path, tmp_path: Path):
+    out = tmp_path / "out"
+    stats = quantize(recipe(folder, "hybrid", out, keep=("mamba.*", "attention.2")), show=silent)
+    assert stats["units"] == HYBRID_UNITS
+    assert stats["kept"] == ["mamba.0", "attention.2"]
+    described = json.loads((out / "hf_quant_config.json").read_text())["quantization"]
+    excluded = described["exclude_modules"]
+    assert {f"backbone.layers.2.mixer.{name}_proj" for name in "qkvo"} <= {*excluded}
+    assert "backbone.layers.0.mixer.conv1d" in excluded
+    assert not any("*" in name or "\0" in name for name in excluded)
+    assert described["kv_cache_quant_algo"] == "FP8"
+    config = json.loads((out / "config.json").read_text())
+    assert config["quantization_config"]["ignore"] == excluded
+    with pytest.raises(ConfigError, match="without their scales"):
+        load_pretrained(out)
+    manifest = read_artifact(out, kind="checkpoint")
+    assert [parent.kind for parent in manifest.parents] == ["sft_data"]
+    assert "transformers serve" not in (out / "README.md").read_text()
+    page = write_report(out).read_text("utf-8")
+    for heading in ("Quantised and original", "Sensitivity", "Kept in full precision"):
+        assert heading in page
+
+
+def test_auto_keeps_the_most_sensitive_until_the_limit_holds(folder: Path, tmp_path: Path):
+    loose = quantize(recipe(folder, "hybrid", tmp_path / "loose", limit=1.0), show=silent)
+    assert loose["kept"] == []
+    whole = loose["variants"]["all"]["kl"]["value"]
+    tight = quantize(recipe(folder, "hybrid", tmp_path / "tight", limit=whole / 2), show=silent)
+    assert tight["kept"]
+    assert tight["variants"]["written"]["kl"]["value"] <= whole / 2
+    assert tight["variants"]["written"]["bits"] > loose["variants"]["written"]["bits"]
+    components = {row["name"]: row for row in tight["sensitivity"] if row["kind"] == "component"}
+    worst = max(components.values(), key=lambda row: row["only"]["kl"]["value"])
+    assert worst["name"] == tight["kept"][0].partition(".")[0]
+    assert components["kv_cache"]["only"]["bits"] == 32
+
+
+def test_nanos_choice_and_a_finished_run(folder: Path, tmp_path: Path):
+    made = recipe(folder, "hybrid", tmp_path / "out", keep="nano", kv_cache=False)
+    first = quantize(made, show=silent)
+    assert first["kept"] == ["attention.2"]
+    assert first["kv_cache"] == "float32"
+    digest = read_artifact(tmp_path / "out").digest
+    assert quantize(made, show=silent) == first
+    assert read_artifact(tmp_path / "out").digest == digest
+
+
+def test_a_unit_that_is_not_there_is_named(folder: Path, tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"there is no unit 'atention.0'.*attention\.0"):
+        quantize(recipe(folder, "attention", tmp_path / "o", keep=("atention.0",)), show=silent)
+    with pytest.raises(ConfigError, match="every unit is kept"):
+        quantize(recipe(folder, "attention", tmp_path / "o", keep=("*",)), show=silent)
