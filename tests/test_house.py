@@ -87,6 +87,7 @@ FLOORS = (
     {"publish", "conversation"},
     {"training"},
     {"evaluation"},
+    {"quantization"},
     {"pages"},
     {"commands"},
 )

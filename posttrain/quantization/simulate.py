@@ -47,7 +47,7 @@ class Simulated:
         self, model: PreTrainedModel, rows: Sequence[TokenSequence], *, kv_cache: bool
     ) -> None:
         self.model = calibrate(model, rows, kv_cache=kv_cache)
-        self.quantisers = {
+        self.quantisers: dict[str, Any] = {
             name: module
             for name, module in self.model.named_modules()
             if isinstance(module, TensorQuantizer) and module.is_enabled
@@ -165,7 +165,7 @@ def calibrate(
     if kv_cache:
         config["quant_cfg"] += mtq.FP8_KV_CFG["quant_cfg"]
 
-    def read_rows(calibrated: PreTrainedModel) -> None:
+    def read_rows(calibrated: Any) -> None:
         for row in rows:  # one at a time: the values of a pad would count, too
             calibrated(row.ids_T[None].to(calibrated.device), use_cache=False)
 
