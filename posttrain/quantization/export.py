@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from modelopt.torch.export import export_hf_checkpoint
+from modelopt.torch.export import export_hf_checkpoint  # pyright: ignore[reportMissingImports]
 from safetensors.torch import load_file, save_file
 
 from posttrain.quantization.simulate import KV_CACHE, Simulated

@@ -14,9 +14,9 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
-from modelopt.torch import quantization as mtq
-from modelopt.torch.export.unified_export_hf import requantize_resmooth_fused_llm_layers
-from modelopt.torch.quantization.nn import TensorQuantizer
+from modelopt.torch import quantization as mtq  # pyright: ignore[reportMissingImports]
+from modelopt.torch.export.unified_export_hf import requantize_resmooth_fused_llm_layers  # pyright: ignore[reportMissingImports]
+from modelopt.torch.quantization.nn import TensorQuantizer  # pyright: ignore[reportMissingImports]
 from transformers import PreTrainedModel
 
 from posttrain.config.load import nearest
