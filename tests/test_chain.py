@@ -222,6 +222,6 @@ def test_a_signal_ends_the_stages(tmp_path: Path, number: signal.Signals):
         assert event() == b"begun\n"
         running.send_signal(number)
         assert event() == b"ended\n"
-        assert "the same command takes it up again" in running.communicate()[1]
+        assert "rerun the same command to resume" in running.communicate()[1]
         assert running.returncode == 128 + number
     os.close(reader)

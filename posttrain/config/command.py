@@ -171,7 +171,7 @@ def run_command(main: Callable[[], None]) -> None:
         how = (
             f"ended by {signal.Signals(number).name}" if number != signal.SIGINT else "interrupted"
         )
-        message = f"{how}; the same command takes it up again"
+        message = f"{how}; rerun the same command to resume"
         if not _printed_by_another(message):
             print(message, file=sys.stderr)
         sys.exit(128 + number)  # the shell's code for a process that a signal ended

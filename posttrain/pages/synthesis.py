@@ -33,7 +33,7 @@ def tiles(node: Node) -> list[ui.Tile]:
     )
     return [
         (f"{seeds:,} → {rows:,}", "seeds → rows", f"{kept:,} seeds gave a row"),
-        (ui.ratio(kept, seeds) or "–", "yield", "of the seeds that models were asked about"),
+        (ui.ratio(kept, seeds) or "–", "yield", "of the seeds that were tried"),
         (f"{requests:,}", "completions", f"{tokens / 1e6:,.2f} M tokens written"),
         planted_tile,
     ]
@@ -108,6 +108,9 @@ def models(stats: ui.Row) -> Iterator[ui.Block]:
     for role, names in stats["models"].items():
         for name, (seeds, kept) in names.items():
             rows.append([role, name, seeds, kept, ui.ratio(kept, seeds)])
+    if not rows:
+        yield "No model was asked."
+        return
     yield ui.Table(["role", "model", "seeds", "kept", "yield"], rows)
     written = [[role, n, stats["tokens"][role]] for role, n in stats["requests"].items()]
     yield ui.Table(["role", "completions", "tokens written"], written)

@@ -63,7 +63,7 @@ def test_a_job_that_fails_ends_the_run_with_its_story(does, error, pattern):
 
 @pytest.mark.parametrize(
     ("program", "code", "words"),
-    [(KILLED, -9, ""), (INTERRUPTED, 130, "interrupted; the same command takes it up again\n")],
+    [(KILLED, -9, ""), (INTERRUPTED, 130, "interrupted; rerun the same command to resume\n")],
 )
 def test_no_worker_outlives_its_parent(tmp_path, program, code, words):
     """Killed, the parent tells nobody: workers find out when they next speak or listen. Ctrl-C

@@ -226,8 +226,8 @@ def test_the_share_of_a_vllm_on_the_same_device_is_left_to_it(
         plan = plan_memory(trainer, ALONE, batch, adapter=None, rollouts=engine)
         assert plan.process > 0  # on a CPU
         parts = {"weights": 2 * GIB, "optimizer": GIB, "step": step}
-        assert replace(plan, **parts, process=0).peak == peak * GIB
-        assert replace(plan, **parts, process=GIB).peak == (peak + 1) * GIB
+        assert replace(plan, **parts, process=0, heap=0).peak == peak * GIB
+        assert replace(plan, **parts, process=GIB, heap=0).peak == (peak + 1) * GIB
         assert ("vllm 5.00" in memory_line(plan, 10 * GIB)[1]) is not sleep
 
 

@@ -327,7 +327,7 @@ def test_a_terminated_run_says_so_on_its_page_and_goes_on(
 
     ended = forked(terminated, check=False)
     assert ended.codes == [143]
-    assert "ended by SIGTERM; the same command takes it up again" in ended.text.splitlines()
+    assert "ended by SIGTERM; rerun the same command to resume" in ended.text.splitlines()
     assert "Interrupted at step 3," in page_of(out)
     forked(lambda: methods["sft"].run(out))
     assert read_artifact(out).digest == read_artifact(undisturbed("sft")).digest
