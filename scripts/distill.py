@@ -4,14 +4,11 @@ posttrain distill --config tiny/distill
 posttrain launch --config_file accelerate/ddp distill --config tiny/distill
 """
 
-import asyncio
-import contextlib
 from pathlib import Path
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.distill import DistillConfig
 from posttrain.config.paths import refuse_missing_checkpoint
-from posttrain.runs import read_artifact
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -22,60 +19,54 @@ def main(argv: list[str] | None = None) -> None:
         refuse_missing_checkpoint(teacher.path, key=f"teachers.{name}.path")
         refuse_missing_checkpoint(teacher.adapter, key=f"teachers.{name}.adapter")
 
-    from data_builders.prompts.build import PromptPlan, refuse_changes
+    from data_builders.prompts.build import PromptPlan
 
     out = Path(recipe.out)
     # the names of graders and tools, and the files, before torch is loaded
     plan = PromptPlan(recipe.prompts, recipe.settings, seed=recipe.seed, out=out)
 
-    from data_builders.rows.inputs import as_stats
     from posttrain.pages.write import TrainingPage
     from posttrain.training.output import RESUME
     from posttrain.training.rl.full_objective import full_objective
-    from posttrain.training.rl.stage import GroupStage, grpo_arguments
+    from posttrain.training.rl.stage import GroupStage, grpo_arguments, reward_loop
     from posttrain.training.rl.teachers import open_teachers
     from reward.distill import DistillationReward
 
     prompts = plan.build()
-    about = {key: prompts.stats()[key] for key in ("sources", "templates")}
     # a mistake in trainer: shows before a teacher is loaded
     args = grpo_arguments(recipe, out=out / RESUME)
     # connections to teachers live in this loop from the first step to the last
-    with asyncio.Runner() as runner:
-        stack = contextlib.AsyncExitStack()
-        try:
-            teachers = open_teachers(recipe, device=args.device, out=out, stack=stack)
-            parents = plan.parents + teachers.parents
-            stage = GroupStage(
-                recipe,
-                prompts=prompts.prompts,
-                reward=DistillationReward(
-                    teachers.scorers,
-                    teacher_of=recipe.teacher_of,
-                    max_failure_rate=recipe.max_failure_rate,
-                ),
-                open_environment=plan.open_environment,
-                runner=runner,
-                method="distill",
-                parents=parents,
-                stats={
-                    "inputs": as_stats(plan.inputs),
-                    "objective": recipe.objective,
-                    "routes": recipe.teacher_of,
-                    "teachers": teachers.digests,
-                    **about,
-                },
-                lines=teachers.lines,
-                shares=recipe.shares,
-                full=full_objective(recipe, teachers) if recipe.objective == "full" else None,
-            )
+    with reward_loop() as (runner, stack):
+        teachers = open_teachers(recipe, device=args.device, out=out, stack=stack)
+        parents = plan.parents + teachers.parents
+        stage = GroupStage(
+            recipe,
+            prompts=prompts.prompts,
+            reward=DistillationReward(
+                teachers.scorers,
+                teacher_of=recipe.teacher_of,
+                max_failure_rate=recipe.max_failure_rate,
+            ),
+            open_environment=plan.open_environment,
+            runner=runner,
+            method="distill",
+            parents=parents,
+            stats={
+                **plan.stats(prompts),
+                "objective": recipe.objective,
+                "routes": recipe.teacher_of,
+                "teachers": teachers.digests,
+            },
+            lines=teachers.lines,
+            shares=recipe.shares,
+            full=full_objective(recipe, teachers) if recipe.objective == "full" else None,
+        )
 
-            def check() -> None:
-                refuse_changes(read_artifact(out, verify=False), plan.inputs, parents)
-
-            stage.run(dry_run=options.dry_run, check_inputs=check, page=TrainingPage(out))
-        finally:
-            runner.run(stack.aclose())
+        stage.run(
+            dry_run=options.dry_run,
+            page=TrainingPage(out),
+            check_inputs=lambda: plan.check_inputs(out, parents),
+        )
 
 
 if __name__ == "__main__":

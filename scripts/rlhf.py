@@ -4,80 +4,72 @@ posttrain rlhf --config tiny/rlhf
 posttrain launch --config_file accelerate/ddp rlhf --config tiny/rlhf
 """
 
-import asyncio
-import contextlib
 from pathlib import Path
 from typing import Any
 
 from posttrain.config.backend import Server
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.rlhf import RlhfConfig
-from posttrain.runs import read_artifact
 
 
 def main(argv: list[str] | None = None) -> None:
     recipe, options = parse_recipe(recipe_parser("Train a policy by RLHF."), RlhfConfig, argv)
 
-    from data_builders.prompts.build import PromptPlan, refuse_changes
+    from data_builders.prompts.build import PromptPlan
 
     out = Path(recipe.out)
     # the names of graders and tools, and the files, before torch is loaded
     plan = PromptPlan(recipe.prompts, recipe.settings, seed=recipe.seed, out=out)
 
-    from data_builders.rows.inputs import as_stats
     from posttrain.pages.write import TrainingPage
     from posttrain.training.output import RESUME
     from posttrain.training.rl.plan import check_reachable
-    from posttrain.training.rl.stage import GroupStage, grpo_arguments
+    from posttrain.training.rl.stage import GroupStage, grpo_arguments, reward_loop
     from reward.judge.judge import GenRmJudge, judge_parents, open_judges
     from reward.judge.votes import VerdictCache
     from reward.rlhf import JudgedReward
 
     parents = plan.parents + judge_parents(recipe.judge.models, out=out)
     prompts = plan.build()
-    prompt_stats = {key: prompts.stats()[key] for key in ("sources", "templates")}
     # a mistake in trainer: shows before a judge is loaded
     grpo_arguments(recipe, out=out / RESUME)
     # the judge's connections live in this loop from the first step to the last
-    with asyncio.Runner() as runner:
-        stack = contextlib.AsyncExitStack()
-        try:
-            judges = runner.run(open_judges(recipe.judge.models, stack))
+    with reward_loop() as (runner, stack):
+        judges = runner.run(open_judges(recipe.judge.models, stack))
 
-            def judged_reward(cache: VerdictCache | None = None) -> JudgedReward:
-                judge = GenRmJudge(judges, recipe.judge, cache=cache)
-                blocks: Any = {"pairing": recipe.pairing, "length": recipe.length}
-                return JudgedReward(judge, config=recipe.judge, graders=plan.graders, **blocks)
+        def judged_reward(cache: VerdictCache | None = None) -> JudgedReward:
+            judge = GenRmJudge(judges, recipe.judge, cache=cache)
+            blocks: Any = {"pairing": recipe.pairing, "length": recipe.length}
+            return JudgedReward(judge, config=recipe.judge, graders=plan.graders, **blocks)
 
-            stage = GroupStage(
-                recipe,
-                prompts=prompts.prompts,
-                reward=judged_reward(),
-                open_environment=plan.open_environment,
-                runner=runner,
-                method="rlhf",
-                parents=parents,
-                stats={"inputs": as_stats(plan.inputs), **prompt_stats},
-            )
+        stage = GroupStage(
+            recipe,
+            prompts=prompts.prompts,
+            reward=judged_reward(),
+            open_environment=plan.open_environment,
+            runner=runner,
+            method="rlhf",
+            parents=parents,
+            stats=plan.stats(prompts),
+        )
 
-            def keep_verdicts(process: int) -> None:
-                for number, judge in enumerate(recipe.judge.models):
-                    if isinstance(judge.backend, Server):
-                        key = f"judge.models.{number}.backend.url"
-                        runner.run(check_reachable(key, judge.backend.url))
-                # verdicts are kept for a resumed run, or shared with whoever asks the same
-                shared = recipe.judge.cache
-                folder = shared or out / RESUME / "judgements" / f"process-{process}"
-                cache = VerdictCache(Path(folder), any_step=shared is not None)
-                stage.reward = judged_reward(stack.enter_context(cache))
+        def keep_verdicts(process: int) -> None:
+            for number, judge in enumerate(recipe.judge.models):
+                if isinstance(judge.backend, Server):
+                    key = f"judge.models.{number}.backend.url"
+                    runner.run(check_reachable(key, judge.backend.url))
+            # verdicts are kept for a resumed run, or shared with whoever asks the same
+            shared = recipe.judge.cache
+            folder = shared or out / RESUME / "judgements" / f"process-{process}"
+            cache = VerdictCache(Path(folder), any_step=shared is not None)
+            stage.reward = judged_reward(stack.enter_context(cache))
 
-            def check() -> None:
-                refuse_changes(read_artifact(out, verify=False), plan.inputs, parents)
-
-            page = TrainingPage(out)
-            stage.run(dry_run=options.dry_run, page=page, on_open=keep_verdicts, check_inputs=check)
-        finally:
-            runner.run(stack.aclose())
+        stage.run(
+            dry_run=options.dry_run,
+            page=TrainingPage(out),
+            on_open=keep_verdicts,
+            check_inputs=lambda: plan.check_inputs(out, parents),
+        )
 
 
 if __name__ == "__main__":

@@ -4,8 +4,6 @@ posttrain rlvr --config tiny/rlvr
 posttrain launch --config_file accelerate/ddp rlvr --config tiny/rlvr
 """
 
-import asyncio
-import contextlib
 from pathlib import Path
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
@@ -22,7 +20,7 @@ def main(argv: list[str] | None = None) -> None:
     from posttrain.pages.write import TrainingPage
     from posttrain.training.output import RESUME
     from posttrain.training.rl.draws import PromptDraws
-    from posttrain.training.rl.stage import GroupStage, grpo_arguments
+    from posttrain.training.rl.stage import GroupStage, grpo_arguments, reward_loop
     from reward.rlvr import Domain, RoutedReward
 
     out = Path(recipe.out)
@@ -40,32 +38,28 @@ def main(argv: list[str] | None = None) -> None:
     used = {name for domain in pools.values() for name in domain}
     prompts = [prompt for prompt in profile.kept() if prompt.id in used]
     # the judge's connections live in this loop from the first step to the last
-    with asyncio.Runner() as runner:
-        stack = contextlib.AsyncExitStack()
-        try:
-            environments = Environments(runner.run(open_label_judge(recipe.judge, stack)))
-            for prompt in prompts:
-                environments.verifier(prompt)  # each names one
-            reward = RoutedReward(
-                environments.verifier,
-                domains={
-                    name: Domain(sources_of[name], domain.max_failure_rate, domain.verifier_seconds)
-                    for name, domain in recipe.domains.items()
-                },
-                judge=recipe.judge and recipe.judge.identity(),
-            )
-            GroupStage(
-                recipe,
-                prompts=prompts,
-                reward=reward,
-                open_environment=environments.open,
-                runner=runner,
-                curriculum=curriculum,
-                method="rlvr",
-                parents=[parent_of(recipe.pass_rates, relative_to=out, manifest=profile.manifest)],
-            ).run(dry_run=options.dry_run, page=TrainingPage(out))
-        finally:
-            runner.run(stack.aclose())
+    with reward_loop() as (runner, stack):
+        environments = Environments(runner.run(open_label_judge(recipe.judge, stack)))
+        for prompt in prompts:
+            environments.verifier(prompt)  # each names one
+        reward = RoutedReward(
+            environments.verifier,
+            domains={
+                name: Domain(sources_of[name], domain.max_failure_rate, domain.verifier_seconds)
+                for name, domain in recipe.domains.items()
+            },
+            judge=recipe.judge and recipe.judge.identity(),
+        )
+        GroupStage(
+            recipe,
+            prompts=prompts,
+            reward=reward,
+            open_environment=environments.open,
+            runner=runner,
+            curriculum=curriculum,
+            method="rlvr",
+            parents=[parent_of(recipe.pass_rates, relative_to=out, manifest=profile.manifest)],
+        ).run(dry_run=options.dry_run, page=TrainingPage(out))
 
 
 if __name__ == "__main__":

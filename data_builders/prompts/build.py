@@ -20,7 +20,7 @@ from data_builders.keyed import key64, unit
 from data_builders.prompts.questions import RowQuestion, distinct_questions, total_counts
 from data_builders.registry import AnyToolkit, all_graders, toolkit_of
 from data_builders.rows.files import find_files, input_files
-from data_builders.rows.inputs import Input, check_unchanged, find_parents
+from data_builders.rows.inputs import Input, as_stats, check_unchanged, find_parents
 from data_builders.rows.read import RowCounts
 from data_builders.rows.where import unmet
 from data_builders.templates import in_templates, templates_refused
@@ -32,7 +32,7 @@ from posttrain.errors import ConfigError, DataError
 from posttrain.hashing import sha256_file
 from posttrain.records import json_text
 from posttrain.rollouts import Prompt
-from posttrain.runs import Counts, Manifest, Parent
+from posttrain.runs import Counts, Manifest, Parent, read_artifact
 from reward.environments import ENVIRONMENTS, find_environment
 from reward.environments.gym_rows import check_server
 from reward.environments.judged import JudgedEnvironment
@@ -98,6 +98,16 @@ class PromptPlan:
         self._sources = sources
         self._settings = settings
         self._seed = seed
+
+    def stats(self, prompts: PromptSet) -> dict[str, Any]:
+        """Inputs and counts for the manifest of a run that is trained on the prompts."""
+        stats = prompts.stats()
+        inputs = as_stats(self.inputs)
+        return {"inputs": inputs, "sources": stats["sources"], "templates": stats["templates"]}
+
+    def check_inputs(self, out: Path, parents: Sequence[Parent]) -> None:
+        """Raises DataError where inputs have changed since the run in `out` finished."""
+        refuse_changes(read_artifact(out, verify=False), self.inputs, parents)
 
     def build(self) -> PromptSet:
         """All prompts of the recipe, chosen by the seed.

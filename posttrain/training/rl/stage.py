@@ -8,8 +8,9 @@ The reward is an argument: RLHF with a judge and the training of that judge are 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,21 @@ def grpo_arguments(
                 f"{num_iterations} updates: set it to a multiple of {num_iterations}"
             )
     return args
+
+
+@contextlib.contextmanager
+def reward_loop() -> Iterator[tuple[asyncio.Runner, contextlib.AsyncExitStack]]:
+    """Event loop in which a reward lives from the first step to the last.
+
+    Yields:
+        Its runner, and a stack of what holds connections in it, closed at the end.
+    """
+    with asyncio.Runner() as runner:
+        stack = contextlib.AsyncExitStack()
+        try:
+            yield runner, stack
+        finally:
+            runner.run(stack.aclose())
 
 
 class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import math
 import re
 import shutil
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
@@ -29,6 +31,7 @@ from posttrain.training.rl.full_objective import full_objective
 from posttrain.training.rl.stage import GroupStage
 from posttrain.training.rl.teachers import ResidentModels, open_teachers
 from reward.distill import DistillationReward
+from tests.training.methods import script
 from tests.training.rl.policy import make_prompts, raw_recipe
 from tests.training.rl.test_batch import completion, step
 from tests.training.tiny import log_rows, make_tokenizer, rollout_groups
@@ -574,3 +577,36 @@ def test_the_plan_has_each_teachers_memory_and_the_seconds_of_scoring(
     printed = capsys.readouterr().out
     assert re.search(r"teacher first .*parameters in float32, [\d.]+ GiB in every process", printed)
     assert re.search(r"[\d.]+ s of it for scores of teachers and student", printed)
+
+
+# ---- the command ----
+
+
+def test_the_command_trains_and_notices_that_it_has_finished(
+    policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    teacher = write_teacher(tmp_path / "teacher", policy, moved=0.1)
+    questions = tmp_path / "questions.jsonl"
+    texts = [prompt.messages[0].content for prompt in make_prompts(16)]
+    rows = [json.dumps({"question": text, "answer": "x"}) for text in dict.fromkeys(texts)]
+    questions.write_text("\n".join(rows) + "\n")
+    source = {"format": "question", "grader": None, "path": str(questions)}
+    raw = raw_recipe(policy, tmp_path / "out", {"max_steps": 1}) | {
+        "num_generations": 1,
+        "prompts_per_step": 8,
+        "prompts": [source | {"name": "a"}],
+        "settings": [{"name": "plain", "thinking": 0.0}],
+        "teachers": {"t": {"path": str(teacher)}},
+        "routes": {"a": "t"},
+    }
+    recipe = tmp_path / "distill.yaml"
+    recipe.write_text(yaml.safe_dump(raw))
+    command = script("distill")
+    command.main(["--config", str(recipe), "--dry-run"])
+    assert "teacher t" in capsys.readouterr().out
+    command.main(["--config", str(recipe)])
+    manifest = read_artifact(tmp_path / "out", kind="checkpoint")
+    assert manifest.stats["routes"] == {"a": "t"}
+    assert [*manifest.stats["teachers"]] == ["t"]
+    command.main(["--config", str(recipe)])
+    assert "is finished" in capsys.readouterr().out
