@@ -153,7 +153,7 @@ class PromptDraws:
         self._forget()
 
     def _forget(self) -> None:
-        """As before the first step; what the file has from here on is a killed run's."""
+        """Reset to the state before step 0. Later lines in the file are an interrupted run's."""
         self._next, self._open, self._whole = 0, False, True
         rates = ((name, k / self._n) for own in self._pools.values() for name, k in own.items())
         self._rates = dict(rates)

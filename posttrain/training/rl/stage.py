@@ -339,7 +339,7 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         return {"input_ids": ids, "labels": labels}
 
     def rollouts(self, trainer: GroupTrainer) -> RolloutShape | ColocatedVllm | None:
-        """As many at a time as the recipe allows, all at their longest."""
+        """Shape of the largest concurrent rollout batch, for the memory estimate."""
         recipe, engine = self.recipe, self.recipe.rollouts
         if isinstance(engine, ColocatedVllm):
             return engine
