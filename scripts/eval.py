@@ -109,7 +109,7 @@ def read_finished(argv: list[str]) -> None:
 def rescore(finished_run: Path, out: Path | None) -> None:
     """Grade a run's records again and print their figures; `out` keeps them as a run."""
     from data_builders.prompts.evaluation import grade_of  # loads transformers
-    from posttrain.evaluation.finished import keep_rescored
+    from posttrain.evaluation.finished import keep_rescored, recovery_of
     from posttrain.evaluation.finished import rescore as grade_again
     from posttrain.evaluation.run import KIND
     from posttrain.evaluation.stage import metrics_of
@@ -122,7 +122,8 @@ def rescore(finished_run: Path, out: Path | None) -> None:
     for line in rescored.changes():
         console.print(line)
     manifest = rescored.manifest
-    print_sections(console, figures(metrics_of(rescored.after, seed=manifest.seed)), charts=False)
+    metrics = metrics_of(rescored.after, seed=manifest.seed, recovery=recovery_of(manifest))
+    print_sections(console, figures(metrics), charts=False)
     if out is None:
         return
     config = {**manifest.config, "rescored": manifest.digest}

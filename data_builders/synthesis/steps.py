@@ -13,6 +13,7 @@ beside the generator: a killed run sends the answers on disk again and comes to 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -164,7 +165,7 @@ class KindSetup:
     out: Path
 
 
-class SynthesisKind:
+class SynthesisKind(ABC):
     """One kind of synthetic data. A subclass is one file, and a line in `kinds.py`.
 
     Attributes:
@@ -177,25 +178,25 @@ class SynthesisKind:
         self.config = config
         self.setup = setup
 
+    @abstractmethod
     def inputs(self) -> tuple[list[Input], list[Parent]]:
         """Input files, hashed, and the artifacts that seeds come from; no row is read.
 
         Raises:
             ConfigError, DataError: a path that matches nothing, an artifact that changed.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def seeds(self, work: Path) -> SeedSet:
         """Read the seeds. `work` is a folder for what is kept from one start to the next."""
-        raise NotImplementedError
 
+    @abstractmethod
     def make(self, seed: Seed) -> Making:
         """Make the rows of one seed. Raises Discarded: there are none."""
-        raise NotImplementedError
 
+    @abstractmethod
     def most(self, seed: Seed) -> Mapping[str, int]:
         """Completions of each role that a seed takes at most."""
-        raise NotImplementedError
 
     def open_environment(self, prompt: Prompt) -> Environment | None:
         """Open the tools of one completion; None: nothing runs its calls."""

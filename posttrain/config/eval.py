@@ -247,6 +247,9 @@ class EvalConfig(CheckpointsConfig, stage="eval"):
             "prompts": {"__all__": {"obtain": True, "roles": {"__all__": model}}},
         }
         left_out = {**dict.fromkeys(beside, True), **model, **blocks}
+        # an evaluation without the table is the one that earlier versions made
+        if self.recovery is None:
+            left_out["recovery"] = True
         return _stated_choices(self.model_dump(mode="json", exclude=left_out))
 
     def n_of(self, setting: str) -> int:

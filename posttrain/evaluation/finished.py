@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from posttrain.config.eval import RecoveryConfig
 from posttrain.errors import ConfigError
 from posttrain.evaluation.agentic import agentic_rows
 from posttrain.evaluation.compare import comparable, read_checkpoint
@@ -90,8 +91,15 @@ def keep_rescored(stage: Run, run: Path, rescored: Rescored) -> None:
         parents=[parent_of(run, relative_to=out, manifest=manifest)],
         seed=manifest.seed,
         stats={key: manifest.stats[key] for key in _PROMPT_STATS if key in manifest.stats},
+        recovery=recovery_of(manifest),
     )
     write_tables(out, kept, rescored.after, {})
+
+
+def recovery_of(manifest: Manifest) -> RecoveryConfig | None:
+    """Block `recovery` of the recipe that an evaluation was made by."""
+    block = manifest.config.get("recovery")
+    return None if block is None else RecoveryConfig.model_validate(block)
 
 
 def _rescored(

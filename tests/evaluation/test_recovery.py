@@ -13,7 +13,7 @@ from posttrain.errors import ConfigError
 from posttrain.evaluation.recovery import recovery
 from posttrain.sampling.sampler import Request
 from tests.evaluation.scripted import ScriptedSampler, turn
-from tests.evaluation.small_eval import evaluate, write_recipe
+from tests.evaluation.small_eval import evaluate, run_script, write_recipe
 
 
 def test_the_value_is_the_ratio_of_the_means_and_lies_inside_its_interval():
@@ -124,5 +124,9 @@ def test_an_evaluation_has_the_recovery_of_the_tasks_that_have_a_teacher(tmp_pat
     assert row["recovery"]["value"] == pytest.approx(0.5)
     page = (tmp_path / "out" / "report.html").read_text()
     assert "Recovery of the teachers" in page
+    # graded again, the run keeps the table
+    run_script(["rescore", str(tmp_path / "out"), f"out={tmp_path / 'again'}"])
+    [regraded] = json.loads((tmp_path / "again" / "metrics.json").read_text())["recovery"]
+    assert regraded == row
     with pytest.raises(ConfigError, match=r"recovery\.teachers: there is no task 'summs'"):
         evaluate(recipe, 'recovery.teachers={"summs": "teacher"}', samplers=[])
