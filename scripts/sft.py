@@ -14,7 +14,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from posttrain.config.command import no_option, parse_recipe, recipe_parser, run_command
+from posttrain.config.command import parse_recipe, recipe_parser, run_command, unknown_option
 from posttrain.config.paths import refuse_missing_checkpoint
 from posttrain.config.sft import SftConfig
 from posttrain.errors import ConfigError
@@ -54,7 +54,7 @@ def _train_by_name(parser: argparse.ArgumentParser, arguments: list[str]) -> Non
     """Raises ConfigError: half of the names, a recipe beside them, or several processes."""
     options, unknown = parser.parse_known_intermixed_args(arguments)
     if unknown:
-        raise no_option(parser, SftConfig, unknown[0], arguments)
+        raise unknown_option(parser, SftConfig, unknown[0], arguments)
     if options.config is not None or options.model is None or options.data is None:
         raise ConfigError("give --model and --data together, or a recipe with --config")
     if options.print_config:

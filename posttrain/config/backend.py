@@ -1,6 +1,6 @@
-"""The `backend:` block: which model is asked, and how it is reached.
+"""The `backend:` block: the engine or server of a model.
 
-A key's value is never in a recipe: `api_key_env` names the environment variable.
+A recipe never holds an API key: `api_key_env` names the environment variable that does.
 """
 
 import importlib.util
@@ -21,7 +21,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class Rendering(Strict):
-    """How prompts are rendered where we do it.
+    """Rendering of prompts, for backends that take token ids.
 
     chat_template: `own` (the tokenizer's), `nemotron_3_nano` (the installed TRL's, pinned by
         digest), `hermes` (tools, no reasoning) or `chatml` (neither), `trl:FAMILY` such as
@@ -36,7 +36,7 @@ class Rendering(Strict):
 class TransformersBackend(Rendering):
     """The model in this process.
 
-    batch_size: prompts that are decoded together; rows that finish make room for others.
+    batch_size: prompts that are decoded together; a finished row makes room for another.
     dtype: `auto` is bfloat16 on a GPU, float32 on a CPU.
     device: `auto`, or a name that torch knows, such as `cpu` or `cuda:1`.
     attention: `auto`, or an implementation that transformers knows.
@@ -52,10 +52,10 @@ class TransformersBackend(Rendering):
 class VllmBackend(Rendering):
     """vLLM's offline engine in this process.
 
-    dtype: `auto` is what the checkpoint says.
-    tensor_parallel: GPUs the model is split over.
+    dtype: `auto` is the dtype that the checkpoint states.
+    tensor_parallel: number of GPUs that the model is split over.
     gpu_memory: share of each GPU's memory that vLLM takes.
-    max_length: longest prompt and completion together; null is the model's own limit.
+    max_length: tokens of prompt and completion together at most; null is the model's own limit.
     """
 
     kind: Literal["vllm"]
@@ -68,13 +68,13 @@ class VllmBackend(Rendering):
 class Server(Strict):
     """An OpenAI-compatible server.
 
-    url: with its version path, such as `http://localhost:8000/v1`.
-    model: the name that the server knows it by.
+    url: address with the version path, such as `http://localhost:8000/v1`.
+    model: name of the model on the server.
     concurrency: requests under way at a time.
-    timeout: seconds one attempt may take.
+    timeout: seconds that one attempt may take.
     retries: further attempts after 429, 5xx or a timeout; other failures are final.
     wait: seconds to wait for a server that refuses connections, such as one that still loads.
-    api_key_env: the environment variable that holds the key; null sends none.
+    api_key_env: environment variable that holds the API key; null sends none.
     """
 
     url: str
@@ -82,7 +82,7 @@ class Server(Strict):
     concurrency: int = Field(default=32, ge=1)
     timeout: float = Field(default=600.0, gt=0)
     retries: int = Field(default=6, ge=0)
-    # three minutes until it is started again, and three in which it loads, with room
+    # three minutes until somebody restarts a server, three in which it loads, and some more
     wait: float = Field(default=600.0, ge=0)
     api_key_env: str | None = None
 
@@ -117,9 +117,10 @@ class CompletionsBackend(Server, Rendering):
 class ChatBackend(Server):
     """A server's `/chat/completions`: the server renders, and hides token ids.
 
-    server: `any` gets standard fields alone; `openai` the same, with `max_completion_tokens`;
-        `vllm` and `sglang` also `top_k`, and the reasoning and tool names of earlier turns.
-    thinking: the field that switches thinking, as the server spells it: `enable_thinking` (vLLM and
+    server: kind of server: `any` is sent standard fields alone; `openai` the same, with
+        `max_completion_tokens`; `vllm` and `sglang` also `top_k`, and the reasoning and tool names
+        of earlier turns.
+    thinking: field that switches thinking, as the server spells it: `enable_thinking` (vLLM and
         SGLang with Nemotron's and Qwen3's templates) and `thinking` (DeepSeek's, Granite's) in
         `chat_template_kwargs`; `enable_thinking_field` at the top (DashScope); `reasoning_effort`,
         `none` for off (OpenAI); `reasoning`, `enabled` (OpenRouter). `fixed` sends nothing:
@@ -132,22 +133,22 @@ class ChatBackend(Server):
 
     @property
     def extended(self) -> bool:
-        """Whether the server takes fields beyond OpenAI's."""
+        """True if the server takes fields beyond OpenAI's."""
         return self.server in ("vllm", "sglang")
 
     @property
     def length_field(self) -> str:
-        """What bounds the new tokens."""
+        """Name of the field that bounds the new tokens."""
         return "max_completion_tokens" if self.server == "openai" else "max_tokens"
 
     def thinking_fields(self, *, on: bool) -> dict[str, Any]:
-        """What to send for thinking on or off."""
+        """Fields of a request that switch thinking on or off."""
         fields: dict[ThinkingSwitch, dict[str, Any]] = {
             "fixed": {},
             "enable_thinking": {"chat_template_kwargs": {"enable_thinking": on}},
             "thinking": {"chat_template_kwargs": {"thinking": on}},
             "enable_thinking_field": {"enable_thinking": on},
-            # on: the server's own effort
+            # with thinking on, the server chooses the effort
             "reasoning_effort": {} if on else {"reasoning_effort": "none"},
             "reasoning": {"reasoning": {"enabled": on}},
         }
@@ -155,9 +156,10 @@ class ChatBackend(Server):
 
 
 class ScriptedBackend(Strict):
-    """No model: a scripted policy of the agentic tasks, to try a recipe. For evaluation alone.
+    """A scripted policy of the agentic tasks in place of a model, to try an evaluation's recipe.
 
-    policy: its name, such as `oracle` or `no_op`; a family that has none of it does nothing.
+    policy: name of the policy, such as `oracle` or `no_op`; it does nothing in a family that has no
+        policy of this name.
     """
 
     kind: Literal["scripted"]
@@ -168,25 +170,19 @@ BackendConfig = Annotated[
     TransformersBackend | VllmBackend | CompletionsBackend | ChatBackend | ScriptedBackend,
     Field(discriminator="kind"),
 ]
-# how a server is reached decides nothing about its answers: a run may go on with other values
-REACHING: Any = {
-    "url",
-    "concurrency",
-    "timeout",
-    "retries",
-    "wait",
-    "api_key_env",
-}  # of `model_dump`
+# keys of a server that change nothing about its answers: a run may be resumed with other values.
+# To be excluded by `model_dump`, whose argument has no public type
+REACHING: Any = {"url", "concurrency", "timeout", "retries", "wait", "api_key_env"}
 
 
 def refuse_missing_vllm() -> None:
-    """Raises ConfigError where vLLM is not installed; does not load it."""
+    """Raise ConfigError if vLLM is not installed; vLLM is not loaded."""
     if importlib.util.find_spec("vllm") is None:
         raise ConfigError("backend.kind vllm needs the extra: pip install 'posttrain[vllm]'")
 
 
 def check_checkpoint(backend: BackendConfig, checkpoint: str | None, key: str) -> None:
-    """Raises ValueError where a backend needs the checkpoint that the recipe gives under `key`."""
+    """Raise ValueError if a backend needs a checkpoint and the recipe gives none under `key`."""
     if checkpoint is None and not isinstance(backend, Server | ScriptedBackend):
         raise ValueError(f"{key} is required with backend.kind {backend.kind}")
     if checkpoint is None and backend.kind == "completions" and backend.tokenizer is None:

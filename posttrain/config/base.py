@@ -4,22 +4,22 @@ Defaults live on the schema field and nowhere else.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from posttrain.config.load import nearest
 
-# stage → schema of its recipe, of the files imported so far; a class says `stage="sft"` beside its
-# base. `stage_schemas` imports the others
+# stage → schema of its recipe, from the files imported so far; a class registers itself by
+# `stage="sft"` beside its base. `stage_schemas` imports all files
 STAGES: dict[str, type[BaseModel]] = {}
 
 
 class Strict(BaseModel):
     """A schema that forbids unknown keys, coerces nothing but int → float, and is immutable.
 
-    Docstrings of schemas end with what their keys are, `key: …` a line, which `--help` prints.
+    The docstring of a schema ends with a line `key: description` for each key; `--help` prints it.
     """
 
     model_config = ConfigDict(
@@ -37,13 +37,17 @@ class Strict(BaseModel):
             STAGES[stage] = cls
 
     def model_post_init(self, context: Any, /) -> None:
-        # no validator: pydantic would then name a union's member by it, in the place of an error
+        # not a validator of pydantic's, which would add the class's name to an error's location
         for owner in reversed(type(self).__mro__):
             if "check" in vars(owner):
                 vars(owner)["check"](self)
 
     def check(self) -> None:
-        """Raises ValueError for keys that exclude each other; every class's runs, bases first."""
+        """Refuse keys that exclude each other; the checks of all bases run too, bases first.
+
+        Raises:
+            ValueError: saying what to write instead.
+        """
 
 
 def _plain_name(name: str) -> str:
@@ -55,33 +59,26 @@ def _plain_name(name: str) -> str:
 Name = Annotated[str, AfterValidator(_plain_name)]
 
 
-def refuse(where: str, reasons: Mapping[str, object]) -> None:
-    """Raises ValueError with the first reason that holds."""
-    for reason, holds in reasons.items():
-        if holds:
-            raise ValueError(f"{where}: {reason}")
+def refuse_twice(what: str, names: Sequence[str]) -> None:
+    """Raise ValueError if a name stands twice; `what` says what is named."""
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise ValueError(f"{what} names must differ, found twice: {', '.join(repeated)}")
 
 
-def refuse_twice(kind: str, names: Sequence[str]) -> None:
-    """Raises ValueError for names of one kind that do not differ."""
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ValueError(f"{kind} names must differ, found twice: {', '.join(twice)}")
-
-
-def refuse_unknown(what: str, names: Iterable[str], known: Sequence[str]) -> None:
-    """Raises ValueError with the nearest for the first name that is not known."""
+def refuse_unknown(message: str, names: Iterable[str], valid: Sequence[str]) -> None:
+    """Raise ValueError for the first name that is not valid, and propose the nearest valid one."""
     for name in names:
-        if name not in known:
-            raise ValueError(f"{what} {name!r}{nearest(name, known)}")
+        if name not in valid:
+            raise ValueError(f"{message} {name!r}{nearest(name, valid)}")
 
 
 def refuse_shares(where: str, shares: Sequence[float]) -> None:
-    """Raises ValueError for shares that do not sum to 1."""
+    """Raise ValueError if the shares do not sum to 1."""
     if abs(sum(shares) - 1) > 1e-6:
         raise ValueError(f"{where}: the shares sum to {sum(shares):.6g}, they must sum to 1")
 
 
 def source(text: str) -> dict[str, Any]:
-    """Where a default comes from, for `Field(json_schema_extra=…)`; a number without it is ours."""
+    """Source of a default, for `Field(json_schema_extra=…)`; a number without one is our choice."""
     return {"source": text}

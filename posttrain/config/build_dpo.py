@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from posttrain.config.base import Strict, refuse, refuse_shares, refuse_twice
+from posttrain.config.base import Strict, refuse_shares, refuse_twice
 from posttrain.config.build_sft import TokenizerConfig
 from posttrain.config.source import SourceConfig
 from posttrain.records import Category
@@ -17,21 +17,23 @@ class BuildDpoConfig(Strict, stage="build_dpo"):
 
     samples: artifacts of the sampling stage, graded here.
     offline: sources of pairs that exist as text (chosen/rejected): the category `offline`.
-    tokenizer: where there are no samples, or a server made them and hid its own.
+    tokenizer: tokenizer of the pairs, needed without samples or if a server hid the tokenizer of
+        its samples.
     categories: category → share of the pairs, 1 in all; one that is not named is not built.
     total: pairs at most; `null` takes as many as the shares allow. Where a category is too small,
         the others shrink with it, so that shares hold.
-    pairs_per_prompt: at most, of one prompt in one category. The paper has about 50,000 pairs of
-        2,000 tasks (25 each), by a rule that it does not state.
+    pairs_per_prompt: pairs of one prompt in one category at most. The paper has about 50,000 pairs
+        of 2,000 tasks (25 each), by a rule that it does not state.
     rule: `even` pairs every right completion with every wrong one, using each as evenly as can be,
         up to `pairs_per_prompt`; `once` uses no completion twice.
     thinking_on: share of each category's pairs with reasoning on; `null` leaves it as sampled.
-    right_at: a score from here on is right; below it is wrong.
-    minimum_distance: drop pairs of which a smaller share of tokens lies between their common
-        beginning and common end (0 keeps all): DPO would push the chosen down as well.
+    right_at: least score of a right completion; any lower score is wrong.
+    minimum_distance: least share of a pair's tokens between the common beginning and the common end
+        of its completions (0 keeps all pairs): on more similar ones DPO would push the chosen down
+        as well.
     match_length: among pairs that differ by about as many tokens, keep as many whose chosen is the
         longer as the shorter one, so that DPO cannot learn length.
-    max_length: prompt and completion, in tokens; longer pairs are dropped.
+    max_length: tokens of prompt and completion at most; longer pairs are dropped.
     shard_pairs: pairs of a shard.
     """
 
@@ -54,19 +56,18 @@ class BuildDpoConfig(Strict, stage="build_dpo"):
 
     def check(self) -> None:
         refuse_shares("categories", [*self.categories.values()])
-        sampled = set(self.categories) - {"offline"}
+        sampled = sorted(set(self.categories) - {"offline"})
         if bool(self.samples) != bool(sampled):
-            raise ValueError(
-                "categories other than offline are built from samples: "
-                + (f"{', '.join(sorted(sampled))} need samples:" if sampled else "none is named")
-            )
+            reason = f"{', '.join(sampled)} need samples:" if sampled else "none is named"
+            raise ValueError(f"categories other than offline are built from samples: {reason}")
         if bool(self.offline) != ("offline" in self.categories):
             raise ValueError("give both, or neither: sources in offline:, a share of `offline`")
         if self.offline and not self.samples and self.tokenizer is None:
             raise ValueError("offline pairs without samples need a tokenizer:")
         for source in self.offline:
-            refuse(f"offline source {source.name!r}", {
-                "pairs carry no metadata or license": source.metadata or source.license_field,
-                "its dialect is chosen_rejected": source.dialect not in (None, "chosen_rejected"),
-            })  # fmt: skip
+            where = f"offline source {source.name!r}"
+            if source.metadata or source.license_field:
+                raise ValueError(f"{where}: pairs carry no metadata or license")
+            if source.dialect not in (None, "chosen_rejected"):
+                raise ValueError(f"{where}: its dialect is chosen_rejected")
         refuse_twice("offline source", [source.name for source in self.offline])

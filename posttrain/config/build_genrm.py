@@ -13,14 +13,29 @@ PreferenceDialect = Literal[
     "helpsteer3", "arena", "pandalm", "chosen_rejected", "ranked", "judging_prompt"
 ]
 PreferenceField = Literal[
-    "context", "instruction", "input", "system", "role", "content",
-    "response_1", "response_2", "chosen", "rejected", "conversation_a", "conversation_b",
-    "overall_preference", "winner", "ranking", "score_1", "score_2", "principle",
-]  # fmt: skip
+    "context",
+    "instruction",
+    "input",
+    "system",
+    "role",
+    "content",
+    "response_1",
+    "response_2",
+    "chosen",
+    "rejected",
+    "conversation_a",
+    "conversation_b",
+    "overall_preference",
+    "winner",
+    "ranking",
+    "score_1",
+    "score_2",
+    "principle",
+]
 Ties = Literal["drop", "middle"]
 LayoutName = Literal["roles", "message", "compact"]
 _SHARED = (*RowPlace.model_fields, "strict", "roles")
-MIDDLE = 3.5
+MIDDLE = 3.5  # ranking of two equal responses, on the scale from 1 to 6
 
 
 class ScoresConfig(Strict):
@@ -38,18 +53,18 @@ class ScoresConfig(Strict):
 
 
 class PreferenceSource(RowPlace):
-    """Where a source's rows are and what their preference means.
+    """Place of a source's rows, and the meaning of their preferences.
 
     roles, strict: as for a source of training rows.
-    dialect: name it to forbid recognition by structure.
-    fields: canonical name → the row's own name for it (a dotted path reaches inside objects).
-    win: ranking of a pair of which only the winner is known, where response 1 won, and 7 − win
-        where 2 did. Ours: the paper gives no mapping; its safety pairs have 1.
-    ties: what becomes of pairs of which neither is better: dropped, or ranked 3.5. Ours.
+    dialect: name of the dialect, to forbid recognition by structure.
+    fields: canonical name → name of the field in the rows (a dotted path reaches inside objects).
+    win: ranking of a pair of which only the winner is known, if response 1 won; 7 − win if response
+        2 did. Ours: the paper gives no mapping; its safety pairs have 1.
+    ties: treatment of pairs in which neither is better: dropped, or ranked 3.5. Ours.
     agreement: share of the annotators who must name the same outcome.
-    scores: the scale of the rows' individual scores; null: 1–5 already.
-    held_out: every pair of this source is held out.
-    count: how many pairs to take, chosen by a keyed hash of their content; null takes all.
+    scores: scale of the rows' individual scores; null: 1–5 already.
+    held_out: hold out every pair of this source.
+    count: number of pairs to take, chosen by a keyed hash of their content; null takes all.
     """
 
     name: Name
@@ -65,22 +80,22 @@ class PreferenceSource(RowPlace):
     count: int | None = Field(default=None, ge=1)
 
     def rows(self) -> SourceConfig:
-        """The same place as a source of rows."""
+        """The source of rows that these pairs are read from."""
         return SourceConfig(**{key: getattr(self, key) for key in _SHARED})
 
 
 class BuildGenRmConfig(Strict, stage="build_genrm"):
     """One set of judging prompts with gold verdicts (paper, section 3.3.1).
 
-    layout: how a judge is shown a pair; the same must be used when it judges.
-    principle: what to judge by, for rows that bring no principle of their own; null: none.
-    swap: each pair is also asked in the other order, scores exchanged and ranking 7 − r, as in the
-        paper; what is held out always is.
+    layout: layout of a pair in the judging prompt; the judge must be used with the same.
+    principle: principle to judge by, for rows that bring none of their own; null: none.
+    swap: give each pair in the other order too, scores exchanged and ranking 7 − r, as in the
+        paper; held-out pairs always come in both orders.
     held_out: share of the questions, by a keyed hash, whose pairs are all held out. Ours.
-    tokenizer: of the judge, with the template it is asked through; only counts tokens.
-    max_tokens: of a rendered judging prompt; pairs with a longer one are dropped.
-    max_characters: the same in characters of its texts, without a tokenizer.
-    thinking: the judge reasons before its verdict.
+    tokenizer: the judge's tokenizer and template, to count tokens.
+    max_tokens: tokens of a rendered judging prompt at most; pairs with a longer one are dropped.
+    max_characters: characters of its texts at most, as a limit without a tokenizer.
+    thinking: let the judge reason before its verdict.
     """
 
     out: str

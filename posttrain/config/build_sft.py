@@ -12,14 +12,14 @@ from posttrain.config.source import SourceConfig
 from posttrain.config.templates import AugmentConfig, check_templates
 
 Unit = Literal["rows", "tokens"]
-# what a chat template may leave out of a conversation without a word
+# parts of a conversation that a chat template may leave out without an error
 LossKind = Literal[
     "system", "user", "text", "reasoning", "tool_call", "tool_result", "tools", "tool_details"
 ]
 
 
 class TokenizerConfig(Strict):
-    """Which tokenizer, and which chat template it renders with.
+    """A tokenizer and the chat template that it renders with.
 
     path: a directory, or a hub id (then name its `revision`).
     revision: commit of a hub id.
@@ -41,11 +41,12 @@ class TokenizerConfig(Strict):
 class SftTokenizer(TokenizerConfig):
     """The tokenizer of a large data set.
 
-    backend: what makes the ids, the same in any case: `auto` is tiktoken where that is exact.
+    backend: library that makes the ids, which are the same with each; `auto` is tiktoken where that
+        is exact.
     split_steps: every assistant message ends a sequence of its own, and parallel calls follow one
         another, each with its result: for templates that write a step's text or trace only while it
         is the last (gpt-oss), or one call a message.
-    allow_left_out: what the template may leave out of a record that is kept all the same.
+    allow_left_out: parts that the template may leave out of a record that is kept all the same.
     """
 
     backend: Literal["auto", "tokenizers", "tiktoken"] = "auto"
@@ -72,7 +73,7 @@ class LogUniformBudgets(Strict):
 class ChoiceBudgets(Strict):
     """Budgets drawn evenly from a list.
 
-    choices: in tokens; those shorter than the trace take part.
+    choices: budgets in tokens; those shorter than the trace take part.
     """
 
     kind: Literal["choices"]
@@ -80,13 +81,13 @@ class ChoiceBudgets(Strict):
 
 
 class ReasoningConfig(Strict):
-    """Reasoning control (paper 3.1.4): how often traces are removed, and how often cut short.
+    """Reasoning control (paper 3.1.4): shares of traces that are removed, or cut short.
 
     strip: share of the records with reasoning that lose it altogether; paper: 0.10.
     truncate: share of the remaining traces cut to a budget, the answer kept; paper: 0.03.
-    budgets: how many tokens a cut trace keeps. The paper gives no distribution: this is ours.
-    truncated_close: whether the early `</think>` after a cut is trained. `trained` follows from
-        Nano's published data code; `masked` is what NVIDIA documents for the later Ultra.
+    budgets: tokens that a cut trace keeps. The paper gives no distribution: this is ours.
+    truncated_close: treatment of the early `</think>` after a cut. `trained` follows from Nano's
+        published data code; `masked` is what NVIDIA documents for the later Ultra.
     """
 
     strip: float = Field(default=0.0, ge=0, le=1)
@@ -98,9 +99,9 @@ class ReasoningConfig(Strict):
 
 
 class SourceReasoning(Strict):
-    """A source's own rates.
+    """Reasoning control of one source.
 
-    strip, truncate: null follows the recipe's `reasoning`.
+    strip, truncate: shares as in the recipe's `reasoning`; null takes those.
     """
 
     strip: float | None = Field(default=None, ge=0, le=1)
@@ -108,10 +109,10 @@ class SourceReasoning(Strict):
 
 
 class HeldOutConfig(Strict):
-    """How much of a source is kept for evaluation, never trained on: a share or a count.
+    """Part of a source that is kept for evaluation and never trained on: a share or a count.
 
     rate: share of the conversations.
-    rows: conversations of each source.
+    rows: number of conversations of each source.
     """
 
     rate: float | None = Field(default=None, ge=0, lt=1)
@@ -144,15 +145,15 @@ class SftAugment(AugmentConfig):
 
 
 class SftSource(SourceConfig):
-    """A source and how much of it the mixture takes: at most one of share, rows, tokens.
+    """A source and its amount in the mixture: at most one of share, rows, tokens.
 
-    share: of `mixture.total`, among the sources that state a share.
-    rows: records (conversations), repeats counted.
-    tokens: tokens, repeats counted.
-    max_epochs: how often a record may be seen at most; `null` follows the mixture's.
-    reasoning: rates for this source.
-    held_out: for this source, instead of the recipe's.
-    augment: for this source; null: every record is asked in its own words.
+    share: share of `mixture.total`, among the sources that state a share.
+    rows: number of records (conversations), repeats counted.
+    tokens: number of tokens, repeats counted.
+    max_epochs: number of times that a record may be seen; `null` takes the mixture's.
+    reasoning: reasoning control of this source.
+    held_out: held-out part of this source, instead of the recipe's.
+    augment: prompt augmentation of this source; null: every record keeps its own words.
     """
 
     name: Name
@@ -165,22 +166,22 @@ class SftSource(SourceConfig):
     augment: SftAugment | None = None
 
     def check(self) -> None:
-        given = [k for k in ("share", "rows", "tokens") if getattr(self, k) is not None]
-        if len(given) > 1:
-            raise ValueError(f"source {self.name!r} gives {' and '.join(given)}; one is enough")
+        amounts = [key for key in ("share", "rows", "tokens") if getattr(self, key) is not None]
+        if len(amounts) > 1:
+            raise ValueError(f"source {self.name!r} gives {' and '.join(amounts)}; one is enough")
 
     @property
     def has_amount(self) -> bool:
-        """Whether the recipe says how much of this source to take."""
+        """True if the recipe states an amount of this source."""
         return self.share is not None or self.rows is not None or self.tokens is not None
 
 
 class MixtureConfig(Strict):
-    """How sources add up.
+    """Mixture of the sources.
 
-    unit: what shares and `total` are measured in.
-    total: what the shares divide; `null` takes the largest that keeps every sharing source within
-        its `max_epochs`. Sources with `rows` or `tokens` come on top.
+    unit: unit of shares and of `total`.
+    total: amount that the shares divide; `null` takes the largest that keeps every source with a
+        share within its `max_epochs`. Sources with `rows` or `tokens` come on top.
     max_epochs: cap on repeats; `null`: 4, or 1 without a total. Ours, the paper gives none: up to
         four epochs cost little (Muennighoff et al. 2023).
     tolerance: largest relative difference between requested and realised amount of a source.
@@ -196,7 +197,8 @@ class PackingConfig(Strict):
     """Packs of one length.
 
     max_length: tokens of a pack.
-    overlong: a longer sequence is dropped, or its end is clipped off; either is counted.
+    overlong: treatment of a longer sequence: it is dropped, or its end is cut off; counted either
+        way.
     """
 
     max_length: int = Field(ge=8)
@@ -204,10 +206,10 @@ class PackingConfig(Strict):
 
 
 class ShardConfig(Strict):
-    """When a shard is closed.
+    """Size at which a shard is closed.
 
-    packs: at so many packs.
-    bytes: or at so many bytes of tokens and labels.
+    packs: number of packs.
+    bytes: bytes of tokens and labels; whichever comes first.
     """
 
     packs: int = Field(default=8192, ge=1)
@@ -215,12 +217,12 @@ class ShardConfig(Strict):
 
 
 class LimitsConfig(SupervisionLimits):
-    """What stops a build: too much lost to a reason, or masks that teach the wrong thing.
+    """Limits that stop a build: too many rows lost for one reason, or masks that teach wrongly.
 
     overlong: largest share of a source's rows or sequences that may be longer than a pack.
     render_error: largest share of a source's rows that the template may refuse.
-    left_out: largest share of its rows that may be dropped because the template does not write all
-        of them (`tokenizer.allow_left_out` keeps such rows).
+    left_out: largest share of a source's rows that may be dropped because the template leaves out
+        parts of them (`tokenizer.allow_left_out` keeps such rows).
     """
 
     overlong: float = Field(default=0.5, ge=0, le=1)
@@ -228,24 +230,25 @@ class LimitsConfig(SupervisionLimits):
     left_out: float = Field(default=0.0, ge=0, le=1)
 
 
-# blocks that are no part of a data set's name while they are not given
+# blocks that enter the digest of a data set only if they are set
 OPTIONAL = ("deduplication", "decontamination")
-# keys that decide how the work is done and nothing about what comes of it
+# keys that change how the work is done and no byte of the result
 EXECUTION = frozenset({"executor", "workers", "part_bytes", "parts_dir"})
 
 
 class BuildSftConfig(Strict, stage="build_sft"):
-    """One SFT data set. `out` is where it goes; all but `EXECUTION` decides what it holds.
+    """One SFT data set. All keys but `out` and those of `EXECUTION` decide its content.
 
-    deduplication: records that say what another says are dropped; null keeps all.
-    decontamination: records that hold what evaluation asks are dropped; null keeps all.
-    licenses: only these may enter; null: any.
+    deduplication: which of several alike records to keep; null keeps all.
+    decontamination: evaluation items; records that hold them are dropped; null keeps all.
+    licenses: licenses that may enter; null: any.
     executor: `local` works on this machine; `ray` on a Ray cluster that `RAY_ADDRESS` names and
         that sees the same disk, or on a Ray of its own.
     workers: processes that prepare parts and write shards, each of one thread.
-    part_bytes: about how much input a worker takes at a time, and a killed build does again.
-    parts_dir: where prepared parts are kept for other builds of the same rows; null keeps them in
-        `out` until the build is finished.
+    part_bytes: approximate bytes of input that a worker takes at a time; a killed build repeats at
+        most so many for each worker.
+    parts_dir: folder that keeps prepared parts for other builds of the same rows; null keeps them
+        in `out` until the build is finished.
     """
 
     out: str
@@ -271,17 +274,17 @@ class BuildSftConfig(Strict, stage="build_sft"):
         names = [source.name for source in self.sources]
         refuse_twice("source", names)
         if (dedup := self.deduplication) is not None:
-            what = "deduplication.{}: there is no source"
-            refuse_unknown(what.format("precedence"), dedup.precedence, names)
+            unknown = "there is no source"
+            refuse_unknown(f"deduplication.precedence: {unknown}", dedup.precedence, names)
             per_source = dedup.near.per_source if dedup.near else ()
-            refuse_unknown(what.format("near.per_source"), per_source, names)
-        without = [s.name for s in self.sources if not s.has_amount]
-        if without and len(without) < len(self.sources):
+            refuse_unknown(f"deduplication.near.per_source: {unknown}", per_source, names)
+        without_amount = [source.name for source in self.sources if not source.has_amount]
+        if without_amount and len(without_amount) < len(self.sources):
             raise ValueError(
-                f"sources without share, rows or tokens: {', '.join(without)}. Give every source "
-                "an amount, or none to take each once"
+                f"sources without share, rows or tokens: {', '.join(without_amount)}. Give every "
+                "source an amount, or none to take each once"
             )
-        shares = [s.share for s in self.sources if s.share is not None]
+        shares = [source.share for source in self.sources if source.share is not None]
         if shares:
             refuse_shares("sources", shares)
         if self.mixture.total is not None and not shares:

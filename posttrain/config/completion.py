@@ -1,4 +1,4 @@
-"""Tab completion of `posttrain`: stages, recipes behind `--config`, keys of a stage's recipe.
+"""Tab completion of `posttrain`: stages, recipes after `--config`, keys of a stage's recipe.
 
 eval "$(posttrain completion bash)"      in ~/.bashrc; zsh likewise
 posttrain completion fish | source       in ~/.config/fish/config.fish
@@ -15,7 +15,7 @@ from posttrain.errors import ConfigError
 
 SHELLS = ("bash", "zsh", "fish")
 _OPTIONS = "--config --dry-run --print-config --help"
-# bash takes `=` and `:` for ends of words; a key is completed up to its `=`, without a blank
+# bash ends words at `=` and `:`; a key is completed up to its `=`, without a blank
 _BASH = """\
 _posttrain() {
     local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]}
@@ -37,7 +37,7 @@ _posttrain() {
 }
 complete -F _posttrain posttrain
 """
-# zsh's imitation of bash's completion knows no `compopt`: a key would get a blank behind its `=`
+# zsh's imitation of bash's completion knows no `compopt`: a key would get a blank after its `=`
 _ZSH = """\
 autoload -U +X compinit && compinit -u
 _posttrain() {
@@ -72,10 +72,14 @@ complete -c posttrain -n 'not __fish_use_subcommand' \\
 
 
 def completion(arguments: Sequence[str], stages: Sequence[str]) -> str:
-    """A shell's script, or with `keys STAGE` the keys of a recipe, one a line.
+    """Completion script of a shell; with `keys STAGE` the keys of a recipe, one a line.
+
+    Args:
+        arguments: words after `posttrain completion`.
+        stages: names of all stages.
 
     Raises:
-        ConfigError: another shell.
+        ConfigError: the shell is none of `SHELLS`.
     """
     if len(arguments) == 2 and arguments[0] == "keys":
         schema = stage_schemas().get(arguments[1])
@@ -83,9 +87,7 @@ def completion(arguments: Sequence[str], stages: Sequence[str]) -> str:
         return "".join(f"{key}=\n" for key in keys)
     if len(arguments) != 1 or arguments[0] not in SHELLS:
         raise ConfigError(f"completion takes a shell: {', '.join(SHELLS)}")
-    [shell] = arguments
-    text = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}[shell]
-    words = {"STAGES": " ".join(stages), "RECIPES": " ".join(recipe_names()), "OPTIONS": _OPTIONS}
-    for name, value in words.items():
-        text = text.replace(name, value)
-    return text
+    script = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}[arguments[0]]
+    script = script.replace("STAGES", " ".join(stages))
+    script = script.replace("RECIPES", " ".join(recipe_names()))
+    return script.replace("OPTIONS", _OPTIONS)

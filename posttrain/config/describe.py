@@ -1,4 +1,4 @@
-"""Every key of a recipe, from its schema: type, default, what it is, where a number comes from.
+"""Help on the keys of a recipe, from its schema: type, default, source of a number, description.
 
 launch.world_size    whole number, at least 1, or null = null
       processes that the launcher must have started; null: unchecked.
@@ -20,58 +20,78 @@ from posttrain.config.load import is_block, parts_of, tags_of
 from posttrain.config.sft import TrainingRecipe
 
 _WIDTH = 100
-_NAMES: dict[Any, str] = {
-    bool: "true or false", int: "whole number", float: "number", str: "text", Any: "anything"
-}  # fmt: skip
-_COMMON = dict.fromkeys(("engine", "format", "kind"), "chooses the block.") | {
-    "grader": "the name of what grades completions (docs/guides/graders.md); null: nothing does.",
-    "name": "of your choice; tables and files carry it.",
-    "out": "the directory that is written; another recipe's is refused.",
-    "seed": "of every random choice: the same seed gives the same bytes.",
+_TAB = " " * 6
+_TYPE_NAMES: dict[Any, str] = {
+    bool: "true or false",
+    int: "whole number",
+    float: "number",
+    str: "text",
+    Any: "anything",
+}
+# keys of many blocks, where the docstring of a block says nothing else
+_COMMON_KEYS = {
+    "engine": "chooses the block.",
+    "format": "chooses the block.",
+    "kind": "chooses the block.",
+    "grader": "name of the grader of completions (docs/guides/graders.md); null: none.",
+    "name": "a name of your choice, for tables and files.",
+    "out": "directory to write; one that another recipe wrote is refused.",
+    "seed": "seed of all random choices: the same seed gives the same bytes.",
     "trainer": "fields of the installed trl's config, but for those that the recipe decides.",
     "write_dropped": "write the dropped rows, each with its reason, to dropped.jsonl.",
 }
-_KEYS = re.compile(r"(\w+(?:, \w+)*): (.*)", re.DOTALL)
+_KEY_LINE = re.compile(r"(\w+(?:, \w+)*): (.*)", re.DOTALL)
 
 
 def describe(schema: type[BaseModel]) -> str:
-    """All keys of a recipe, a paragraph each, and those that a `trainer:` block may have."""
-    keys = list(keys_of(schema))
+    """Describe all keys of a recipe and those of its `trainer:` block, a paragraph for each."""
+    entries = list(_entries(schema))
     if issubclass(schema, TrainingRecipe):
-        keys += [(f"{key}    {text}", "") for key, text in schema.trainer_keys().items()]
-    return "\n".join(
-        textwrap.fill(text, _WIDTH, initial_indent=indent, subsequent_indent=" " * 6)
-        for lines in keys
-        for indent, text in zip(("  ", " " * 6), lines, strict=True)
-        if text
-    )
+        entries += [(f"{key}    {text}", "") for key, text in schema.trainer_keys().items()]
+    paragraphs: list[str] = []
+    for heading, text in entries:
+        paragraphs.append(
+            textwrap.fill(heading, _WIDTH, initial_indent="  ", subsequent_indent=_TAB)
+        )
+        if text:
+            paragraphs.append(
+                textwrap.fill(text, _WIDTH, initial_indent=_TAB, subsequent_indent=_TAB)
+            )
+    return "\n".join(paragraphs)
 
 
-def keys_of(
+def _entries(
     schema: type[BaseModel],
     prefix: str = "",
-    above: tuple[type[BaseModel], ...] = (),
-    defaults: BaseModel | None = None,
+    ancestors: tuple[type[BaseModel], ...] = (),
+    default_block: BaseModel | None = None,
 ) -> Iterator[tuple[str, str]]:
-    """(key, type and default; description) of every field, blocks before what is in them.
+    """Yield heading (key, type, default) and description of each field, a block before its keys.
 
-    `defaults` is the block that stands there by default, where its values differ from its schema's.
+    Args:
+        default_block: block whose values are the defaults in place of the schema's.
     """
     for name, field in schema.model_fields.items():
         parts = list(parts_of(field.annotation))
-        blocks = [(path, part) for path, part in parts if is_block(part) and part not in above]
-        value = None if field.is_required() else field.get_default(call_default_factory=True)
-        value = value if defaults is None else getattr(defaults, name)
-        head = f"{prefix}{name}    {_type_text(field, parts)}{_default(field, value)}"
-        yield head, description(schema, name, field)
+        # a block may hold blocks of its own kind: these are not described again
+        blocks = [(path, part) for path, part in parts if is_block(part) and part not in ancestors]
+        default = None
+        if default_block is not None:
+            default = getattr(default_block, name)
+        elif not field.is_required():
+            default = field.get_default(call_default_factory=True)
+        heading = f"{prefix}{name}    {_type_text(field, parts)}{_default_text(field, default)}"
+        yield heading, description(schema, name, field)
         for path, block in blocks:
             key, values = tags_of(block)
             tag = f" ({key}: {' | '.join(values)})" if key and len(blocks) > 1 else ""
-            own = value if isinstance(value, block) else None
-            yield from keys_of(block, f"{prefix}{name}{path}{tag}.", (*above, block), own)
+            inner_default = default if isinstance(default, block) else None
+            inner_prefix = f"{prefix}{name}{path}{tag}."
+            yield from _entries(block, inner_prefix, (*ancestors, block), inner_default)
 
 
 def _type_text(field: FieldInfo, parts: list[tuple[str, Any]]) -> str:
+    """Type of a field in words, such as `whole number, at least 1, or null`."""
     texts: dict[str, None] = {}
     for path, part in parts:
         if part is type(None):
@@ -79,21 +99,23 @@ def _type_text(field: FieldInfo, parts: list[tuple[str, Any]]) -> str:
         elif typing.get_origin(part) is Literal:
             text = " | ".join(map(str, typing.get_args(part)))
         else:
-            text = _NAMES.get(part, "block" if is_block(part) else str(part))
+            text = _TYPE_NAMES.get(part, "block" if is_block(part) else str(part))
         if path:
             text = f"{'names' if path.startswith('.NAME') else 'list'} of {text}"
         texts[text] = None
-    first, *others = [text for text in texts if text != "null"] or ["null"]
-    nullable = ["null"] if "null" in texts else []
-    return ", or ".join([first + _bounds_text(field), *others, *nullable])
+    alternatives = [text for text in texts if text != "null"] or ["null"]
+    alternatives[0] += _bounds_text(field)
+    if "null" in texts:
+        alternatives.append("null")
+    return ", or ".join(alternatives)
 
 
 def _bounds_text(field: FieldInfo) -> str:
     """Bounds of a number in words: " in [0, 1)" with both, ", at least 1" with one."""
     bounds: dict[str, Any] = {}
-    for item in field.metadata:
+    for constraint in field.metadata:
         for name in ("ge", "gt", "le", "lt"):
-            value = getattr(item, name, None)
+            value = getattr(constraint, name, None)
             if value is not None:
                 bounds[name] = value
     low = bounds.get("ge", bounds.get("gt"))
@@ -106,32 +128,41 @@ def _bounds_text(field: FieldInfo) -> str:
     return "".join(f", {words[name]} {value}" for name, value in bounds.items())
 
 
-def _default(field: FieldInfo, value: Any) -> str:
-    if field.is_required() and value is None:
+def _default_text(field: FieldInfo, default: Any) -> str:
+    """Default of a field as it would stand in a recipe, with the source of a number."""
+    if field.is_required() and default is None:
         return ", required"
-    if isinstance(value, BaseModel):
+    if isinstance(default, BaseModel):
         return ""
-    # as it would stand in a recipe
-    text = json.dumps(value, ensure_ascii=False).strip('"')
-    number = isinstance(value, int | float) and not isinstance(value, bool)
+    text = json.dumps(default, ensure_ascii=False).strip('"')
+    is_number = isinstance(default, int | float) and not isinstance(default, bool)
     extra: Any = field.json_schema_extra or {}
-    source = extra.get("source", "ours" if number else "")
+    source = extra.get("source", "ours" if is_number else "")
     return f" = {text} [{source}]" if source else f" = {text}"
 
 
 def description(schema: type[BaseModel], name: str, field: FieldInfo) -> str:
-    """What a field is, by the docstring of its schema, of one above it, or of its block."""
-    owners = [owner for owner in schema.__mro__ if owner is not BaseModel]
-    texts = [text for owner in owners if (text := _keys(owner).get(name))]
-    blocks = [part for _, part in parts_of(field.annotation) if is_block(part)]
-    texts += [(inspect.getdoc(block) or "").partition("\n\n")[0] for block in blocks[:1]]
-    return next(iter([*texts, field.description or _COMMON.get(name, "")]))
+    """Description of a field, from the docstring of its schema, of a base, or of its block."""
+    for owner in schema.__mro__:
+        text = None if owner is BaseModel else _key_lines(owner).get(name)
+        if text:
+            return text
+    for _, part in parts_of(field.annotation):
+        if is_block(part):
+            return (inspect.getdoc(part) or "").partition("\n\n")[0]
+    return field.description or _COMMON_KEYS.get(name, "")
 
 
 @functools.cache
-def _keys(owner: type) -> dict[str, str]:
-    """The lines `key: …` of a class's own docstring."""
-    _, _, listed = inspect.cleandoc(owner.__dict__.get("__doc__") or "").rpartition("\n\n")
-    entries = re.split(r"\n(?! )", listed)
-    matches = [match for entry in entries if (match := _KEYS.fullmatch(entry))]
-    return {name: " ".join(m[2].split()) for m in matches for name in m[1].split(", ")}
+def _key_lines(owner: type) -> dict[str, str]:
+    """Descriptions by key, from the lines `key: …` at the end of a class's own docstring."""
+    docstring = inspect.cleandoc(owner.__dict__.get("__doc__") or "")
+    _, _, last_paragraph = docstring.rpartition("\n\n")
+    descriptions: dict[str, str] = {}
+    for entry in re.split(r"\n(?! )", last_paragraph):
+        match = _KEY_LINE.fullmatch(entry)
+        if match is None:
+            continue
+        for name in match[1].split(", "):
+            descriptions[name] = " ".join(match[2].split())
+    return descriptions

@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field, PositiveFloat
 
 from posttrain.config.backend import Dtype, Server
-from posttrain.config.base import Name, Strict, refuse, refuse_unknown, source
+from posttrain.config.base import Name, Strict, refuse_unknown, source
 from posttrain.config.grpo import GroupTraining, GuardConfig, Limit
 from posttrain.config.prompts import AnySource, Setting, check_prompts
 
@@ -23,7 +23,7 @@ class TeacherConfig(Strict):
     adapter: a LoRA adapter on that model, or a checkpoint of ours that has one in `adapter/`.
         Teachers on one model share its weights.
     server: vLLM's `/completions`, which gives log-probabilities of a prompt's ids.
-    dtype: of a teacher in process; `auto` is bfloat16 on a GPU, float32 on a CPU.
+    dtype: precision of a teacher in process; `auto` is bfloat16 on a GPU, float32 on a CPU.
     """
 
     path: str | None = None
@@ -40,8 +40,9 @@ class TeacherConfig(Strict):
 
 
 class DistillGuardConfig(GuardConfig):
-    """The guard of group-relative training, without limits on equal rewards: a student whose
-    advantages are all 0 equals its teachers.
+    """The guard of group-relative training, without limits on groups without advantages.
+
+    A student whose advantages are all 0 equals its teachers.
 
     zero_variance: share of the groups without an advantage other than 0.
     """
@@ -55,13 +56,14 @@ class DistillConfig(GroupTraining, stage="distill"):
     prompts, settings: as in a sampling recipe; each source is a domain.
     shares: domain → share of every batch, of which only proportions count; null: prompts come in
         permutations of all, so that a source's `count` decides its share on average.
-    teachers: by name.
-    teachers_in_memory: models of teachers on the device at a time, the others wait in the CPU's
-        memory; null: all. Adapters on one model are one model.
-    routes: domain → teacher.
-    default_teacher: of domains that `routes` does not name; null: every domain must be named.
-    objective: `sampled` trains on the log-probabilities of the tokens that were sampled, `full` on
-        the exact reverse KL over the vocabulary at the student's prefixes (teachers in process).
+    teachers: name → teacher.
+    teachers_in_memory: models of teachers on the device at a time, while the others wait in the
+        CPU's memory; null: all. Adapters on one model are one model.
+    routes: domain → name of its teacher.
+    default_teacher: teacher of the domains that `routes` does not name; null: `routes` must name
+        every domain.
+    objective: `sampled` trains on the log-probabilities of the sampled tokens, `full` on the exact
+        reverse KL over the vocabulary at the student's prefixes (teachers in process).
     max_failure_rate: largest share of a domain's rollouts in a step that its teacher may fail to
         score; those are left out of the loss.
     """
@@ -80,53 +82,54 @@ class DistillConfig(GroupTraining, stage="distill"):
 
     @property
     def teacher_of(self) -> dict[str, str]:
-        """Teacher of every domain."""
-        default = (
-            {}
-            if self.default_teacher is None
-            else dict.fromkeys((prompts.name for prompts in self.prompts), self.default_teacher)
-        )
-        return default | self.routes
+        """Name of every domain's teacher."""
+        teachers: dict[str, str] = {}
+        if self.default_teacher is not None:
+            for prompts in self.prompts:
+                teachers[prompts.name] = self.default_teacher
+        return teachers | self.routes
 
     def check(self) -> None:
         check_prompts(self.prompts, self.settings)
         for setting in self.settings:
-            why = "n is for sampling; here every prompt has num_generations: rollouts"
-            refuse(f"setting {setting.name!r}", {why: setting.n is not None})
+            if setting.n is not None:
+                raise ValueError(
+                    f"setting {setting.name!r}: n is for sampling; here every prompt has "
+                    "num_generations: rollouts"
+                )
         domains = [prompts.name for prompts in self.prompts]
         refuse_unknown("routes: there is no source", self.routes, domains)
-        named = [*self.routes.values()]
+        routed_teachers = [*self.routes.values()]
         if self.default_teacher is not None:
-            named.append(self.default_teacher)
-        refuse_unknown("there is no teacher", named, [*self.teachers])
-        routed = self.teacher_of
-        known = ", ".join(self.teachers)
+            routed_teachers.append(self.default_teacher)
+        refuse_unknown("there is no teacher", routed_teachers, [*self.teachers])
+        teacher_of = self.teacher_of
         for domain in domains:
-            if domain not in routed:
+            if domain not in teacher_of:
                 raise ValueError(
-                    f"domain {domain!r} has no teacher: name one of {known} in routes, or set "
-                    "default_teacher"
+                    f"domain {domain!r} has no teacher: name one of {', '.join(self.teachers)} in "
+                    "routes, or set default_teacher"
                 )
         if self.shares is not None:
             refuse_unknown("shares: there is no source", self.shares, domains)
             for domain in domains:
                 if domain not in self.shares:
                     raise ValueError(f"shares: domain {domain!r} has none")
-        for name in self.teachers:
-            if name not in routed.values():
+        for name, teacher in self.teachers.items():
+            if name not in teacher_of.values():
                 raise ValueError(f"teacher {name!r} scores no domain: route one to it, or drop it")
-        served = [name for name, teacher in self.teachers.items() if teacher.server is not None]
-        if self.objective == "full" and served:
+            if self.objective == "full" and teacher.server is not None:
+                raise ValueError(
+                    f"objective full needs the teacher's whole distributions, and {name!r} is "
+                    "behind a server: name its path, or use objective: sampled"
+                )
+        if self.sampling.temperature != 1.0:
             raise ValueError(
-                f"objective full needs the teacher's whole distributions, and {served[0]!r} is "
-                "behind a server: name its path, or use objective: sampled"
+                "sampling: temperature must be 1: teachers give log-probabilities of their own "
+                "distributions"
             )
-        refuse("sampling", {
-            "temperature must be 1: teachers give log-probabilities of their own distributions":
-                self.sampling.temperature != 1.0,
-        })  # fmt: skip
-        refuse("prompts_per_step", {
-            "with one rollout a prompt an update needs two prompts or more":
-                self.num_generations == 1
-                and self.prompts_per_step // self.loss.num_iterations < 2,
-        })  # fmt: skip
+        prompts_per_update = self.prompts_per_step // self.loss.num_iterations
+        if self.num_generations == 1 and prompts_per_update < 2:
+            raise ValueError(
+                "prompts_per_step: with one rollout a prompt an update needs two prompts or more"
+            )

@@ -40,12 +40,12 @@ OWNED_TRAINER_FIELDS = OWNED_EVERYWHERE | owned_fields({
 class LossConfig(Strict):
     """preference_weight · mean[−log σ(β(r_c − r_r))] + sft_weight · SFT on the chosen.
 
-    beta: of the preference loss: in NVIDIA's code the paper's "KL loss coefficient" 0.05.
-    preference_weight, sft_weight: of the two terms.
+    beta: beta of the preference loss: in NVIDIA's code the paper's "KL loss coefficient" 0.05.
+    preference_weight, sft_weight: weights of the two terms.
     sft_form: `sum` over a completion's tokens, averaged over pairs (NVIDIA's code); `mean` over the
         chosen tokens of the whole batch, smaller by about the length of a completion.
-    kl_weight: of a separate KL(reference ‖ policy) on the chosen tokens, normalised as `sft_form`
-        says; not in the paper. Above 0 the reference cache holds 4 bytes a token.
+    kl_weight: weight of a separate KL(reference ‖ policy) on the chosen tokens, normalised as
+        `sft_form` says; not in the paper. Above 0 the reference cache holds 4 bytes a token.
     """
 
     beta: float = Field(default=0.05, gt=0, json_schema_extra=source("paper, App. C"))
@@ -59,13 +59,15 @@ class DpoConfig(PolicyRecipe, stage="dpo"):
     """One DPO run.
 
     data: the directory that build_dpo wrote.
-    layout: how a pair lies in a batch; `shared_prompt` computes its prompt once, `unpacked` puts
+    layout: layout of a pair in a batch; `shared_prompt` computes its prompt once, `unpacked` puts
         each completion in a row of its own.
-    batch: pairs an optimiser step, over all processes.
-    max_epochs: how often a pair may be drawn; `trainer.max_steps` × `batch` pairs are.
-    few_pairs: where there are fewer pairs than are drawn: `refuse`, with settings that fit them;
-        `fit` takes those settings, prints and records them.
-    chosen_floor: nats per token; a mean change of the chosen log-probability below it warns.
+    batch: pairs of an optimiser step, over all processes.
+    max_epochs: number of times that a pair may be drawn; `trainer.max_steps` × `batch` pairs are
+        drawn in all.
+    few_pairs: treatment of data with fewer pairs than are drawn: `refuse` stops and proposes
+        settings that fit them; `fit` takes those settings, prints and records them.
+    chosen_floor: lowest mean change of the chosen log-probability, in nats per token, that gives no
+        warning.
     reference_cache: a folder that several runs share; default: `reference/` in `out`.
     """
 

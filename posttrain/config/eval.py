@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar, cast
 from pydantic import Field
 
 from posttrain.config.backend import REACHING, BackendConfig, check_checkpoint
-from posttrain.config.base import Name, Strict, refuse, refuse_twice, refuse_unknown
+from posttrain.config.base import Name, Strict, refuse_twice, refuse_unknown
 from posttrain.config.generation import UNSTATED, TokenChoice, choice_line, generation_choice
 from posttrain.config.judge import AskedModel, JudgeConfig, LabelJudgeConfig
 from posttrain.config.load import nearest
@@ -28,11 +28,11 @@ _NAME = re.compile(r"[\w+-][\w.+-]*")
 
 
 class EvaluatedConfig(Strict):
-    """One checkpoint, where its path alone does not say everything.
+    """One checkpoint with a backend or sampling of its own.
 
-    path: as `checkpoint` of a sampling recipe.
-    backend: what it runs on, instead of the recipe's.
-    sampling: values of the recipe's `sampling` for this checkpoint; a setting's come before them.
+    path: directory or hub id, as `checkpoint` of a sampling recipe.
+    backend: backend of this checkpoint, instead of the recipe's.
+    sampling: values in place of the recipe's `sampling`; those of a setting come first.
     """
 
     path: str | None = None
@@ -44,7 +44,7 @@ class CheckpointsConfig(Strict):
     """The checkpoints of an evaluation and how many completions of each prompt they make.
 
     checkpoints: name → path, or path and backend; the others are compared with the first.
-    backend: what checkpoints run on that name no backend of their own.
+    backend: backend of the checkpoints that name none of their own.
     n, chunk, max_failure_rate: as in a sampling recipe.
     """
 
@@ -64,34 +64,38 @@ class CheckpointsConfig(Strict):
             check_checkpoint(self.backend_of(name), self.path_of(name), key)
 
     def path_of(self, checkpoint: str) -> str | None:
-        """Where a checkpoint lies."""
-        one = self.checkpoints[checkpoint]
-        return one if isinstance(one, str) else one.path
+        """Path of a checkpoint; None where a server holds it."""
+        entry = self.checkpoints[checkpoint]
+        return entry if isinstance(entry, str) else entry.path
 
     def backend_of(self, checkpoint: str) -> BackendConfig:
-        """What a checkpoint runs on."""
-        one = self.checkpoints[checkpoint]
-        backend = self.backend if isinstance(one, str) else one.backend or self.backend
+        """Backend of a checkpoint: its own, or the recipe's.
+
+        Raises:
+            ValueError: there is neither.
+        """
+        entry = self.checkpoints[checkpoint]
+        backend = self.backend if isinstance(entry, str) else entry.backend or self.backend
         if backend is None:
             raise ValueError(f"checkpoints.{checkpoint}: there is no backend; name one for all")
         return backend
 
     def choice_of(self, checkpoint: str) -> TokenChoice:
-        """How a checkpoint's tokens are chosen, where its own block says so."""
-        one = self.checkpoints[checkpoint]
-        return TokenChoice() if isinstance(one, str) else one.sampling
+        """Sampling values that a checkpoint's own block states."""
+        entry = self.checkpoints[checkpoint]
+        return TokenChoice() if isinstance(entry, str) else entry.sampling
 
 
 class InspectTask(Strict):
-    """A task that was written for inspect, which brings its prompts, tools and scorer.
+    """A task that was written for inspect, with prompts, tools and a scorer of its own.
 
     task: a registered name such as `inspect_evals/tau2_airline`, or `path/to/file.py@name`.
-    arguments: of the task.
+    arguments: arguments of the task's function.
     score: the scorer that counts, with `.key` for a value, `.*` for the mean; null: its only one.
-    roles: further models by the role that the task calls them, such as its user or its grader.
-    count: how many of its samples to take, the first ones; null takes all.
-    obtain: where its data come from, shown where they are missing.
-    templates: every sample's input is given in each template of a set or a file.
+    roles: further models by the role that the task gives them, such as its user or its grader.
+    count: number of samples to take, from the front; null takes all.
+    obtain: where to get the data, shown if they are missing.
+    templates: a set or a file of templates; every sample's input is given in each.
     """
 
     format: Literal["inspect"]
@@ -117,7 +121,7 @@ AnyTask = Annotated[AnySource | InspectTask, Field(discriminator="format")]
 class EvalSetting(Setting):
     """One way in which tasks are given.
 
-    sampling: keys of the recipe's `sampling` with other values.
+    sampling: values in place of the recipe's `sampling`.
     """
 
     sampling: dict[str, float | int | None] = Field(default_factory=dict)
@@ -126,10 +130,10 @@ class EvalSetting(Setting):
 class Price(Strict):
     """Money per million tokens of one model.
 
-    input: of prompt tokens.
-    output: of all tokens that the model writes.
-    cached: of prompt tokens that the server reported to be cached; null: as `input`.
-    reasoning: of output tokens that are reasoning; null: as `output`.
+    input: price of prompt tokens.
+    output: price of all tokens that the model writes.
+    cached: price of prompt tokens that the server reported to be cached; null: as `input`.
+    reasoning: price of output tokens that are reasoning; null: as `output`.
     """
 
     input: float = Field(ge=0)
@@ -139,9 +143,9 @@ class Price(Strict):
 
 
 class EstimateConfig(Strict):
-    """What `--dry-run` expects.
+    """Expectation of `--dry-run` on the length of completions.
 
-    output_tokens: of a completion; null: the longest that it can be.
+    output_tokens: tokens of a completion; null: as many as it can have.
     """
 
     output_tokens: int | None = Field(default=None, ge=1)
@@ -162,11 +166,12 @@ class RecoveryConfig(Strict):
 class EvalConfig(CheckpointsConfig, stage="eval"):
     """One evaluation.
 
-    expect: agentic family, or `all` → the predicted range of the share of its solved runs; a run
-        keeps the predictions that it began with.
-    judge: the model that the environments `equivalence` and `rubric` ask.
-    prices: by checkpoint, in any currency.
-    recovery: what the checkpoints are to each other in distillation; null: no such table.
+    expect: agentic family, or `all` → predicted range of the share of its solved runs; a run keeps
+        the predictions that it began with.
+    judge: model that answers the environments `equivalence` and `rubric`.
+    prices: prices by checkpoint, in any currency.
+    recovery: student and teachers among the checkpoints, for a table of what distillation
+        recovered; null: no such table.
     inspect_logs: write the run as inspect's logs as well, for `inspect view`.
     """
 
@@ -181,123 +186,147 @@ class EvalConfig(CheckpointsConfig, stage="eval"):
     inspect_logs: bool = False
 
     def check(self) -> None:
-        given = [s.environment for s in self.row_tasks if isinstance(s, EnvironmentPrompts)]
-        refuse_unknown("expect: no source is of the family", self.expect, [*given, "all"])
+        families = [
+            task.environment for task in self.row_tasks if isinstance(task, EnvironmentPrompts)
+        ]
+        refuse_unknown("expect: no source is of the family", self.expect, [*families, "all"])
         for family, (low, high) in self.expect.items():
             if low > high:
                 raise ValueError(f"expect.{family}: {low} is above {high}")
-        check_prompts(cast(Any, self.prompts), self.settings)  # their names are all that it reads
-        names = [f"{p.name}.{s.name}" for p in self.prompts for s in self.settings]
-        refuse_twice("source.setting", names)
+        check_prompts(cast(Any, self.prompts), self.settings)  # it reads nothing but their names
+        unit_names: list[str] = []
         for task in self.prompts:
-            asked = any(task.name in (s.sources or (task.name,)) for s in self.settings)
-            refuse("prompts", {
-                f"no setting asks source {task.name!r}: add it to one, or leave it out": not asked,
-                f"source {task.name!r}: augment is for training; templates asks each question in "
-                "each template": getattr(task, "augment", None) is not None,
-            })  # fmt: skip
+            unit_names += [f"{task.name}.{setting.name}" for setting in self.settings]
+        refuse_twice("source.setting", unit_names)
+        for task in self.prompts:
+            if not any(_takes(setting, task) for setting in self.settings):
+                raise ValueError(
+                    f"prompts: no setting asks source {task.name!r}: add it to one, or leave it out"
+                )
+            if getattr(task, "augment", None) is not None:
+                raise ValueError(
+                    f"prompts: source {task.name!r}: augment is for training; templates asks each "
+                    "question in each template"
+                )
         for name in self.checkpoints:
             check_chat(self.backend_of(name), self.settings)
-        refuse_unknown("prices: there is no checkpoint", self.prices, (*self.checkpoints,))
+        checkpoint_names = list(self.checkpoints)
+        refuse_unknown("prices: there is no checkpoint", self.prices, checkpoint_names)
         if self.recovery is not None:
-            named = (self.recovery.before, self.recovery.after, *self.recovery.teachers.values())
-            refuse_unknown("recovery: there is no checkpoint", named, (*self.checkpoints,))
-            tasks = [task.name for task in self.prompts]
-            refuse_unknown("recovery.teachers: there is no task", self.recovery.teachers, tasks)
+            recovery = self.recovery
+            compared = (recovery.before, recovery.after, *recovery.teachers.values())
+            refuse_unknown("recovery: there is no checkpoint", compared, checkpoint_names)
+            task_names = [task.name for task in self.prompts]
+            refuse_unknown("recovery.teachers: there is no task", recovery.teachers, task_names)
         for setting in self.settings:
-            what = f"setting {setting.name!r}: sampling has no"
-            refuse_unknown(what, setting.sampling, (*ToolLoopSampling.model_fields,))
-            self.sampling_of(setting.name)
-            if not any(one.name in (setting.sources or (one.name,)) for one in self.inspect_tasks):
+            where = f"setting {setting.name!r}"
+            sampling_keys = list(ToolLoopSampling.model_fields)
+            refuse_unknown(f"{where}: sampling has no", setting.sampling, sampling_keys)
+            self.sampling_of(setting.name)  # validates the values
+            if not any(_takes(setting, task) for task in self.inspect_tasks):
                 continue
-            own = setting.tools in (NO_TOOLS, GIVEN_TOOLS) and setting.where is None
-            refuse(f"setting {setting.name!r}", {
-                "a task of inspect has its own tools and samples; name the other tasks in sources, "
-                "or leave out tools and where": not own,
-                "inspect takes thinking 0, 1 or both": setting.thinking not in (0, 1, "both"),
-            })  # fmt: skip
+            if setting.tools not in (NO_TOOLS, GIVEN_TOOLS) or setting.where is not None:
+                raise ValueError(
+                    f"{where}: a task of inspect has its own tools and samples; name the other "
+                    "tasks in sources, or leave out tools and where"
+                )
+            if setting.thinking not in (0, 1, "both"):
+                raise ValueError(f"{where}: inspect takes thinking 0, 1 or both")
 
     @property
     def inspect_tasks(self) -> tuple[InspectTask, ...]:
-        """The tasks that inspect runs."""
+        """Tasks that inspect runs."""
         return tuple(task for task in self.prompts if isinstance(task, InspectTask))
 
     @property
     def row_tasks(self) -> tuple[AnySource, ...]:
-        """The tasks whose prompts are rows."""
+        """Tasks whose prompts are rows."""
         return tuple(task for task in self.prompts if not isinstance(task, InspectTask))
 
     def sampling_of(self, setting: str, checkpoint: str | None = None) -> ToolLoopSampling:
-        """How a setting samples; without a checkpoint what is the same for all."""
-        stated = next(s.sampling for s in self.settings if s.name == setting)
-        # null is what the recipe or the model says
-        own = {
-            k: v for k, v in stated.items() if v is not None or k not in TokenChoice.model_fields
-        }
-        choice = {} if checkpoint is None else self.choice_of(checkpoint).chosen()
-        return ToolLoopSampling.model_validate(self.sampling.model_dump() | choice | own)
+        """Sampling of a checkpoint in a setting; without a checkpoint, what all have in common."""
+        setting_values: dict[str, Any] = {}
+        for key, value in self._setting(setting).sampling.items():
+            # a null token choice leaves the choice to the checkpoint, the recipe or the model
+            if value is not None or key not in TokenChoice.model_fields:
+                setting_values[key] = value
+        checkpoint_values = {} if checkpoint is None else self.choice_of(checkpoint).chosen()
+        values = self.sampling.model_dump() | checkpoint_values | setting_values
+        return ToolLoopSampling.model_validate(values)
+
+    def _setting(self, name: str) -> EvalSetting:
+        return next(setting for setting in self.settings if setting.name == name)
 
     def owner_config(self) -> dict[str, Any]:
-        """What the records depend on: the digest of the output directory is taken of this."""
-        beside = ("out", "max_failure_rate", "inspect_logs", "prices", "estimate")
+        """The config without keys that change no record, for the output directory's digest."""
         model = {"backend": REACHING}
-        blocks = {
+        excluded: dict[str, Any] = {
+            "out": True,
+            "max_failure_rate": True,
+            "inspect_logs": True,
+            "prices": True,
+            "estimate": True,
+            "backend": REACHING,
             "judge": model,
             "checkpoints": {"__all__": model},
             "prompts": {"__all__": {"obtain": True, "roles": {"__all__": model}}},
         }
-        left_out = {**dict.fromkeys(beside, True), **model, **blocks}
-        # an evaluation without the table is the one that earlier versions made
+        # without the table the digest is the one of versions that had no such table
         if self.recovery is None:
-            left_out["recovery"] = True
-        return _stated_choices(self.model_dump(mode="json", exclude=left_out))
+            excluded["recovery"] = True
+        config = self.model_dump(mode="json", exclude=excluded)
+        # a checkpoint's `sampling` holds the values that it states, and is left out without any
+        for block in config["checkpoints"].values():
+            if isinstance(block, dict):
+                block = cast(dict[str, Any], block)
+                choice = block.pop("sampling")
+                stated = {name: value for name, value in choice.items() if value is not None}
+                if stated:
+                    block["sampling"] = stated
+        return config
 
     def n_of(self, setting: str) -> int:
         """Completions of each prompt in a setting."""
-        return next(s.n for s in self.settings if s.name == setting) or self.n
+        return self._setting(setting).n or self.n
 
     def part(self, tasks: tuple[str, ...]) -> Self:
-        """The recipe with some of its tasks alone, and the settings that use these.
+        """The recipe with only some of its tasks, and with the settings that use these.
 
         Raises:
-            ConfigError: a task that is not there, or that no setting uses.
+            ConfigError: there is no such task, or no setting uses it.
         """
-        known = [source.name for source in self.prompts]
+        task_names = [source.name for source in self.prompts]
         for name in tasks:
-            if name not in known:
-                raise ConfigError(f"there is no task {name!r}{nearest(name, known)}")
-        kept: list[EvalSetting] = []
+            if name not in task_names:
+                raise ConfigError(f"there is no task {name!r}{nearest(name, task_names)}")
+        settings: list[EvalSetting] = []
         for setting in self.settings:
-            if sources := tuple(n for n in setting.sources or known if n in tasks):
-                kept.append(setting.model_copy(update={"sources": sources}))
-        if not kept:
+            sources = tuple(name for name in setting.sources or task_names if name in tasks)
+            if sources:
+                settings.append(setting.model_copy(update={"sources": sources}))
+        if not settings:
             raise ConfigError(f"no setting uses {', '.join(tasks)}")
         prompts = tuple(source for source in self.prompts if source.name in tasks)
-        return self.model_copy(update={"prompts": prompts, "settings": tuple(kept)})
+        return self.model_copy(update={"prompts": prompts, "settings": tuple(settings)})
 
     def of_rows(self) -> Self | None:
-        """The recipe without the tasks of inspect; None where it has no other."""
+        """The recipe without the tasks of inspect; None if it has no others."""
         names = tuple(task.name for task in self.row_tasks)
         return self.part(names) if names else None
 
 
-def _stated_choices(config: dict[str, Any]) -> dict[str, Any]:
-    """A dumped recipe in which a checkpoint's `sampling` holds what it says, or is not there."""
-    for block in config["checkpoints"].values():
-        if isinstance(block, dict):
-            choice = cast(dict[str, Any], block).pop("sampling")
-            stated = {name: value for name, value in choice.items() if value is not None}
-            cast(dict[str, Any], block).update({"sampling": stated} if stated else {})
-    return config
+def _takes(setting: EvalSetting, task: AnySource | InspectTask) -> bool:
+    return not setting.sources or task.name in setting.sources
 
 
 class GateRule(Strict):
     """One threshold on the change of a figure from the first run to the second.
 
     figure: a share of metrics.json such as `accuracy`, or a length such as `answer_tokens`.
-    margin: by how much it may be worse, in the figure's own unit.
-    worse: the direction; null: lower for accuracy, adherence, called_tool, higher for the others.
-    task, setting, thinking: of the compared rows; task `all` pools them; null: each one.
+    margin: amount by which the figure may be worse, in its own unit.
+    worse: direction that is worse; null: lower for accuracy, adherence and called_tool, higher for
+        other figures.
+    task, setting, thinking: rows to compare; task `all` pools all tasks; null: each one.
     """
 
     figure: str = "accuracy"
@@ -312,9 +341,10 @@ class GateConfig(Strict):
     """A gate: `compare A B --gate F` exits with 1 where a rule fails.
 
     level: one-sided confidence of all rules together; each is tested at 1 − (1 − level) / rows.
-    inconclusive: of a row neither shown to be worse by more than the margin nor not to be.
-    max_unscored: the largest share of a row's samples that the backend, a grader or a judge may
-        have failed on, on either side.
+    inconclusive: verdict on a row that is shown neither to be worse by more than the margin nor not
+        to be.
+    max_unscored: largest share of a row's samples, on either side, that the backend, a grader or a
+        judge may have failed on.
     """
 
     rules: tuple[GateRule, ...] = Field(min_length=1)
@@ -327,7 +357,7 @@ class EvalGenRmConfig(CheckpointsConfig, stage="eval_genrm"):
     """One evaluation of judges on the same held-out pairs, `n` judgements of each in each order.
 
     data: a `genrm_data` artifact.
-    pairs: how many pairs, from the front of the file; null takes all.
+    pairs: number of pairs, from the front of the file; null takes all.
     """
 
     data: str
@@ -335,18 +365,20 @@ class EvalGenRmConfig(CheckpointsConfig, stage="eval_genrm"):
     sampling: SamplingConfig = SamplingConfig()
 
     def owner_config(self) -> dict[str, Any]:
-        """What the judgements depend on: the digest of the output directory is taken of this."""
-        beside = dict.fromkeys(("out", "max_failure_rate", "data"), True)
-        config = self.model_dump(mode="json", exclude={**beside, "backend": REACHING})
+        """The config without keys that change no judgement, for the output directory's digest."""
+        excluded = {"out": True, "max_failure_rate": True, "data": True, "backend": REACHING}
+        config = self.model_dump(mode="json", exclude=excluded)
         for name in self.checkpoints:
             backend = self.backend_of(name).model_dump(mode="json", exclude=REACHING)
+            block: dict[str, Any] = {"path": self.path_of(name), "backend": backend}
             choice = self.choice_of(name).chosen()
-            config["checkpoints"][name] = {"path": self.path_of(name), "backend": backend}
-            config["checkpoints"][name] |= {"sampling": choice} if choice else {}
+            if choice:
+                block["sampling"] = choice
+            config["checkpoints"][name] = block
         return config
 
     def parameters_of(self, checkpoint: str) -> Parameters:
-        """How a checkpoint samples a judgement."""
+        """Sampling parameters of a checkpoint's judgements."""
         choice = self.choice_of(checkpoint).chosen()
         return self.sampling.model_copy(update=choice).parameters()
 
@@ -355,16 +387,19 @@ Evaluated = TypeVar("Evaluated", EvalConfig, EvalGenRmConfig)
 
 
 def with_choices(recipe: Evaluated) -> tuple[Evaluated, list[str]]:
-    """The recipe with all values that tokens are chosen by, and a line on where they come from for
-    each group of checkpoints that agree.
+    """Fill in every sampling value that the recipe leaves to a model's generation config.
 
-    What is the same for all is in `sampling`, anything else in the checkpoint's own block.
+    Values that all checkpoints share go to `sampling`, others to a checkpoint's own block.
+
+    Returns:
+        The filled recipe, and lines that say where the values come from, one for each group of
+        checkpoints that agree.
 
     Raises:
         ConfigError: as `generation_choice`.
     """
     choices: dict[str, TokenChoice] = {}
-    lines: dict[str, list[str]] = {}
+    checkpoints_by_line: dict[str, list[str]] = {}
     for name in recipe.checkpoints:
         backend = recipe.backend_of(name)
         if backend.kind == "scripted":
@@ -372,7 +407,7 @@ def with_choices(recipe: Evaluated) -> tuple[Evaluated, list[str]]:
         model = generation_choice(recipe.path_of(name) or getattr(backend, "tokenizer", None))
         stated = recipe.choice_of(name).filled(recipe.sampling.chosen())
         choices[name] = stated.filled(UNSTATED | model.chosen())
-        lines.setdefault(choice_line(stated, model), []).append(name)
+        checkpoints_by_line.setdefault(choice_line(stated, model), []).append(name)
     shared: dict[str, Any] = {}
     for key in TokenChoice.model_fields:
         values = {getattr(choice, key) for choice in choices.values()} or {UNSTATED[key]}
@@ -380,23 +415,26 @@ def with_choices(recipe: Evaluated) -> tuple[Evaluated, list[str]]:
             [shared[key]] = values
     checkpoints = dict(recipe.checkpoints)
     for name, choice in choices.items():
-        own = {key: value for key, value in choice.chosen().items() if key not in shared}
-        one = checkpoints[name]
-        if own or (isinstance(one, EvaluatedConfig) and one.sampling.chosen()):
-            block = EvaluatedConfig(path=one) if isinstance(one, str) else one
-            checkpoints[name] = block.model_copy(update={"sampling": TokenChoice(**own)})
+        differing = {key: value for key, value in choice.chosen().items() if key not in shared}
+        entry = checkpoints[name]
+        block = EvaluatedConfig(path=entry) if isinstance(entry, str) else entry
+        if differing or block.sampling.chosen():
+            checkpoints[name] = block.model_copy(update={"sampling": TokenChoice(**differing)})
     sampling = recipe.sampling.model_copy(update=shared)
-    changed = {"checkpoints": checkpoints, "sampling": sampling}
-    shown = [f"sampling of {', '.join(names)}: {line}" for line, names in lines.items()]
-    return recipe.model_copy(update=changed), shown
+    filled = recipe.model_copy(update={"checkpoints": checkpoints, "sampling": sampling})
+    lines: list[str] = []
+    for line, names in checkpoints_by_line.items():
+        lines.append(f"sampling of {', '.join(names)}: {line}")
+    return filled, lines
 
 
 class WinRateConfig(Strict, stage="win_rate"):
     """One policy against another on the same prompts, each pair of answers judged in both orders.
 
     before, after: an evaluation, as RUN:NAME where it has several checkpoints.
-    judge: as in RLHF; not one that `after` was trained with, which it has learnt to please.
-    prompts: how many, chosen by a keyed hash of their ids; null takes all that both answered.
+    judge: as in RLHF; not a judge that `after` was trained with and has learnt to please.
+    prompts: number of prompts, chosen by a keyed hash of their ids; null takes all that both
+        answered.
     """
 
     out: str
@@ -407,6 +445,6 @@ class WinRateConfig(Strict, stage="win_rate"):
     seed: int = Field(default=0, ge=0)
 
     def owner_config(self) -> dict[str, Any]:
-        """What the verdicts depend on beside the two sides themselves."""
+        """The config without the two sides and keys that change no verdict, for the digest."""
         config = self.model_dump(mode="json", exclude={"out", "before", "after", "judge"})
         return config | {"judge": self.judge.owner_config()}

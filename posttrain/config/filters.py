@@ -1,4 +1,4 @@
-"""Which rows a source loses: structural checks and filters of the text, with their patterns."""
+"""Filters of a source's rows: structural checks and filters of the text, with their patterns."""
 
 from typing import Annotated, Any, cast
 
@@ -11,7 +11,7 @@ from posttrain.errors import ConfigError
 
 
 class StructuralFilters(Strict):
-    """Which structural checks a source must pass. Each name is also the drop reason.
+    """Structural checks that drop a row. The name of each is also its drop reason.
 
     bad_unicode: text that cannot be written as UTF-8.
     role_order: turns that no chat could have produced.
@@ -46,7 +46,8 @@ class StructuralFilters(Strict):
 
 
 class RepetitionFilter(Strict):
-    """When a trace or an answer is a pathological repetition (paper, 3.1.3; all numbers are ours).
+    """Pathological repetition in a trace or an answer (paper, 3.1.3; all numbers are ours).
+
     A *word* is a run of letters, digits or signs, an ideograph, or a line end.
 
     min_words: words of the shortest loop that is dropped. Raise it for honest texts that repeat
@@ -59,9 +60,9 @@ class RepetitionFilter(Strict):
 class LanguageFilter(Strict):
     """Languages that traces and answers may be in; code, formulas and numbers are not judged.
 
-    allowed: ISO 639-1 codes.
-    letters: a text with fewer, code and formulas apart, is not judged.
-    confidence: another language counts from this probability on.
+    allowed: ISO 639-1 codes of the allowed languages.
+    letters: least letters of a text that is judged, code and formulas not counted.
+    confidence: least probability at which another language counts.
     """
 
     allowed: tuple[str, ...] = Field(min_length=1)
@@ -70,10 +71,10 @@ class LanguageFilter(Strict):
 
 
 class LengthFilter(Strict):
-    """How long a record may be; `null` sets no bound.
+    """Bounds on the length of a record; `null` sets none.
 
-    min_tokens, max_tokens: of its longest sequence, as rendered for training.
-    min_turns, max_turns: user turns.
+    min_tokens, max_tokens: tokens of its longest sequence, as rendered for training.
+    min_turns, max_turns: number of user turns.
     """
 
     min_tokens: int | None = Field(default=None, ge=1)
@@ -82,18 +83,19 @@ class LengthFilter(Strict):
     max_turns: int | None = Field(default=None, ge=1)
 
     def check(self) -> None:
-        bounds = (self.min_tokens, self.max_tokens), (self.min_turns, self.max_turns)
+        bounds = [(self.min_tokens, self.max_tokens), (self.min_turns, self.max_turns)]
         for least, most in bounds:
             if least is not None and most is not None and least > most:
                 raise ValueError(f"the least length, {least}, is above the most, {most}")
-        if bounds == ((None, None), (None, None)):
+        if bounds == [(None, None), (None, None)]:
             raise ValueError("length: give at least one bound")
 
 
 class CopiedFilter(Strict):
-    """Answers that say again what stood before: the question, an earlier answer, their own trace.
+    """Answers that copy the question, an earlier answer, or their own trace.
 
-    characters: shorter answers may be equal to anything ("Yes.", a number).
+    characters: length of the shortest answer that is checked; a shorter one ("Yes.", a number) may
+        repeat anything.
     """
 
     characters: int = Field(default=80, ge=1)
@@ -102,8 +104,8 @@ class CopiedFilter(Strict):
 class TruncatedFilter(Strict):
     """Texts cut off at the limit their sampler had: they stop in mid-sentence, and just there.
 
-    tokens: the source's known limits on a turn, trace and answer in one.
-    slack: how far off the count may be, as a share: the limit may be in another tokenizer's tokens.
+    tokens: limits of the source's sampler on the tokens of a turn, trace and answer together.
+    slack: tolerance of the count, as a share: the limit may be in another tokenizer's tokens.
     """
 
     tokens: tuple[Annotated[int, Field(ge=16)], ...] = Field(min_length=1)
@@ -113,11 +115,12 @@ class TruncatedFilter(Strict):
 class Pattern(Strict):
     """One pattern, in RE2's syntax, matched without regard to case.
 
-    pattern: what is looked for.
-    near: must match as well, within `within` characters before or after the match.
-    unless: must not match within `within` characters before or after the match, nor in it.
-    within: how far context reaches, in characters.
-    place: the file and line it was read from, for messages; no part of the recipe.
+    pattern: the pattern to find.
+    near: pattern that must match as well, within `within` characters before or after the match.
+    unless: pattern that must not match within `within` characters before or after, nor in the
+        match.
+    within: reach of `near` and `unless`, in characters.
+    place: file and line that the pattern was read from, for messages; no part of the recipe.
     """
 
     pattern: str = Field(min_length=1)
@@ -127,41 +130,48 @@ class Pattern(Strict):
     place: str | None = Field(default=None, exclude=True, repr=False)
 
 
-def _as_mapping(item: Any) -> dict[str, Any]:
-    return cast(dict[str, Any], item) if isinstance(item, dict) else {"pattern": item}
+def _as_mapping(pattern: Any) -> dict[str, Any]:
+    return cast(dict[str, Any], pattern) if isinstance(pattern, dict) else {"pattern": pattern}
 
 
-def _read(given: object) -> object:
-    """Patterns of a list, or of the named file, each with its place; the recipe then holds them."""
-    if not isinstance(given, str):
-        # a tuple, for what a validator returns is no JSON any more: taken as strictly as Python
-        return tuple(map(_as_mapping, cast(list[Any], given))) if isinstance(given, list) else given
-    path = recipe_file(given)
-    read = read_mapping(path)
-    if set(read) != {"patterns"} or not isinstance(read["patterns"], list):
+def _read_patterns(value: object) -> object:
+    """Read patterns from a list, or from the named file, each with its place in that file.
+
+    The resolved recipe holds the patterns themselves.
+    """
+    if isinstance(value, list):
+        # a tuple: values from a validator are checked as Python, in which a strict tuple takes no
+        # list
+        return tuple(map(_as_mapping, cast(list[Any], value)))
+    if not isinstance(value, str):
+        return value
+    path = recipe_file(value)
+    mapping = read_mapping(path)
+    if set(mapping) != {"patterns"} or not isinstance(mapping["patterns"], list):
         raise ConfigError(f"{path}: a file of patterns is a mapping with one list, patterns")
+    # read once more as nodes, which know their lines
     text = path.read_text(encoding="utf-8")
-    node = cast(Any, yaml.compose(text, Loader=yaml.SafeLoader))  # pyright: ignore[reportUnknownMemberType]  # PyYAML is untyped
-    ((_, nodes),) = node.value  # which know their lines
-    return tuple(
-        {**_as_mapping(item), "place": f"{path}:{node.start_mark.line + 1}"}
-        for item, node in zip(cast(list[Any], read["patterns"]), nodes.value, strict=True)
-    )
+    root = cast(Any, yaml.compose(text, Loader=yaml.SafeLoader))  # pyright: ignore[reportUnknownMemberType]  # PyYAML is untyped
+    ((_, list_node),) = root.value
+    patterns: list[dict[str, Any]] = []
+    for pattern, node in zip(cast(list[Any], mapping["patterns"]), list_node.value, strict=True):
+        patterns.append({**_as_mapping(pattern), "place": f"{path}:{node.start_mark.line + 1}"})
+    return tuple(patterns)
 
 
-Patterns = Annotated[tuple[Pattern, ...], BeforeValidator(_read), Field(min_length=1)]
+Patterns = Annotated[tuple[Pattern, ...], BeforeValidator(_read_patterns), Field(min_length=1)]
 
 
 class Filters(StructuralFilters):
-    """All filters of a source. Those that are `null` look for nothing.
+    """All filters of a source. A filter that is `null` drops nothing.
 
     repetition: pathological repetition in traces and answers.
     narratives: patterns of political or nationalist alignment, in traces and answers.
     untranslated: patterns of answers that say they cannot translate.
     refusals: patterns of refusal boilerplate, in answers.
-    language: which languages traces and answers may be in.
-    length: in tokens and in turns.
-    copied: answers that repeat what stood before.
+    language: languages that traces and answers may be in.
+    length: bounds on tokens and on turns.
+    copied: answers that repeat an earlier text.
     truncated: texts cut off at a known limit.
     """
 

@@ -1,4 +1,4 @@
-"""What every recipe of group-relative training has.
+"""Schema that all recipes of group-relative training share.
 
 `trainer:` passes through to the installed TRL `GRPOConfig`; what this project decides is refused.
 """
@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from posttrain.config.backend import REACHING, Rendering, Server
-from posttrain.config.base import Strict, refuse, source
+from posttrain.config.base import Strict, source
 from posttrain.config.sft import OWNED_EVERYWHERE, PolicyRecipe, owned_fields
 
 _REFERENCE = source("NVIDIA's grpo_nanov3.yaml")
@@ -58,10 +58,10 @@ OWNED_TRAINER_FIELDS = OWNED_EVERYWHERE | owned_fields({
 
 
 class CompletionLimit(Strict):
-    """From a batch of rollouts on, the most tokens of a completion.
+    """Limit on the tokens of a completion, from some batch of rollouts on.
 
-    from_batch: the first batch that it holds for, counted from 1.
-    tokens: of all steps of a completion together.
+    from_batch: first batch that the limit holds for, counted from 1.
+    tokens: tokens of all steps of a completion together.
     """
 
     from_batch: int = Field(ge=1)
@@ -69,11 +69,11 @@ class CompletionLimit(Strict):
 
 
 class RolloutSampling(Strict):
-    """How the policy's rollouts are sampled, from its whole distribution.
+    """Sampling of the policy's rollouts, from its whole distribution.
 
     temperature: 1 is the policy's own distribution.
-    max_tokens: of one step of a completion, reasoning included.
-    max_turns: steps of a completion whose prompt declares tools.
+    max_tokens: tokens of one step of a completion at most, reasoning included.
+    max_turns: steps of a completion at most, where its prompt declares tools.
     max_completion: a schedule of limits on the tokens of all steps; null: none (Nano).
     """
 
@@ -83,9 +83,9 @@ class RolloutSampling(Strict):
     max_completion: tuple[CompletionLimit, ...] | None = Field(default=None, min_length=1)
 
     def completion_limit(self, batch: int) -> int | None:
-        """Tokens of a whole completion in a batch of rollouts, from 1."""
-        past = [one for one in self.max_completion or () if one.from_batch <= batch]
-        return past[-1].tokens if past else None
+        """Limit on the tokens of a whole completion in a batch, counted from 1; None: no limit."""
+        begun = [limit for limit in self.max_completion or () if limit.from_batch <= batch]
+        return begun[-1].tokens if begun else None
 
     def check(self) -> None:
         if self.max_completion is None:
@@ -104,8 +104,8 @@ class RolloutSampling(Strict):
 class InProcessRollouts(Strict):
     """Rollouts decoded in the training processes; weights that are sharded are gathered meanwhile.
 
-    batch_size: rollouts decoded at a time on one process.
-    lag: steps by which the weights that sample are behind; with 1 the numbers are those of a server
+    batch_size: rollouts decoded at a time in one process.
+    lag: steps by which the sampling weights are behind; with 1 the numbers are those of a server
         that samples step k + 1 while step k trains, without its gain in time.
     """
 
@@ -117,7 +117,7 @@ class InProcessRollouts(Strict):
 class LoraServer(Server):
     """A vLLM server that holds the base model and loads the adapter before every batch.
 
-    model: what the names begin with under which adapters are loaded.
+    model: prefix of the names under which adapters are loaded.
     lag: 1: step k + 1 is sampled and judged while step k trains, by the weights before it.
     """
 
@@ -129,7 +129,7 @@ class LoraServer(Server):
 class WeightServer(Server):
     """A vLLM server that is sent all weights before every batch, by NCCL.
 
-    group_port: where the main process waits for the server to join the transfer.
+    group_port: port on which the main process waits for the server to join the transfer.
     lag: 1: step k + 1 is sampled and judged while step k trains, by the weights before it.
     """
 
@@ -139,11 +139,12 @@ class WeightServer(Server):
 
 
 class ColocatedVllm(Strict):
-    """vLLM in each training process, on the same device. Its rollouts end together, turn by turn:
-    verifiers run behind each turn, not beside it.
+    """vLLM in each training process, on the same device.
 
-    gpu_memory: share of the device that vLLM takes.
-    max_length: longest prompt and completion; null is the model's own limit.
+    Its rollouts end together, turn by turn: verifiers run after each turn, not beside it.
+
+    gpu_memory: share of the device's memory that vLLM takes.
+    max_length: tokens of prompt and completion at most; null is the model's own limit.
     sleep: give up weights and cache between batches.
     lag: as that of `in_process`.
     """
@@ -158,24 +159,26 @@ class ColocatedVllm(Strict):
 RolloutEngine = Annotated[
     InProcessRollouts | LoraServer | WeightServer | ColocatedVllm, Field(discriminator="engine")
 ]
-# where rollouts are made decides nothing about what is sampled: a run may go on with other values
+# keys that change nothing about the samples: a run may be resumed with other values
 ENGINE_REACHING = REACHING | {"group_port", "gpu_memory", "sleep"}
 
 
 class ImportanceConfig(Strict):
-    """Importance sampling between what sampled a token and what trains it, by default with the
-    reference code's values; a completion that is left out still counts in the loss's divisor.
+    """Importance sampling between the policy that sampled a token and the one that trains it.
+
+    Defaults are the reference code's. A completion that is left out of the loss still counts in the
+    loss's divisor.
 
     token_low, token_high: bounds of a token's ratio trainer / sampler, which scales its loss.
-    outside: `mask` takes a token outside them out of the loss (NeMo RL's icepop, 0.5 to 5);
-        `truncate` (truncated importance sampling) moves its ratio to the bound (0 to 5 in Super,
-        0.2 to 5 in Ultra).
-    sequence_limit: a completion whose mean of exp |difference| is above it is left out (NeMo RL's
-        seq_logprob_error_threshold, 2 in Nano's public recipe).
-    geometric_low, geometric_high: so is one whose geometric mean of the ratios is outside (NeMo
-        RL's seq-mask-tis, 0.999 and 1.002); null: no such bound.
-    product_high: so is one whose *product* of the ratios is above (TRL's sequence_mask, 3.0), where
-        long completions stray soonest; null: no such bound.
+    outside: treatment of a token outside the bounds: `mask` takes it out of the loss (NeMo RL's
+        icepop, 0.5 to 5); `truncate` (truncated importance sampling) moves its ratio to the bound
+        (0 to 5 in Super, 0.2 to 5 in Ultra).
+    sequence_limit: largest mean of exp |difference| of a completion; one above it is left out (NeMo
+        RL's seq_logprob_error_threshold, 2 in Nano's public recipe).
+    geometric_low, geometric_high: bounds of the geometric mean of a completion's ratios; one
+        outside is left out (NeMo RL's seq-mask-tis, 0.999 and 1.002); null: no such bound.
+    product_high: largest *product* of a completion's ratios; one above it is left out (TRL's
+        sequence_mask, 3.0), long completions soonest; null: no such bound.
     """
 
     token_low: float = Field(default=0.5, ge=0, lt=1, json_schema_extra=source("NeMo RL, icepop"))
@@ -190,17 +193,18 @@ class ImportanceConfig(Strict):
 class GrpoLossConfig(Strict):
     """Token-level clipped policy loss over the global batch.
 
-    clip_low, clip_high: the ratio to the policy that sampled is clipped to 1 − low … 1 + high.
+    clip_low, clip_high: the ratio to the sampling policy is clipped to 1 − low … 1 + high.
     num_iterations: optimiser steps on each batch of rollouts; 1 is exactly on-policy.
     kl: weight of KL(policy ‖ initial policy), estimator k3, token by token. Above 0 a second copy
         of the model is kept (none with an adapter).
-    overlong: truncated completions: `mask` leaves them in the baseline alone, `train` trains them.
-    importance: null multiplies nothing and masks nothing.
+    overlong: treatment of truncated completions: `mask` leaves them in the baseline alone, `train`
+        trains them.
+    importance: importance sampling; null multiplies nothing and masks nothing.
     force_on_policy_ratio: the clipped ratio is 1 in every update of a batch, and importance
         sampling corrects for all that moved since (Super, Ultra; not Nano).
-    advantage_clip: of advantages, to ± this; null: none (Nano). 50 in Super, 20 in Ultra.
-    malformed_call_advantage, malformed_tag_advantage: of a completion that no limit cut, with a
-        call that cannot be read, or reasoning tags out of place; null: as its reward says (Nano).
+    advantage_clip: bound on the size of an advantage; null: none (Nano). 50 in Super, 20 in Ultra.
+    malformed_call_advantage, malformed_tag_advantage: advantage of a completion that no limit cut
+        and that has an unreadable call, or reasoning tags out of place; null: by its reward (Nano).
         −5 in Super.
     """
 
@@ -224,11 +228,11 @@ class GrpoLossConfig(Strict):
 
 
 class MoeConfig(Strict):
-    """What happens to expert routers; without effect on a model that has none.
+    """Training of expert routers; without effect on a model that has none.
 
-    freeze_router: their weights are not trained.
-    bias_update_rate: by which, after every step, the score-correction bias falls of an expert with
-        more tokens than the mean, and rises of one with fewer.
+    freeze_router: leave the routers' weights untrained.
+    bias_update_rate: amount by which, after every step, the score-correction bias of an expert
+        falls if it had more tokens than the mean, and rises if it had fewer.
     """
 
     freeze_router: bool = True
@@ -238,8 +242,8 @@ class MoeConfig(Strict):
 class Limit(Strict):
     """Limits of one sign.
 
-    warn: a line is printed from here on; null: never.
-    stop: the run ends; null: never.
+    warn: value from which on a line is printed; null: never.
+    stop: value from which on the run ends; null: never.
     """
 
     warn: float | None = Field(default=None, ge=0)
@@ -247,10 +251,11 @@ class Limit(Strict):
 
 
 class GuardConfig(Strict):
-    """Signs that a run goes wrong, each as a mean over the last `window` batches of rollouts; the
-    limits are ours, and may be changed when a stopped run is started again.
+    """Signs that a run goes wrong, each as a mean over the last `window` batches of rollouts.
 
-    window: batches of rollouts.
+    The limits are ours, and may be changed when a stopped run is started again.
+
+    window: number of batches of rollouts that a mean is taken over.
     zero_variance: share of the groups whose rewards are all equal.
     truncated: share of the completions that ran to a limit.
     unscored: share of the completions without a reward.
@@ -273,7 +278,7 @@ class GroupTraining(Rendering, PolicyRecipe):
 
     prompts_per_step: groups in a batch of rollouts, over all processes.
     num_generations: rollouts of a prompt.
-    max_epochs: how often a prompt may be drawn.
+    max_epochs: number of times that a prompt may be drawn.
     """
 
     owned = OWNED_TRAINER_FIELDS
@@ -289,21 +294,28 @@ class GroupTraining(Rendering, PolicyRecipe):
     guard: GuardConfig = GuardConfig()
 
     def check(self) -> None:
-        engine, adapter, sharding = self.rollouts.engine, self.adapter, self.launch.sharding
-        room = self.rollouts.max_length if isinstance(self.rollouts, ColocatedVllm) else None
-        most = max((limit.tokens for limit in self.sampling.max_completion or ()), default=0)
-        whole = engine in ("vllm_server", "vllm_colocate")
-        refuse("rollouts", {
-            f"sampling.max_completion {most} does not fit max_length {room}, which holds the "
-            "prompt too, for the whole run: raise max_length": room is not None and most >= room,
-            "engine lora_server holds the base and is sent the adapter: set adapter:, or engine: "
-            "vllm_server, which is sent all weights": engine == "lora_server" and adapter is None,
-            f"engine {engine} is sent all weights, and those of adapter.method qlora are held in 4 "
-            "bits: use engine: lora_server or in_process, or method: lora":
-                whole and adapter and adapter.method == "qlora",
-        })  # fmt: skip
+        engine = self.rollouts.engine
+        if isinstance(self.rollouts, ColocatedVllm) and self.rollouts.max_length is not None:
+            max_length = self.rollouts.max_length
+            limits = [limit.tokens for limit in self.sampling.max_completion or ()]
+            if max(limits, default=0) >= max_length:
+                raise ValueError(
+                    f"rollouts: sampling.max_completion {max(limits)} does not fit max_length "
+                    f"{max_length}, which holds the prompt too, for the whole run: raise max_length"
+                )
+        if engine == "lora_server" and self.adapter is None:
+            raise ValueError(
+                "rollouts: engine lora_server holds the base and is sent the adapter: set "
+                "adapter:, or engine: vllm_server, which is sent all weights"
+            )
+        takes_all_weights = engine in ("vllm_server", "vllm_colocate")
+        if takes_all_weights and self.adapter and self.adapter.method == "qlora":
+            raise ValueError(
+                f"rollouts: engine {engine} is sent all weights, and those of adapter.method qlora "
+                "are held in 4 bits: use engine: lora_server or in_process, or method: lora"
+            )
         if engine == "lora_server":
-            refuse_lora_server(sharding)
+            refuse_lora_server(self.launch.sharding)
         if self.rollouts.lag and self.loss.importance is None:
             raise ValueError(
                 "rollouts.lag 1 trains on samples of older weights, which loss.importance corrects "
@@ -312,7 +324,7 @@ class GroupTraining(Rendering, PolicyRecipe):
 
 
 def refuse_lora_server(sharding: str | None) -> None:
-    """Raises ValueError where no process has the whole adapter."""
+    """Raise ValueError for a sharding under which no process has the whole adapter to send."""
     if sharding in ("zero3", "fsdp2"):
         raise ValueError(
             f"rollouts.engine lora_server with sharding {sharding}: no process has the whole "

@@ -1,4 +1,4 @@
-"""How rollouts are judged: the blocks `judge:`, `pairing:` and `length:` of the RLHF recipe.
+"""Blocks `judge:`, `pairing:` and `length:` of the RLHF recipe.
 
 Sampling and retries are those of NVIDIA's public code (nemotron-3-nano reference, `genrm_compare`).
 """
@@ -11,17 +11,18 @@ from posttrain.config.backend import REACHING, BackendConfig, check_checkpoint
 from posttrain.config.base import Strict, source
 from posttrain.rollouts import Parameters
 
-_REFERENCE, _PAPER = source("NVIDIA's genrm_compare"), source("paper, 3.3.2")
+_REFERENCE = source("NVIDIA's genrm_compare")
+_PAPER = source("paper, 3.3.2")
 LayoutName = Literal["auto", "roles", "message", "compact"]
 
 
 class JudgeSampling(Strict):
-    """How a judgement is sampled; one that runs to `max_tokens` has failed.
+    """Sampling of a judgement.
 
     temperature: 0 is greedy.
-    top_p: the tokens that share so much of the probability.
-    top_k: 0 keeps all.
-    max_tokens: of one step, reasoning included.
+    top_p: probability mass of the likeliest tokens to sample from.
+    top_k: number of the likeliest tokens to sample from; 0 keeps all.
+    max_tokens: tokens of a judgement, reasoning included; one that reaches them has failed.
     """
 
     temperature: float = Field(default=0.6, ge=0, json_schema_extra=_REFERENCE)
@@ -30,16 +31,16 @@ class JudgeSampling(Strict):
     max_tokens: int = Field(default=16384, ge=1, json_schema_extra=_REFERENCE)
 
     def parameters(self) -> Parameters:
-        """As samplers take them."""
+        """The sampling parameters that a sampler takes."""
         return Parameters(**self.model_dump())
 
 
 class AskedModel(Strict):
     """A model beside the one that is trained or evaluated.
 
-    backend: what it runs on.
+    backend: backend that the model runs on.
     checkpoint: a directory or hub id; with a server, what it serves, for its tokenizer.
-    thinking: whether it reasons before it answers.
+    thinking: reason before answering.
     """
 
     backend: BackendConfig
@@ -53,8 +54,8 @@ class AskedModel(Strict):
 class JudgeModel(AskedModel):
     """One model that judges.
 
-    layout: how it is asked; `auto` is `roles` where its template knows the roles of the released
-        GenRM, else `message`; a chat endpoint needs a name.
+    layout: layout of the judging prompt; `auto` is `roles` where the model's template knows the
+        roles of the released GenRM, else `message`; a chat endpoint needs a name.
     """
 
     layout: LayoutName = "auto"
@@ -68,36 +69,37 @@ class JudgeModel(AskedModel):
 
 
 class LabelJudgeConfig(AskedModel):
-    """The model that environments without a rule of their own ask: equivalence, rubrics.
+    """Judge model of the environments that grade by no rule: equivalence, rubrics.
 
-    retries: further questions, with new seeds, where a label cannot be read.
+    retries: further requests, with new seeds, if a label cannot be read.
     """
 
     sampling: JudgeSampling = JudgeSampling()
     retries: int = Field(default=3, ge=0, json_schema_extra=_REFERENCE)
 
     def model(self) -> JudgeModel:
-        """As judges are opened."""
+        """The same model as a judge with the layout `message`."""
         shared = {name: getattr(self, name) for name in AskedModel.model_fields}
         return JudgeModel(**shared, layout="message")
 
     def identity(self) -> dict[str, Any]:
-        """What decides its labels."""
+        """The config without keys that change no label, for digests."""
         return self.model_dump(mode="json", exclude={"backend": REACHING})
 
 
 class JudgeConfig(Strict):
-    """Who judges, and what becomes of judgements that fail.
+    """Judge models, and the treatment of failed judgements.
 
     models: each votes on every match, and the verdicts that come are averaged field by field; the
         same model twice votes twice, with other seeds.
-    principle: what to judge by where a prompt's metadata has none; null: the layout's own words.
+    principle: principle to judge by where a prompt's metadata has none; null: the layout's words.
     retries: further judgements, with new seeds, of a match whose judgement cannot be read.
     max_failure_rate: largest share of a step's matches that may be left without any verdict.
-    max_characters: a longer judging prompt is not asked and has failed; null: no limit.
-    chunk: in process, matches that are kept together; a killed run judges at most so many again.
-    cache: a folder of verdicts that steps and runs share, so that a run depends on what is there;
-        null: kept in `out` until the run is finished, and every step asks anew.
+    max_characters: longest judging prompt; a longer one counts as failed; null: no limit.
+    chunk: matches saved together where the judge runs in process; a killed run repeats at most so
+        many.
+    cache: folder of verdicts that steps and runs share, so that a run depends on its content; null:
+        verdicts stay in `out` until the run is finished, and every step judges anew.
     """
 
     models: tuple[JudgeModel, ...] = Field(min_length=1)
@@ -110,13 +112,17 @@ class JudgeConfig(Strict):
     cache: str | None = None
 
     def owner_config(self) -> dict[str, Any]:
-        """What the verdicts depend on: the digest of an output directory is taken of this."""
-        how = {"models": {"__all__": {"backend": REACHING}}, "max_failure_rate": True}
-        return self.model_dump(mode="json", exclude={**how, "cache": True})
+        """The config without keys that change no verdict, for the digest of an output directory."""
+        excluded = {
+            "models": {"__all__": {"backend": REACHING}},
+            "max_failure_rate": True,
+            "cache": True,
+        }
+        return self.model_dump(mode="json", exclude=excluded)
 
 
 class PairingConfig(Strict):
-    """Who is compared with whom.
+    """Choice of the pairs of rollouts to compare.
 
     strategy: `circular`, each rollout with its successor, N judgements (paper); `both_orders`,
         those in both orders, 2N; `all_pairs`, N(N − 1)/2.
@@ -126,14 +132,17 @@ class PairingConfig(Strict):
 
 
 class LengthConfig(Strict):
-    """What length adds to the base reward. The paper's values; 0 turns a part off.
+    """Length's part of the reward, beside the base reward. The paper's values; 0 turns a part off.
 
-    reasoning_coefficient, answer_coefficient: of the zero-sum adjustment inside a group.
-    reasoning_bonus, answer_bonus: for the shortest, if its base reward is good enough.
-    quality_percentile: of the group's base rewards, from which it is.
+    reasoning_coefficient, answer_coefficient: coefficient of the zero-sum adjustment by length
+        inside a group.
+    reasoning_bonus, answer_bonus: bonus of the shortest, if its base reward is good enough.
+    quality_percentile: percentile of the group's base rewards that a bonus requires.
     unit: lengths in tokens, or in characters without surrounding white space (NVIDIA's code).
-    style_coefficient: of the zero-sum adjustment by markup density; not in Nano's paper.
-    absolute_penalty: for each 100 units of reasoning and answer, in any group; not in the paper.
+    style_coefficient: coefficient of the zero-sum adjustment by markup density; not in Nano's
+        paper.
+    absolute_penalty: penalty for each 100 units of reasoning and answer, in any group; not in the
+        paper.
     """
 
     reasoning_coefficient: float = Field(default=0.5, ge=0, json_schema_extra=_PAPER)

@@ -17,7 +17,7 @@ from posttrain.errors import ConfigError
 
 Schema = TypeVar("Schema", bound=BaseModel)
 _ABSENT: Any = object()
-_NAMED = 3  # keys that a message proposes
+_MAX_PROPOSALS = 3  # keys that a message proposes
 
 # old keys whose new name is not the nearest in letters (docs/reference/renamed.md), and two words
 # of other trainers
@@ -36,20 +36,25 @@ _RENAMED = {
     "spool": "parts_dir",
     "updates": "num_iterations",
 }
-# words of other trainers' commands → keys here, of which a recipe has one or none; `NAME` is to be
-# chosen. A key of the same name at any depth comes first, but for `checkpoint`, `model` and `data`
-_ELSEWHERE: dict[str, tuple[str, ...]] = {
+_MODEL_KEYS = ("checkpoint", "checkpoints.NAME", "model.path", "tokenizer.path")
+_DATA_KEYS = ("data", "sources.N.path", "prompts.N.path")
+# words of other trainers' commands → keys here, of which a recipe has one or none; users choose
+# `NAME`. A key of the same name at any depth is proposed first, but for words of `_AMBIGUOUS`
+_FOREIGN_WORDS: dict[str, tuple[str, ...]] = {
     "checkpoint": ("checkpoint", "checkpoints.NAME", "model.path"),
-    "model": ("checkpoint", "checkpoints.NAME", "model.path", "tokenizer.path"),
+    "model": _MODEL_KEYS,
+    "model_name_or_path": _MODEL_KEYS,
+    "model_name": _MODEL_KEYS,
+    "model_id": _MODEL_KEYS,
+    "model_path": _MODEL_KEYS,
+    "base_model": _MODEL_KEYS,
     "data": ("sources.N.path", "prompts.N.path", "samples"),
-    **dict.fromkeys(
-        ("model_name_or_path", "model_name", "model_id", "model_path", "base_model"),
-        ("checkpoint", "checkpoints.NAME", "model.path", "tokenizer.path"),
-    ),
-    **dict.fromkeys(
-        ("dataset", "dataset_name", "datasets", "train_file", "data_path", "dataset_path"),
-        ("data", "sources.N.path", "prompts.N.path"),
-    ),
+    "dataset": _DATA_KEYS,
+    "dataset_name": _DATA_KEYS,
+    "datasets": _DATA_KEYS,
+    "train_file": _DATA_KEYS,
+    "data_path": _DATA_KEYS,
+    "dataset_path": _DATA_KEYS,
     **dict.fromkeys(
         ("batch_size", "train_batch_size", "micro_batch_size", "per_device_batch_size"),
         ("backend.batch_size", "batch", "trainer.per_device_train_batch_size"),
@@ -66,13 +71,17 @@ _ELSEWHERE: dict[str, tuple[str, ...]] = {
         ("max_new_tokens", "max_completion_length", "max_gen_toks", "max_gen_tokens"),
         ("sampling.max_tokens",),
     ),
-    **dict.fromkeys(("temp",), ("sampling.temperature",)),
     **dict.fromkeys(
-        ("num_samples", "n_samples", "num_return_sequences", "samples_per_prompt", "num_rollouts",
-         "rollouts_per_prompt", "group_size"),
+        ("num_samples", "n_samples", "num_return_sequences", "samples_per_prompt"),
         ("n", "num_generations"),
     ),
-    **dict.fromkeys(("lora_r", "lora_rank"), ("adapter.rank",)),
+    **dict.fromkeys(
+        ("num_rollouts", "rollouts_per_prompt", "group_size"),
+        ("n", "num_generations"),
+    ),
+    "temp": ("sampling.temperature",),
+    "lora_r": ("adapter.rank",),
+    "lora_rank": ("adapter.rank",),
     "lora_alpha": ("adapter.alpha",),
     "lora_dropout": ("adapter.dropout",),
     "lora_target": ("adapter.modules",),
@@ -81,15 +90,16 @@ _ELSEWHERE: dict[str, tuple[str, ...]] = {
     "wd": ("trainer.weight_decay",),
     "kl_coef": ("loss.kl",),
     "template": ("tokenizer.chat_template", "backend.chat_template"),
-}  # fmt: skip
-_FIRST = ("checkpoint", "model", "data")
-# keys that went to another block, in the recipes that have it
+}
+# so many blocks have keys of these names that a key of the same name is rarely what is meant
+_AMBIGUOUS = ("checkpoint", "model", "data")
+# keys that moved to another block, in the recipes that have that block
 _MOVED = {
     "sampling.batch_size": "rollouts.batch_size",
     "sampling.server": "rollouts",
 }
-# keys that went, by their place without positions in lists
-_GONE = {
+# removed keys with the reason, by their path without positions in lists
+_REMOVED = {
     "estimate.tokens_per_second": "a dry run measures how fast a model in this process is",
     "extends": "a recipe is one file",
     "sources.filters.repetition.compression_ratio": "it is 3.0 everywhere",
@@ -104,7 +114,11 @@ _GONE = {
 
 
 def read_recipe(path: Path | str) -> dict[str, Any]:
-    """The mapping of a recipe's file, or of a shipped one's name; raises as `read_mapping`."""
+    """Read the mapping of a recipe, given its file or the name of a shipped recipe.
+
+    Raises:
+        ConfigError: as `read_mapping`.
+    """
     return read_mapping(recipe_file(path))
 
 
@@ -115,79 +129,112 @@ def load_recipe(
     *,
     read: Callable[[str], dict[str, Any]] = read_recipe,
 ) -> Schema:
-    """Read, merge and validate a recipe.
+    """Read a recipe, apply the overrides and validate the result.
 
     Args:
-        overrides: `key.path=value`; null takes a key back where its field takes no null.
-        read: the mapping of what was given as recipe.
+        overrides: `key.path=value`; null removes a key whose field takes no null.
+        read: function that reads the recipe's mapping, given `path`.
 
     Raises:
         ConfigError: naming the file, the dotted key, and the nearest valid key or expected type.
     """
     raw = apply_overrides(read(str(path)), overrides)
-    given = (override.partition("=") for override in overrides)
-    # an empty value is a shell's unset variable, not a null
-    if nulls := [k for k, _, text in given if text.strip() and parse_value(text) is None]:
+    null_keys: list[str] = []
+    for override in overrides:
+        key, _, text = override.partition("=")
+        # an empty value is a shell's unset variable, not a null
+        if text.strip() and parse_value(text) is None:
+            null_keys.append(key)
+    if null_keys:
         try:
             schema.model_validate_json(json.dumps(raw))
         except ValidationError as error:
-            # behind the key stands which member of a union it was tried as
-            places = [item["loc"][-2:] for item in error.errors() if item["input"] is None]
-            for key in nulls:
-                *_, last = parts = key.split(".")
-                if any(last in place for place in places):
-                    raw = _set(raw, parts, _ABSENT, full=key)
+            # the key is the last part of a location, or the last but one where the last part names
+            # the member of a union that was tried
+            tails = [problem["loc"][-2:] for problem in error.errors() if problem["input"] is None]
+            for key in null_keys:
+                parts = key.split(".")
+                if any(parts[-1] in tail for tail in tails):
+                    raw = _with_value(raw, parts, _ABSENT, full_key=key)
     return validate(raw, schema, where=str(path))
 
 
 def apply_overrides(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Apply `key.path=value` items; list items are addressed by position (`sources.0.rows=5`)."""
+    """Apply `key.path=value` overrides; a position addresses a list's item (`sources.0.rows=5`).
+
+    Raises:
+        ConfigError: an override is malformed, given twice, or addresses nothing.
+    """
     seen: set[str] = set()
-    for item in overrides:
-        key, equals, text = item.partition("=")
+    for override in overrides:
+        key, equals, text = override.partition("=")
         if not equals or not key:
-            raise ConfigError(f"override {item!r} is not of the form key.path=value")
+            raise ConfigError(f"override {override!r} is not of the form key.path=value")
         if key in seen:
             raise ConfigError(f"override {key!r} is given twice")
         seen.add(key)
-        raw = _set(raw, key.split("."), parse_value(text), full=key)
+        raw = _with_value(raw, key.split("."), parse_value(text), full_key=key)
     return raw
 
 
-def _set(node: Any, parts: list[str], value: Any, *, full: str) -> Any:
-    """A copy with the value at a dotted path; `_ABSENT` takes the key away."""
-    head, rest = parts[0], parts[1:]
+def _with_value(node: Any, parts: list[str], value: Any, *, full_key: str) -> Any:
+    """Copy a node with `value` at the path `parts` below it; `_ABSENT` removes the key there."""
+    head = parts[0]
+    parts_below = parts[1:]
     if isinstance(node, list):
-        items = list(cast(list[Any], node))
-        if not head.isdecimal() or int(head) >= len(items):
-            raise ConfigError(f"override {full!r}: {head!r} is no position in 0…{len(items) - 1}")
-        items[int(head)] = _set(items[int(head)], rest, value, full=full) if rest else value
-        return items
+        children = list(cast(list[Any], node))
+        if not head.isdecimal() or int(head) >= len(children):
+            raise ConfigError(
+                f"override {full_key!r}: {head!r} is no position in 0…{len(children) - 1}"
+            )
+        position = int(head)
+        if parts_below:
+            value = _with_value(children[position], parts_below, value, full_key=full_key)
+        children[position] = value
+        return children
     if node is not None and not isinstance(node, dict):
-        raise ConfigError(f"override {full!r}: nothing can be set below the value {node!r}")
-    below = cast(dict[str, Any], node or {})
-    if rest:
-        value = _set(below.get(head), rest, value, full=full)
-    return {key: kept for key, kept in {**below, head: value}.items() if kept is not _ABSENT}
+        raise ConfigError(f"override {full_key!r}: nothing can be set below the value {node!r}")
+    mapping = dict(cast(dict[str, Any], node or {}))
+    if parts_below:
+        value = _with_value(mapping.get(head), parts_below, value, full_key=full_key)
+    if value is _ABSENT:
+        mapping.pop(head, None)
+    else:
+        mapping[head] = value
+    return mapping
 
 
 def validate(raw: Mapping[str, Any], schema: type[Schema], *, where: str) -> Schema:
-    """Validate a raw mapping; every problem is listed with its dotted key."""
+    """Validate a raw mapping against a schema.
+
+    Args:
+        where: name of the recipe, for messages.
+
+    Raises:
+        ConfigError: listing every problem with its dotted key.
+    """
     try:
         # strict JSON mode: no coercion of scalars, but a list may fill a tuple and text a Path
         return schema.model_validate_json(json.dumps(raw))
     except ValidationError as error:
-        items = error.errors()
-        # a list whose items were refused is "too short" only for that
-        inner = {item["loc"][:k] for item in items for k in range(len(item["loc"]))}
-        own = [i for i in items if i["type"] != "too_short" or i["loc"] not in inner]
-        unknown = [key for key in raw if key not in schema.model_fields]
-        if len(unknown) > len(raw) / 2 and len(raw) > 2:
+        problems = error.errors()
+        unknown_keys = [key for key in raw if key not in schema.model_fields]
+        # mostly unknown keys: the recipe of another stage, for which one line says more
+        if len(unknown_keys) > len(raw) / 2 and len(raw) > 2:
             raise ConfigError(
-                f"{where}: {', '.join(unknown)} are no keys of this stage, which has "
-                f"{', '.join(schema.model_fields)}: {_stage_of(raw)}"
+                f"{where}: {', '.join(unknown_keys)} are no keys of this stage, which has "
+                f"{', '.join(schema.model_fields)}: {_stage_hint(raw)}"
             ) from None
-        lines = [_explain(item, schema) for item in _merge_alternatives(own, raw)]
+        locations_above: set[tuple[Any, ...]] = set()
+        for problem in problems:
+            location = problem["loc"]
+            locations_above.update(location[:depth] for depth in range(len(location)))
+        reported: list[Any] = []
+        for problem in problems:
+            # pydantic calls a list "too short" whose items it refused
+            if problem["type"] != "too_short" or problem["loc"] not in locations_above:
+                reported.append(problem)
+        lines = [_explain(problem, schema) for problem in _merge_alternatives(reported, raw)]
         raise ConfigError(f"{where}: " + "\n  ".join(lines)) from None
 
 
@@ -197,254 +244,300 @@ def _merge_alternatives(problems: Sequence[Any], raw: Mapping[str, Any]) -> list
     for problem in problems:
         *above, alternative = problem["loc"] or ("",)
         value = _value_at(raw, above)
-        # a mapping's own key, of a mapping whose keys are some words, has its place behind it
+        # "[key]" ends the location of a mapping's key that is none of the allowed words
         if alternative == "[key]" or value is _ABSENT or isinstance(value, (dict, list)):
             merged[*above, alternative] = problem
             continue
-        # what holds no keys is no block: the last part of the place names an alternative
-        before = merged.get(tuple(above))
+        # a scalar has no keys: the last part of the location names one of its alternative types
+        location = tuple(above)
         message = problem["msg"]
-        if before is not None:
-            message = f"{before['msg']}, or {message[:1].lower()}{message[1:]}"
-        merged[tuple(above)] = {**problem, "loc": tuple(above), "msg": message}
+        if location in merged:
+            message = f"{merged[location]['msg']}, or {message[:1].lower()}{message[1:]}"
+        merged[location] = {**problem, "loc": location, "msg": message}
     return list(merged.values())
 
 
-def _value_at(raw: object, place: Sequence[Any]) -> object:
-    """The value at a place of a recipe as it was written; `_ABSENT` where it has no such place."""
+def _value_at(raw: object, location: Sequence[Any]) -> object:
+    """Value at a location of a recipe as it was written; `_ABSENT` if there is no such location."""
     value = raw
-    for part in place:
+    for part in location:
         if isinstance(value, dict) and part in value:
             value = cast(dict[Any, Any], value)[part]
         elif isinstance(value, list) and isinstance(part, int):
-            items = cast(list[Any], value)
-            value = items[part] if part < len(items) else _ABSENT
+            children = cast(list[Any], value)
+            value = children[part] if part < len(children) else _ABSENT
         else:
             return _ABSENT
     return value
 
 
-def _blocks_at(schema: type[BaseModel], loc: Sequence[Any]) -> list[type[BaseModel]]:
-    """The blocks that may stand at a place of a recipe."""
+def _blocks_at(schema: type[BaseModel], location: Sequence[Any]) -> list[type[BaseModel]]:
+    """Schemas of the blocks that may stand at a location of a recipe."""
     blocks = [schema]
-    for part in map(str, loc):
+    for part in map(str, location):
         fields = [block.model_fields[part] for block in blocks if part in block.model_fields]
         if fields:
-            members = [inner for field in fields for _, inner in parts_of(field.annotation)]
-            blocks = [inner for inner in members if is_block(inner)]
+            members: list[Any] = []
+            for field in fields:
+                members += [member for _, member in parts_of(field.annotation)]
+            blocks = [member for member in members if is_block(member)]
     return blocks
 
 
-def _stage_of(raw: Mapping[str, Any]) -> str:
-    """Whose recipe it is."""
-    from posttrain.config.schemas import stage_schemas  # which import this module
+def _stage_hint(raw: Mapping[str, Any]) -> str:
+    """Name the stages whose schema has all keys of a recipe."""
+    from posttrain.config.schemas import stage_schemas  # it imports this module
 
-    schemas = stage_schemas()
-    fitting = [name for name, schema in schemas.items() if raw.keys() <= schema.model_fields.keys()]
-    return (
-        f"it is a recipe of {' or '.join(fitting)}" if fitting else "is it a recipe of another one?"
-    )
+    fitting: list[str] = []
+    for stage, schema in stage_schemas().items():
+        if raw.keys() <= schema.model_fields.keys():
+            fitting.append(stage)
+    if not fitting:
+        return "is it a recipe of another one?"
+    return f"it is a recipe of {' or '.join(fitting)}"
 
 
-def _explain(item: Any, schema: type[BaseModel]) -> str:
-    kind, context = item["type"], item.get("ctx", {})
-    typed, siblings = _place(schema, item["loc"])
-    dotted = ".".join(typed)
-    if kind == "extra_forbidden":
+def _explain(problem: Any, schema: type[BaseModel]) -> str:
+    """Put one of pydantic's problems into a line that says what to write instead."""
+    error_type = problem["type"]
+    context = problem.get("ctx", {})
+    value = problem["input"]
+    path, siblings = _written_path(schema, problem["loc"])
+    dotted = ".".join(path)
+    if error_type == "extra_forbidden":
         moved = _MOVED.get(dotted)
         if moved is not None and moved.split(".")[0] in schema.model_fields:
             return f"unknown key {dotted!r} (moved: {moved!r})"
-        # of `packing.max_length=8` in a recipe without packing the key is the whole
-        value = item["input"]
+        # `packing.max_length=8` in a recipe without packing: the hint is for the full path, while
+        # pydantic reports `packing`
         while isinstance(value, dict) and len(cast(dict[str, Any], value)) == 1:
             [(key, value)] = cast(dict[str, Any], value).items()
-            typed = [*typed, key]
-        return f"unknown key {dotted!r}{key_hint(schema, typed, dotted, siblings)}"
-    if kind == "literal_error" and typed[-1] == "[key]":  # of a mapping whose keys are some words
-        words = context["expected"].split("'")[1::2]
-        *above, name = typed[:-1]
-        dotted = ".".join([*above, name])
+            path = [*path, key]
+        return f"unknown key {dotted!r}{key_hint(schema, path, dotted, siblings)}"
+    if error_type == "literal_error" and path[-1] == "[key]":  # a mapping with fixed words as keys
+        allowed = context["expected"].split("'")[1::2]
+        *above, name = path[:-1]
         renamed = _RENAMED.get(name)
-        hint = nearest(name, words)
-        if renamed is not None and renamed in words:
+        hint = nearest(name, allowed)
+        if renamed is not None and renamed in allowed:
             hint = f" (renamed: {'.'.join([*above, renamed])!r})"
-        return f"unknown key {dotted!r}{_gone(typed[:-1]) or hint}"
-    if kind == "missing":
+        return f"unknown key {'.'.join(path[:-1])!r}{_removal_hint(path[:-1]) or hint}"
+    if error_type == "missing":
         return f"{dotted!r} is required"
-    if kind == "union_tag_not_found":
+    if error_type == "union_tag_not_found":
         return f"'{dotted}.{context['discriminator'][1:-1]}' is required"
-    if kind == "union_tag_invalid":
+    if error_type == "union_tag_invalid":
         hint = nearest(context["tag"], context["expected_tags"][1:-1].split("', '"))
         return f"'{dotted}.{context['discriminator'][1:-1]}': {context['tag']!r} is not known{hint}"
-    if kind == "value_error":  # a validator of ours raised: its message already says what to do
+    if error_type == "value_error":  # a check of a schema raised; its message says what to do
         text = str(context["error"])
         return text if not dotted or text.startswith(f"{dotted}.") else f"{dotted}: {text}"
-    found = f"found {item['input']!r} ({type(item['input']).__name__})"
-    if kind in ("list_type", "tuple_type") and isinstance(item["input"], str):
-        return f"{dotted!r} is a list, such as '{dotted}=[{item['input']}]', {found}"
-    blocks = (
-        _blocks_at(schema, item["loc"]) if kind in ("model_type", "model_attributes_type") else []
-    )
-    if blocks:
-        inner = [*blocks[0].model_fields]
-        return f"{dotted!r} is a block of keys, such as '{dotted}.{inner[0]}', {found}"
-    return f"{dotted!r}: {item['msg']}, {found}"
+    found = f"found {value!r} ({type(value).__name__})"
+    if error_type in ("list_type", "tuple_type") and isinstance(value, str):
+        return f"{dotted!r} is a list, such as '{dotted}=[{value}]', {found}"
+    if error_type in ("model_type", "model_attributes_type"):
+        blocks = _blocks_at(schema, problem["loc"])
+        if blocks:
+            first_key = next(iter(blocks[0].model_fields))
+            return f"{dotted!r} is a block of keys, such as '{dotted}.{first_key}', {found}"
+    return f"{dotted!r}: {problem['msg']}, {found}"
 
 
 def key_hint(
-    schema: type[BaseModel], typed: Sequence[str], unknown: str, siblings: Sequence[str] = ()
+    schema: type[BaseModel], path: Sequence[str], unknown: str, siblings: Sequence[str] = ()
 ) -> str:
-    """What was meant by an unknown key: a key of this recipe at any depth, or another stage's.
+    """Guess what was meant by an unknown key: a key of this recipe, or of another stage's.
 
     Args:
-        typed: the key as it was written, in parts.
-        unknown: as much of it as nobody knows, with dots.
-        siblings: the keys that are valid in its place.
+        path: the key as it was written, in parts.
+        unknown: the shortest unknown prefix of the key, with dots.
+        siblings: the valid keys of the same block.
     """
-    if gone := _gone(typed):
-        return gone
+    if removal := _removal_hint(path):
+        return removal
     *above, name = unknown.split(".")
     prefix = "".join(f"{part}." for part in above)
-    if (renamed := _RENAMED.get(name)) in siblings:
+    renamed = _RENAMED.get(name)
+    if renamed in siblings:
         return f" (renamed: '{prefix}{renamed}')"
     keys = keys_of_recipe(schema)
-    here = "N".join(re.split(r"(?<=\.)\d+(?=\.|$)", ".".join(typed)))
-    if kinds := keys.get(here):
-        return f" (of {above[-1] if above else 'another block'} with {' or '.join(kinds)})"
-    last = _RENAMED.get(typed[-1], typed[-1])
-    same = [key for key in keys if key.rpartition(".")[2] == last]
-    # a recipe may have several of them where one of several blocks is chosen
-    named = [key for key in _ELSEWHERE.get(last, ()) if key.removesuffix(".NAME") in keys]
-    if named and len(typed) == 1 and (not same or last in _FIRST):
-        return _did_you_mean(named[:1])
-    if same:
-        return _did_you_mean(same)
+    path_pattern = "N".join(re.split(r"(?<=\.)\d+(?=\.|$)", ".".join(path)))
+    if tags := keys.get(path_pattern):
+        return f" (of {above[-1] if above else 'another block'} with {' or '.join(tags)})"
+    last_name = _RENAMED.get(path[-1], path[-1])
+    same_name = [key for key in keys if _last_part(key) == last_name]
+    # a recipe may have several of these keys where it chooses one of several blocks
+    foreign_keys = _FOREIGN_WORDS.get(last_name, ())
+    translated = [key for key in foreign_keys if key.removesuffix(".NAME") in keys]
+    if translated and len(path) == 1 and (not same_name or last_name in _AMBIGUOUS):
+        return _did_you_mean(translated[:1])
+    if same_name:
+        return _did_you_mean(same_name)
     if close := difflib.get_close_matches(name, siblings, n=1, cutoff=0.6):
         return _did_you_mean([f"{prefix}{close[0]}"])
-    words = set(last.split("_"))
-    close = difflib.get_close_matches(last, {key.rpartition(".")[2] for key in keys}, n=1)
-    alike = [
-        key
-        for key in keys
-        if key.rpartition(".")[2] in close or words <= set(key.rpartition(".")[2].split("_"))
-    ]
-    if alike:
-        return _did_you_mean(alike)
-    if elsewhere := _of_other_stages(schema, ".".join(typed), last):
+    words = set(last_name.split("_"))
+    close = difflib.get_close_matches(last_name, {_last_part(key) for key in keys}, n=1)
+    similar: list[str] = []
+    for key in keys:
+        if _last_part(key) in close or words <= set(_last_part(key).split("_")):
+            similar.append(key)
+    if similar:
+        return _did_you_mean(similar)
+    if elsewhere := _key_of_another_stage(schema, ".".join(path), last_name):
         return f" (it is of another stage: {elsewhere})"
     return nearest(name, siblings)
 
 
-def _gone(typed: Sequence[str]) -> str:
-    places = [part for part in typed if not part.isdecimal()]
-    for end in range(1, len(places) + 1):
-        if why := _GONE.get(".".join(places[:end])):
-            return f" (gone: {why})"
+def _last_part(key: str) -> str:
+    return key.rpartition(".")[2]
+
+
+def _removal_hint(path: Sequence[str]) -> str:
+    """Why a key was removed, or "" if it was not; a removed block takes its keys along."""
+    names = [part for part in path if not part.isdecimal()]
+    for depth in range(1, len(names) + 1):
+        reason = _REMOVED.get(".".join(names[:depth]))
+        if reason is not None:
+            return f" (gone: {reason})"
     return ""
 
 
 def _did_you_mean(keys: Sequence[str]) -> str:
-    # the highest first
-    named = sorted(keys, key=lambda key: key.count("."))[:_NAMED]
-    return f" (did you mean {' or '.join(map(repr, named))}?)"
+    # keys near the top of a recipe are meant more often
+    proposals = sorted(keys, key=lambda key: key.count("."))[:_MAX_PROPOSALS]
+    return f" (did you mean {' or '.join(map(repr, proposals))}?)"
 
 
-def _of_other_stages(schema: type[BaseModel], dotted: str, last: str) -> str:
-    """A stage that has the key, and else one that has a key of the same last name."""
-    from posttrain.config.schemas import stage_schemas  # which import this module
+def _key_of_another_stage(schema: type[BaseModel], dotted: str, last_name: str) -> str:
+    """Find a stage that has the key, or else one that has a key of the same last name."""
+    from posttrain.config.schemas import stage_schemas  # it imports this module
 
-    fallback = ""
-    for stage, other in stage_schemas().items():
-        if other is schema:
+    same_name = ""
+    for stage, other_schema in stage_schemas().items():
+        if other_schema is schema:
             continue
-        keys = keys_of_recipe(other)
+        keys = keys_of_recipe(other_schema)
         if dotted in keys:
             return f"{dotted!r} of {stage}"
-        fitting = [key for key in keys if key.rpartition(".")[2] == last]
-        if fitting and not fallback:
-            fallback = f"{fitting[0]!r} of {stage}"
-    return fallback
+        fitting = [key for key in keys if _last_part(key) == last_name]
+        if fitting and not same_name:
+            same_name = f"{fitting[0]!r} of {stage}"
+    return same_name
 
 
 @functools.cache
 def keys_of_recipe(schema: type[BaseModel]) -> dict[str, tuple[str, ...]]:
-    """Every key of a recipe by its path, positions in lists as `N`; with `key: value` of the blocks
-    that it belongs to, where one of several is chosen so."""
+    """List the dotted keys that a recipe may have.
+
+    Returns:
+        Path of every key, with `N` for positions in lists → the tags (`kind: vllm`) of the blocks
+        that it belongs to, empty where its block is not one of several to choose from.
+    """
     keys: dict[str, tuple[str, ...]] = {}
 
-    def add(block: type[BaseModel], prefix: str, kinds: tuple[str, ...], above: tuple[Any, ...]):
+    def add_block(
+        block: type[BaseModel], prefix: str, tags: tuple[str, ...], ancestors: tuple[Any, ...]
+    ) -> None:
         for name, field in block.model_fields.items():
             path = f"{prefix}{name}"
-            keys[path] = tuple(dict.fromkeys((*keys.get(path, ()), *kinds)))
-            inner = [(p, part) for p, part in parts_of(field.annotation) if is_block(part)]
-            for below, part in inner:
-                if part not in above:
-                    tag, values = tags_of(part)
-                    chosen = tuple(f"{tag} {value}" for value in values) if len(inner) > 1 else ()
-                    add(part, f"{path}{below}.", chosen, (*above, part))
+            keys[path] = tuple(dict.fromkeys((*keys.get(path, ()), *tags)))
+            members = list(parts_of(field.annotation))
+            blocks = [(suffix, member) for suffix, member in members if is_block(member)]
+            for suffix, member in blocks:
+                if member in ancestors:  # a block may hold blocks of its own kind
+                    continue
+                tag, values = tags_of(member)
+                member_tags: tuple[str, ...] = ()
+                if len(blocks) > 1:
+                    member_tags = tuple(f"{tag} {value}" for value in values)
+                add_block(member, f"{path}{suffix}.", member_tags, (*ancestors, member))
 
-    add(schema, "", (), (schema,))
+    add_block(schema, "", (), (schema,))
     free_fields: Callable[[], list[str]] | None = getattr(schema, "free_fields", None)
-    keys |= {f"trainer.{name}": () for name in (free_fields() if free_fields else ())}
+    if free_fields is not None:
+        keys |= {f"trainer.{name}": () for name in free_fields()}
     return keys
 
 
 def nearest(name: str, valid: Sequence[str], *, or_list: bool = True) -> str:
-    """` (did you mean 'x'?)`, or the list of valid names, if wanted, when nothing is close."""
+    """Propose the valid name nearest to `name`: ` (did you mean 'x'?)`.
+
+    Args:
+        or_list: list the valid names if none is close; otherwise the proposal is then empty.
+    """
     close = difflib.get_close_matches(name, valid, n=1, cutoff=0.6)
     if close:
         return f" (did you mean {close[0]!r}?)"
     return f" (valid: {', '.join(sorted(valid))})" if valid and or_list else ""
 
 
-def _place(schema: type[BaseModel], loc: Sequence[Any]) -> tuple[list[str], list[str]]:
-    """A place in a recipe as it is written, and the keys of its block.
+def _written_path(schema: type[BaseModel], location: Sequence[Any]) -> tuple[list[str], list[str]]:
+    """Turn a location of pydantic's into the path that a user writes, in parts.
 
-    Besides keys a place of pydantic has positions, names in mappings, and for a union the class's
-    name or the tag of the block that was tried, which nobody writes.
+    Besides keys, positions and names in mappings, a location holds for a union the class name or
+    the tag of the block that was tried, which nobody writes.
+
+    Returns:
+        The path, and the keys of the last part's block.
     """
-    typed: list[str] = []
-    keys: list[str] = []
-    blocks, above = [schema], 0
-    for part in map(str, loc):
-        keys = sorted({name for block in blocks for name in block.model_fields})
-        if above:  # a position or a name, which may be that of a field
-            above -= 1
-            typed.append(part)
+    path: list[str] = []
+    siblings: list[str] = []
+    blocks = [schema]
+    container_depth = 0  # lists and mappings still to enter: their parts are no fields
+    for part in map(str, location):
+        siblings = sorted({name for block in blocks for name in block.model_fields})
+        if container_depth:  # a position or a name, which may be that of a field
+            container_depth -= 1
+            path.append(part)
             continue
-        fields = [block.model_fields[part] for block in blocks if part in block.model_fields]
-        parts = [(path, one) for f in fields for path, one in parts_of(f.annotation)]
-        inner = {one: path.count(".N") for path, one in parts if is_block(one)}
-        named = [block for block in blocks if part in (block.__name__, *tags_of(block)[1])]
-        above = 0 if named else max(inner.values(), default=0)
-        blocks = named or [*inner] or blocks
-        if not named:
-            typed.append(part)
-    return typed, keys
+        tagged = [block for block in blocks if part in (block.__name__, *tags_of(block)[1])]
+        if tagged:
+            blocks = tagged
+            continue
+        path.append(part)
+        depths: dict[type[BaseModel], int] = {}
+        for block in blocks:
+            if part in block.model_fields:
+                for suffix, member in parts_of(block.model_fields[part].annotation):
+                    if is_block(member):
+                        depths[member] = suffix.count(".N")
+        container_depth = max(depths.values(), default=0)
+        blocks = [*depths] or blocks
+    return path, siblings
 
 
 def parts_of(annotation: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """What an annotation is made of: members of unions, items of lists and mappings."""
-    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    """Take an annotation apart into plain types and blocks.
+
+    Yields:
+        Path below the field (`.N` in a list, `.NAME` in a mapping) and the type that stands there,
+        for each member of a union.
+    """
+    origin = typing.get_origin(annotation)
+    arguments = typing.get_args(annotation)
     if origin is typing.Annotated:
-        yield from parts_of(args[0], path)
+        yield from parts_of(arguments[0], path)
     elif origin in (typing.Union, types.UnionType):
-        for member in args:
+        for member in arguments:
             yield from parts_of(member, path)
     elif origin in (tuple, list):
-        yield from parts_of(args[0], f"{path}.N")
+        yield from parts_of(arguments[0], f"{path}.N")
     elif origin is dict:
-        yield from parts_of(args[1], f"{path}.NAME")
+        yield from parts_of(arguments[1], f"{path}.NAME")
     else:
         yield path, annotation
 
 
 def is_block(part: Any) -> TypeGuard[type[BaseModel]]:
+    """True if a part of an annotation is the schema of a block."""
     return isinstance(part, type) and issubclass(part, BaseModel)
 
 
 def tags_of(block: type[BaseModel]) -> tuple[str, tuple[str, ...]]:
-    """What chooses a block among several: ("kind", ("vllm",)); ("", ()) where nothing does."""
+    """Key and values that choose a block among several, such as ("kind", ("vllm",)).
+
+    ("", ()) if nothing does.
+    """
     for key, field in block.model_fields.items():
         if typing.get_origin(field.annotation) is Literal and field.is_required():
             return key, typing.get_args(field.annotation)

@@ -1,6 +1,4 @@
-"""The blocks `deduplication:` and `decontamination:`: records that say what another record says, or
-what evaluation asks. Without a block, nothing is dropped for it.
-"""
+"""Blocks `deduplication:` and `decontamination:`; without a block, nothing is dropped for it."""
 
 from typing import Annotated
 
@@ -15,10 +13,10 @@ Threshold = Annotated[float, Field(ge=0.7, le=1)]
 class NearConfig(Strict):
     """Near-duplicates by the Jaccard similarity of word 3-grams, prompt and answer together.
 
-    threshold: the least similarity; 0.8 is that of Lee et al. (2022), "Deduplicating Training Data
-        Makes Language Models Better".
-    per_source: thresholds of sources by name, null for one without near-duplicates: of exercises
-        from one template, 0.8 merges those that differ in a few words. Of two records from two
+    threshold: least similarity of near-duplicates; 0.8 is that of Lee et al. (2022),
+        "Deduplicating Training Data Makes Language Models Better".
+    per_source: name of a source → its threshold, null to keep all its near-duplicates: of exercises
+        from one template, 0.8 merges those that differ in a few words. For two records from two
         sources the higher threshold counts.
     """
 
@@ -27,7 +25,7 @@ class NearConfig(Strict):
 
 
 class DeduplicationConfig(Strict):
-    """Of records that say the same, one is kept: exact copies always, others as configured.
+    """Deduplication: one of several exact copies is kept, and of similar records as configured.
 
     prompt: keep one record for each prompt, whatever its answer.
     near: also drop near-duplicates; `{}` takes the defaults.
@@ -43,18 +41,18 @@ class DeduplicationConfig(Strict):
         refuse_twice("deduplication.precedence", self.precedence)
 
     def near_threshold(self, source: str) -> float | None:
-        """The threshold of a source, `None` where near-duplicates are not looked for."""
+        """Threshold of a source; None if its near-duplicates are kept."""
         return self.near and self.near.per_source.get(source, self.near.threshold)
 
 
 class EvaluationFile(Strict):
     """One file, glob or directory of evaluation items, in any form that a source may have.
 
-    path: relative to the base directory.
-    split: of a dataset directory that holds several.
-    fields: dotted paths of the texts to look for, lists and objects standing for all texts in them;
-        () takes every text of a row. Options (fields named `A` to `J`, `choices`, `options` and the
-        like, lists beside a named text) count beside their question alone.
+    path: path relative to the base directory.
+    split: split of a dataset directory that holds several.
+    fields: dotted paths of the texts to look for, where a list or an object stands for all texts in
+        it; () takes every text of a row. Options (fields named `A` to `J`, `choices`, `options` and
+        the like, lists beside a named text) count beside their question alone.
     """
 
     path: str = Field(min_length=1)
@@ -65,11 +63,12 @@ class EvaluationFile(Strict):
 class DecontaminationConfig(Strict):
     """Records that share runs of words with an evaluation item are dropped as `contaminated`.
 
-    files: what is evaluated on.
-    ngram: words of a run, and the own words of an item that must be found at least; a question with
-        fewer is found with its options, or as a whole message.
-    coverage: the share of an item's own words that must lie in runs that one message also has.
-    common: a run in more distinct items than this is a template, whose words are no item's own.
+    files: files of evaluation items.
+    ngram: words of a run, and least words of an item that must be found; a question with fewer is
+        found with its options, or as a whole message.
+    coverage: share of an item's own words that must lie in runs that one message also has.
+    common: most distinct items that may share a run; a run in more items is a template, whose words
+        are no item's own.
     """
 
     files: tuple[EvaluationFile, ...] = Field(min_length=1)

@@ -1,4 +1,4 @@
-"""What a recipe names and is not there, refused before anything heavy is loaded."""
+"""Refusal of checkpoints and templates that are not there, before anything heavy is loaded."""
 
 import json
 import os
@@ -11,20 +11,20 @@ from urllib.parse import urlsplit
 from posttrain.errors import ConfigError
 from posttrain.runs import MANIFEST, STAGE, read_artifact
 
-_TRUE = ("1", "ON", "YES", "TRUE")  # as huggingface_hub reads them
+_TRUE = ("1", "ON", "YES", "TRUE")  # values of HF_HUB_OFFLINE that huggingface_hub takes for true
 _PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY")
 _FILES_OF_MODELS = ("config.json", "adapter_config.json", "tokenizer_config.json", "tokenizer.json")
-_PATIENCE = 1.5  # seconds that the hub has to take a connection
+_CONNECT_SECONDS = 1.5  # time that the hub has to take a connection
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
 def is_hub_id(path: str) -> bool:
-    """Whether a path may be the name of a repository on the hub."""
+    """True if a path may be the name of a repository on the hub."""
     return HUB_ID.fullmatch(path) is not None
 
 
 def refuse_missing_checkpoint(path: str | None, *, key: str) -> None:
-    """Refuse a model that cannot be loaded, before anything heavy is.
+    """Refuse a model that cannot be loaded, without loading anything heavy.
 
     Raises:
         ConfigError: a path that is no directory and cannot be a hub id, a hub id that cannot be
@@ -41,13 +41,15 @@ def refuse_missing_checkpoint(path: str | None, *, key: str) -> None:
 
 
 def is_model(directory: Path) -> bool:
-    """Tell whether a directory holds a model, an adapter, or the tokenizer of a served model."""
+    """True if a directory holds a model, an adapter, or the tokenizer of a served model."""
     return any((directory / name).is_file() for name in _FILES_OF_MODELS)
 
 
 def refuse_out_of_reach(path: str | None, *, key: str) -> None:
-    """Raises ConfigError for a hub id that is not in the cache while the hub cannot be asked: the
-    libraries try for minutes, or name none of the ways out."""
+    """Raise ConfigError for a hub id that is not in the cache while the hub cannot be reached.
+
+    The libraries would try for minutes, or name none of the ways out.
+    """
     if path is None or Path(path).is_dir() or not is_hub_id(path) or _is_cached(path):
         return
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in _TRUE:
@@ -56,13 +58,13 @@ def refuse_out_of_reach(path: str | None, *, key: str) -> None:
             "HF_HUB_OFFLINE is set: unset it to fetch the model, or name a local path"
         )
     if any(name.upper() in _PROXIES for name in os.environ):
-        return
+        return  # a direct connection says nothing about one through a proxy
     hub = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
     port = hub.port or (80 if hub.scheme == "http" else 443)
     try:
-        socket.create_connection((hub.hostname or "", port), timeout=_PATIENCE).close()
+        socket.create_connection((hub.hostname or "", port), timeout=_CONNECT_SECONDS).close()
     except TimeoutError:
-        return  # a slow network is none that is not there
+        return  # the network may only be slow
     except OSError as error:
         raise ConfigError(
             f"{key}: there is no directory {path!r}, and the hub ({hub.hostname}) cannot be "
@@ -78,14 +80,16 @@ def _is_cached(hub_id: str) -> bool:
 
 
 def refuse_adapter(path: str) -> None:
-    """Raises ConfigError for a folder with an adapter alone: transformers would load its base with
-    the adapter on, all of it frozen."""
+    """Raise ConfigError for a folder that holds an adapter alone.
+
+    transformers would load its base with the adapter on, all of it frozen.
+    """
     if (Path(path) / "adapter_config.json").is_file():
         raise is_adapter(path)
 
 
 def is_adapter(path: str) -> ConfigError:
-    """The error of an adapter where a model is needed."""
+    """Error for an adapter where a model is needed."""
     return ConfigError(
         f"{path} is a LoRA adapter, not a model: merge it first (posttrain merge {path} OUT), or "
         "name the folder above adapter/ in a checkpoint of ours, which is merged"
@@ -93,7 +97,7 @@ def is_adapter(path: str) -> ConfigError:
 
 
 def is_quantised(path: str | Path) -> bool:
-    """Tell whether a directory holds weights that ModelOpt has quantised, with scales beside them.
+    """True if a directory holds weights that ModelOpt has quantised, with scales beside them.
 
     Servers read the scales; transformers loads such a directory without them and says nothing.
     """
@@ -107,7 +111,7 @@ def is_quantised(path: str | Path) -> bool:
 
 
 def names_modelopt(quantization: Any) -> bool:
-    """Tell whether the `quantization_config` of a model's config is one that ModelOpt writes."""
+    """True if the `quantization_config` of a model's config is one that ModelOpt writes."""
     if not isinstance(quantization, dict):
         return False
     method = cast(dict[str, Any], quantization).get("quant_method")
@@ -115,7 +119,7 @@ def names_modelopt(quantization: Any) -> bool:
 
 
 def cannot_use_quantised(path: str | Path) -> ConfigError:
-    """The error of a quantised directory where full weights are needed."""
+    """Error for a quantised directory where full weights are needed."""
     return ConfigError(
         f"{path} holds weights quantised by ModelOpt, and transformers would load them without "
         "their scales: serve the folder (vllm serve) and name the server, or use the checkpoint "
@@ -124,10 +128,11 @@ def cannot_use_quantised(path: str | Path) -> ConfigError:
 
 
 def refuse_missing_template(path: str, choice: str, *, key: str) -> None:
-    """Raises ConfigError where a directory's tokenizer has no template and is to use its own.
+    """Raise ConfigError if a directory's tokenizer is to use its own template and has none.
 
     Args:
-        choice: the recipe's `chat_template`, which stands under `key`.
+        choice: value of the recipe's `chat_template`.
+        key: the dotted key of that value.
     """
     folder = Path(path)
     if choice != "own" or not (folder / "tokenizer_config.json").is_file():
@@ -139,7 +144,7 @@ def refuse_missing_template(path: str, choice: str, *, key: str) -> None:
 
 
 def missing_template(path: str, *, key: str) -> ConfigError:
-    """The error of a base model's tokenizer, with the key to set."""
+    """Error for a tokenizer without a chat template, with the key to set."""
     return ConfigError(
         f"the tokenizer {path!r} has no chat template of its own, as those of base models: set "
         f"{key} to hermes (tools), chatml (plain), nemotron_3_nano (tools and reasoning), "
@@ -148,8 +153,10 @@ def missing_template(path: str, *, key: str) -> ConfigError:
 
 
 def checkpoint_dtype(path: str | Path) -> str | None:
-    """The precision that a checkpoint's config states, such as `float32`; None where it does not,
-    or the checkpoint is no directory."""
+    """Precision that a checkpoint's config states, such as `float32`.
+
+    None if it states none, or the checkpoint is no directory.
+    """
     file = Path(path) / "config.json"
     if not file.is_file():
         return None

@@ -1,11 +1,11 @@
-"""Where prompts come from and in which settings they are asked, for sampling and evaluation."""
+"""Sources of prompts and the settings that they are asked in, for sampling and evaluation."""
 
 import re
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from posttrain.config.base import Name, Strict, refuse, refuse_twice, refuse_unknown
+from posttrain.config.base import Name, Strict, refuse_twice, refuse_unknown
 from posttrain.config.source import DialectName, FieldName, Metadata, RowPlace, SourceConfig, Where
 from posttrain.config.templates import (
     OPTION_LETTERS,
@@ -17,7 +17,8 @@ from posttrain.config.templates import (
 )
 from posttrain.records import Role
 
-NO_TOOLS, GIVEN_TOOLS = "none", "given"
+NO_TOOLS = "none"
+GIVEN_TOOLS = "given"
 
 OPEN_TEMPLATE = "{question}\n\nGive the final answer, and nothing but the answer, inside \\boxed{}."
 CHOICE_TEMPLATE = (
@@ -27,13 +28,13 @@ CHOICE_TEMPLATE = (
 
 
 class PromptSource(RowPlace):
-    """What every source of prompts has.
+    """Keys that all sources of prompts share.
 
-    count: how many rows to take, chosen by a keyed hash of their content; null takes all.
-    environment: the toolkit that runs calls of a row's own tools; null: a call ends the completion.
+    count: number of rows to take, chosen by a keyed hash of their content; null takes all.
+    environment: toolkit that runs calls of a row's own tools; null: a call ends the completion.
     metadata: fields of the row (dotted paths) to hand to graders, keyed by their last part.
-    obtain: where the rows come from, shown where they are missing.
-    templates: for evaluation: every question is asked in each template of a set or a file.
+    obtain: where to get the rows, shown if they are missing.
+    templates: for evaluation: a set or a file of templates; every question is asked in each.
     augment: for training: some questions are asked in one template.
     """
 
@@ -47,7 +48,7 @@ class PromptSource(RowPlace):
 
     @property
     def any_templates(self) -> tuple[PromptTemplate, ...]:
-        """Those that questions may be asked in, in place of the source's own text."""
+        """Templates that questions may be asked in, in place of the source's own text."""
         return self.templates or (self.augment.templates if self.augment else ())
 
     def check(self) -> None:
@@ -62,7 +63,7 @@ class PromptSource(RowPlace):
         )
 
     def rows(self) -> SourceConfig:
-        """The same place as a source of rows, with how its rows are read."""
+        """The source of rows that these prompts are made from."""
         shared = SourceConfig.model_fields.keys() & type(self).model_fields.keys()
         return SourceConfig(**{key: getattr(self, key) for key in shared})
 
@@ -78,14 +79,14 @@ class TinyWorldPrompts(PromptSource):
 class QuestionPrompts(PromptSource):
     """Rows with a question and a right answer, in fields of any name.
 
-    question, gold: fields (dotted paths); gold null: its grader reads metadata alone.
+    question, gold: fields (dotted paths); gold null: the grader reads metadata alone.
     gold_pattern: a regular expression; the first group of its last match in the gold field counts,
-        e.g. the number behind GSM8K's `####`.
+        e.g. the number after GSM8K's `####`.
     options: fields of the options, lettered A, B, … in this order; or one field with a list. The
         gold is then the right option's letter, its position from 0, or its text.
     shuffle: put each question's options in an order of its own, by a keyed hash.
-    template: the user message, with places as in prompt templates; null asks for a box.
-    system: a system message before it.
+    template: the user message, with placeholders as in prompt templates; null asks for a box.
+    system: system message before the user message.
     """
 
     format: Literal["question"]
@@ -100,30 +101,37 @@ class QuestionPrompts(PromptSource):
 
     @property
     def text(self) -> str:
-        """The template in force."""
+        """Template of the user message, the recipe's or the default."""
         return self.template or (CHOICE_TEMPLATE if self.options else OPEN_TEMPLATE)
 
     def check(self) -> None:
-        where, named = f"source {self.name!r}", set(PLACEHOLDER.findall(self.text))
-        try:
-            groups = re.compile("()" if self.gold_pattern is None else self.gold_pattern).groups
-        except re.error as error:
-            raise ValueError(f"{where}: gold_pattern: {error}") from None
-        refuse(where, {
-            "give template or templates, not both": self.template is not None and self.templates,
-            "its template has no {question}": "question" not in named,
-            "its template shows no options": self.options and len(named) == 1,
-            "there are no options to show or shuffle":
-                not self.options and (len(named) > 1 or self.shuffle),
-            "options and gold_pattern need a gold field":
-                self.gold is None and (self.options or self.gold_pattern),
-            "more options than letters": len(self.options) > len(OPTION_LETTERS),
-            "gold_pattern has no group in parentheses": groups < 1,
-        })  # fmt: skip
+        where = f"source {self.name!r}"
+        placeholders = set(PLACEHOLDER.findall(self.text))
+        groups = 1
+        if self.gold_pattern is not None:
+            try:
+                groups = re.compile(self.gold_pattern).groups
+            except re.error as error:
+                raise ValueError(f"{where}: gold_pattern: {error}") from None
+        if self.template is not None and self.templates:
+            raise ValueError(f"{where}: give template or templates, not both")
+        if "question" not in placeholders:
+            raise ValueError(f"{where}: its template has no {{question}}")
+        shows_options = len(placeholders) > 1
+        if self.options and not shows_options:
+            raise ValueError(f"{where}: its template shows no options")
+        if not self.options and (shows_options or self.shuffle):
+            raise ValueError(f"{where}: there are no options to show or shuffle")
+        if self.gold is None and (self.options or self.gold_pattern):
+            raise ValueError(f"{where}: options and gold_pattern need a gold field")
+        if len(self.options) > len(OPTION_LETTERS):
+            raise ValueError(f"{where}: more options than letters")
+        if groups < 1:
+            raise ValueError(f"{where}: gold_pattern has no group in parentheses")
 
 
 class ChatPrompts(PromptSource):
-    """Conversations of any dialect of training rows, cut behind their last user turn.
+    """Conversations of any dialect of training rows, cut after their last user turn.
 
     dialect, fields, roles, prefilled_think: as for a source of training rows.
     gold: field of the right answer (a dotted path); null: there is none.
@@ -145,12 +153,12 @@ class ChatPrompts(PromptSource):
 class EnvironmentPrompts(PromptSource):
     """Rows of one RLVR environment, which grades them too; a row's own tools are always declared.
 
-    environment: its name (docs/guides/environments.md has them, and their rows), the name of an
-        entry point, or `module:Class`.
+    environment: name of an environment (docs/guides/environments.md lists them and their rows), the
+        name of an entry point, or `module:Class`.
     server: NeMo Gym's resources server of rows that name none; null: any of this environment.
-    server_url: of `gym_http`: where that server runs, e.g. http://127.0.0.1:8001.
-    match: of `structured_output` rows without right values: `content`, they come from the document;
-        `schema_only`, any that fit the schema, as in NVIDIA's; null: as the row says.
+    server_url: for `gym_http`: address of the running server, e.g. http://127.0.0.1:8001.
+    match: for `structured_output` rows without right values: `content` takes values that come from
+        the document; `schema_only` any that fit the schema, as NVIDIA does; null: as the row says.
     generated: a seed, in place of a path: the environment itself makes `count` rows from it.
     """
 
@@ -164,19 +172,24 @@ class EnvironmentPrompts(PromptSource):
 
     def check(self) -> None:
         super().check()
+        where = f"source {self.name!r}"
         over_http = self.environment == "gym_http"
-        refuse(f"source {self.name!r}", {
-            "environment gym_http needs server_url, the address of the running server":
-                over_http and self.server_url is None,
-            "match is for environment structured_output":
-                self.match is not None and self.environment != "structured_output",
-            "server_url is for environment gym_http": self.server_url and not over_http,
-            "server says how rows are read here, and gym_http leaves them to its server":
-                over_http and self.server,
-        })  # fmt: skip
+        if over_http and self.server_url is None:
+            raise ValueError(
+                f"{where}: environment gym_http needs server_url, the address of the running server"
+            )
+        if self.match is not None and self.environment != "structured_output":
+            raise ValueError(f"{where}: match is for environment structured_output")
+        if self.server_url and not over_http:
+            raise ValueError(f"{where}: server_url is for environment gym_http")
+        if over_http and self.server:
+            raise ValueError(
+                f"{where}: server says how rows are read here, and gym_http leaves them to its "
+                "server"
+            )
 
     def rows(self) -> SourceConfig:
-        """The same place; the one of generated rows is no file."""
+        """The source of rows; of generated rows, a source whose path only names them."""
         if self.generated is None:
             return super().rows()
         path = f"{self.environment}, seed {self.generated}"
@@ -198,12 +211,12 @@ AnySource = Annotated[
 class Setting(Strict):
     """One way in which prompts are asked.
 
-    tools: `none` declares none; `given` those of the row itself, and rows without are left out; any
-        other word is a toolkit, declared and run.
+    tools: `none` declares none; `given` declares those of the row itself and leaves out rows
+        without tools; any other word is a toolkit, declared and run.
     thinking: share of prompts asked with reasoning on, by a keyed hash; `both` asks each twice.
     reasoning_budget: tokens of reasoning in each step with reasoning on; null: no budget.
     sources: names of the sources asked in this setting; null: all.
-    where: only rows that meet these conditions.
+    where: conditions on the rows to ask.
     n: completions of each prompt, instead of the recipe's.
     """
 
@@ -221,10 +234,10 @@ class Setting(Strict):
 
 
 def check_prompts(sources: tuple[PromptSource, ...], settings: tuple[Setting, ...]) -> None:
-    """Raises ValueError for names that stand twice or that no source has."""
+    """Raise ValueError for names that stand twice, or settings of sources that are not there."""
     names = [source.name for source in sources]
     refuse_twice("source", names)
     refuse_twice("setting", [setting.name for setting in settings])
     for setting in settings:
-        what = f"setting {setting.name!r}: there is no source"
-        refuse_unknown(what, setting.sources or (), names)
+        message = f"setting {setting.name!r}: there is no source"
+        refuse_unknown(message, setting.sources or (), names)

@@ -13,13 +13,14 @@ class QuantizeConfig(Strict, stage="quantize"):
     checkpoint: folder of the model to quantise.
     data: the `sft_data` artifact that it was trained on. Training rows calibrate, held-out rows
         measure.
-    kv_cache: whether keys and values are cached in FP8 too.
+    kv_cache: cache keys and values in FP8 too.
     samples: sequences that calibrate, those with reasoning where there are some.
     measured: held-out sequences that loss and KL are measured on.
-    keep: what stays in the checkpoint's own precision. `auto`: the most sensitive units, until the
-        KL of all others together is at most `limit`; `nano`: attention, and the Mamba layers that
-        feed it; or patterns of units, such as `attention.*` or `mlp.0` (the page lists them all).
-    limit: KL of the quantised model from the checkpoint, in nats a trained token, for `auto`.
+    keep: units that stay in the checkpoint's own precision. `auto`: the most sensitive ones, until
+        the KL of all others together is at most `limit`; `nano`: attention, and the Mamba layers
+        that feed it; or patterns, such as `attention.*` or `mlp.0` (the page lists all units).
+    limit: largest KL of the quantised model from the checkpoint, in nats a trained token, for
+        `auto`.
     """
 
     out: str
@@ -33,5 +34,5 @@ class QuantizeConfig(Strict, stage="quantize"):
     seed: int = Field(default=0, ge=0)
 
     def owner_config(self) -> dict[str, Any]:
-        """What decides the artifact besides its parents, which digests name."""
+        """The config without its paths: inputs enter an artifact's digest by their digests."""
         return self.model_dump(mode="json", exclude={"out", "checkpoint", "data"})

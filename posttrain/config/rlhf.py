@@ -2,16 +2,17 @@
 
 from pydantic import Field
 
-from posttrain.config.base import refuse, source
+from posttrain.config.base import source
 from posttrain.config.grpo import GroupTraining
 from posttrain.config.judge import JudgeConfig, LengthConfig, PairingConfig
 from posttrain.config.prompts import AnySource, Setting, check_prompts
 
 
 class RlhfConfig(GroupTraining, stage="rlhf"):
-    """One RLHF run: rollouts are judged in pairs, and what their length adds comes on top.
+    """One RLHF run: rewards from judgements of pairs of rollouts, and from their lengths.
 
-    prompts, settings: as in a sampling recipe. A source's grader is watched beside the reward.
+    prompts, settings: as in a sampling recipe. The scores of a source's grader are logged beside
+        the reward.
     """
 
     prompts: tuple[AnySource, ...] = Field(min_length=1)
@@ -23,8 +24,11 @@ class RlhfConfig(GroupTraining, stage="rlhf"):
     def check(self) -> None:
         check_prompts(self.prompts, self.settings)
         for setting in self.settings:
-            why = "n is for sampling; here every prompt has num_generations: rollouts"
-            refuse(f"setting {setting.name!r}", {why: setting.n is not None})
+            if setting.n is not None:
+                raise ValueError(
+                    f"setting {setting.name!r}: n is for sampling; here every prompt has "
+                    "num_generations: rollouts"
+                )
 
 
 class GenRmConfig(GroupTraining, stage="genrm"):

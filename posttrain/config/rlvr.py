@@ -19,10 +19,10 @@ Pool = Literal["hard", "normal", "easy"]
 class DomainConfig(Strict):
     """Prompts that share a part of every batch.
 
-    ratio: of the prompts of a batch; only proportions count.
-    sources: of the profile's prompts; null: the one with the domain's name.
+    ratio: share of the prompts of a batch; only proportions count.
+    sources: sources of the profile's prompts; null: the source with the domain's name.
     max_failure_rate: largest share of a step's verifications that may fail (crashes, time limits).
-    verifier_seconds: after which a verification is given up and its rollout stays unscored.
+    verifier_seconds: seconds after which a verification is given up; its rollout stays unscored.
     """
 
     ratio: float = Field(gt=0)
@@ -35,8 +35,7 @@ class PoolsConfig(Strict):
     """Difficulty pools (prime-rl's names, our values), by the pass rate of a prompt's last group,
     first by the profile's. A domain's part of every batch is shared between its pools.
 
-    easy_threshold, hard_threshold: pass rates from which on, and down to which, a prompt is in the
-        easy and in the hard pool.
+    easy_threshold, hard_threshold: least pass rate of the easy pool, largest of the hard pool.
     easy_fraction, hard_fraction: share of a domain's prompts in a batch.
     """
 
@@ -64,11 +63,12 @@ class PoolsConfig(Strict):
 
 
 class DynamicSamplingConfig(Strict):
-    """A group whose rewards are all equal is left out of the loss, and another prompt of its domain
-    takes its place (DAPO, arXiv 2503.14476).
+    """Replacement of groups whose rewards are all equal (DAPO, arXiv 2503.14476).
 
-    max_gen_batches: rounds of rollouts of a step at most; what is then without a group to learn
-        from stays empty (NeMo RL ends the run there).
+    Such a group is left out of the loss, and another prompt of its domain takes its place.
+
+    max_gen_batches: rounds of rollouts of a step at most; places without an informative group then
+        stay empty (NeMo RL ends the run there).
     """
 
     max_gen_batches: int = Field(
@@ -77,13 +77,14 @@ class DynamicSamplingConfig(Strict):
 
 
 class CurriculumConfig(Strict):
-    """Which prompts come when; everything here is ours but the Gaussian's linear fall.
+    """Order of the prompts. All of it is ours, except for the linear fall of the Gaussian's mean.
 
     order: `gaussian`; `uniform` (all pass rates alike in every step) and `random`, the ablations;
         `difficulty_pools`, by the pass rates that the run shows.
-    mean_start, mean_end: pass rates of the first and the last step, read off the paper's figure 6.
+    mean_start, mean_end: mean pass rates of the first and the last step, read off the paper's
+        figure 6.
     sigma: width of the Gaussian, as a pass rate.
-    pools: of `difficulty_pools`.
+    pools: pools of the order `difficulty_pools`.
     """
 
     order: Order = "gaussian"
@@ -94,7 +95,7 @@ class CurriculumConfig(Strict):
 
     @property
     def pools_config(self) -> PoolsConfig | None:
-        """Of the difficulty pools; None where prompts are planned."""
+        """Config of the difficulty pools; None with any other order."""
         return (self.pools or PoolsConfig()) if self.order == "difficulty_pools" else None
 
     def check(self) -> None:
@@ -105,10 +106,12 @@ class CurriculumConfig(Strict):
 class RlvrConfig(GroupTraining, stage="rlvr"):
     """One RLVR run over all environments at once.
 
-    pass_rates: a `pass_rates` artifact, of the policy that is trained.
-    judge: of the environments that need one.
-    max_epochs: how often a prompt may come; with difficulty pools, on average in its domain.
-    dynamic_sampling: null is off, as in Nano's recipe.
+    pass_rates: a `pass_rates` artifact of the policy that is trained.
+    domains: name → domain.
+    judge: judge model of the environments that need one.
+    max_epochs: number of times that a prompt may be drawn; with difficulty pools, on average in its
+        domain.
+    dynamic_sampling: replacement of groups with equal rewards; null is off, as in Nano's recipe.
     """
 
     pass_rates: str
@@ -118,11 +121,16 @@ class RlvrConfig(GroupTraining, stage="rlvr"):
     judge: LabelJudgeConfig | None = None
 
     def check(self) -> None:
-        names = [source for d in self.domains for source in self.sources_of(d)]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"source {twice[0]!r} is in two domains, or twice in one")
-        depends = self.dynamic_sampling is not None or self.curriculum.pools_config is not None
-        if self.rollouts.lag and depends:
+        source_names: list[str] = []
+        for domain in self.domains:
+            source_names += self.sources_of(domain)
+        repeated = sorted({name for name in source_names if source_names.count(name) > 1})
+        if repeated:
+            raise ValueError(f"source {repeated[0]!r} is in two domains, or twice in one")
+        draws_by_rewards = (
+            self.dynamic_sampling is not None or self.curriculum.pools_config is not None
+        )
+        if self.rollouts.lag and draws_by_rewards:
             raise ValueError(
                 "rollouts.lag 1 draws the next step's prompts before a step has its rewards, and "
                 "dynamic_sampling and difficulty pools draw by them: set rollouts.lag=0, or do "
@@ -130,5 +138,5 @@ class RlvrConfig(GroupTraining, stage="rlvr"):
             )
 
     def sources_of(self, domain: str) -> tuple[str, ...]:
-        """The sources of a domain."""
+        """Names of a domain's sources."""
         return self.domains[domain].sources or (domain,)

@@ -15,9 +15,9 @@ from posttrain.rollouts import Parameters, RolloutLimits
 
 
 class SamplingConfig(TokenChoice):
-    """How each step is sampled.
+    """Sampling of each step.
 
-    max_tokens: of one step, reasoning included.
+    max_tokens: tokens of one step at most, reasoning included.
     logps: keep the log-probability of each sampled token.
     """
 
@@ -25,15 +25,15 @@ class SamplingConfig(TokenChoice):
     logps: bool = False
 
     def parameters(self) -> Parameters:
-        """As samplers take them."""
+        """The sampling parameters that a sampler takes."""
         return Parameters(max_tokens=self.max_tokens, logps=self.logps, **self.chosen())
 
 
 class ToolLoopSampling(SamplingConfig):
-    """How a completion is sampled, and how far one with tools may go.
+    """Sampling of a completion, and limits of one with tools.
 
-    max_turns: steps; a call in the last one is not run.
-    max_total_tokens: that the model may write in all steps; null: no such limit.
+    max_turns: steps of a completion at most; a call in the last one is not run.
+    max_total_tokens: tokens that the model may write in all steps together; null: no such limit.
     tools_at_once: completions whose calls run at the same time.
     """
 
@@ -42,7 +42,7 @@ class ToolLoopSampling(SamplingConfig):
     tools_at_once: int = Field(default=4, ge=1)
 
     def limits(self) -> RolloutLimits:
-        """As rollouts take them."""
+        """The limits that a rollout takes."""
         return RolloutLimits(
             self.parameters(), self.max_turns, self.max_total_tokens, self.tools_at_once
         )
@@ -53,7 +53,8 @@ class SampleConfig(Strict, stage="sample"):
 
     checkpoint: a directory; with a server, what it serves (optional: for tokenizer and lineage).
     n: completions of each prompt.
-    chunk: in process, completions that are kept together; a killed run makes at most so many again.
+    chunk: completions saved together where the model runs in process; a killed run repeats at most
+        so many.
     max_failure_rate: largest share of completions that a backend may have given up on.
     """
 
@@ -74,29 +75,34 @@ class SampleConfig(Strict, stage="sample"):
         check_chat(self.backend, self.settings)
 
     def with_choice(self) -> tuple[Self, str]:
-        """The recipe with all values that tokens are chosen by, and where each comes from.
+        """Fill in every sampling value that the recipe leaves to the model's generation config.
+
+        Returns:
+            The filled recipe, and a line that says where each value comes from.
 
         Raises:
             ConfigError: as `generation_choice`.
         """
         model = generation_choice(self.checkpoint or getattr(self.backend, "tokenizer", None))
         line = f"sampling: {choice_line(self.sampling, model)}"
-        chosen = self.sampling.filled(UNSTATED | model.chosen())
-        return self.model_copy(update={"sampling": chosen}), line
+        filled = self.sampling.filled(UNSTATED | model.chosen())
+        return self.model_copy(update={"sampling": filled}), line
 
     def owner_config(self) -> dict[str, Any]:
-        """What the samples depend on: the digest of the output directory is taken of this."""
-        beside = {"out": True, "max_failure_rate": True, "backend": REACHING}
-        return self.model_dump(mode="json", exclude=beside)
+        """The config without keys that change no sample, for the output directory's digest."""
+        excluded = {"out": True, "max_failure_rate": True, "backend": REACHING}
+        return self.model_dump(mode="json", exclude=excluded)
 
     def most_tokens(self, setting: str) -> int:
-        """The longest that a completion in a setting can be, tool results not counted."""
-        # prompts profiled before are of no setting here, and any may declare tools
-        declares = [s.tools for s in self.settings if s.name == setting] != [NO_TOOLS]
-        declares |= any(source.format == "environment" for source in self.prompts)  # a row's own
+        """Largest number of tokens of a completion in a setting, tool results not counted."""
+        # prompts of an earlier profile have a setting that is not in this recipe: they may declare
+        # tools
+        toolkits = [s.tools for s in self.settings if s.name == setting]
+        rows_bring_tools = any(source.format == "environment" for source in self.prompts)
+        has_tools = toolkits != [NO_TOOLS] or rows_bring_tools
         sampling = self.sampling
-        steps = sampling.max_tokens * (sampling.max_turns if declares else 1)
-        return min(steps, sampling.max_total_tokens or steps)
+        tokens = sampling.max_tokens * (sampling.max_turns if has_tools else 1)
+        return min(tokens, sampling.max_total_tokens or tokens)
 
     def n_of(self, setting: str) -> int:
         """Completions of each prompt in a setting."""
@@ -104,7 +110,7 @@ class SampleConfig(Strict, stage="sample"):
 
 
 def check_chat(backend: BackendConfig, settings: Sequence[Setting]) -> None:
-    """Raises ValueError for settings that a chat endpoint cannot hold."""
+    """Raise ValueError for a setting that a chat endpoint cannot honour."""
     if backend.kind != "chat":
         return
     for setting in settings:
@@ -128,10 +134,10 @@ class ProfileConfig(SampleConfig, stage="profile_prompts"):
     n: rollouts of each prompt; 8 as in the published blend of NVIDIA.
     prompts, settings: as in a sampling recipe; every source has to name a grader.
     previous: a profile whose remaining prompts are profiled again; what it dropped stays out.
-    judge: of the environments that need one.
-    decontamination: prompts that overlap evaluation items are dropped before they are sampled.
-    drop_unsolved: whether prompts that no rollout passes are dropped.
-    max_unscored: the largest share of the rollouts that verifiers may leave without a score.
+    judge: judge model of the environments that need one.
+    decontamination: evaluation items; prompts that overlap them are dropped before sampling.
+    drop_unsolved: drop prompts that no rollout passes.
+    max_unscored: largest share of the rollouts that verifiers may leave without a score.
     """
 
     n: int = Field(default=8, ge=1)
@@ -144,8 +150,8 @@ class ProfileConfig(SampleConfig, stage="profile_prompts"):
     max_unscored: float = Field(default=0.05, ge=0, lt=1)
 
     def check(self) -> None:
-        given = bool(self.prompts), bool(self.settings)
-        if given != ((False, False) if self.previous else (True, True)):
+        has_new_prompts = not self.previous
+        if bool(self.prompts) != has_new_prompts or bool(self.settings) != has_new_prompts:
             raise ValueError("give either prompts and settings, or previous")
         for setting in self.settings:
             if setting.n is not None:
@@ -155,7 +161,7 @@ class ProfileConfig(SampleConfig, stage="profile_prompts"):
                 raise ValueError(f"source {source.name!r}: nothing verifies it; name a grader")
 
     def owner_config(self) -> dict[str, Any]:
-        """As the parent; neither limits nor how a judge's server is reached decide anything."""
+        """The config without keys that change no sample, for the output directory's digest."""
         config = super().owner_config() | {"judge": self.judge and self.judge.identity()}
         del config["max_unscored"]
         return config

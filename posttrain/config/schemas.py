@@ -1,4 +1,4 @@
-"""The schema of every stage that takes a recipe, found in the files of this folder."""
+"""Schemas of all stages that take a recipe, found in the files of this folder."""
 
 import functools
 import importlib
@@ -11,8 +11,8 @@ from posttrain.config.base import STAGES
 
 @functools.cache
 def stage_schemas() -> dict[str, type[BaseModel]]:
-    """Schemas by the name of their stage."""
-    # a schema is known once its file has been imported
+    """Name of each stage → schema of its recipe."""
+    # a schema registers itself when its file is imported
     for file in sorted(Path(__file__).parent.glob("[!_]*.py")):
         importlib.import_module(f"posttrain.config.{file.stem}")
     return dict(sorted(STAGES.items()))

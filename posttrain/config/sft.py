@@ -1,4 +1,4 @@
-"""The recipe of the SFT stage: `posttrain sft --config tiny/sft`; what all training recipes have.
+"""Recipe of the SFT stage, `posttrain sft --config tiny/sft`, and the base of training recipes.
 
 `trainer:` passes through to the installed TRL `SFTConfig`; what this project decides is refused.
 """
@@ -27,25 +27,34 @@ _GLOBAL = "the loss is per trained token over the global batch"
 
 
 def owned_fields(groups: Mapping[str, str]) -> dict[str, str]:
-    """Fields of a trainer's config that no recipe sets: name → what to do instead."""
-    return {name: why for why, names in groups.items() for name in names.split()}
+    """Collect the fields of a trainer's config that no recipe may set.
+
+    Args:
+        groups: reason, or what to set instead → names of fields, separated by blanks.
+
+    Returns:
+        Name of each field → its reason.
+    """
+    reasons: dict[str, str] = {}
+    for reason, names in groups.items():
+        for name in names.split():
+            reasons[name] = reason
+    return reasons
 
 
 def trainer_fields(method: str) -> frozenset[str]:
-    """Fields of the installed TRL config of a method, "sft" for `SFTConfig`."""
-    return frozenset(_annotations(method))
-
-
-def _annotations(method: str) -> dict[str, str]:
-    """The type of each field."""
-    return {name: annotation for name, (annotation, _) in _declarations(method).items()}
+    """Names of the fields of the installed TRL config of a method, "sft" for `SFTConfig`."""
+    return frozenset(_declarations(method))
 
 
 @functools.cache
 def _declarations(method: str) -> dict[str, tuple[str, str]]:
-    """The type and default of each field as they are written in the source of the classes, which
-    take seconds to import."""
-    found: dict[str, tuple[str, str]] = {}
+    """Type and default of each field of a TRL config, as texts.
+
+    They are read from the source of the classes, whose import takes seconds.
+    """
+    declarations: dict[str, tuple[str, str]] = {}
+    # bases first: a later declaration of a field replaces an earlier one
     for package, file in (
         ("transformers", "training_args.py"),
         ("trl", "trainer/base_config.py"),
@@ -54,30 +63,34 @@ def _declarations(method: str) -> dict[str, tuple[str, str]]:
         spec = find_spec(package)
         for folder in (spec and spec.submodule_search_locations) or ():
             module = ast.parse((Path(folder) / file).read_text("utf-8"))
-            for node in (n for c in module.body if isinstance(c, ast.ClassDef) for n in c.body):
-                if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                    found[node.target.id] = (ast.unparse(node.annotation), _default_of(node))
-    return found
+            for definition in module.body:
+                if not isinstance(definition, ast.ClassDef):
+                    continue
+                for node in definition.body:
+                    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                        annotation = ast.unparse(node.annotation)
+                        declarations[node.target.id] = (annotation, _default_text(node.value))
+    return declarations
 
 
-def _default_of(node: ast.AnnAssign) -> str:
-    value = node.value
+def _default_text(value: ast.expr | None) -> str:
     if isinstance(value, ast.Call):  # field(default=…, metadata=…)
-        given = {word.arg: word.value for word in value.keywords}
-        value = given.get("default") or given.get("default_factory")
+        arguments = {keyword.arg: keyword.value for keyword in value.keywords}
+        value = arguments.get("default") or arguments.get("default_factory")
     return "" if value is None or isinstance(value, ast.Lambda) else ast.unparse(value)
 
 
-_TRACKERS = {"tensorboard": "train", "trackio": "trackio", "wandb": "wandb"}  # and their extras
-# where they differ from those of the trainer's config
+# trackers that `report_to` names → the extra of ours that installs each
+_TRACKERS = {"tensorboard": "train", "trackio": "trackio", "wandb": "wandb"}
+# defaults of ours that differ from those of the trainer's config
 DEFAULTS: dict[str, Any] = {
     "report_to": "none",
     "save_total_limit": 1,
-    # fused experts and adapters all take part in every step; looking for others costs a pass
+    # all parameters take part in every step, even fused experts: a search for others costs a pass
     "ddp_find_unused_parameters": False,
 }
 _BY_THE_MACHINE = ("bf16", "use_cpu", "dataloader_pin_memory")
-# what every trainer has
+# fields that every trainer has
 OWNED_EVERYWHERE = owned_fields({
     "set out: instead": "output_dir",
     "set the recipe's seed: instead": "seed data_seed",
@@ -113,25 +126,21 @@ OWNED_TRAINER_FIELDS = OWNED_EVERYWHERE | owned_fields({
 })  # fmt: skip
 
 
-_KINDS = {"int": int, "float": float, "bool": bool, "str": str}
-
-
 def _check_type(key: str, value: Any, annotation: str) -> None:
     """Refuse a word where a number belongs, before the trainer's own types can be loaded.
 
-    Raises ValueError: by the annotation in the source, where it is made of plain types.
+    Raises:
+        ValueError: the field's annotation consists of plain types, and text is none of them.
     """
-    kinds = set(re.findall(r"\w+", annotation)) - {"None", "Optional", "Union"}
-    if not kinds <= _KINDS.keys() or value is None:
-        return
-    if isinstance(value, str) and "str" not in kinds:
-        wanted = " or ".join(sorted(kinds))
-        raise ValueError(f"trainer.{key}: takes {wanted}, found {value!r}")
+    types = set(re.findall(r"\w+", annotation)) - {"None", "Optional", "Union"}
+    if types <= {"int", "float", "bool"} and types and isinstance(value, str):
+        raise ValueError(f"trainer.{key}: takes {' or '.join(sorted(types))}, found {value!r}")
 
 
-def _check_trackers(names: Any) -> None:
-    listed = cast(list[Any], names) if isinstance(names, list) else [names]
-    for name in listed:
+def _check_trackers(report_to: Any) -> None:
+    """Raise ValueError for a tracker in `report_to` that is not installed."""
+    names = cast(list[Any], report_to) if isinstance(report_to, list) else [report_to]
+    for name in names:
         if name in _TRACKERS and find_spec(name) is None:
             raise ValueError(
                 f"trainer.report_to {name}: it is not installed: pip install "
@@ -140,12 +149,13 @@ def _check_trackers(names: Any) -> None:
 
 
 class ModelConfig(Strict):
-    """Where the weights come from: a checkpoint (`path`) or a random initialisation (`config`).
+    """Source of the weights: a checkpoint (`path`) or a random initialisation (`config`).
 
     path: a checkpoint's directory, or a hub id.
     revision: commit of a hub id.
     config: fields of a transformers config, `model_type` among them, for random weights.
-    dtype: of the weights that are held; `bfloat16` only for what an adapter leaves frozen.
+    dtype: precision of the weights in memory; `bfloat16` only for weights that an adapter leaves
+        frozen.
     attention: `auto`, or an implementation that transformers knows.
     """
 
@@ -166,11 +176,11 @@ class AdapterConfig(Strict):
     """LoRA (Hu et al. 2021) or QLoRA (Dettmers et al. 2023) on a checkpoint.
 
     method: `qlora` holds the frozen base in 4 bits.
-    preset: what is reached: `attention`, `attention_mlp`, or `nemotron_h` (attention, Mamba
-        projections, shared and routed experts).
+    preset: modules that are adapted: `attention`, `attention_mlp`, or `nemotron_h` (attention,
+        Mamba projections, shared and routed experts).
     modules, parameters: further names, matched as suffixes.
-    rank, alpha: of the update, which is scaled by alpha / rank.
-    dropout: of the adapter's input.
+    rank, alpha: rank of the update, which is scaled by alpha / rank.
+    dropout: dropout on the adapter's input.
     """
 
     method: Literal["lora", "qlora"] = "lora"
@@ -192,17 +202,17 @@ class AdapterConfig(Strict):
 class BalanceConfig(Strict):
     """Sequence-wise expert balance (DeepSeek-V3, Eq. 17–20).
 
-    coefficient: of the term; 0 leaves it out.
+    coefficient: coefficient of the term; 0 leaves it out.
     """
 
     coefficient: float = Field(default=0.0, ge=0)
 
 
 class LaunchConfig(Strict):
-    """What the launcher must have started; a run that got anything else stops.
+    """Requirements on the launch; a run that was launched differently stops.
 
-    world_size: processes; null: unchecked.
-    sharding: of weights and optimiser, by the accelerate config; null: unchecked.
+    world_size: number of processes; null: unchecked.
+    sharding: sharding of weights and optimiser, by the accelerate config; null: unchecked.
     gpu: the recipe's sizes are for a GPU; without one the run is refused.
     """
 
@@ -212,14 +222,14 @@ class LaunchConfig(Strict):
 
 
 class TrainingRecipe(Strict):
-    """What the recipes of all training stages have.
+    """Keys that the recipes of all training stages share.
 
-    end_token: ends a turn; null: the tokenizer's, `<|im_end|>` before eos.
+    end_token: token that ends a turn; null: the tokenizer's, `<|im_end|>` before eos.
     pad_token: a token other than the end token; null: the tokenizer's, or one that is used nowhere.
     """
 
-    owned: ClassVar[Mapping[str, str]]  # fields of the TRL config that no recipe sets → why
-    method: ClassVar[str]  # whose config it is
+    owned: ClassVar[Mapping[str, str]]  # fields of the TRL config that no recipe sets → reason
+    method: ClassVar[str]  # method of the TRL config, "sft" for `SFTConfig`
 
     out: str
     model: ModelConfig
@@ -232,40 +242,47 @@ class TrainingRecipe(Strict):
 
     @field_validator("trainer")
     @classmethod
-    def _not_ours(cls, trainer: dict[str, Any]) -> dict[str, Any]:
-        for key in trainer:
+    def _check_trainer(cls, trainer: dict[str, Any]) -> dict[str, Any]:
+        declarations = _declarations(cls.method)
+        for key, value in trainer.items():
             if key in cls.owned:
                 raise ValueError(f"trainer.{key} cannot be set here: {cls.owned[key]}")
-            if key not in trainer_fields(cls.method) and find_spec("trl") is not None:
+            if key not in declarations and find_spec("trl") is not None:
                 unknown = f"trainer.{key}"
                 hint = key_hint(cls, unknown.split("."), unknown, cls.free_fields())
-                hint = "" if "(valid: " in hint else hint
+                hint = "" if "(valid: " in hint else hint  # over a hundred names help nobody
                 raise ValueError(f"{unknown} is not a field of the installed trl's config{hint}")
-            _check_type(key, trainer[key], _annotations(cls.method).get(key, ""))
+            annotation, _ = declarations.get(key, ("", ""))
+            _check_type(key, value, annotation)
         _check_trackers(trainer.get("report_to"))
-        words = {name: "no" for name in _TAKES_NO if trainer.get(name) is False}
-        types = _annotations(cls.method)
-        # null takes a key back where the field takes none
-        return {
-            key: value
-            for key, value in (trainer | words).items()
-            if value is not None or re.search("None|Optional", types.get(key, ""))
-        }
+        values: dict[str, Any] = {}
+        for key, value in trainer.items():
+            annotation, _ = declarations.get(key, ("", ""))
+            # null removes a key whose field takes no null
+            if value is None and not re.search("None|Optional", annotation):
+                continue
+            values[key] = "no" if value is False and key in _TAKES_NO else value
+        return values
 
     @classmethod
     def free_fields(cls) -> list[str]:
-        """Fields of the installed trl's config that a recipe may set."""
+        """Names of the fields of the installed trl's config that a recipe may set."""
         return sorted(trainer_fields(cls.method) - cls.owned.keys())
 
     @classmethod
     def trainer_keys(cls) -> dict[str, str]:
-        """The fields that a recipe may set: `trainer.NAME` → type and default, as the source of the
-        installed trl's config has them where they are not ours."""
+        """Describe the fields that a recipe may set, as in the installed trl's source.
+
+        Returns:
+            `trainer.NAME` → type and default.
+        """
         keys: dict[str, str] = {}
         for name in cls.free_fields():
             annotation, default = _declarations(cls.method)[name]
-            default = repr(DEFAULTS[name]) if name in DEFAULTS else default
-            default = "by the machine" if name in _BY_THE_MACHINE else default
+            if name in DEFAULTS:
+                default = repr(DEFAULTS[name])
+            elif name in _BY_THE_MACHINE:
+                default = "by the machine"
             keys[f"trainer.{name}"] = f"{annotation} = {default}" if default else annotation
         return keys
 
@@ -275,7 +292,7 @@ class TrainingRecipe(Strict):
 
 
 class PolicyRecipe(TrainingRecipe):
-    """A recipe that trains a policy further, beside the policy that it starts as."""
+    """Recipe that trains a policy further and compares it with the policy at its start."""
 
     def check(self) -> None:
         if self.model.path is None:
@@ -288,9 +305,9 @@ class SftConfig(TrainingRecipe, stage="sft"):
     """One SFT run.
 
     data: the directory that build_sft wrote.
-    document_masking: how packed documents are kept apart: `varlen` and `block_diagonal` in
-        attention, `unpacked` in rows of their own; `auto` takes the quickest that is exact.
-    keep_epochs: epochs whose model stays, in `checkpoint-epoch-N/`.
+    document_masking: separation of packed documents: `varlen` and `block_diagonal` in attention,
+        `unpacked` in rows of their own; `auto` takes the quickest that is exact.
+    keep_epochs: epochs whose model is kept, in `checkpoint-epoch-N/`.
     """
 
     owned = OWNED_TRAINER_FIELDS

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from posttrain.config.base import Strict, refuse
+from posttrain.config.base import Strict
 from posttrain.config.filters import Filters
 from posttrain.config.load import nearest
 from posttrain.records import Role
@@ -15,9 +15,21 @@ DialectName = Literal[
     "openai", "inline_think", "sharegpt", "alpaca", "prompt_completion", "chosen_rejected"
 ]
 FieldName = Literal[
-    "messages", "role", "content", "tools", "system", "reasoning", "instruction", "input", "output",
-    "history", "prompt", "completion", "chosen", "rejected",
-]  # fmt: skip
+    "messages",
+    "role",
+    "content",
+    "tools",
+    "system",
+    "reasoning",
+    "instruction",
+    "input",
+    "output",
+    "history",
+    "prompt",
+    "completion",
+    "chosen",
+    "rejected",
+]
 EndingPolicy = Literal["trim", "drop"]
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -35,67 +47,86 @@ Metadata = Annotated[tuple[str, ...], AfterValidator(_distinct)]
 
 # -- conditions on the fields of a row; all must hold. {reward: 1} equals; {task: [a, b]} is one of;
 #    {info.score: {ge: 0.5, lt: 1}} reaches inside objects; {aborted: {exists: false}} is missing or
-#    null. They are kept as {field: {operator: value}}, whatever form they came in.
+#    null. The resolved recipe holds them as {field: {operator: value}}, whatever their first form.
 
 
-_VALUE = "a text, a number or a truth value (exists: false for null)"
+_SCALAR = "a text, a number or a truth value (exists: false for null)"
 _ORDERED = "a number or a text"
-_SEVERAL = "a list of texts, numbers or truth values"
+_LIST = "a list of texts, numbers or truth values"
 _TRUTH = "true or false"
-_TAKES = {
-    **dict.fromkeys(("eq", "ne"), _VALUE),
-    **dict.fromkeys(("ge", "gt", "le", "lt"), _ORDERED),
-    **dict.fromkeys(("in", "not_in"), _SEVERAL),
+# operator → the operand that it takes
+_OPERANDS = {
+    "eq": _SCALAR,
+    "ne": _SCALAR,
+    "ge": _ORDERED,
+    "gt": _ORDERED,
+    "le": _ORDERED,
+    "lt": _ORDERED,
+    "in": _LIST,
+    "not_in": _LIST,
     "exists": _TRUTH,
 }
 
 
-def _is(what: str, given: Any) -> bool:
-    if what == _SEVERAL:
-        items = cast(list[Any], given) if isinstance(given, list | tuple) else []
-        return len(items) > 0 and all(_is(_VALUE, item) for item in items)
-    if isinstance(given, bool):
-        return what != _ORDERED
-    return what != _TRUTH and isinstance(given, str | int | float)
+def _is_operand(value: Any, operand: str) -> bool:
+    if operand == _LIST:
+        values = cast(list[Any], value) if isinstance(value, list | tuple) else []
+        return len(values) > 0 and all(_is_operand(element, _SCALAR) for element in values)
+    if isinstance(value, bool):
+        return operand != _ORDERED
+    return operand != _TRUTH and isinstance(value, str | int | float)
 
 
-def _conditions(given: Any) -> dict[str, dict[str, Any]]:
-    if not isinstance(given, Mapping) or not given:
+def _parse_conditions(value: Any) -> dict[str, dict[str, Any]]:
+    """Read conditions in any of their forms into {field: {operator: operand}}.
+
+    Raises:
+        ValueError: there is none, or one that is unknown or that no row can meet.
+    """
+    if not isinstance(value, Mapping) or not value:
         raise ValueError(
             "where is a mapping of fields to conditions, e.g. {reward: {ge: 1}, task: [a, b]}, "
-            f"found {given!r} (from an expression: docs/reference/renamed.md)"
+            f"found {value!r} (from an expression: docs/reference/renamed.md)"
         )
-    return {str(k): _operators(str(k), v) for k, v in cast(Mapping[Any, Any], given).items()}
+    conditions: dict[str, dict[str, Any]] = {}
+    for field, condition in cast(Mapping[Any, Any], value).items():
+        conditions[str(field)] = _parse_condition(str(field), condition)
+    return conditions
 
 
-def _operators(field: str, given: Any) -> dict[str, Any]:
-    operators: dict[str, Any] = {"in" if isinstance(given, list | tuple) else "eq": given}
-    if isinstance(given, Mapping):
-        operators = cast(dict[str, Any], given)
-    for name, value in operators.items():
-        if name not in _TAKES:
-            hint = nearest(name.replace("te", "e"), [*_TAKES])  # gte and lte of other languages
+def _parse_condition(field: str, condition: Any) -> dict[str, Any]:
+    operators: dict[str, Any]
+    if isinstance(condition, Mapping):
+        operators = cast(dict[str, Any], condition)
+    elif isinstance(condition, list | tuple):
+        operators = {"in": condition}
+    else:
+        operators = {"eq": condition}
+    for name, operand in operators.items():
+        if name not in _OPERANDS:
+            hint = nearest(name.replace("te", "e"), [*_OPERANDS])  # gte and lte of other languages
             raise ValueError(f"{field}: there is no operator {name!r}{hint}")
-        if not _is(_TAKES[name], value):
-            raise ValueError(f"{field}: {name} takes {_TAKES[name]}, found {value!r}")
+        if not _is_operand(operand, _OPERANDS[name]):
+            raise ValueError(f"{field}: {name} takes {_OPERANDS[name]}, found {operand!r}")
+    # a missing field meets no other condition
     if not operators or (operators.get("exists") is False and len(operators) > 1):
         raise ValueError(f"{field}: no row can meet {dict(operators)!r}")
     return operators
 
 
-Where = Annotated[dict[str, dict[str, Any]], BeforeValidator(_conditions)]
+Where = Annotated[dict[str, dict[str, Any]], BeforeValidator(_parse_conditions)]
 
 
 class RowPlace(Strict):
-    """Where a source's rows are.
+    """Place of a source's rows.
 
     path: file, HF dataset directory or glob, or a list of them, relative to the base directory:
         `.jsonl`, `.ndjson`, `.json` (lines, or one array), each also `.gz`, `.zst`; `.parquet`.
     hub: a Hugging Face dataset id, read as a stream.
-    revision: of a hub id, as a 40-digit commit.
-    subset: of a hub id that has several configurations.
-    split: the split of a hub id, or of an HF directory that holds several.
-    where: keep only the rows that meet these conditions (`posttrain.config.source`).
+    revision: revision of a hub id, as a 40-digit commit.
+    subset: configuration of a hub id that has several.
+    split: split of a hub id, or of an HF directory that holds several.
+    where: conditions on the rows to keep (`posttrain.config.source`).
     """
 
     name: str = Field(min_length=1)
@@ -108,7 +139,7 @@ class RowPlace(Strict):
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The given paths and globs, always as a tuple."""
+        """Paths and globs as a tuple, empty for a hub id."""
         if self.path is None:
             return ()
         return (self.path,) if isinstance(self.path, str) else self.path
@@ -117,33 +148,47 @@ class RowPlace(Strict):
         self.check_place()
 
     def check_place(self) -> None:
-        """Raises ValueError unless there is exactly one place, completely given."""
-        commit = _COMMIT.fullmatch(self.revision or "")
-        refuse(f"source {self.name!r}", {
-            "give exactly one of path and hub": (self.path is None) == (self.hub is None),
-            "path is empty": self.path is not None and not all(self.paths or ("",)),
-            "revision and subset belong to a hub id": self.path and (self.revision or self.subset),
-            f"a hub id needs its revision as a 40-digit commit (found {self.revision!r}): a branch "
-            "or tag can move and the build could not be repeated. The commit stands at "
-            f"https://huggingface.co/datasets/{self.hub}/commits/main":
-                self.hub is not None and not commit,
-            "a hub id needs its split, e.g. split: train": self.hub is not None and not self.split,
-        })  # fmt: skip
+        """Refuse anything but exactly one place, complete with revision and split.
+
+        Raises:
+            ValueError: naming the source and the key.
+        """
+        where = f"source {self.name!r}"
+        if (self.path is None) == (self.hub is None):
+            raise ValueError(f"{where}: give exactly one of path and hub")
+        if self.path is not None:
+            if not self.paths or "" in self.paths:
+                raise ValueError(f"{where}: path is empty")
+            if self.revision or self.subset:
+                raise ValueError(f"{where}: revision and subset belong to a hub id")
+            return
+        if not _COMMIT.fullmatch(self.revision or ""):
+            raise ValueError(
+                f"{where}: a hub id needs its revision as a 40-digit commit (found "
+                f"{self.revision!r}): a branch or tag can move and the build could not be "
+                "repeated. The commit stands at "
+                f"https://huggingface.co/datasets/{self.hub}/commits/main"
+            )
+        if not self.split:
+            raise ValueError(f"{where}: a hub id needs its split, e.g. split: train")
 
 
 class SourceConfig(RowPlace):
-    """Where a source's rows are and how they become records.
+    """Place of a source's rows, and the way that they become records.
 
-    dialect: name it to forbid recognition by structure; rows that do not fit are dropped.
-    fields: canonical name → the row's own name for it (a dotted path reaches inside objects).
-    roles: the row's own role names → ours, beside the usual ones.
-    license: of every row, or of those that lack `license_field`.
-    license_field: the row's own field (a dotted path) with its license.
+    dialect: name of the dialect, to forbid recognition by structure; rows that do not fit are
+        dropped.
+    fields: canonical name → name of the field in the rows (a dotted path reaches inside objects).
+    roles: names of roles in the rows → ours, beside the usual ones.
+    license: license of every row, or of those that lack `license_field`.
+    license_field: field of the rows (a dotted path) with their license.
     metadata: fields of the row (dotted paths) to carry along, keyed by their last part.
-    ignored_keys: columns, and keys of messages, to leave out where a row that fills one is refused.
-    ending: conversations that do not end on an assistant turn are trimmed to it, or dropped.
-    prefilled_think: assistant texts start inside a trace, the opening tag is not in the text.
-    strict: stop at the first row that cannot be read as a record instead of dropping it.
+    ignored_keys: columns and keys of messages to leave out; otherwise a row that fills one is
+        refused.
+    ending: treatment of a conversation that does not end on an assistant turn: it is trimmed to its
+        last one, or dropped.
+    prefilled_think: assistant texts start inside a trace, and the opening tag is not in the text.
+    strict: stop at the first row that cannot be read as a record, instead of dropping it.
     filters: structural checks and filters of the text (`posttrain.config.filters`).
     """
 

@@ -5,23 +5,22 @@ from typing import Any
 
 from pydantic import Field
 
-from posttrain.config.base import Name, Strict, refuse, refuse_twice, refuse_unknown
+from posttrain.config.base import Name, Strict, refuse_twice, refuse_unknown
 
-# the recipe of a folder's chain, where the folder has one
-CHAIN = "chain.yaml"
+CHAIN = "chain.yaml"  # file of a folder's chain, if the folder has one
 
 
 class StageStep(Strict):
     """One command of a chain.
 
-    stage: the script's name.
+    stage: name of the script.
     recipe: a file, or a shipped recipe's name.
     overrides: `key.path=value`, as on the command line.
     launch: options of `accelerate launch`; null: one process.
-    name: for messages, logs, targets and sizes; null: the recipe's name without its folder.
-    about: what the stage does, printed when it begins.
-    look: what its page shows, printed when it begins.
-    seeded: whether the chain's `seed` is its seed.
+    name: name in messages, logs, targets and sizes; null: the recipe's name without its folder.
+    about: text on what the stage does, printed when it begins.
+    look: text on what its page shows, printed when it begins.
+    seeded: take the chain's `seed`.
     """
 
     stage: str
@@ -35,21 +34,20 @@ class StageStep(Strict):
 
     @property
     def title(self) -> str:
-        """The step's name, given or the recipe's."""
+        """Name of the step: its own, or the recipe's without its folder."""
         return self.name or Path(self.recipe).stem
 
 
 class StagesConfig(Strict, stage="stages"):
-    """Stages in processes of their own, each behind those whose output its recipe names.
+    """A chain of stages, each in a process of its own, after the stages whose output it reads.
 
-    targets: names of the stages to reach, the first one's way first, with all that they need;
-        null: every stage.
-    jobs: stages at a time.
-    logs: a folder for what the stages print, a file each; null: the terminal, one stage at a time.
-    size: which of `sizes` to run; null: the recipes as they are.
+    targets: names of the stages to reach, in this order, with all that they need; null: all.
+    jobs: stages that run at a time.
+    logs: folder for the output of the stages, a file each; null: the terminal, one stage at a time.
+    size: one of `sizes`; null: the recipes as they are.
     sizes: size → name of a stage → keys of its recipe (dotted paths) and their values.
-    seed: of the stages that are `seeded`; null: the recipes' own.
-    environment: variables that the stages get where they are not set.
+    seed: seed of the stages that are `seeded`; null: the recipes' own.
+    environment: variables that the stages are given, unless they are set already.
     """
 
     stages: tuple[StageStep, ...] = Field(min_length=1)
@@ -71,7 +69,8 @@ class StagesConfig(Strict, stage="stages"):
             refuse_unknown("size: there is no size", (self.size,), [*self.sizes])
         for size, stages in self.sizes.items():
             refuse_unknown(f"sizes.{size}: there is no stage", stages, names)
-        refuse("jobs", {
-            f"{self.jobs} stages at a time would print among one another; set logs, a folder":
-                self.jobs > 1 and self.logs is None,
-        })  # fmt: skip
+        if self.jobs > 1 and self.logs is None:
+            raise ValueError(
+                f"jobs: {self.jobs} stages at a time would print among one another; set logs, a "
+                "folder"
+            )

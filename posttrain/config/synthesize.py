@@ -1,7 +1,7 @@
 """The recipe of synthesis: `posttrain synthesize`, one block for each kind of data.
 
-Kinds and what keeps a row: the paper, 3.1.2 and 3.1.3; NVIDIA publishes no prompts, numbers of
-turns or yields, so that all of these are ours.
+The kinds and the conditions that keep a row are from the paper, 3.1.2 and 3.1.3. NVIDIA publishes
+no prompts, numbers of turns or yields: all of these are ours.
 """
 
 from typing import Annotated, Any, ClassVar, Literal, Self, cast
@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, cast
 from pydantic import BeforeValidator, Field
 
 from posttrain.config.backend import REACHING
-from posttrain.config.base import Name, Strict, refuse, refuse_twice, refuse_unknown, source
+from posttrain.config.base import Name, Strict, refuse_twice, refuse_unknown, source
 from posttrain.config.eval import Price
 from posttrain.config.generation import UNSTATED, choice_line, generation_choice
 from posttrain.config.judge import AskedModel
@@ -24,31 +24,31 @@ _NEMO_SKILLS = source("NeMo Skills, genselect configs")
 class SynthesisModel(AskedModel):
     """A model that writes or checks rows.
 
-    name: what rows, counts and reports call it.
-    sampling: how each of its answers is sampled, and how far one with tools may go.
+    name: name of the model in rows, counts and reports.
+    sampling: sampling of its answers, and limits of those with tools.
     """
 
     name: Name
     sampling: ToolLoopSampling = ToolLoopSampling()
 
     def identity(self) -> dict[str, Any]:
-        """What decides its answers."""
+        """The config without keys that change no answer, for digests."""
         return self.model_dump(mode="json", exclude={"backend": REACHING})
 
 
-def _several(value: Any) -> Any:
-    # a validator hands Python values on, and of these a strict tuple takes no list
+def _as_tuple(value: Any) -> Any:
     if isinstance(value, dict):
         return (value,)
+    # values from a validator are checked as Python, in which a strict tuple takes no list
     return tuple(cast(list[Any], value)) if isinstance(value, list) else value
 
 
 # one model, or several of which a row's keyed hash draws one
-Models = Annotated[tuple[SynthesisModel, ...], BeforeValidator(_several), Field(min_length=1)]
+Models = Annotated[tuple[SynthesisModel, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
 
 
 class Kind(Strict):
-    """What each kind has: the roles that models play in it, and the prompts that it puts to them.
+    """Base of the kinds of data, with the roles that models play and the prompts put to them.
 
     A prompt is a file of its name in `data_builders/synthesis/prompts/`.
     """
@@ -63,8 +63,8 @@ class Rejection(Kind):
 
     prompts, settings: as in a sampling recipe; every source has to name a grader.
     n: completions of each prompt, a fixed number: nothing is sampled until it passes.
-    most: rows of one prompt.
-    choose: which of those that pass: a keyed draw, or the shortest.
+    most: rows of one prompt at most.
+    choose: choice among the passing completions: a keyed draw, or the shortest.
     """
 
     roles: ClassVar[tuple[str, ...]] = ("generator",)
@@ -81,11 +81,12 @@ class Rejection(Kind):
             if setting.n is not None:
                 raise ValueError(f"setting {setting.name!r}: every prompt has n completions here")
         for prompt_source in self.prompts:
-            where = f"source {prompt_source.name!r}"
-            refuse(where, {"nothing verifies it; name a grader": prompt_source.grader is None})
-        refuse("most", {
-            f"{self.most} rows of a prompt with {self.n} completions": self.most > self.n,
-        })  # fmt: skip
+            if prompt_source.grader is None:
+                raise ValueError(
+                    f"source {prompt_source.name!r}: nothing verifies it; name a grader"
+                )
+        if self.most > self.n:
+            raise ValueError(f"most: {self.most} rows of a prompt with {self.n} completions")
 
 
 class GenSelect(Kind):
@@ -95,9 +96,9 @@ class GenSelect(Kind):
     candidates: completions shown in one prompt; fewer where a prompt has fewer.
     minimum: a prompt with fewer usable completions is dropped.
     instances: prompts made of one question at most, with other candidates or another order.
-    longest: characters of all candidates together.
-    for_evaluation: the first `candidates` completions of every question, also where all or none are
-        right: accuracy on these tasks is select@k, beside majority@k, pass@1 and pass@k.
+    longest: characters of all candidates together at most.
+    for_evaluation: take the first `candidates` completions of every question, also where all or
+        none are right: accuracy on these tasks is select@k, beside majority@k, pass@1 and pass@k.
     """
 
     roles: ClassVar[tuple[str, ...]] = ("generator",)
@@ -112,13 +113,12 @@ class GenSelect(Kind):
     for_evaluation: bool = False
 
     def check(self) -> None:
-        refuse("instances", {
-            "a question of an evaluation has one": self.for_evaluation and self.instances > 1,
-        })  # fmt: skip
-        refuse("minimum", {
-            f"{self.minimum} is more than the {self.candidates} candidates of a prompt":
-                self.minimum > self.candidates,
-        })  # fmt: skip
+        if self.for_evaluation and self.instances > 1:
+            raise ValueError("instances: a question of an evaluation has one")
+        if self.minimum > self.candidates:
+            raise ValueError(
+                f"minimum: {self.minimum} is more than the {self.candidates} candidates of a prompt"
+            )
 
 
 class ContinueChat(Kind):
@@ -126,7 +126,7 @@ class ContinueChat(Kind):
 
     sources: rows of any dialect, as in a recipe of `build_sft`.
     turns: user turns that are added.
-    longest: characters of an added turn.
+    longest: characters of an added turn at most.
     """
 
     roles: ClassVar[tuple[str, ...]] = ("user", "generator", "judge")
@@ -147,10 +147,10 @@ class Translate(Kind):
     Code, tags, addresses, formulas and tool calls stay as they are; the numbers of a line too.
 
     sources: rows of any dialect, as in a recipe of `build_sft`.
-    language: ISO 639-1 code of the language that is translated to.
-    language_name: its name in English, for the prompt.
-    confidence: another language drops a row from this probability on.
-    letters: a row with fewer letters, code and numbers apart, is not identified.
+    language: ISO 639-1 code of the language to translate to.
+    language_name: name of that language in English, for the prompt.
+    confidence: least probability at which another language drops a row.
+    letters: least letters of a row whose language is identified, code and numbers not counted.
     """
 
     roles: ClassVar[tuple[str, ...]] = ("translator",)
@@ -179,10 +179,10 @@ class Instructions(Kind):
     """Personas + constraints that code verifies → conversations that keep all of them.
 
     personas: rows that describe people; a model writes as each of them.
-    turns: a conversation has 1 to so many, by a keyed hash.
-    constraints: at most so many in a turn.
+    turns: turns of a conversation at most; a keyed hash draws 1 to so many.
+    constraints: constraints of a turn at most.
     only: kinds of constraints (docs/guides/environments.md); empty: all.
-    longest: characters of a query.
+    longest: characters of a query at most.
     """
 
     roles: ClassVar[tuple[str, ...]] = ("user", "generator", "judge")
@@ -215,14 +215,14 @@ class TaskRows(RowPlace):
 class TaskVariants(Kind):
     """Task rows → tasks of the same idea with other numbers, names, or order of options.
 
-    Each original is written beside its twins, as a task of the same form.
+    Each original is written beside its variants, as a task of the same form.
 
-    sources: rows to make twins of.
-    variants: of each row, at most.
-    solvers: independent answers to a twin that a model wrote.
-    agreement: share of them that has to be equal.
-    attempts: of the model in the role `reference`, at the original and at the twin.
-    band: largest difference of its two pass rates.
+    sources: rows to make variants of.
+    variants: variants of each row at most.
+    solvers: independent answers to a variant that a model wrote.
+    agreement: share of these answers that has to be equal.
+    attempts: attempts of the model in the role `reference`, at the original and at the variant.
+    band: largest difference between its two pass rates.
     """
 
     roles: ClassVar[tuple[str, ...]] = ("rewriter", "solver", "reference")
@@ -245,8 +245,8 @@ class OpenQuestion(Kind):
 
     sources: rows with options.
     attempts: answers of a solver that does not see the options.
-    passes: of them have to be the gold.
-    paraphrases: of each open question.
+    passes: number of these answers that have to be the gold.
+    paraphrases: paraphrases of each open question.
     """
 
     roles: ClassVar[tuple[str, ...]] = ("rewriter", "solver", "judge")
@@ -266,16 +266,16 @@ class OpenQuestion(Kind):
     def check(self) -> None:
         refuse_twice("source", [rows.name for rows in self.sources])
         for rows in self.sources:
-            refuse(f"source {rows.name!r}", {"name the fields of its options": not rows.options})
-        refuse("passes", {
-            f"{self.passes} right answers of {self.attempts}": self.passes > self.attempts,
-        })  # fmt: skip
+            if not rows.options:
+                raise ValueError(f"source {rows.name!r}: name the fields of its options")
+        if self.passes > self.attempts:
+            raise ValueError(f"passes: {self.passes} right answers of {self.attempts}")
 
 
 class RequestRows(RowPlace):
     """Rows with a request that may be harmful.
 
-    request: field of its text (a dotted path).
+    request: field of the request's text (a dotted path).
     harmful: field with true or false.
     category: field that names the kind of harm, for its strategy; null: none.
     """
@@ -288,12 +288,12 @@ class RequestRows(RowPlace):
 class Safety(Kind):
     """Harmful and harmless requests → safe answers, and preference pairs (paper, appendix D).
 
-    Every generator writes candidates for both sides; the pair is drawn among those that the
-    classifier, a judge with a rubric, finds to be what they should.
+    Every generator writes candidates for both sides; the pair is drawn among the candidates that a
+    judge with a rubric confirms.
 
-    requests: rows of both kinds.
-    strategies: how a harmful request of a category is answered, such as: name a helpline.
-    default_strategy: for any other category.
+    requests: rows of harmful and of harmless requests.
+    strategies: category → the way to answer its harmful requests, such as: name a helpline.
+    default_strategy: the way to answer harmful requests of any other category.
     """
 
     roles: ClassVar[tuple[str, ...]] = ("generator", "judge")
@@ -315,7 +315,7 @@ class Safety(Kind):
 class DocumentRows(RowPlace):
     """Rows with a text of any length.
 
-    text: its field (a dotted path).
+    text: field of the text (a dotted path).
     """
 
     text: str = "text"
@@ -327,13 +327,13 @@ LongFamily = Literal["needles", "multi_hop", "aggregation", "written"]
 class LongDocuments(Kind):
     """Documents → questions that need several of them, at lengths in tokens.
 
-    tokenizer: a directory or hub id of the tokenizer that measures.
-    documents: texts between the needed ones; none: sentences by code.
+    tokenizer: directory or hub id of the tokenizer that measures.
+    documents: texts between the needed documents; none: sentences by code.
     families: values to collect, chains to follow, amounts to sum, by code; or questions that a
         `writer` writes, and a `solver` answers with all needed documents and not without any one.
-    lengths: tokens of all documents together at most, in turn.
+    lengths: tokens of all documents together at most; questions take these lengths in turn.
     needed: documents that the answer depends on.
-    count: questions.
+    count: number of questions.
     """
 
     roles: ClassVar[tuple[str, ...]] = ("writer", "solver", "generator")
@@ -350,14 +350,14 @@ class LongDocuments(Kind):
     def check(self) -> None:
         refuse_twice("source", [rows.name for rows in self.documents])
         refuse_twice("families", self.families)
-        refuse("families", {
-            "written questions need documents": "written" in self.families and not self.documents,
-        })  # fmt: skip
-        refuse("lengths", {"fewer than 300 tokens hold no question": min(self.lengths) < 300})
+        if "written" in self.families and not self.documents:
+            raise ValueError("families: written questions need documents")
+        if min(self.lengths) < 300:
+            raise ValueError("lengths: fewer than 300 tokens hold no question")
 
 
 class ScenarioRows(RowPlace):
-    """Rows with tools and what a user wants from them.
+    """Rows with tools and the wish of a user who needs them.
 
     scenario: field of the written scenario (a dotted path).
     tools: field of the declared tools, in OpenAI's form.
@@ -377,8 +377,8 @@ class ToolConversation(Kind):
 
     prompts, settings: tasks of environments with tools, as in a sampling recipe.
     scenarios: tools with a written scenario.
-    turns: of the user at most.
-    steps: model calls of the agent between two turns of the user.
+    turns: turns of the user at most.
+    steps: model calls of the agent between two turns of the user, at most.
     """
 
     roles: ClassVar[tuple[str, ...]] = ("user", "agent", "tools", "judge")
@@ -398,10 +398,8 @@ class ToolConversation(Kind):
     def check(self) -> None:
         check_prompts(self.prompts, self.settings)
         refuse_twice("source", [rows.name for rows in self.scenarios])
-        refuse("make", {
-            "give prompts with settings, or scenarios":
-                bool(self.prompts) != bool(self.settings) or not (self.prompts or self.scenarios),
-        })  # fmt: skip
+        if bool(self.prompts) != bool(self.settings) or not (self.prompts or self.scenarios):
+            raise ValueError("make: give prompts with settings, or scenarios")
 
 
 AnyKind = Annotated[
@@ -420,9 +418,9 @@ AnyKind = Annotated[
 
 
 class Checks(Strict):
-    """How the checks themselves are checked.
+    """Test of the checks by rows that they must drop.
 
-    planted: finished rows that are spoiled in one place and checked again; they must be dropped.
+    planted: number of finished rows that are spoiled in one place and checked again.
     """
 
     planted: int = Field(default=20, ge=0)
@@ -431,14 +429,15 @@ class Checks(Strict):
 class SynthesizeConfig(Strict, stage="synthesize"):
     """One set of synthetic rows.
 
-    make: what is made, and from which rows.
-    models: by the role that they play, one or a list of which a keyed hash of the row draws one.
-    templates: files in place of the prompts that come with a kind, by the prompt's name.
+    make: kind of data to make, and the rows to make it from.
+    models: role → model, or a list of which a keyed hash of the row draws one.
+    templates: name of a prompt → file in place of the prompt that comes with the kind.
     checks: rows that are spoiled on purpose, to see that the checks drop them.
-    prices: of models by their names, for what the run costs.
-    decontamination: seeds that overlap evaluation items are dropped before anything is requested.
+    prices: name of a model → its prices, for the costs of the run.
+    decontamination: evaluation items; seeds that overlap them are dropped before any request.
     limit: seeds at most, in their order; null: all.
-    chunk: in process, completions that are kept together; a killed run makes at most so many again.
+    chunk: completions saved together where a model runs in process; a killed run repeats at most so
+        many.
     max_failure_rate: largest share of a round's completions that a backend may have given up on.
     """
 
@@ -457,14 +456,17 @@ class SynthesizeConfig(Strict, stage="synthesize"):
     def check(self) -> None:
         kind = self.make.kind
         roles = self.make.roles
-        listed = ", ".join(roles)
         for role in self.models:
-            refuse("models", {f"{kind} has no role {role!r}, only {listed}": role not in roles})
+            if role not in roles:
+                raise ValueError(f"models: {kind} has no role {role!r}, only {', '.join(roles)}")
         required = [role for role in roles if role not in self.make.optional_roles]
         missing = [role for role in required if role not in self.models]
-        refuse("models", {f"{kind} needs a model as {', '.join(missing)}": missing})
-        names = [model.name for models in self.models.values() for model in models]
-        refuse_unknown("prices: there is no model", self.prices, names)
+        if missing:
+            raise ValueError(f"models: {kind} needs a model as {', '.join(missing)}")
+        model_names: list[str] = []
+        for models in self.models.values():
+            model_names += [model.name for model in models]
+        refuse_unknown("prices: there is no model", self.prices, model_names)
         for role, models in self.models.items():
             refuse_twice(f"models.{role}", [model.name for model in models])
             for model in models:
@@ -472,28 +474,35 @@ class SynthesizeConfig(Strict, stage="synthesize"):
                     check_chat(model.backend, self.make.settings)
 
     def with_choices(self) -> tuple[Self, list[str]]:
-        """The recipe with all values that tokens are chosen by, and where each comes from.
+        """Fill in every sampling value that the recipe leaves to a model's generation config.
+
+        Returns:
+            The filled recipe, and a line for each model that says where its values come from.
 
         Raises:
             ConfigError: as `generation_choice`.
         """
-        models: dict[str, Models] = {}
+        models_by_role: dict[str, Models] = {}
         lines: list[str] = []
-        for role, several in self.models.items():
+        for role, models in self.models.items():
             filled_models: list[SynthesisModel] = []
-            for model in several:
+            for model in models:
                 tokenizer = getattr(model.backend, "tokenizer", None)
                 stated = generation_choice(model.checkpoint or tokenizer)
                 lines.append(f"{role} {model.name}: {choice_line(model.sampling, stated)}")
-                chosen = model.sampling.filled(UNSTATED | stated.chosen())
-                filled_models.append(model.model_copy(update={"sampling": chosen}))
-            models[role] = tuple(filled_models)
-        return self.model_copy(update={"models": models}), lines
+                sampling = model.sampling.filled(UNSTATED | stated.chosen())
+                filled_models.append(model.model_copy(update={"sampling": sampling}))
+            models_by_role[role] = tuple(filled_models)
+        return self.model_copy(update={"models": models_by_role}), lines
 
     def owner_config(self) -> dict[str, Any]:
-        """What the rows depend on: the digest of the output directory is taken of this."""
-        beside = {"out", "max_failure_rate", "models", "templates", "prices"}
-        models = {
-            role: [model.identity() for model in models] for role, models in self.models.items()
-        }
-        return self.model_dump(mode="json", exclude=beside) | {"models": models}
+        """The config without keys that change no row, for the output directory's digest.
+
+        Templates count by their content, which the caller adds.
+        """
+        excluded = {"out", "max_failure_rate", "models", "templates", "prices"}
+        config = self.model_dump(mode="json", exclude=excluded)
+        config["models"] = {}
+        for role, models in self.models.items():
+            config["models"][role] = [model.identity() for model in models]
+        return config

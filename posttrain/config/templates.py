@@ -7,7 +7,7 @@ from typing import Annotated, Any, cast
 
 from pydantic import BeforeValidator, Field
 
-from posttrain.config.base import Name, Strict, refuse, refuse_twice
+from posttrain.config.base import Name, Strict, refuse_twice
 from posttrain.config.load import nearest
 from posttrain.config.recipe_files import read_mapping
 from posttrain.errors import ConfigError
@@ -20,8 +20,9 @@ SHIPPED = Path(__file__).parent / "prompt_templates"
 class PromptTemplate(Strict):
     """One way to give a question.
 
-    text: of the user message, with places `{question}`, `{options}`, `{A}`, …; other braces stay.
-    answer: how the text requests an answer, with `{answer}`; null: it requests no format.
+    text: text of the user message, with placeholders `{question}`, `{options}`, `{A}`, …; other
+        braces stay.
+    answer: format in which the text requests an answer, with `{answer}`; null: no format.
     """
 
     name: Name
@@ -30,54 +31,58 @@ class PromptTemplate(Strict):
 
     @property
     def shows_options(self) -> bool:
-        """Whether the text has a place for options."""
+        """True if the text has a placeholder for options."""
         return bool(set(PLACEHOLDER.findall(self.text)) - {"question"})
 
     def check(self) -> None:
-        questions = PLACEHOLDER.findall(self.text).count("question")
-        answers = 1 if self.answer is None else self.answer.count("{answer}")
-        refuse(f"template {self.name!r}", {
-            "{question} has to be in its text once": questions != 1,
-            "{answer} has to be in its answer once": answers != 1,
-        })  # fmt: skip
+        where = f"template {self.name!r}"
+        if PLACEHOLDER.findall(self.text).count("question") != 1:
+            raise ValueError(f"{where}: {{question}} has to be in its text once")
+        if self.answer is not None and self.answer.count("{answer}") != 1:
+            raise ValueError(f"{where}: {{answer}} has to be in its answer once")
 
 
 def fill(text: str, question: str, options: Mapping[str, str]) -> str:
-    """A text with its placeholders filled; what is filled in is not looked at again.
+    """Fill in the placeholders of a text; placeholders in the filled-in texts stay as they are.
 
     Args:
-        options: letter → text.
+        options: letter → text of the option.
     """
     listed = "\n".join(f"{letter}) {option}" for letter, option in options.items())
     values = {"question": question, "options": listed, **options}
-    return PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), text)
+    return PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), text)
 
 
-def _read(given: Any) -> Any:
-    """The templates of a shipped set or of a file; a list is one already."""
-    if not isinstance(given, str):
-        rows = cast(list[Any], given) if isinstance(given, list | tuple) else []
-        return tuple(map(PromptTemplate.model_validate, rows)) or cast(object, given)
-    shipped = SHIPPED / f"{given}.yaml"
-    path = shipped if shipped.is_file() else Path(given)
+def _read_templates(value: Any) -> Any:
+    """Read templates from a list, from a shipped set by its name, or from a file."""
+    if isinstance(value, list | tuple) and value:
+        return tuple(map(PromptTemplate.model_validate, cast(list[Any], value)))
+    if not isinstance(value, str):
+        return cast(object, value)
+    shipped = SHIPPED / f"{value}.yaml"
+    path = shipped if shipped.is_file() else Path(value)
     if path.suffix not in (".yaml", ".yml"):
         names = sorted(file.stem for file in SHIPPED.glob("*.yaml"))
-        raise ValueError(f"no templates {given!r}{nearest(given, names)}: name a file or a set")
+        raise ValueError(f"no templates {value!r}{nearest(value, names)}: name a file or a set")
+    templates: list[PromptTemplate] = []
     try:
-        rows = read_mapping(path)
-        return tuple(PromptTemplate.model_validate({"name": name, **rows[name]}) for name in rows)
-    except (ConfigError, TypeError) as error:
+        for name, block in read_mapping(path).items():
+            templates.append(PromptTemplate.model_validate({"name": name, **block}))
+    except (ConfigError, TypeError) as error:  # a TypeError: a template that is no mapping
         raise ValueError(f"{path}: {error}") from None
+    return tuple(templates)
 
 
-Templates = Annotated[tuple[PromptTemplate, ...], BeforeValidator(_read), Field(min_length=2)]
+Templates = Annotated[
+    tuple[PromptTemplate, ...], BeforeValidator(_read_templates), Field(min_length=2)
+]
 
 
 class AugmentConfig(Strict):
-    """Some records are given in one of several templates, chosen by a keyed hash of the record.
+    """Prompt augmentation: a keyed hash chooses records and the template that each is given in.
 
     templates: a set or a file of templates (posttrain.config.templates).
-    share: of the records.
+    share: share of the records that are given in a template.
     """
 
     templates: Templates
@@ -87,17 +92,21 @@ class AugmentConfig(Strict):
 def check_templates(
     where: str, templates: tuple[PromptTemplate, ...], *, options: bool, own_format: bool
 ) -> None:
-    """Raises ValueError for templates that a source cannot be given in.
+    """Raise ValueError for templates that do not fit a source.
 
     Args:
-        options: whether its questions have options.
-        own_format: whether its questions say themselves how to answer.
+        options: whether the source's questions have options.
+        own_format: whether its questions state an answer format themselves.
     """
-    refuse_twice(f"{where}: template", [one.name for one in templates])
-    for one in templates:
-        refuse(f"{where}: template {one.name!r}", {
-            "shows no options": options and not one.shows_options,
-            "shows options, and there are none": one.shows_options and not options,
-            "requests an answer format, but the questions bring their own; take templates without "
-            "`answer`, such as framing": own_format and one.answer is not None,
-        })  # fmt: skip
+    refuse_twice(f"{where}: template", [template.name for template in templates])
+    for template in templates:
+        template_where = f"{where}: template {template.name!r}"
+        if options and not template.shows_options:
+            raise ValueError(f"{template_where}: shows no options")
+        if template.shows_options and not options:
+            raise ValueError(f"{template_where}: shows options, and there are none")
+        if own_format and template.answer is not None:
+            raise ValueError(
+                f"{template_where}: requests an answer format, but the questions bring their own; "
+                "take templates without `answer`, such as framing"
+            )

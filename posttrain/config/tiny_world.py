@@ -1,4 +1,4 @@
-"""The recipes of the tiny world: how much of each family, how hard, how talkative."""
+"""Recipes of the tiny world: amount, difficulty and verbosity of each family."""
 
 from typing import Annotated, Any, Literal
 
@@ -16,18 +16,18 @@ class _Artifact(Strict):
     out: str
 
     def owner_config(self) -> dict[str, Any]:
-        """The config without its output path: what the artifact's digest is taken of."""
+        """The config without its output path, for the artifact's digest."""
         return self.model_dump(mode="json", exclude={"out"})
 
 
 class FamilyConfig(Strict):
     """One family's rows.
 
-    train, heldout: rows; `train: 0` holds the whole family out of training.
-    difficulties: drawn from alike.
-    tools_declared: share of the rows; for families that can do without tools (maths, lookups) or
-        have no use for them (logs, steps).
-    several_turns: share of the rows; matters only to families of single questions.
+    train, heldout: number of rows; `train: 0` holds the whole family out of training.
+    difficulties: difficulties, each equally likely.
+    tools_declared: share of the rows that declare tools; for families that can do without tools
+        (maths, lookups) or have no use for them (logs, steps).
+    several_turns: share of the rows with several turns; only for families of single questions.
     """
 
     train: Rows
@@ -40,7 +40,7 @@ class FamilyConfig(Strict):
 class VerbosityConfig(Strict):
     """Relative weights of the three lengths of worked reasoning.
 
-    terse, plain, chatty: of each length.
+    terse, plain, chatty: weight of each length.
     """
 
     terse: Annotated[float, Field(ge=0)] = 0.4
@@ -53,9 +53,9 @@ class VerbosityConfig(Strict):
 
 
 class TinyTokenizerConfig(Strict):
-    """The byte-level BPE.
+    """The byte-level BPE tokenizer.
 
-    vocab_size: its tokens.
+    vocab_size: number of tokens.
     rows_per_family: training rows of each family that it learns from.
     """
 
@@ -66,8 +66,8 @@ class TinyTokenizerConfig(Strict):
 class TinyWorldConfig(_Artifact, stage="tiny_world"):
     """Everything that shapes the artifact; the same config gives the same bytes.
 
-    families: the families of rows, by name.
-    seed, heldout_seed: of the training rows and of the held-out prompts.
+    families: name → family of rows.
+    seed, heldout_seed: seeds of the training rows and of the held-out prompts.
     """
 
     families: dict[str, FamilyConfig]
@@ -89,8 +89,8 @@ Judged = Literal["maths", "steps", "logs"]
 class JudgedFamily(Strict):
     """Pairs of one family, whose questions come alone and declare no tools.
 
-    warm_up, train, heldout: pairs.
-    difficulties: drawn from alike.
+    warm_up, train, heldout: number of pairs.
+    difficulties: difficulties, each equally likely.
     """
 
     warm_up: Rows
@@ -102,10 +102,10 @@ class JudgedFamily(Strict):
 class TinyJudgementsConfig(_Artifact, stage="tiny_judgements"):
     """Everything that shapes the artifact; the same config gives the same bytes.
 
-    families: those whose answers are numbers.
+    families: name → family; only families whose answers are numbers.
     drills: rows that only compare numbers digit by digit, for the warm-up.
-    layout: of the judging prompts in the warm-up rows.
-    seed, heldout_seed: as the tiny world's.
+    layout: layout of the judging prompts in the warm-up rows.
+    seed, heldout_seed: as for the tiny world.
     """
 
     families: Annotated[dict[Judged, JudgedFamily], Field(min_length=1)]
