@@ -79,6 +79,10 @@ _FOREIGN_WORDS: dict[str, tuple[str, ...]] = {
         ("num_rollouts", "rollouts_per_prompt", "group_size"),
         ("n", "num_generations"),
     ),
+    **dict.fromkeys(
+        ("limit", "max_samples", "max_examples", "max_prompts", "max_rows"),
+        ("prompts.N.count",),
+    ),
     "temp": ("sampling.temperature",),
     "lora_r": ("adapter.rank",),
     "lora_rank": ("adapter.rank",),
@@ -234,16 +238,22 @@ def validate(raw: Mapping[str, Any], schema: type[Schema], *, where: str) -> Sch
             # pydantic calls a list "too short" whose items it refused
             if problem["type"] != "too_short" or problem["loc"] not in locations_above:
                 reported.append(problem)
-        lines = [_explain(problem, schema) for problem in _merge_alternatives(reported, raw)]
+        lines = [
+            _explain(problem, schema) for problem in _merge_alternatives(reported, raw, schema)
+        ]
         raise ConfigError(f"{where}: " + "\n  ".join(lines)) from None
 
 
-def _merge_alternatives(problems: Sequence[Any], raw: Mapping[str, Any]) -> list[Any]:
+def _merge_alternatives(
+    problems: Sequence[Any], raw: Mapping[str, Any], schema: type[BaseModel]
+) -> list[Any]:
     """Join the problems that pydantic lists for one value, one for each type that it may have."""
     merged: dict[tuple[Any, ...], Any] = {}
     for problem in problems:
         *above, alternative = problem["loc"] or ("",)
-        value = _value_at(raw, above)
+        # without the tags of unions, which may be named as a key beside them is (`question`)
+        written, _ = _written_path(schema, above)
+        value = _value_at(raw, written)
         # "[key]" ends the location of a mapping's key that is none of the allowed words
         if alternative == "[key]" or value is _ABSENT or isinstance(value, (dict, list)):
             merged[*above, alternative] = problem
@@ -257,15 +267,16 @@ def _merge_alternatives(problems: Sequence[Any], raw: Mapping[str, Any]) -> list
     return list(merged.values())
 
 
-def _value_at(raw: object, location: Sequence[Any]) -> object:
-    """Value at a location of a recipe as it was written; `_ABSENT` if there is no such location."""
+def _value_at(raw: object, path: Sequence[str]) -> object:
+    """Value at a path of a recipe as it was written; `_ABSENT` if there is no such path."""
     value = raw
-    for part in location:
+    for part in path:
         if isinstance(value, dict) and part in value:
             value = cast(dict[Any, Any], value)[part]
-        elif isinstance(value, list) and isinstance(part, int):
+        elif isinstance(value, list) and part.isdecimal():
             children = cast(list[Any], value)
-            value = children[part] if part < len(children) else _ABSENT
+            index = int(part)
+            value = children[index] if index < len(children) else _ABSENT
         else:
             return _ABSENT
     return value
@@ -371,6 +382,9 @@ def key_hint(
     translated = [key for key in foreign_keys if key.removesuffix(".NAME") in keys]
     if translated and len(path) == 1 and (not same_name or last_name in _AMBIGUOUS):
         return _did_you_mean(translated[:1])
+    beside = [key for key in translated if _block(key) == _block(path_pattern)]
+    if beside:
+        return _did_you_mean([f"{prefix}{_last_part(beside[0])}"])
     if same_name:
         return _did_you_mean(same_name)
     if close := difflib.get_close_matches(name, siblings, n=1, cutoff=0.6):
@@ -386,6 +400,10 @@ def key_hint(
     if elsewhere := _key_of_another_stage(schema, ".".join(path), last_name):
         return f" (it is of another stage: {elsewhere})"
     return nearest(name, siblings)
+
+
+def _block(key: str) -> str:
+    return key.rpartition(".")[0]
 
 
 def _last_part(key: str) -> str:

@@ -82,6 +82,11 @@ def test_mistakes_are_named(tmp_path, text, overrides, message):
     [
         ("profile", ProfileConfig, "prompts.0.enviroment=x", "did you mean 'prompts.0.environment'"),
         ("profile", ProfileConfig, "prompts=[{name: a, format: question, path: x, grader: m, tempate: x}]", "did you mean 'prompts.0.template'"),
+        # the tag of the block is a key beside the unknown one
+        ("profile", ProfileConfig, "prompts=[{name: a, format: question, question: q, path: x, grader: m, zzz: 1}]", r"unknown key 'prompts\.0\.zzz'"),
+        ("profile", ProfileConfig, "prompts=[{name: a, format: question, question: q, path: x, grader: m, count: x}]", r"'prompts\.0\.count': Input should be a valid integer"),
+        ("profile", ProfileConfig, "prompts=[{name: a, format: question, path: x, grader: m, limit: 4}]", r"'prompts\.0\.limit' .did you mean 'prompts\.0\.count'"),
+        ("eval", EvalConfig, "limit=4", r"'limit' .did you mean 'prompts\.N\.count'"),
         ("profile", ProfileConfig, "backend.batchsize=3", "did you mean 'backend.batch_size'"),
         ("profile", ProfileConfig, "backend.url=http://h", r"unknown key 'backend.url' .of backend with kind completions or kind chat"),
         # at another depth, and of another stage
