@@ -190,8 +190,12 @@ def alerts_of(node: Node) -> list[ui.Row]:
 
 
 def alert_tiles(node: Node) -> list[ui.Tile]:
-    """The worst part of a run, before any figure that it spoils."""
-    rows = alerts_of(node)
+    """The worst part of a run, before any figure that it spoils.
+
+    A control arm spoils none: nobody expects answers in the form of it, and its tile comes last.
+    """
+    controls = arms_of(node).controls if node.kind in (EVALUATION, JUDGES) else ()
+    rows = [row for row in alerts_of(node) if row["where"].partition(",")[0] not in controls]
     if not rows:
         return []
     row = worst(rows)

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import pytest
@@ -17,7 +18,7 @@ from posttrain.evaluation.metrics import values_of
 from posttrain.evaluation.run import read_run
 from posttrain.lineage import trace
 from posttrain.pages.chain import first_effects, is_chain
-from posttrain.pages.effects import arms_of, chain_effects
+from posttrain.pages.effects import alert_tiles, alerts_of, arms_of, chain_effects
 from posttrain.report.diagram import MOST, rows_of, shortest
 from posttrain.runs import SECONDS, Counts, Run, open_run, parent_of, read_artifact
 from tests.data_builders.small_build import script
@@ -39,7 +40,9 @@ def difference(a: float, b: float) -> dict:
     return {**change, "p": 0.01, "test": "t", "questions": 30}
 
 
-def judged(folder: Path, order: list[str], models: dict[str, Path]) -> Path:
+def judged(
+    folder: Path, order: list[str], models: dict[str, Path], *, alert: dict[str, Any] | None = None
+) -> Path:
     """An evaluation of judges in some order, the first compared with the others."""
     right = {"warm": 0.6, "trained": 0.9, "sft": 0.0}
     out = folder / f"eval_{'_'.join(order)}"
@@ -60,7 +63,8 @@ def judged(folder: Path, order: list[str], models: dict[str, Path]) -> Path:
         for name in order
     ]
     out.mkdir()
-    body = {"cells": cells, "differences": rows, "failed": {}}
+    alerts = {} if alert is None else {"alerts": [alert]}
+    body = alerts | {"cells": cells, "differences": rows, "failed": {}}
     (out / "metrics.json").write_text(json.dumps(body))
     stage = Run(out, "genrm_evaluation", {}, "0" * 64)
     digests = {name: read_artifact(path).digest for name, path in models.items()}
@@ -109,6 +113,16 @@ def test_the_control_arm_comes_last_and_the_change_has_its_sign(chain):
         if "sft" in order:
             assert effects[-1].name == "judge_sft: accuracy on pairs, %"
             assert effects[-1].values == "0.0 → 60.0"
+
+
+def test_what_spoils_a_figure_is_said_first_but_not_of_a_control_arm(chain):
+    order = ["warm", "trained", "sft"]
+    for checkpoint, labels in (("sft", []), ("trained", ["of the completions are no answers"])):
+        row = {"where": checkpoint, "completions": 60, "truncated": 3, "unformatted": 57}
+        node = trace(judged(chain["sft"].parent, order, chain, alert=row))[0]
+        assert [label for _, label, _ in alert_tiles(node)] == labels
+        assert alerts_of(node) == [row]
+        shutil.rmtree(node.path)
 
 
 def test_effects_are_those_of_the_records(tmp_path: Path):
