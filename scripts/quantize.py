@@ -16,16 +16,17 @@ def main(argv: list[str] | None = None) -> None:
     recipe, options = parse_recipe(parser, QuantizeConfig, argv)
     refuse_missing_checkpoint(recipe.checkpoint, key="checkpoint")
     read_artifact(recipe.data, kind="sft_data", verify=False)
-    if options.dry_run:
-        print(f"{recipe.checkpoint} → {recipe.out}, calibrated on {recipe.data}")
-        return
-
     from posttrain.pages.write import show_finished, show_up_to_date
-    from posttrain.quantization.stage import quantize
+    from posttrain.quantization.stage import plan, quantize
     from posttrain.report.console import open_console
 
     console = open_console()
     out = Path(recipe.out)
+    if options.dry_run:
+        console.print(f"{recipe.checkpoint} → {out}", soft_wrap=True)
+        for line in plan(recipe):
+            console.print(line, soft_wrap=True)
+        return
     was_complete = (out / MANIFEST).is_file()
     quantize(recipe, show=console.print)
     if was_complete:

@@ -15,7 +15,10 @@ class QuantizeConfig(Strict, stage="quantize"):
         measure.
     kv_cache: cache keys and values in FP8 too.
     samples: sequences that calibrate, those with reasoning where there are some.
-    measured: held-out sequences that loss and KL are measured on.
+    seeds: draws of calibrating sequences that the components are measured with. The first is
+        written; the others show how far the figures depend on the draw.
+    measured: held-out sequences that loss and KL of the whole are measured on.
+    measured_parts: number of these on which every component, layer and unit is measured.
     keep: units that stay in the checkpoint's own precision. `auto`: the most sensitive ones, until
         the KL of all others together is at most `limit`; `nano`: attention, and the Mamba layers
         that feed it; or patterns, such as `attention.*` or `mlp.0` (the page lists all units).
@@ -28,7 +31,9 @@ class QuantizeConfig(Strict, stage="quantize"):
     data: str
     kv_cache: bool = Field(default=True, json_schema_extra=source("Nemotron 3 Nano, section 4"))
     samples: int = Field(default=1000, ge=1, json_schema_extra=source("Nemotron 3 Nano, section 4"))
+    seeds: int = Field(default=1, ge=1)
     measured: int = Field(default=200, ge=2)
+    measured_parts: int = Field(default=16, ge=2)
     keep: Literal["auto", "nano"] | tuple[str, ...] = "auto"
     limit: float = Field(default=0.01, gt=0)
     seed: int = Field(default=0, ge=0)

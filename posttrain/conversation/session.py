@@ -191,7 +191,7 @@ def open_checkpoint(
     encoder = encoder_of(tokenizer)
     vocabulary = largest_id(tokenizer) + 1
     model = load_for_inference(
-        path, dtype="auto", device="auto", attention="auto", vocabulary=vocabulary
+        path, dtype="auto", device="auto", attention="auto", vocabulary=vocabulary, simulate=True
     )
 
     def show(prompt: Ids, text: str) -> None:

@@ -31,6 +31,7 @@ def load_for_inference(
     attention: str,
     vocabulary: int,
     transposed: bool = True,
+    simulate: bool = False,
 ) -> PreTrainedModel:
     """The model in eval mode, from safetensors only; never runs remote code.
 
@@ -41,6 +42,7 @@ def load_for_inference(
         attention: `auto`, or an implementation that transformers knows.
         transposed: on a CPU, store large weights so that decoding a few rows is fast; a pass over
             whole sequences gains nothing, and rounds otherwise than a model in training.
+        simulate: load a checkpoint in FP8 by ModelOpt, too, as `load_pretrained` does.
         vocabulary: rows the embedding must have at least (largest token id + 1).
 
     Raises:
@@ -54,6 +56,7 @@ def load_for_inference(
         auto = torch.bfloat16 if place.type == "cuda" else torch.float32
         loaded: Any = load_pretrained(
             path,
+            simulate=simulate,
             dtype=_DTYPES.get(dtype, auto),
             attn_implementation=choose_attention(attention),
             use_safetensors=True,

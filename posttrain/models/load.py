@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import inspect
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import (
     CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoModelForCausalLM,
+    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     set_seed,
@@ -33,6 +36,13 @@ from posttrain.config.paths import (
 )
 from posttrain.config.sft import ModelConfig
 from posttrain.errors import ConfigError
+from posttrain.models.simulated import (
+    check_can_simulate,
+    plain_config,
+    read_tensors,
+    round_activations,
+    stored_weights,
+)
 from posttrain.tokens.tokenizer import SpecialTokens
 
 CPU_VARLEN = "posttrain_cpu_varlen"
@@ -117,21 +127,25 @@ def choose_attention(name: str) -> str:
     return "flash_attention_2" if torch.cuda.is_available() and has_flash else "sdpa"
 
 
-def load_pretrained(path: str | Path, **options: Any) -> PreTrainedModel:
+def load_pretrained(path: str | Path, *, simulate: bool = False, **options: Any) -> PreTrainedModel:
     """Load a model with transformers. Every reader of weights in this package calls this.
 
     Args:
         path: a folder or a hub id.
+        simulate: load FP8 weights by ModelOpt as a model in float32 that rounds as a server does,
+            for inference alone.
         options: arguments of transformers' `from_pretrained`.
 
     Raises:
-        ConfigError: an adapter, or quantised weights: transformers would load the first frozen and
-            the second without their scales.
+        ConfigError: an adapter, or quantised weights that are not to be simulated: transformers
+            would load the first frozen and the second without their scales.
         OSError, ValueError, ImportError, SafetensorError: raised by transformers.
     """
     refuse_adapter(str(path))
     if is_quantised(path):
-        raise cannot_use_quantised(path)
+        if not simulate:
+            raise cannot_use_quantised(path)
+        return _load_simulated(Path(path), options)
     model = AutoModelForCausalLM.from_pretrained(
         path, local_files_only=Path(path).is_dir(), **options
     )
@@ -140,6 +154,25 @@ def load_pretrained(path: str | Path, **options: Any) -> PreTrainedModel:
         raise is_adapter(str(path))
     if names_modelopt(getattr(model.config, "quantization_config", None)):
         raise cannot_use_quantised(path)
+    return model
+
+
+def _load_simulated(folder: Path, options: dict[str, Any]) -> PreTrainedModel:
+    """Load a checkpoint in FP8 by ModelOpt as a model in float32 that rounds as a server does."""
+    check_can_simulate(folder)
+    tensors = read_tensors(folder)
+    config = plain_config(folder)
+    weights: dict[str, Any] = {
+        "config": config,
+        "state_dict": stored_weights(tensors),
+        "dtype": torch.float32,
+    }
+    # an AutoModel takes no weights that are at hand, the class of the model does
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    model: PreTrainedModel = model_class.from_pretrained(None, **(options | weights))
+    round_activations(model, tensors)
+    model.generation_config = GenerationConfig.from_pretrained(folder)
+    print(f"{folder}: FP8 by ModelOpt, simulated in float32", file=sys.stderr)
     return model
 
 

@@ -33,7 +33,7 @@ def tiles(stats: ui.Row) -> list[ui.Tile]:
     change = ui.estimate(written["change"], digits=4)
     return [
         (size, "weights", bits),
-        (ui.estimate(written["kl"], digits=4) or "", "KL from the original", f"nats, {rows}"),
+        (_kl(written["kl"]), "KL from the original", f"10⁻³ nats a trained token, {rows}"),
         (loss, "held-out loss", f"nats a trained token; change {change}"),
     ]
 
@@ -52,16 +52,18 @@ def whole(stats: ui.Row) -> Iterator[ui.Block]:
         for variant, name in _VARIANTS.items()
         for figures in [stats["variants"][variant]]
     ]
-    yield ui.Table(["in FP8", "bits a weight", "KL", "loss", "change of the loss"], rows)
+    head = ["in FP8", "bits a weight", "KL, 10⁻³ nats", "loss", "change of the loss"]
+    yield ui.Table(head, rows)
 
 
 @ui.section("Sensitivity")
 def sensitivity(stats: ui.Row) -> Iterator[ui.Block]:
     yield (
-        "Every component and every layer: KL and change of the loss with only it in FP8, and with "
-        "all but it. Bits a weight are those of the whole model."
+        "Every component and every layer: KL (in 10⁻³ nats) and change of the loss with only it in "
+        f"FP8, and with all but it, on {stats['measured_parts']:,} held-out rows. Bits a weight "
+        "are those of the whole model."
     )
-    head = ["part", "only: bits", "KL", "loss", "all but: bits", "KL", "loss"]
+    head = ["part", "only: bits", "KL", "change", "all but: bits", "KL", "change"]
     rows: list[list[object]] = []
     for row in stats["sensitivity"]:
         name = row["name"] if row["kind"] == "component" else f"layer {row['name']}"
@@ -71,6 +73,14 @@ def sensitivity(stats: ui.Row) -> Iterator[ui.Block]:
             cells += [_bits(figures), *_pair(figures)]
         rows.append(cells)
     yield ui.Table(head, rows)
+    if stats["over_seeds"]:
+        draws = len(stats["seeds"])
+        yield (
+            f"Calibrated with {draws} draws of {stats['calibrated']:,} sequences: mean KL with "
+            "only the component in FP8, and with every unit; intervals are over draws."
+        )
+        over_seeds = [[name, _kl(mean)] for name, mean in stats["over_seeds"].items()]
+        yield ui.Table(["in FP8", "KL, 10⁻³ nats"], over_seeds)
 
 
 @ui.section("Kept in full precision")
@@ -89,8 +99,13 @@ def _bits(figures: ui.Row) -> str:
     return f"{figures['bits']:.2f}"
 
 
+def _kl(estimate: ui.Row) -> str:
+    """KL in thousandths of a nat."""
+    return ui.estimate(estimate, scale=1000, digits=3) or ""
+
+
 def _pair(figures: ui.Row) -> list[object]:
-    return [ui.estimate(figures[name], digits=4) for name in ("kl", "change")]
+    return [_kl(figures["kl"]), ui.estimate(figures["change"], digits=4)]
 
 
 def _figures(figures: ui.Row) -> list[object]:

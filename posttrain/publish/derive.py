@@ -102,6 +102,7 @@ def derive_checkpoint(
     base: str,
     write: Callable[[Path], Derived],
     adapter: Path | None = None,
+    scratch: str | None = None,
 ) -> Mapping[str, Any]:
     """Write a checkpoint with its card and manifest, or leave a complete one alone.
 
@@ -114,6 +115,7 @@ def derive_checkpoint(
         base: folder or hub id whose license, datasets and base model the card takes over.
         write: writes all files of the model into a folder, which appears whole in `out`.
         adapter: a folder of foreign weights that were merged in; its license goes into the card.
+        scratch: folder in `out` that `write` keeps for a killed run; removed at the end.
 
     Returns:
         The stats of the manifest.
@@ -121,7 +123,7 @@ def derive_checkpoint(
     Raises:
         ConfigError: `out` belongs to something else, or as `write` raises; then nothing stays.
     """
-    with open_run(out, kind=KIND, config={stage: identity}) as run:
+    with open_run(out, kind=KIND, config={stage: identity}, scratch=scratch) as run:
         if run.complete:
             return read_artifact(out, verify=False).stats
         partial = out / f".{stage}.partial"
@@ -132,6 +134,8 @@ def derive_checkpoint(
                 path.replace(out / path.name)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
+        if scratch is not None:
+            shutil.rmtree(out / scratch, ignore_errors=True)
         template_digest = None
         parents: list[Parent] = []
         for source in sources:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
-import re
-import warnings
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -15,11 +11,8 @@ import torch
 from modelopt.torch.export import export_hf_checkpoint  # pyright: ignore[reportMissingImports]
 from safetensors.torch import load_file, save_file
 
+from posttrain.models.simulated import FP8, QUANT_CONFIG, SCALES, quiet, tail
 from posttrain.quantization.simulate import KV_CACHE, Simulated
-
-QUANT_CONFIG = "hf_quant_config.json"
-_FP8 = torch.float8_e4m3fn
-_SCALES = ("weight_scale", "input_scale", "k_scale", "v_scale")
 
 
 def export(
@@ -39,10 +32,9 @@ def export(
     Returns:
         Tensors in FP8, each equal to its simulation to the bit.
     """
-    simulated.switch_on(units)
+    simulated.prepare_export(units)
     expected = simulated.simulated_weights([unit for unit in units if unit != KV_CACHE])
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
+    with quiet():
         # in float32: in bfloat16 ModelOpt rounds twice, to bfloat16 and then to FP8
         export_hf_checkpoint(simulated.model, dtype=torch.float32, export_dir=folder)
     kept: list[str] = []
@@ -50,12 +42,12 @@ def export(
     for file in sorted(folder.glob("*.safetensors")):
         tensors = load_file(file)
         for name, tensor in tensors.items():
-            if tensor.dtype == _FP8:
+            if tensor.dtype == FP8:
                 written = tensor.float() * tensors[f"{name}_scale"]
                 simulation = simulations.pop(tail(name)).cpu()
                 assert torch.equal(written, simulation), f"{name} differs from its simulation"
                 continue
-            if name.rpartition(".")[2] in _SCALES:
+            if name.rpartition(".")[2] in SCALES:
                 continue
             if name.endswith(".weight") and tensor.ndim > 1:
                 kept.append(name.removesuffix(".weight"))
@@ -65,11 +57,6 @@ def export(
     assert not simulations, f"not written: {', '.join(simulations)}"
     _describe(folder, kept=sorted(kept), dtype=dtype)
     return len(expected)
-
-
-def tail(name: str) -> str:
-    """A tensor's name from its layer on: what stands before differs between files and model."""
-    return re.sub(r"^.*?layers\.", "layers.", name)
 
 
 def _describe(folder: Path, *, kept: list[str], dtype: torch.dtype) -> None:

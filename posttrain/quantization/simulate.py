@@ -6,10 +6,9 @@ are as large as what servers fuse, so that the parts of a fused matrix share the
 
 from __future__ import annotations
 
-import copy
 import re
-import warnings
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -21,10 +20,10 @@ from transformers import PreTrainedModel
 
 from posttrain.config.load import nearest
 from posttrain.errors import ConfigError
+from posttrain.models.simulated import E4M3_MAX, FP8, fp8_config, quiet
 from posttrain.quantization.rows import Sequence as TokenSequence
 
 FP8_BITS = 8
-E4M3_MAX = 448.0
 KV_CACHE = "kv_cache"
 # what NVIDIA keeps in BF16 for Nemotron 3 Nano (section 4)
 NANO = ("attention.*", "mamba_before_attention.*")
@@ -34,13 +33,33 @@ _WEIGHT = re.compile(r"(.+)\.weight_quantizer")
 _EXPERT_WEIGHT = re.compile(r"(.+)\.(\w+)_weight_quantizers\.(\d+)")
 
 
+@dataclass(frozen=True, slots=True)
+class QuantisedWeight:
+    """A matrix that is written in FP8.
+
+    Attributes:
+        name: Name of its tensor in the model, where an expert of a fused layer has one of its own.
+        quantiser: Name of the quantiser that rounds it.
+        parameter: Name of the parameter that holds it.
+        expert: Number of the expert in a fused parameter; None for a plain parameter.
+    """
+
+    name: str
+    quantiser: str
+    parameter: str
+    expert: int | None
+
+
 class Simulated:
     """A calibrated model, and its quantisers by unit.
 
+    Weights are rounded once and kept beside the originals: rounding them in every pass takes twice
+    the time of the pass itself.
+
     Attributes:
-        model: in float32, on whose products ModelOpt's rounding is exact.
-        units: every unit, in the order of layers; with the names of its quantisers.
-        sizes: weights of every unit.
+        model: Model in float32, on whose products ModelOpt's rounding is exact.
+        units: Names of the quantisers of every unit, in the order of layers.
+        sizes: Number of weights of every unit.
     """
 
     def __init__(
@@ -53,39 +72,73 @@ class Simulated:
             if isinstance(module, TensorQuantizer) and module.is_enabled
         }
         self.units: dict[str, list[str]] = {}
+        self._weights: dict[str, list[QuantisedWeight]] = {}
         for name in self.quantisers:
-            self.units.setdefault(unit_of(name, self.model), []).append(name)
+            unit = unit_of(name, self.model)
+            self.units.setdefault(unit, []).append(name)
+            weights = self._weights.setdefault(unit, [])
+            if (weight := weight_of(name)) is not None:
+                weights.append(weight)
         self.sizes = {
-            unit: sum(weight.numel() for _, weight in self._weights(names))
-            for unit, names in self.units.items()
+            unit: sum(self._values(weight).numel() for weight in weights)
+            for unit, weights in self._weights.items()
         }
+        parameters = {w.parameter for weights in self._weights.values() for w in weights}
+        self._originals = {name: self.model.get_parameter(name).data for name in parameters}
         self._settle_scales()
+        self._rounded = self._round_weights()
+
+    def _values(self, weight: QuantisedWeight) -> torch.Tensor:
+        parameter = self.model.get_parameter(weight.parameter)
+        return parameter if weight.expert is None else parameter[weight.expert]
 
     @torch.no_grad()
     def _settle_scales(self) -> None:
         """Make every scale one that can be written; matrices that share one go on sharing it."""
         sharing: dict[tuple[str, float], list[str]] = {}
-        weights: dict[str, torch.Tensor] = {}
+        values: dict[str, torch.Tensor] = {}
         for unit, names in self.units.items():
-            weights |= {name: weight for name, (_, weight) in self._named_weights(names)}
+            values |= {w.quantiser: self._values(w) for w in self._weights[unit]}
             for name in names:
                 amax = float(self.quantisers[name].amax)
-                kind = f"{unit} {'weight' if name in weights else name}"
+                kind = f"{unit} {'weight' if name in values else name}"
                 sharing.setdefault((kind, amax), []).append(name)
         for names in sharing.values():
-            shared = [weights[name] for name in names if name in weights]
+            shared = [values[name] for name in names if name in values]
             amax = settled(self.quantisers[names[0]].amax, shared)
             for name in names:
                 self.quantisers[name].amax = amax
 
+    @torch.no_grad()
+    def _round_weights(self) -> dict[str, torch.Tensor]:
+        """Rounded copies of the parameters of all units."""
+        rounded = {name: values.clone() for name, values in self._originals.items()}
+        for weights in self._weights.values():
+            for weight in weights:
+                copy = rounded[weight.parameter]
+                target = copy if weight.expert is None else copy[weight.expert]
+                target.copy_(self.quantisers[weight.quantiser](self._values(weight)))
+        return rounded
+
     def switch_on(self, units: Collection[str]) -> None:
         """Round in these units, and nowhere else."""
         for unit, names in self.units.items():
+            values = self._rounded if unit in units else self._originals
+            for weight in self._weights[unit]:
+                self.model.get_parameter(weight.parameter).data = values[weight.parameter]
+            weight_quantisers = {weight.quantiser for weight in self._weights[unit]}
             for name in names:
-                if unit in units:
+                if unit in units and name not in weight_quantisers:
                     self.quantisers[name].enable()
                 else:
                     self.quantisers[name].disable()
+
+    def prepare_export(self, units: Collection[str]) -> None:
+        """Give all weights back as they were, and leave it to the quantisers of units to round."""
+        self.switch_on(())
+        for unit in units:
+            for name in self.units[unit]:
+                self.quantisers[name].enable()
 
     def components(self) -> dict[str, list[str]]:
         """Units by component, such as those of `attention` in all layers."""
@@ -131,29 +184,11 @@ class Simulated:
     @torch.inference_mode()
     def simulated_weights(self, units: Collection[str]) -> dict[str, torch.Tensor]:
         """Rounded weights of these units by name, each expert of a fused layer on its own."""
-        return {
-            name: self.quantisers[quantiser](weight)
-            for unit in units
-            for quantiser, (name, weight) in self._named_weights(self.units[unit])
-        }
-
-    def _weights(self, quantisers: Sequence[str]) -> list[tuple[str, torch.Tensor]]:
-        return [named for _, named in self._named_weights(quantisers)]
-
-    def _named_weights(
-        self, quantisers: Sequence[str]
-    ) -> list[tuple[str, tuple[str, torch.Tensor]]]:
-        """(quantiser, (name, weight)) of those quantisers that round a weight."""
-        weights: list[tuple[str, tuple[str, torch.Tensor]]] = []
-        for quantiser in quantisers:
-            if plain := _WEIGHT.fullmatch(quantiser):
-                name = f"{plain[1]}.weight"
-                weights.append((quantiser, (name, self.model.get_parameter(name))))
-            elif expert := _EXPERT_WEIGHT.fullmatch(quantiser):
-                module, matrix, number = expert.groups()
-                fused = self.model.get_parameter(f"{module}.{matrix}")
-                name = f"{module}.{number}.{matrix}.weight"
-                weights.append((quantiser, (name, fused[int(number)])))
+        weights: dict[str, torch.Tensor] = {}
+        for unit in units:
+            for weight in self._weights[unit]:
+                rounded = self._rounded[weight.parameter]
+                weights[weight.name] = rounded if weight.expert is None else rounded[weight.expert]
         return weights
 
 
@@ -161,21 +196,30 @@ def calibrate(
     model: PreTrainedModel, rows: Sequence[TokenSequence], *, kv_cache: bool
 ) -> PreTrainedModel:
     """Insert quantisers and set their scales by the largest value that each meets in the rows."""
-    config: Any = copy.deepcopy(mtq.FP8_DEFAULT_CFG)
-    if kv_cache:
-        config["quant_cfg"] += mtq.FP8_KV_CFG["quant_cfg"]
 
     def read_rows(calibrated: Any) -> None:
         for row in rows:  # one at a time: the values of a pad would count, too
-            calibrated(row.ids_T[None].to(calibrated.device), use_cache=False)
+            calibrated(row.ids_T[None].to(calibrated.device), use_cache=False, logits_to_keep=1)
 
-    with torch.inference_mode(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        mtq.quantize(model, config, read_rows)
+    with torch.inference_mode(), quiet():
+        mtq.quantize(model, fp8_config(kv_cache=kv_cache), read_rows)
         # servers fuse matrices that read the same input into one with one scale; ModelOpt does so
         # when it exports. Before it, so that what is measured is what is written
         requantize_resmooth_fused_llm_layers(model)
     return model
+
+
+def weight_of(quantiser: str) -> QuantisedWeight | None:
+    """The matrix that a quantiser rounds; None for one of activations."""
+    if plain := _WEIGHT.fullmatch(quantiser):
+        name = f"{plain[1]}.weight"
+        return QuantisedWeight(name, quantiser, parameter=name, expert=None)
+    if expert := _EXPERT_WEIGHT.fullmatch(quantiser):
+        module, matrix, number = expert.groups()
+        name = f"{module}.{number}.{matrix}.weight"
+        parameter = f"{module}.{matrix}"
+        return QuantisedWeight(name, quantiser, parameter=parameter, expert=int(number))
+    return None
 
 
 def settled(amax: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -196,12 +240,13 @@ def settled(amax: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor
 def _agree(amax: torch.Tensor, weights: Sequence[torch.Tensor]) -> bool:
     scale = amax / E4M3_MAX
     inverse = E4M3_MAX / amax
-    if 1 / inverse != scale:
+    # whoever loads the file knows the scale alone
+    if 1 / inverse != scale or scale * E4M3_MAX != amax:
         return False
     return all(
         torch.equal(
-            (weight / scale).to(torch.float8_e4m3fn).float(),
-            (weight * inverse).to(torch.float8_e4m3fn).float(),
+            (weight / scale).to(FP8).float(),
+            (weight * inverse).to(FP8).float(),
         )
         for weight in weights
     )

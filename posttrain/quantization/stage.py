@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from posttrain.config.paths import checkpoint_dtype
+from posttrain.config.paths import cannot_use_quantised, checkpoint_dtype, is_quantised
 from posttrain.config.quantize import QuantizeConfig
 from posttrain.errors import ConfigError
-from posttrain.evaluation.intervals import Estimate
+from posttrain.evaluation.intervals import Estimate, ratio
 from posttrain.models.inference import load_for_inference
+from posttrain.models.load import embedding_rows
+from posttrain.models.simulated import tail
 from posttrain.publish.derive import (
     Derived,
     Source,
@@ -20,19 +25,34 @@ from posttrain.publish.derive import (
     derive_checkpoint,
     read_source,
 )
-from posttrain.quantization.export import export, tail
-from posttrain.quantization.measure import measure, most_sensitive, sensitivity
+from posttrain.quantization.export import export
+from posttrain.quantization.measure import (
+    FigureLog,
+    Measured,
+    bisections,
+    layers_to_compute,
+    measure,
+    most_sensitive,
+    part_variants,
+    sensitivity,
+)
+from posttrain.quantization.rows import Sequence as TokenSequence
 from posttrain.quantization.rows import draw_sequences
 from posttrain.quantization.simulate import KV_CACHE, NANO, Simulated
 from posttrain.runs import read_artifact
+from posttrain.timing import duration
 from posttrain.tokens.tokenizer import largest_id, load_any_tokenizer
+
+GIB = 1 << 30
+WORK = "work"
+_DTYPES = ("float32", "bfloat16")
 
 
 def quantize(recipe: QuantizeConfig, *, show: Callable[[str], object]) -> Mapping[str, Any]:
     """Write the quantised checkpoint, or leave a complete one alone.
 
     Args:
-        show: prints a line on what goes on.
+        show: Prints a line on what goes on.
 
     Returns:
         The stats of its manifest.
@@ -51,95 +71,287 @@ def quantize(recipe: QuantizeConfig, *, show: Callable[[str], object]) -> Mappin
         sources=[source, data],
         base=recipe.checkpoint,
         write=lambda folder: _write(recipe, folder, show=show),
+        scratch=WORK,
     )
+
+
+class _Inputs:
+    """Rows and model of a recipe.
+
+    Attributes:
+        dtype_name: Precision of the checkpoint, such as `bfloat16`.
+        measuring: Held-out sequences that measure the whole.
+        measuring_parts: The first of these, which measure every part.
+    """
+
+    def __init__(self, recipe: QuantizeConfig) -> None:
+        if is_quantised(recipe.checkpoint):
+            raise cannot_use_quantised(recipe.checkpoint)
+        self.recipe = recipe
+        self.tokenizer: PreTrainedTokenizerBase = load_any_tokenizer(recipe.checkpoint)
+        self.dtype_name = checkpoint_dtype(recipe.checkpoint) or "float32"
+        if self.dtype_name not in _DTYPES:
+            raise ConfigError(
+                f"checkpoint {recipe.checkpoint} is in {self.dtype_name}: float32 or bfloat16"
+            )
+        self.measuring = draw_sequences(
+            Path(recipe.data), "eval", recipe.measured, seed=recipe.seed, reasoning=False
+        )
+        self.measuring_parts = self.measuring[: recipe.measured_parts]
+        enough = recipe.samples + 1
+        if recipe.seeds > 1 and len(self._draw(recipe.seed, enough)) < enough:
+            raise ConfigError(
+                f"seeds {recipe.seeds}: every draw of samples {recipe.samples} has all training "
+                "sequences that there are; take fewer samples, or seeds: 1"
+            )
+
+    def calibrating(self, seed: int) -> list[TokenSequence]:
+        """Draw training sequences that calibrate."""
+        return self._draw(seed, self.recipe.samples)
+
+    def _draw(self, seed: int, count: int) -> list[TokenSequence]:
+        folder = Path(self.recipe.data)
+        return draw_sequences(folder, "train", count, seed=seed, reasoning=True)
+
+    def load(self) -> PreTrainedModel:
+        """Load the model in its own precision."""
+        return load_for_inference(
+            self.recipe.checkpoint,
+            dtype=self.dtype_name,
+            device="auto",
+            attention="sdpa",
+            vocabulary=largest_id(self.tokenizer) + 1,
+            transposed=False,
+        )
 
 
 def _write(recipe: QuantizeConfig, folder: Path, *, show: Callable[[str], object]) -> Derived:
-    tokenizer = load_any_tokenizer(recipe.checkpoint)
-    named = checkpoint_dtype(recipe.checkpoint) or "float32"
-    if named not in ("float32", "bfloat16"):
-        raise ConfigError(f"checkpoint {recipe.checkpoint} is in {named}: float32 or bfloat16")
-    dtype = getattr(torch, named)
-    model = load_for_inference(
-        recipe.checkpoint,
-        dtype=named,
-        device="auto",
-        attention="sdpa",
-        vocabulary=largest_id(tokenizer) + 1,
-        transposed=False,
-    )
+    inputs = _Inputs(recipe)
+    dtype = getattr(torch, inputs.dtype_name)
+    full = 8 * dtype.itemsize
+    model = inputs.load()
     tensors = model.state_dict()
     in_float32 = {tail(name) for name, tensor in tensors.items() if tensor.dtype == torch.float32}
-    data = Path(recipe.data)
-    calibrating = draw_sequences(data, "train", recipe.samples, seed=recipe.seed, reasoning=True)
-    measuring = draw_sequences(data, "eval", recipe.measured, seed=recipe.seed, reasoning=False)
-    show(f"calibrate on {len(calibrating):,} sequences, measure on {len(measuring):,}")
+    bytes_before = _distinct_bytes(tensors)
+    del tensors
+    calibrating = inputs.calibrating(recipe.seed)
+    show(f"calibrate on {len(calibrating):,} sequences, measure on {len(inputs.measuring):,}")
     simulated = Simulated(model.float(), calibrating, kv_cache=recipe.kv_cache)
-
-    full = 8 * dtype.itemsize
-    table = sensitivity(simulated, measuring, full=full)
-    if recipe.keep == "auto":
-        kept = most_sensitive(simulated, measuring, limit=recipe.limit)
-    elif recipe.keep == "nano":
+    # a pattern without a unit is refused before hours of measuring
+    kept: list[str] | None = None
+    if recipe.keep == "nano":
         kept = simulated.matching(NANO, strict=False)
-    else:
+    elif recipe.keep != "auto":
         kept = simulated.matching(recipe.keep)
+    if kept is not None and len(kept) == len(simulated.units):
+        raise ConfigError("keep: every unit is kept, nothing would be in FP8")
+
+    variants = part_variants(simulated) | {"all": [*simulated.units]}
+    show(f"measure {len(simulated.units)} units alone and in parts")
+    journal = FigureLog(Path(recipe.out) / WORK / "figures.jsonl")
+    by_part = measure(simulated, inputs.measuring_parts, variants, journal=journal)
+    table = sensitivity(simulated, by_part, full=full)
+    if kept is None:
+        kept = most_sensitive(
+            simulated, inputs.measuring, by_part, limit=recipe.limit, journal=journal
+        )
     kept = [unit for unit in simulated.units if unit in kept]
     quantised = [unit for unit in simulated.units if unit not in kept]
     if not quantised:
-        raise ConfigError("keep: every unit is kept, nothing would be in FP8")
-    show(f"kept in {named}: {', '.join(kept) or 'no unit'}")
+        raise ConfigError("keep: every unit is kept, nothing would be in FP8; raise `limit`")
+    show(f"kept in {inputs.dtype_name}: {', '.join(kept) or 'no unit'}")
     nano = simulated.matching(NANO, strict=False)
-    variants = {
+    wholes = {
         "none": [],
         "all": [*simulated.units],
         "nano": [unit for unit in simulated.units if unit not in nano],
         "written": quantised,
     }
-    measured = measure(simulated, measuring, variants)
-    bits = {name: simulated.bits(units, full=full) for name, units in variants.items()}
+    measured = measure(simulated, inputs.measuring, wholes, journal=journal)
+    bits = {name: simulated.bits(units, full=full) for name, units in wholes.items()}
+    units = [*simulated.units]
+    seeds = [_seed_row(simulated, by_part)]
     checked = export(simulated, folder, units=quantised, dtype=dtype, in_float32=in_float32)
-    copy_tokenizer(tokenizer, origin=recipe.checkpoint, folder=folder)
+    copy_tokenizer(inputs.tokenizer, origin=recipe.checkpoint, folder=folder)
+    del simulated, model
+    for number in range(1, recipe.seeds):
+        show(f"calibrate and measure again, draw {number + 1} of {recipe.seeds}")
+        seeds.append(_measure_seed(inputs, number, journal))
 
     written = measured["written"]
-    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    kv_cache = "FP8" if KV_CACHE in quantised else named
-    kept_text = f"{len(kept)} of {len(simulated.units)} units ({', '.join(kept) or 'none'})"
+    kv_cache = "FP8" if KV_CACHE in quantised else inputs.dtype_name
     stats = {
         "method": "quantize",
         "format": "fp8",
         "calibrated": len(calibrating),
-        "measured": len(measuring),
-        "dtype": named,
+        "calibrated_tokens": sum(len(row.ids_T) for row in calibrating),
+        "measured": len(inputs.measuring),
+        "measured_parts": len(inputs.measuring_parts),
+        "dtype": inputs.dtype_name,
         "kv_cache": kv_cache,
         "keep": recipe.keep,
         "limit": recipe.limit if recipe.keep == "auto" else None,
         "kept": kept,
-        "units": [*simulated.units],
+        "units": units,
         "tensors_checked": checked,
-        "bytes": weights,
-        "bytes_before": sum(tensor.nbytes for tensor in _distinct(tensors)),
+        "bytes": sum(file.stat().st_size for file in folder.glob("*.safetensors")),
+        "bytes_before": bytes_before,
         "variants": {
-            name: measured[name].row() | {"bits": round(bits[name], 3)} for name in variants
+            name: measured[name].row() | {"bits": round(bits[name], 3)} for name in wholes
         },
         "sensitivity": table,
+        "seeds": seeds,
+        "over_seeds": _over_seeds(seeds),
     }
+    kept_text = f"{len(kept)} of {len(units)} units ({', '.join(kept) or 'none'})"
     summary = [
         f"Weights and activations in FP8 (E4M3, one scale a tensor), KV cache in {kv_cache}; in "
-        f"{named}: {kept_text}, embeddings, head, norms, convolutions and routers.",
+        f"{inputs.dtype_name}: {kept_text}, embeddings, head, norms, convolutions and routers.",
         f"KL from the original {_text(written.kl)} nats a trained token, loss "
-        f"{_text(written.change, sign=True)}, on {len(measuring):,} held-out rows; "
+        f"{_text(written.change, sign=True)}, on {len(inputs.measuring):,} held-out rows; "
         f"{bits['written']:.2f} bits a weight.",
-        "transformers loads this folder without its scales: serve it with vLLM or TensorRT-LLM.",
+        "transformers loads this folder without its scales: serve it with vLLM or TensorRT-LLM. "
+        "posttrain eval, sample and chat simulate it.",
     ]
     return Derived(summary, stats)
 
 
-def _distinct(tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-    """Tensors without those that share their memory with another, such as a tied head."""
-    return list({tensor.data_ptr(): tensor for tensor in tensors.values()}.values())
+def _component_variants(simulated: Simulated) -> dict[str, list[str]]:
+    """Variants whose KL is measured with every draw of calibrating sequences."""
+    variants = {f"only component {name}": units for name, units in simulated.components().items()}
+    return variants | {"all": [*simulated.units]}
+
+
+def _seed_row(simulated: Simulated, measured: Mapping[str, Measured]) -> dict[str, float]:
+    """KL of every component alone and of all together, by name, of one draw."""
+    return {
+        variant.removeprefix("only component "): float(f"{measured[variant].kl.value:.4g}")
+        for variant in _component_variants(simulated)
+    }
+
+
+def _measure_seed(inputs: _Inputs, draw: int, journal: FigureLog) -> dict[str, float]:
+    rows = inputs.calibrating(inputs.recipe.seed + draw)
+    simulated = Simulated(inputs.load().float(), rows, kv_cache=inputs.recipe.kv_cache)
+    variants = _component_variants(simulated)
+    measured = measure(simulated, inputs.measuring_parts, variants, journal=journal, draw=draw)
+    return _seed_row(simulated, measured)
+
+
+def _over_seeds(seeds: list[dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Mean KL over draws by component, with the t interval of independent draws."""
+    if len(seeds) < 2:
+        return {}
+    means: dict[str, dict[str, float]] = {}
+    for name in seeds[0]:
+        mean = ratio([row[name] for row in seeds], [1] * len(seeds))
+        means[name] = {"value": mean.value, "low": mean.low, "high": mean.high}
+    return means
+
+
+def _distinct_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
+    """Bytes of tensors; those that share their memory with another, as a tied head, count once."""
+    distinct = {tensor.data_ptr(): tensor for tensor in tensors.values()}
+    return sum(tensor.nbytes for tensor in distinct.values())
 
 
 def _text(estimate: Estimate, *, sign: bool = False) -> str:
     value = f"{estimate.value:+.4f}" if sign else f"{estimate.value:.4f}"
     return f"{value} ({estimate.low:.4f} … {estimate.high:.4f})"
+
+
+# -- what a run will take --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Timings of a model on one row.
+
+    Attributes:
+        pass_token: Seconds that a pass over all layers takes a token, figures included.
+        calibration_token: Seconds that calibration takes a token.
+        settling: Seconds that scales and rounded weights take, once a draw.
+    """
+
+    pass_token: float
+    calibration_token: float
+    settling: float
+
+
+def plan(recipe: QuantizeConfig) -> Iterator[str]:
+    """Lines on what a run will measure and take. Loads the model and times it on two rows.
+
+    Raises:
+        ConfigError, DataError: as `quantize`.
+    """
+    inputs = _Inputs(recipe)
+    calibrating = inputs.calibrating(recipe.seed)
+    started = time.perf_counter()
+    model = inputs.load().float()
+    loading = time.perf_counter() - started
+    yield (
+        f"calibrate on {len(calibrating):,} sequences ({_tokens(calibrating):,} tokens), "
+        f"{recipe.seeds} draw(s); measure on {len(inputs.measuring):,} held-out sequences "
+        f"({_tokens(inputs.measuring):,} tokens), every part on {len(inputs.measuring_parts):,}"
+    )
+    row = calibrating[0]
+    with torch.inference_mode():
+        model(row.ids_T[None].to(model.device), use_cache=False, logits_to_keep=1)
+        started = time.perf_counter()
+        model(row.ids_T[None].to(model.device), use_cache=False, logits_to_keep=1)
+    calibration_token = (time.perf_counter() - started) / len(row.ids_T)
+    started = time.perf_counter()
+    simulated = Simulated(model, [row], kv_cache=recipe.kv_cache)
+    settling = time.perf_counter() - started
+    if isinstance(recipe.keep, tuple):
+        simulated.matching(recipe.keep)
+    yield f"{len(simulated.units)} units: {', '.join(simulated.components())}"
+    two_rows = inputs.measuring[:2]
+    started = time.perf_counter()
+    measure(simulated, two_rows, {"all": [*simulated.units]})
+    # each row is passed over twice: with nothing in FP8, and with everything
+    pass_token = (time.perf_counter() - started) / (2 * _tokens(two_rows))
+    speed = Speed(pass_token, calibration_token, settling)
+    seconds = _seconds(inputs, simulated, calibrating, speed)
+    total = sum(seconds.values()) + loading * recipe.seeds
+    steps = ", ".join(f"{name} {duration(value)}" for name, value in seconds.items())
+    yield f"about {duration(total)} on this machine: {steps}"
+    yield f"about {_memory(inputs, simulated) / GIB:.1f} GiB of memory"
+
+
+def _seconds(
+    inputs: _Inputs, simulated: Simulated, calibrating: list[TokenSequence], speed: Speed
+) -> dict[str, float]:
+    """Seconds of each step of a run."""
+    recipe = inputs.recipe
+    units = [*simulated.units]
+    parts_token = speed.pass_token * layers_to_compute(simulated, part_variants(simulated))
+    # three variants of the whole besides the model itself; bisections share half of a pass
+    whole_passes = 4.0 + (1.5 * bisections(len(units)) if recipe.keep == "auto" else 0.0)
+    seconds = {
+        "calibrate": _tokens(calibrating) * speed.calibration_token + speed.settling,
+        "parts": _tokens(inputs.measuring_parts) * parts_token,
+        "whole": _tokens(inputs.measuring) * whole_passes * speed.pass_token,
+        "write": speed.settling,
+    }
+    if recipe.seeds > 1:
+        passes = layers_to_compute(simulated, _component_variants(simulated))
+        measuring = _tokens(inputs.measuring_parts) * passes * speed.pass_token
+        seconds["other draws"] = (recipe.seeds - 1) * (seconds["calibrate"] + measuring)
+    return seconds
+
+
+def _memory(inputs: _Inputs, simulated: Simulated) -> float:
+    """Bytes at the peak: weights in float32, their rounded copies, and figures or files."""
+    weights = sum(parameter.numel() for parameter in simulated.model.parameters())
+    rounded = sum(simulated.sizes.values())
+    longest = max(len(row.ids_T) for row in inputs.measuring)
+    vocabulary = embedding_rows(simulated.model)
+    # log-probabilities of model and variant, and two products of them
+    figures = 4 * 4 * longest * vocabulary
+    files = 2 * (rounded + 4 * (weights - rounded))
+    return 4 * (weights + rounded) + max(figures, files)
+
+
+def _tokens(rows: Collection[TokenSequence]) -> int:
+    return sum(len(row.ids_T) for row in rows)

@@ -115,6 +115,7 @@ def _rendered_sampler(
             device=backend.device,
             attention=backend.attention,
             vocabulary=vocabulary,
+            simulate=True,
         )
         weights = weights_digest(path)
         engine = TransformersEngine(model, weights=weights, batch_size=backend.batch_size)

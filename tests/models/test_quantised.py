@@ -57,12 +57,20 @@ def test_commands_refuse_a_quantised_folder(tmp_path: Path):
     from tests.publish.test_merge import write_adapter
 
     folder = write_quantised(tmp_path / "quantised", "hf_quant_config.json")
-    with pytest.raises(ConfigError, match=REFUSED):
+    with pytest.raises(ConfigError, match="quantised to an unnamed format; only FP8"):
         chat([str(folder)])
     adapter = write_adapter(tmp_path / "adapter", folder)
     with pytest.raises(ConfigError, match=REFUSED):
         merge([str(adapter), str(tmp_path / "out")])
     assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_a_format_that_is_not_simulated_is_named(tmp_path: Path):
+    folder = write_quantised(tmp_path / "quantised", "hf_quant_config.json")
+    described = {"quantization": {"quant_algo": "NVFP4"}}
+    (folder / "hf_quant_config.json").write_text(json.dumps(described))
+    with pytest.raises(ConfigError, match="quantised to NVFP4; only FP8 by ModelOpt"):
+        load_pretrained(folder, simulate=True)
 
 
 def test_every_load_passes_the_one_place():

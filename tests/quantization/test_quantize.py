@@ -16,7 +16,10 @@ from posttrain.config.quantize import QuantizeConfig
 from posttrain.errors import ConfigError
 from posttrain.models.load import load_pretrained
 from posttrain.pages.write import write_report
-from posttrain.quantization.stage import quantize
+from posttrain.quantization.measure import FigureLog, measure, part_variants
+from posttrain.quantization.rows import draw_sequences
+from posttrain.quantization.simulate import Simulated
+from posttrain.quantization.stage import plan, quantize
 from posttrain.runs import read_artifact
 from tests.training.rl.policy import write_policy
 from tests.training.tiny import write_artifact
@@ -126,3 +129,82 @@ def test_a_unit_that_is_not_there_is_named(folder: Path, tmp_path: Path):
         quantize(recipe(folder, "attention", tmp_path / "o", keep=("atention.0",)), show=silent)
     with pytest.raises(ConfigError, match="every unit is kept"):
         quantize(recipe(folder, "attention", tmp_path / "o", keep=("*",)), show=silent)
+
+
+@pytest.mark.parametrize("checkpoint", ["attention", "hybrid"])
+def test_shared_layers_change_no_figure(folder: Path, checkpoint: str):
+    rows = draw_sequences(folder / "data", "train", 4, seed=0, reasoning=False)
+    simulated = Simulated(load_pretrained(folder / checkpoint).eval(), rows, kv_cache=True)
+    variants = part_variants(simulated)
+    together = measure(simulated, rows, variants)
+    for name, units in variants.items():
+        # alone, a variant has no earlier pass of another variant to start from
+        assert measure(simulated, rows, {name: units})[name] == together[name], name
+    simulated.switch_on(())
+    original = load_pretrained(folder / checkpoint).state_dict()
+    restored = simulated.model.state_dict()
+    assert all(torch.equal(restored[name], weight) for name, weight in original.items())
+
+
+@pytest.mark.parametrize("checkpoint", ["attention", "hybrid"])
+def test_a_written_folder_is_simulated_as_it_was_measured(folder: Path, tmp_path, checkpoint):
+    out = tmp_path / "out"
+    made = recipe(folder, checkpoint, out, keep=("attention.*",))
+    units = [unit for unit in quantize(made, show=silent)["units"] if "attention" not in unit]
+    rows = draw_sequences(folder / "data", "train", 12, seed=0, reasoning=True)
+    measured = Simulated(load_pretrained(folder / checkpoint).eval(), rows, kv_cache=True)
+    ids_1_T = rows[0].ids_T[None]
+    with torch.inference_mode():
+        full = measured.model(ids_1_T).logits
+        measured.switch_on(units)
+        expected = measured.model(ids_1_T).logits
+        loaded = load_pretrained(out, simulate=True).eval()(ids_1_T).logits
+    assert torch.equal(loaded, expected)
+    assert not torch.equal(loaded, full)
+
+
+def test_a_killed_run_measures_nothing_twice(folder: Path, tmp_path: Path):
+    rows = draw_sequences(folder / "data", "train", 3, seed=0, reasoning=False)
+    simulated = Simulated(load_pretrained(folder / "attention").eval(), rows, kv_cache=True)
+    passes: list[object] = []
+    simulated.model.register_forward_hook(lambda *_: passes.append(None))
+    variants = part_variants(simulated)
+    file = tmp_path / "work" / "figures.jsonl"
+    first = measure(simulated, rows, variants, journal=FigureLog(file))
+    assert passes
+    passes.clear()
+    assert measure(simulated, rows, variants, journal=FigureLog(file)) == first
+    assert not passes
+    # a line that was cut, and one that is missing
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:-2]) + lines[-2][:20])
+    assert measure(simulated, rows, variants, journal=FigureLog(file)) == first
+    assert passes
+    measure(simulated, rows, variants, journal=FigureLog(file), draw=1)
+    assert len(file.read_text().splitlines()) == 2 * len(lines)
+
+
+def test_draws_of_calibrating_rows(folder: Path, tmp_path: Path):
+    stats = quantize(recipe(folder, "hybrid", tmp_path / "out", seeds=3), show=silent)
+    components = {row["name"]: row for row in stats["sensitivity"] if row["kind"] == "component"}
+    assert len(stats["seeds"]) == 3
+    for name, row in components.items():
+        assert stats["seeds"][0][name] == row["only"]["kl"]["value"]
+        mean = stats["over_seeds"][name]
+        assert mean["low"] <= mean["value"] <= mean["high"]
+    assert not (tmp_path / "out" / "work").exists()
+    assert "3 draws" in write_report(tmp_path / "out").read_text("utf-8")
+    every = recipe(folder, "hybrid", tmp_path / "all", seeds=2).model_copy(update={"samples": 999})
+    with pytest.raises(ConfigError, match="every draw of samples 999 has all training sequences"):
+        quantize(every, show=silent)
+
+
+def test_a_dry_run_names_rows_units_time_and_memory(folder: Path, tmp_path: Path):
+    lines = [*plan(recipe(folder, "hybrid", tmp_path / "out", seeds=2))]
+    assert lines[0].startswith("calibrate on 12 sequences")
+    assert lines[1].startswith("6 units: mamba, experts, shared_experts, attention, kv_cache, mlp")
+    assert "other draws" in lines[2]
+    assert lines[3].endswith("GiB of memory")
+    with pytest.raises(ConfigError, match="there is no unit"):
+        [*plan(recipe(folder, "hybrid", tmp_path / "out", keep=("atention.2",)))]
+    assert not (tmp_path / "out").exists()

@@ -16,6 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from posttrain.errors import ConfigError
+from posttrain.models.simulated import is_simulated
 from posttrain.sampling.engines.decode import DecodedRow, decode
 from posttrain.sampling.sampler import (
     EngineOutput,
@@ -54,6 +55,8 @@ class TransformersEngine:
             "weights": weights,
             "dtype": str(model.dtype).removeprefix("torch."),
         }
+        if is_simulated(model):
+            self.identity = {**self.identity, "simulated": "FP8 by ModelOpt"}
 
     async def generate(
         self, requests: Sequence[EngineRequest], *, progress: Progress = None
