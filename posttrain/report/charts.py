@@ -1,11 +1,11 @@
-"""The report's charts, drawn with matplotlib as inline SVG that takes the page's colours and font.
+"""The report's charts as inline SVG that takes the page's colours and font; bars are in `bars`.
 
     chart_svg(LineChart([Series("loss", [10, 20], [3.1, 2.2])], x="step", y="loss"))  →  "<svg …>"
 
-matplotlib is imported when the first chart is drawn, never by importing the report. A drawing uses
-only the colours below; each becomes a variable of the style sheet, so it follows the page into dark
-mode. Every chart has one width, at which its text can be read on a telephone too. Ticks and margins
-are set here: matplotlib's own layout draws everything twice.
+matplotlib draws lines and intervals; it is imported for the first of them, never by importing the
+report. A drawing uses only the colours below; each becomes a variable of the style sheet, so it
+follows the page into dark mode. Every chart has one width, at which its text can be read on a
+telephone too. Ticks and margins are set here: matplotlib's own layout draws everything twice.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from xml.etree import ElementTree
 from markupsafe import Markup
 
 from posttrain.jsontext import writable
+from posttrain.report.bars import CHARACTER, HEIGHT, STEPS, WIDTH, bar_chart_svg, tick_label
 from posttrain.report.section import BarChart, Chart, IntervalChart, LineChart, Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-WIDTH, HEIGHT, ROW = 480, 260, 26
-CHARACTER = 8  # pixels of a text's width, about
+ROW = 26  # pixels of a line of intervals
 # stand-ins that no drawing of ours uses for anything else → the style sheet's variables
 _NAMES = ("ink", "muted", "rule", "accent", "second", "third")
 VARIABLES = {f"#f00d0{k}": name for k, name in enumerate(_NAMES, 1)}
@@ -62,15 +62,15 @@ SETTINGS: dict[Any, Any] = {
     "xtick.major.pad": 7,
     "ytick.major.pad": 7,
 }
-STEPS = [1, 2, 2.5, 5, 10]
 LINE = {"a": ACCENT, "b": THIRD, "c": THIRD, "d": INK, "e": ACCENT, "f": INK}
 DASHED = "cef"
 SHARE = "share"  # of a y axis: its labels are per cent
-FILL = (ACCENT, SECOND, THIRD)
 Ticks = tuple[Sequence[float], Sequence[str]]  # places and labels
 
 
 def chart_svg(chart: Chart) -> Markup:
+    if isinstance(chart, BarChart):
+        return bar_chart_svg(chart)
     if find_spec("matplotlib") is None:
         return Markup("<p>A chart needs <code>pip install 'posttrain[report]'</code>.</p>")
     import matplotlib
@@ -89,8 +89,6 @@ def chart_svg(chart: Chart) -> Markup:
         match chart:
             case LineChart():
                 _lines(axes, chart)
-            case BarChart():
-                _bars(axes, chart)
             case IntervalChart():
                 _intervals(axes, chart, height)
         metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
@@ -99,23 +97,13 @@ def chart_svg(chart: Chart) -> Markup:
     return Markup(_inline(out.getvalue(), name))  # noqa: S704 - our own drawing
 
 
-def number(value: float, step: float) -> str:
-    """A tick's label with the digits in which it differs from one a step away: 12k, 0.25, 3M."""
-    digits = 6
-    if value:
-        digits = max(digits, math.floor(math.log10(abs(value))) - math.floor(math.log10(step)) + 2)
-    sizes = ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k"), (0.0, 1.0, ""))
-    scale, unit = next((scale, unit) for size, scale, unit in sizes if abs(value) >= size)
-    return f"{value / scale:.{digits}g}{unit}"
-
-
 def _ticks(values: Sequence[float], *, whole: bool = False) -> Ticks:
     """Round places that enclose the values."""
     from matplotlib.ticker import MaxNLocator
 
-    locator = MaxNLocator(5, steps=STEPS, integer=whole)
+    locator = MaxNLocator(5, steps=list(STEPS), integer=whole)
     places = locator.tick_values(*locator.nonsingular(min(values), max(values)))
-    return places, [number(place, places[1] - places[0]) for place in places]
+    return places, [tick_label(place, places[1] - places[0]) for place in places]
 
 
 def _lines(axes: Axes, chart: LineChart) -> None:
@@ -148,34 +136,7 @@ def _finite(one: Series) -> Series:
     return Series(one.name, [a for a, _ in points], [b for _, b in points], one.style)
 
 
-def _bars(axes: Axes, chart: BarChart) -> None:
-    """The first part in the accent colour, the others stacked on it."""
-    labels = [label for label, _ in chart.bars]
-    slot = 420 / max(len(labels), 1)  # pixels, about
-    every = math.ceil((CHARACTER * (max(map(len, labels), default=0) + 1)) / slot)
-    feet = [0.0] * len(labels)
-    layers = zip(*(parts for _, parts in chart.bars), strict=True)
-    for colour, name, heights in zip(FILL, chart.parts or [""], layers, strict=False):
-        patches = axes.bar(
-            range(len(labels)),
-            heights,
-            min(0.82, 64 / slot),
-            feet,
-            color=colour,
-            label=name,
-            clip_on=False,
-        )
-        for patch, label, height in zip(patches, labels, heights, strict=True):
-            patch.set_gid(f"{TITLE}{label}: {height:,.0f}")
-        feet = [foot + height for foot, height in zip(feet, heights, strict=True)]
-    axes.set_xlim(-0.5, max(len(labels), 1) - 0.5)
-    y = _ticks([0, *feet] if any(feet) else [0, 1], whole=all(foot == int(foot) for foot in feet))
-    _frame(axes, chart, (range(0, len(labels), every), labels[::every]), y, chart.parts)
-
-
-def _frame(
-    axes: Axes, chart: LineChart | BarChart, x: Ticks, y: Ticks, keys: Sequence[str]
-) -> None:
+def _frame(axes: Axes, chart: LineChart, x: Ticks, y: Ticks, keys: Sequence[str]) -> None:
     """Ticks, titles, room for both, and keys above where there is more than one thing."""
     axes.set_xticks(*x)
     axes.set_yticks(*y)
@@ -190,7 +151,7 @@ def _frame(
         assert figure is not None
         figure.set_size_inches(WIDTH / 72, height / 72)
         handles, labels = axes.get_legend_handles_labels()
-        order = slice(None, None, -1) if axes.lines else slice(None)
+        order = slice(None, None, -1)
         axes.legend(
             handles[order],
             labels[order],
