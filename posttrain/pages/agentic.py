@@ -9,30 +9,36 @@ from posttrain.report import section as ui
 
 
 def figures(
-    found: ui.Row, expect: Mapping[str, tuple[float, float]], costs: Sequence[ui.Row]
+    results: ui.Row, expect: Mapping[str, tuple[float, float]], costs: Sequence[ui.Row]
 ) -> Iterator[ui.Section]:
-    """The sections of `agentic_rows`, with the recipe's predictions and the rows of `cost_rows`."""
-    yield leaderboard(found, costs)
-    yield families(found["models"])
-    yield failure_modes(found["models"])
+    """Sections of agentic runs.
+
+    Args:
+        results: the result of `agentic_rows`.
+        expect: predictions of the recipe.
+        costs: the result of `cost_rows`.
+    """
+    yield leaderboard(results, costs)
+    yield families(results["models"])
+    yield failure_modes(results["models"])
     if expect:
         # imported here: a report needs no numpy
         from posttrain.evaluation.agentic import scored_expectations
 
-        yield predictions([*scored_expectations(found, expect)])
+        yield predictions([*scored_expectations(results, expect)])
 
 
 @ui.section("Agentic leaderboard")
-def leaderboard(found: ui.Row, costs: Sequence[ui.Row]) -> Iterator[ui.Block]:
-    priced = {row["checkpoint"]: row for row in costs if row["task"] == "all"}
-    rows = [
-        [str(place), name, *_solved(model["families"][-1]), *spent(priced.get(name))]
-        for place, model in enumerate(found["models"], 1)
-        for name in [model["checkpoint"]]
-    ]
+def leaderboard(results: ui.Row, costs: Sequence[ui.Row]) -> Iterator[ui.Block]:
+    cost_of = {row["checkpoint"]: row for row in costs if row["task"] == "all"}
+    rows: list[list[object]] = []
+    for rank, model in enumerate(results["models"], 1):
+        name = model["checkpoint"]
+        over_all_families = model["families"][-1]
+        rows.append([str(rank), name, *_solved(over_all_families), *spent(cost_of.get(name))])
     head = ["", "model", "solved", "share", "95 %", "calls a run"]
     yield ui.Table([*head, "money", "per solved run", "seconds a model call, p50", "p95"], rows)
-    yield from (in_words(pair) for pair in found["pairs"])
+    yield from map(in_words, results["pairs"])
     yield (
         "Intervals are over tasks, whose runs are alike, and have a width at 0 and 1 too. p is of "
         "the paired difference over tasks, not corrected for many models. Money per solved run "
@@ -41,13 +47,13 @@ def leaderboard(found: ui.Row, costs: Sequence[ui.Row]) -> Iterator[ui.Block]:
 
 
 def in_words(pair: ui.Row) -> str:
-    """What a paired difference shows, in a sentence."""
-    change = f"{ui.percent(pair['a'])} of the runs of {pair['names'][0]}, {ui.percent(pair['b'])} "
-    change += f"of {pair['names'][1]}, are solved: p = {pair['p']:.2g} over {pair['questions']:,} "
-    change += "tasks. "
+    """Put a paired difference of two models into sentences."""
+    name_a, name_b = pair["names"]
+    shares = f"{ui.percent(pair['a'])} of the runs of {name_a}, {ui.percent(pair['b'])} of {name_b}"
+    change = f"{shares}, are solved: p = {pair['p']:.2g} over {pair['questions']:,} tasks."
     if pair["p"] < 0.05:
-        return change + "A difference as large would be rare between equal models."
-    return change + "Equal models would often differ as much: this does not rank the two."
+        return f"{change} A difference as large would be rare between equal models."
+    return f"{change} Equal models would often differ as much: this does not rank the two."
 
 
 @ui.section("Agentic families")
@@ -60,6 +66,7 @@ def families(models: Sequence[ui.Row]) -> Iterator[ui.Block]:
 
 
 def _solved(row: ui.Row) -> list[object]:
+    """Cells of the solved runs: count, share, interval, calls a run."""
     span = None
     if row["share"] is not None:
         span = f"{ui.percent(row['low'])} – {ui.percent(row['high'])}"
@@ -69,7 +76,7 @@ def _solved(row: ui.Row) -> list[object]:
 
 
 def spent(row: ui.Row | None) -> list[object]:
-    """Money, money a solved run, and seconds of a model call, of a row of costs."""
+    """Cells of a row of costs: money, money a solved run, seconds of a model call."""
     if row is None:
         return [None] * 4
     money = [row["money"], row["money_per_solved"]]
@@ -79,12 +86,12 @@ def spent(row: ui.Row | None) -> list[object]:
 
 @ui.section("How agentic runs fail")
 def failure_modes(models: Sequence[ui.Row]) -> Iterator[ui.Block]:
-    rows = [
-        [mode["mode"].replace("_", " "), model["checkpoint"], mode["decides"], mode["runs"]]
-        for model in models
-        for mode in model["failures"]
-        if mode["runs"]
-    ]
+    rows: list[list[object]] = []
+    for model in models:
+        for mode in model["failures"]:
+            if mode["runs"]:
+                name = mode["mode"].replace("_", " ")
+                rows.append([name, model["checkpoint"], mode["decides"], mode["runs"]])
     yield ui.Table(["failure mode", "model", "decides", "holds of"], rows)
     yield (
         "Several modes may hold of one run. One that is not solved is decided by the first of: "
@@ -109,12 +116,15 @@ def predictions(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
 
 
 def failing_step(record: Record) -> tuple[int, str] | None:
-    """The step at which an agentic run failed, and how it failed; None for a solved one and for
-    any other completion."""
+    """Step at which an agentic run failed, and its failure modes in words.
+
+    None for a solved run and for any other completion.
+    """
     from posttrain.evaluation.agentic import failures, family_of
     from posttrain.evaluation.metrics import correct
 
     if family_of(record.prompt) is None or correct(record):
         return None
-    every = failures(record.prompt, record.completion, record.score)
-    return every[0].step, ", ".join(one.mode.replace("_", " ") for one in every)
+    run_failures = failures(record.prompt, record.completion, record.score)
+    modes = [failure.mode.replace("_", " ") for failure in run_failures]
+    return run_failures[0].step, ", ".join(modes)

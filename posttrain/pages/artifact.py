@@ -16,10 +16,10 @@ from posttrain.runs import REPORT
 
 
 def link_to(node: Node, page: Path) -> ui.Link | str:
-    """The name of an artifact, as a link to its report where there is one.
+    """Name of an artifact, as a link to its report if it has one.
 
     Args:
-        page: the file that the link stands in.
+        page: file that the link stands in.
     """
     report = node.path / REPORT
     if node.manifest is None or not report.is_file():
@@ -33,29 +33,29 @@ def samples_to_read(
     title: str,
     sample: Callable[[ui.Row, int], ui.Sample],
     *,
-    few: str,
-    every: str = "",
+    examples: str,
+    all_rows: str = "",
     texts: int = 1,
     note: str = "",
 ) -> ui.Section:
-    """Samples of the rows of listed files; left out where the manifest lists none.
+    """Section of samples, from the rows of files that the manifest lists.
 
     Args:
-        sample: makes a sample of a row, with at most so many characters of each text.
-        few: the file with some rows, which the page of a descendant shows.
-        every: the file, or the folder of the files, with all rows, for the artifact's own page.
-        texts: texts of a row, which share the characters of a sample.
+        sample: function that makes a sample of a row and the most characters of each text.
+        examples: file with some rows, for the page of a descendant, or without `all_rows`.
+        all_rows: file with all rows, or the folder of such files, for the artifact's own page.
+        texts: number of texts of a row, which share the characters of a sample.
     """
-    files = node.artifact.files
-    shown = [file for file in files if every and file.path.startswith(every)]
-    if node.depth or not shown:
-        shown = [file for file in files if file.path == few]
-    if not shown:
-        return ui.Section(title, missing=f"{node.name} lists no {few}")
-    total = sum(file.rows or 0 for file in shown)
+    listed = node.artifact.files
+    files = [file for file in listed if all_rows and file.path.startswith(all_rows)]
+    if node.depth or not files:
+        files = [file for file in listed if file.path == examples]
+    if not files:
+        return ui.Section(title, missing=f"{node.name} lists no {examples}")
+    total = sum(file.rows or 0 for file in files)
     number = 0
     rows: list[ui.Row] = []
-    for file in shown:
+    for file in files:
         path = listed_path(node, file.path)
         assert path is not None
         with path.open("rb") as lines:
@@ -66,7 +66,7 @@ def samples_to_read(
     if not rows:
         return ui.Section(title)
     if len(rows) < total:
-        note += f" {len(rows):,} of {total:,}, evenly spread; all are in {every or few}."
+        note += f" {len(rows):,} of {total:,}, evenly spread; all are in {all_rows or examples}."
     most = ui.room(len(rows), texts)
     blocks: list[ui.Block] = [note.strip()] if note else []
     blocks.append(ui.Samples([sample(row, most) for row in rows]))
@@ -75,7 +75,7 @@ def samples_to_read(
 
 @ui.section("Provenance")
 def provenance(nodes: Sequence[Node], page: Path) -> Iterator[ui.Block]:
-    """The lineage of an artifact, and its config, versions and files."""
+    """Lineage of an artifact, and its config, versions and files."""
     yield (
         "Every artifact is bound to its content and to its parents by digest; digests hold no "
         "time and no path."
@@ -85,7 +85,11 @@ def provenance(nodes: Sequence[Node], page: Path) -> Iterator[ui.Block]:
 
 
 def ancestry(nodes: Sequence[Node], page: Path | None = None) -> ui.Table:
-    """A line for each artifact; its name is a link where there is a `page` to stand in."""
+    """Table of some artifacts, their names linked to their reports.
+
+    Args:
+        page: file that the table stands in; None: no links.
+    """
     rows: list[list[object]] = []
     for node in nodes:
         manifest = node.manifest
@@ -104,16 +108,17 @@ def ancestry(nodes: Sequence[Node], page: Path | None = None) -> ui.Table:
 
 
 def parent_links(nodes: Sequence[Node], page: Path) -> ui.Words:
-    """A line that names an artifact's parents, as links to their reports; empty without parents."""
+    """Line that names an artifact's parents, as links to their reports; empty without parents."""
+    node_of_digest = {node.digest: node for node in reversed(nodes)}
     words: list[str | ui.Styled | ui.Link] = []
     for parent in nodes[0].artifact.parents:
-        node = next(known for known in nodes if known.digest == parent.digest)
-        words += [", " if words else "Made from ", link_to(node, page)]
+        words.append(", " if words else "Made from ")
+        words.append(link_to(node_of_digest[parent.digest], page))
     return words
 
 
-def kept_tile(node: Node, what: str) -> ui.Tile:
-    """A tile of the rows that went into a stage and those that it kept, with why others went."""
+def kept_tile(node: Node, name: str) -> ui.Tile:
+    """Tile of the rows that went into a stage and those that it kept, with the drop reasons."""
     counts = node.artifact.counts
     most_frequent = sorted(counts.dropped.items(), key=lambda item: -item[1])[:2]
     dropped = ui.counted(dict(most_frequent))
@@ -121,7 +126,7 @@ def kept_tile(node: Node, what: str) -> ui.Tile:
     remark = f"{share} kept" if share else ""
     if dropped:
         remark = f"{remark}; {dropped}"
-    return f"{counts.rows_in:,} → {counts.kept:,}", what, remark
+    return f"{counts.rows_in:,} → {counts.kept:,}", name, remark
 
 
 def details(node: Node, most_files: int | None = None) -> ui.Fold:
@@ -143,7 +148,7 @@ def details(node: Node, most_files: int | None = None) -> ui.Fold:
 
 
 def recipe(config: Mapping[str, Any]) -> ui.Dialogue:
-    """A resolved recipe as YAML."""
+    """Show a resolved recipe as YAML."""
     return ui.Dialogue(yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=100))
 
 

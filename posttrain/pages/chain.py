@@ -1,6 +1,6 @@
-"""One page of a chain: what its stages changed, its stages as a diagram of links, seconds, digests.
+"""One page of a chain: effects of its stages, a diagram with links, seconds and digests.
 
-The stages are the artifacts in the folders that are named, and what these were made from.
+The stages are the artifacts in some folders, and the artifacts that these were made from.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ from posttrain.runs import MANIFEST, REPORT, SECONDS, STAGE, atomic_write_text
 
 
 def is_chain(folder: Path) -> bool:
-    """Whether a folder is no artifact itself and holds some."""
+    """True if a folder holds artifacts and is none itself."""
     if not folder.is_dir() or (folder / MANIFEST).is_file() or (folder / STAGE).is_file():
         return False
-    return any((below / MANIFEST).is_file() for below in folder.iterdir())
+    return any((child / MANIFEST).is_file() for child in folder.iterdir())
 
 
 def chain_nodes(folders: Sequence[Path]) -> list[Node]:
-    """The artifacts in some folders, those among them that are artifacts, and all that they were
-    made from, each behind its parents.
+    """Artifacts of a chain and all their ancestors, parents first.
+
+    Args:
+        folders: artifacts, or folders that hold some.
 
     Raises:
         DataError: a folder holds no finished artifact.
@@ -44,7 +46,7 @@ def chain_nodes(folders: Sequence[Path]) -> list[Node]:
             raise DataError(f"{folder} is no finished artifact, and no folder that holds some")
         for artifact in artifacts:
             for node in trace(artifact):
-                # one that was found again may lie where a parent is not any more
+                # an artifact whose folder moved is missing as a parent and present by itself
                 if node.digest not in nodes or nodes[node.digest].manifest is None:
                     nodes[node.digest] = node
     return _parents_first(nodes)
@@ -66,7 +68,11 @@ def _parents_first(nodes: dict[str, Node]) -> list[Node]:
 
 
 def write_chain(folders: Sequence[Path], *, out: Path) -> Path:
-    """Write the page of a chain. Raises DataError: as `chain_nodes`."""
+    """Write the page of a chain.
+
+    Raises:
+        DataError: as `chain_nodes`.
+    """
     nodes = chain_nodes(folders)
     effects = chain_effects(nodes)
     tiles = [effect.tile() for effect in first_effects(effects)]
@@ -84,9 +90,9 @@ def write_chain(folders: Sequence[Path], *, out: Path) -> Path:
 
 
 def first_effects(effects: Sequence[Effect]) -> list[Effect]:
-    """What each stage is for: the first figure that an evaluation has of it.
+    """First effect of each stage in each evaluation: the figure that the stage is for.
 
-    Of judges and win rates only the first stage's, since control arms come behind it.
+    Of judges and win rates only the first stage's, since control arms come after it.
     """
     firsts: dict[tuple[str, str], Effect] = {}
     for effect in effects:
@@ -97,7 +103,7 @@ def first_effects(effects: Sequence[Effect]) -> list[Effect]:
 
 
 def show_chain(console: Console, folders: Sequence[Path], *, out: Path | None = None) -> Path:
-    """Print every effect of a chain, write its page, and say where that is."""
+    """Print all effects of a chain, write its page, and print where that is."""
     for line in effect_lines(chain_effects(chain_nodes(folders))):
         console.print(line, soft_wrap=True)
     page = write_chain(folders, out=out or folders[0] / REPORT)
@@ -106,15 +112,15 @@ def show_chain(console: Console, folders: Sequence[Path], *, out: Path | None = 
 
 
 def effect_lines(effects: Sequence[Effect]) -> Iterator[str]:
-    """A line an effect, for a console or a log."""
-    width = max((len(effect.name) for effect in effects), default=0)
-    values = max((len(effect.values) for effect in effects), default=0)
-    if effects:
-        values = max(values, len("before → after"))
-        head = f"{'before → after':>{values}}"
-        yield f"{'':<{width}}  {head}   change (95 % interval)"
+    """Yield a head and a line for each effect, for a console or a log."""
+    if not effects:
+        return
+    head = "before → after"
+    name_width = max(len(effect.name) for effect in effects)
+    values_width = max(len(head), *(len(effect.values) for effect in effects))
+    yield f"{'':<{name_width}}  {head:>{values_width}}   change (95 % interval)"
     for effect in effects:
-        line = f"{effect.name:<{width}}  {effect.values:>{values}}   {effect.interval}"
+        line = f"{effect.name:<{name_width}}  {effect.values:>{values_width}}   {effect.interval}"
         yield f"{line}, {effect.extent}"
 
 
@@ -136,14 +142,12 @@ def _effects(effects: Sequence[Effect], out: Path) -> Iterator[ui.Block]:
 
 @ui.section("Stages")
 def _diagram(nodes: Sequence[Node], out: Path) -> Iterator[ui.Block]:
-    places = {node.digest: place for place, node in enumerate(nodes)}
-    edges = [
-        (places[parent.digest], place)
-        for place, node in enumerate(nodes)
-        for parent in (node.manifest.parents if node.manifest else ())
-    ]
+    box_of_digest = {node.digest: box for box, node in enumerate(nodes)}
+    edges: list[tuple[int, int]] = []
     boxes: list[ui.DiagramNode] = []
-    for node in nodes:
+    for box, node in enumerate(nodes):
+        for parent in node.manifest.parents if node.manifest else ():
+            edges.append((box_of_digest[parent.digest], box))
         link = link_to(node, out)
         target = link.target if isinstance(link, ui.Link) else ""
         boxes.append(ui.DiagramNode(node.name, node.kind.replace("_", " "), target))
@@ -172,7 +176,7 @@ def _stages(nodes: Sequence[Node], out: Path) -> Iterator[ui.Block]:
 
 
 def seconds_of(node: Node) -> float | None:
-    """How long the command that finished a stage took; None where it is not known."""
+    """Seconds of the command that finished a stage; None if they are not known."""
     path = node.path / SECONDS
     return json.loads(path.read_text("utf-8"))["seconds"] if path.is_file() else None
 

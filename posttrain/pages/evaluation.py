@@ -17,42 +17,50 @@ from posttrain.rollouts import Step
 if TYPE_CHECKING:
     from posttrain.evaluation.compare import GateRow
 
-METRICS, COSTS = "metrics.json", "costs.json"
+METRICS = "metrics.json"
+COSTS = "costs.json"
 _HEADLINE = {"accuracy": "correct", "hallucination": "undeclared calls", "truncated": "truncated"}
 
 
 def sections(node: Node) -> ui.Sections:
+    """Sections of an `evaluation` artifact."""
     metrics = read_metrics(node)
     yield effects.alerts(effects.alerts_of(node))
     arms = effects.arms_of(node)
     newest = next(iter(arms.after), arms.before)
     yield from figures(metrics, effects.figures_of(arms.methods[newest])[0])
-    # no file of the manifest: prices may change after a run
+    # the manifest does not list this file: prices may change after a run
     path = node.path / COSTS
-    spent = json.loads(path.read_text("utf-8")) if path.is_file() else []
-    if (found := metrics.get("agentic")) is not None:
-        yield from agentic.figures(found, node.artifact.config.get("expect", {}), spent)
-    if spent:
-        yield costs(spent)
-    few, every = "examples.jsonl", "records/"
-    yield samples_to_read(node, "Completions to read", _example, few=few, every=every)
+    cost_rows = json.loads(path.read_text("utf-8")) if path.is_file() else []
+    agentic_results = metrics.get("agentic")
+    if agentic_results is not None:
+        predictions = node.artifact.config.get("expect", {})
+        yield from agentic.figures(agentic_results, predictions, cost_rows)
+    if cost_rows:
+        yield costs(cost_rows)
+    yield samples_to_read(
+        node, "Completions to read", _example, examples="examples.jsonl", all_rows="records/"
+    )
 
 
-def figures(metrics: ui.Row, first: str = "accuracy") -> Iterator[ui.Section]:
-    """The sections that need no rows: those that an evaluation prints at its end too; `first` is
-    the figure to begin with."""
-    yield from comparison(metrics["cells"], metrics["pairs"], first)
-    if sensitive := [row for row in metrics.get("sensitivity", []) if row["templates"]]:
-        yield prompt_sensitivity(sensitive)
-    if varied := metrics.get("variants"):
-        yield variants(varied)
-    if recovered := metrics.get("recovery"):
-        yield recovery(recovered)
+def figures(metrics: ui.Row, main_figure: str = "accuracy") -> Iterator[ui.Section]:
+    """Sections that need no rows; an evaluation prints them at its end too.
+
+    Args:
+        main_figure: figure to begin with.
+    """
+    yield from comparison(metrics["cells"], metrics["pairs"], main_figure)
+    if sensitivity_rows := [row for row in metrics.get("sensitivity", []) if row["templates"]]:
+        yield prompt_sensitivity(sensitivity_rows)
+    if variant_rows := metrics.get("variants"):
+        yield variants(variant_rows)
+    if recovery_rows := metrics.get("recovery"):
+        yield recovery(recovery_rows)
 
 
 @ui.section("Recovery of the teachers' lead")
 def recovery(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
-    """Accuracy of a distilled student before and after, of its teachers, and what it recovered."""
+    """Accuracy of a distilled student before and after, of its teachers, and what is recovered."""
     head = ["task", "setting", "reasoning", "teacher", "questions"]
     head += ["before", "after", "of the teacher", "recovered"]
     table: list[list[object]] = []
@@ -88,13 +96,17 @@ def variants(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
 
 
 def comparison(
-    cells: Sequence[ui.Row], pairs: Sequence[ui.Row], first: str = "accuracy"
+    cells: Sequence[ui.Row], pairs: Sequence[ui.Row], main_figure: str = "accuracy"
 ) -> Iterator[ui.Section]:
-    """Of checkpoints of one run, or of several that were brought together; what is over all tasks
-    comes first."""
+    """Sections that compare checkpoints, of one run or of several; rows over all tasks come first.
+
+    Args:
+        cells: figures of each checkpoint, task, setting and mode of reasoning.
+        pairs: paired changes between two checkpoints.
+    """
     cells = sorted(cells, key=lambda cell: cell["task"] != "all")
     pairs = sorted(pairs, key=lambda pair: pair["task"] != "all")
-    yield before_and_after(cells, pairs, first)
+    yield before_and_after(cells, pairs, main_figure)
     yield every_figure(cells)
     yield lengths(cells)
     if pairs:
@@ -102,26 +114,22 @@ def comparison(
 
 
 def read_metrics(node: Node) -> ui.Row:
-    """The figures of an evaluation, which its manifest lists."""
+    """Read the figures of an evaluation."""
     path = listed_path(node, METRICS)
-    assert path is not None
+    assert path is not None, "every evaluation lists its figures"
     return json.loads(path.read_text("utf-8"))
-
-
-def between(rate: ui.Row) -> str:
-    return f"{ui.percent(rate['low'])} – {ui.percent(rate['high'])}"
 
 
 @ui.section("Before and after")
 def before_and_after(
-    cells: Sequence[ui.Row], pairs: Sequence[ui.Row], first: str
+    cells: Sequence[ui.Row], pairs: Sequence[ui.Row], main_figure: str
 ) -> Iterator[ui.Block]:
     names = list(dict.fromkeys(cell["checkpoint"] for cell in cells))
-    rates = sorted(_COMPARED, key=lambda rate: rate != first)
+    rates = sorted(_COMPARED, key=lambda rate: rate != main_figure)
     for rate in rates:
-        yield from pictures(cells, names, rate)
-    table = _pair_table if len(names) == 2 else _wide_table
-    yield table(cells, pairs, names, rates)
+        yield from _rate_charts(cells, names, rate)
+    make_table = _pair_table if len(names) == 2 else _wide_table
+    yield make_table(cells, pairs, names, rates)
     yield (
         "Intervals are 95 %, over questions; of a change in points, over the questions that both "
         "answered, with the p of Student's t over them. Undeclared calls: completions with a tool "
@@ -129,23 +137,25 @@ def before_and_after(
     )
 
 
-def pictures(cells: Sequence[ui.Row], names: Sequence[str], rate: str) -> Iterator[ui.Block]:
-    """A chart a setting and mode: each task's share, checkpoint by checkpoint, all tasks on top."""
-    for setting, thinking in dict.fromkeys((c["setting"], c["thinking"]) for c in cells):
-        own = [c for c in cells if (c["setting"], c["thinking"]) == (setting, thinking)]
-        rows: list[ui.Interval] = []
-        for task in dict.fromkeys(cell["task"] for cell in own):
-            for cell in own:
-                found = cell["rates"].get(rate) if cell["task"] == task else None
-                if found is not None:
-                    bounds = (found["low"], found["value"], found["high"])
-                    style = _STYLES[names.index(cell["checkpoint"]) % len(_STYLES)]
-                    rows.append(ui.Interval(task, *bounds, style))
-        # a figure that is 0 of every task draws nothing
-        if any(row.share for row in rows):
+def _rate_charts(cells: Sequence[ui.Row], names: Sequence[str], rate: str) -> Iterator[ui.Block]:
+    """Chart of a share for each setting and mode of reasoning, by task and checkpoint."""
+    cells_by_mode: dict[tuple[str, str], list[ui.Row]] = {}
+    for cell in cells:
+        cells_by_mode.setdefault((cell["setting"], cell["thinking"]), []).append(cell)
+    for (setting, thinking), mode_cells in cells_by_mode.items():
+        task_order = list(dict.fromkeys(cell["task"] for cell in mode_cells))
+        intervals: list[ui.Interval] = []
+        for cell in sorted(mode_cells, key=lambda cell: task_order.index(cell["task"])):
+            share = cell["rates"].get(rate)
+            if share is not None:
+                style = _STYLES[names.index(cell["checkpoint"]) % len(_STYLES)]
+                bounds = (share["low"], share["value"], share["high"])
+                intervals.append(ui.Interval(cell["task"], *bounds, style))
+        # a figure that is 0 for all tasks is not drawn
+        if any(interval.share for interval in intervals):
             keys = dict(zip(_STYLES, names, strict=False)) if len(names) > 1 else {}
             title = f"{_COMPARED[rate].capitalize()}: {setting}, reasoning {thinking}."
-            yield ui.IntervalChart(rows, "completions, %, with 95 % intervals", title, keys)
+            yield ui.IntervalChart(intervals, "completions, %, with 95 % intervals", title, keys)
 
 
 _COMPARED = {"accuracy": "correct", "hallucination": "undeclared calls"}
@@ -155,54 +165,60 @@ _STYLES = "bade"  # the first checkpoint is muted
 def _pair_table(
     cells: Sequence[ui.Row], pairs: Sequence[ui.Row], names: Sequence[str], rates: Sequence[str]
 ) -> ui.Table:
-    """Two checkpoints: before → after in one cell, so that a telephone shows it."""
+    """Table of two checkpoints, with both values in one cell, which fits a telephone's screen."""
     rows: list[list[object]] = []
-    for cell in [c for c in cells if c["checkpoint"] == names[0]]:
-        where = place(cell)
-        after = _find(cells, "checkpoint", names[1], where)
-        pair = _find(pairs, "b", names[1], where)
-        row: list[object] = [_where(cell)]
+    for cell in cells:
+        if cell["checkpoint"] != names[0]:
+            continue
+        new_cell = _find(cells, "checkpoint", names[1], cell_key(cell))
+        pair = _find(pairs, "b", names[1], cell_key(cell))
+        row: list[object] = [_task_cell(cell)]
         for rate in rates:
-            row.append(_before_after(cell, after, pair, rate))
+            row.append(_change_cell(cell, new_cell, pair, rate))
         rows.append([*row, cell["samples"]])
     span = f"{names[0]} → {names[1]}"
     titles = [f"{_COMPARED[rate]}, {span}" for rate in rates]
     return ui.Table(["task", *titles, "samples"], rows)
 
 
-def _where(row: ui.Row) -> ui.TableCell:
+def _task_cell(row: ui.Row) -> ui.TableCell:
     return ui.TableCell(row["task"], below=f"{row['setting']}, reasoning {row['thinking']}")
 
 
-def _before_after(before: ui.Row, after: ui.Row, pair: ui.Row, name: str) -> ui.TableCell | None:
-    """Shares of two cells, their change, and what our side failed to score where there is any."""
-    rates = [cell["rates"].get(name) for cell in (before, after)]
-    lost = [_lost(cell) for cell in (before, after)]
-    if not any(rates) and (not any(lost) or name != "accuracy"):
+def _change_cell(
+    old_cell: ui.Row, new_cell: ui.Row, pair: ui.Row, name: str
+) -> ui.TableCell | None:
+    """Shares of two checkpoints, above their change and the samples that were not scored."""
+    rates = [cell["rates"].get(name) for cell in (old_cell, new_cell)]
+    unscored = [_unscored_text(cell) for cell in (old_cell, new_cell)]
+    if not any(rates) and (not any(unscored) or name != "accuracy"):
         return None
-    shown = ["–" if rate is None else f"{100 * rate['value']:.1f}" for rate in rates]
+    values = ["–" if rate is None else f"{100 * rate['value']:.1f}" for rate in rates]
     below: list[str] = []
-    if (change := pair["rates"].get(name)) is not None:
+    change = pair["rates"].get(name)
+    if change is not None:
         bounds = (100 * change[key] for key in ("difference", "low", "high"))
         below += [effects.interval(*bounds), _p(change)]
-    if any(lost):
-        below.append(" → ".join(text or "0" for text in lost))
-    return ui.TableCell(f"{' → '.join(shown)} %", below=", ".join(below))
+    if any(unscored):
+        below.append(" → ".join(text or "0" for text in unscored))
+    return ui.TableCell(f"{' → '.join(values)} %", below=", ".join(below))
 
 
 def _wide_table(
     cells: Sequence[ui.Row], pairs: Sequence[ui.Row], names: Sequence[str], rates: Sequence[str]
 ) -> ui.Table:
-    """A column a checkpoint, with its change from the first one."""
+    """Table with a column for each checkpoint, and its change from the first one."""
     rows: list[list[object]] = []
-    for cell in [c for c in cells if c["checkpoint"] == names[0]]:
-        where = place(cell)
-        row: list[object] = [_where(cell)]
+    for cell in cells:
+        if cell["checkpoint"] != names[0]:
+            continue
+        key = cell_key(cell)
+        row: list[object] = [_task_cell(cell)]
         for rate in rates:
-            row.append(_rate_and_lost(cell, rate))
+            row.append(_rate_and_unscored(cell, rate))
             for name in names[1:]:
-                row.append(_rate_and_lost(_find(cells, "checkpoint", name, where), rate))
-                row.append(_change(_find(pairs, "b", name, where), rate))
+                row.append(_rate_and_unscored(_find(cells, "checkpoint", name, key), rate))
+                row.append(_change(_find(pairs, "b", name, key), rate))
         rows.append([*row, cell["samples"]])
     head = ["task"]
     for rate in rates:
@@ -216,34 +232,45 @@ def _style(row: ui.Row, names: Sequence[str]) -> str:
     return "b" if row["checkpoint"] == names[0] and len(names) > 1 else "a"
 
 
-def place(row: ui.Row) -> list[str]:
+def cell_key(row: ui.Row) -> list[str]:
+    """Task, setting and mode of reasoning of a row."""
     return [row[key] for key in ("task", "setting", "thinking")]
 
 
-def _find(rows: Sequence[ui.Row], key: str, name: str, where: Sequence[str]) -> ui.Row:
-    found = (r for r in rows if r[key] == name and place(r) == where)
-    return next(found, {"rates": {}, "lengths": {}})
+def _find(rows: Sequence[ui.Row], column: str, name: str, key: Sequence[str]) -> ui.Row:
+    """Row of a checkpoint in a cell; one without figures if there is none."""
+    for row in rows:
+        if row[column] == name and cell_key(row) == key:
+            return row
+    return {"rates": {}, "lengths": {}}
+
+
+def _interval(rate: ui.Row) -> str:
+    return f"{ui.percent(rate['low'])} – {ui.percent(rate['high'])}"
 
 
 def _rate(cell: ui.Row, name: str) -> ui.TableCell | None:
     rate = cell["rates"].get(name)
-    return None if rate is None else ui.TableCell(ui.percent(rate["value"], 2), below=between(rate))
-
-
-def _rate_and_lost(cell: ui.Row, name: str) -> ui.TableCell | None:
-    """A rate, its interval, and what our side failed to score where there is any."""
-    rate, lost = cell["rates"].get(name), _lost(cell)
     if rate is None:
-        return None if lost is None else ui.TableCell("–", below=lost)
-    below = between(rate) if lost is None else f"{between(rate)}; {lost}"
+        return None
+    return ui.TableCell(ui.percent(rate["value"], 2), below=_interval(rate))
+
+
+def _rate_and_unscored(cell: ui.Row, name: str) -> ui.TableCell | None:
+    """A rate, above its interval and the samples that were not scored."""
+    rate = cell["rates"].get(name)
+    unscored = _unscored_text(cell)
+    if rate is None:
+        return None if unscored is None else ui.TableCell("–", below=unscored)
+    below = _interval(rate) if unscored is None else f"{_interval(rate)}; {unscored}"
     return ui.TableCell(ui.percent(rate["value"], 2), below=below)
 
 
 def _change(pair: ui.Row, name: str) -> ui.TableCell | None:
-    found = pair["rates"].get(name)
-    if found is None:
+    change = pair["rates"].get(name)
+    if change is None:
         return None
-    return ui.TableCell(ui.signed(100 * found["difference"], 2), below=_p(found))
+    return ui.TableCell(ui.signed(100 * change["difference"], 2), below=_p(change))
 
 
 def _p(change: ui.Row) -> str:
@@ -253,13 +280,16 @@ def _p(change: ui.Row) -> str:
 @ui.section("Every figure")
 def every_figure(cells: Sequence[ui.Row]) -> Iterator[ui.Block]:
     for name in dict.fromkeys(cell["checkpoint"] for cell in cells):
-        own = [cell for cell in cells if cell["checkpoint"] == name]
-        rates = list(dict.fromkeys(rate for cell in own for rate in cell["rates"]))
-        rates = [rate for rate in rates if rate not in ("accuracy", "hallucination")]
-        rows = [
-            [_where(cell), *(_rate(cell, rate) for rate in rates), _passes(cell), _lost(cell)]
-            for cell in own
-        ]
+        checkpoint_cells = [cell for cell in cells if cell["checkpoint"] == name]
+        known_rates: dict[str, None] = {}
+        for cell in checkpoint_cells:
+            known_rates |= dict.fromkeys(cell["rates"])
+        # those of `before_and_after` are not repeated
+        rates = [rate for rate in known_rates if rate not in _COMPARED]
+        rows: list[list[object]] = []
+        for cell in checkpoint_cells:
+            shares = [_rate(cell, rate) for rate in rates]
+            rows.append([_task_cell(cell), *shares, _passes(cell), _unscored_text(cell)])
         head = ["task", *(rate.replace("_", " ") for rate in rates)]
         head += ["pass@k", "without a figure"]
         yield (ui.Styled(name, "bold"),)
@@ -268,22 +298,23 @@ def every_figure(cells: Sequence[ui.Row]) -> Iterator[ui.Block]:
 
 
 def _passes(cell: ui.Row) -> str | None:
-    found = [f"@{k} {ui.percent(rate['value'])}" for k, rate in cell["pass"].items() if k != "1"]
-    return ", ".join(found) or None
+    rates = [f"@{k} {ui.percent(rate['value'])}" for k, rate in cell["pass"].items() if k != "1"]
+    return ", ".join(rates) or None
 
 
-def _lost(cell: ui.Row) -> str | None:
-    found = [f"{name} {cell[name]:,}" for name in ("failed", "unscored") if cell.get(name)]
-    return ", ".join(found) or None
+def _unscored_text(cell: ui.Row) -> str | None:
+    """Samples that the backend, a grader or a judge failed on, in words; None without any."""
+    counts = [f"{name} {cell[name]:,}" for name in ("failed", "unscored") if cell.get(name)]
+    return ", ".join(counts) or None
 
 
 @ui.section("Lengths")
 def lengths(cells: Sequence[ui.Row]) -> Iterator[ui.Block]:
     rows: list[list[object]] = []
     for cell in cells:
-        for name, found in cell["lengths"].items():
-            levels = [ui.estimate(found[s]) for s in ("mean", "median", "p90")]
-            rows.append([cell["checkpoint"], *place(cell), name.replace("_", " "), *levels])
+        for name, length in cell["lengths"].items():
+            levels = [ui.estimate(length[level]) for level in ("mean", "median", "p90")]
+            rows.append([cell["checkpoint"], *cell_key(cell), name.replace("_", " "), *levels])
     head = ["checkpoint", "task", "setting", "reasoning", "length", "mean", "median", "90 %"]
     yield ui.Table(head, rows)
     yield "Tokens of a completion, all its steps; bootstrap intervals over questions."
@@ -293,16 +324,26 @@ def lengths(cells: Sequence[ui.Row]) -> Iterator[ui.Block]:
 def differences(pairs: Sequence[ui.Row]) -> Iterator[ui.Block]:
     rows: list[list[object]] = []
     for pair in pairs:
-        for name, found in {**pair["rates"], **pair["lengths"]}.items():
+        lost = pair.get("unscored", {"a": 0, "b": 0})  # metrics of older versions lack the key
+        unscored = f"{lost['a']:,} → {lost['b']:,}" if any(lost.values()) else None
+        for name, change in {**pair["rates"], **pair["lengths"]}.items():
             scale = 100 if name in pair["rates"] else 1
-            low, high = (ui.signed(scale * found[key], 2) for key in ("low", "high"))
-            sides = [f"{scale * found[side]:.2f}" for side in ("a", "b")]
-            change = [ui.signed(scale * found["difference"], 2), f"{low} … {high}"]
-            figure = _HEADLINE.get(name, name.replace("_", " "))
-            row = [f"{pair['a']} → {pair['b']}", *place(pair), figure, *sides, *change]
-            lost = pair.get("unscored", {"a": 0, "b": 0})  # runs of before have none
-            unscored = f"{lost['a']:,} → {lost['b']:,}" if any(lost.values()) else None
-            rows.append([*row, f"{found['p']:.3g}", found["questions"], unscored])
+            low = ui.signed(scale * change["low"], 2)
+            high = ui.signed(scale * change["high"], 2)
+            rows.append(
+                [
+                    f"{pair['a']} → {pair['b']}",
+                    *cell_key(pair),
+                    _HEADLINE.get(name, name.replace("_", " ")),
+                    f"{scale * change['a']:.2f}",
+                    f"{scale * change['b']:.2f}",
+                    ui.signed(scale * change["difference"], 2),
+                    f"{low} … {high}",
+                    f"{change['p']:.3g}",
+                    change["questions"],
+                    unscored,
+                ]
+            )
     head = ["checkpoints", "task", "setting", "reasoning", "figure", "before", "after", "change"]
     head += ["95 %", "p", "questions", "unscored samples"]
     title = f"{len(rows):,} figures; shares in per cent and points"
@@ -311,20 +352,26 @@ def differences(pairs: Sequence[ui.Row]) -> Iterator[ui.Block]:
 
 @ui.section("Prompt sensitivity")
 def prompt_sensitivity(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
-    def points(row: ui.Row, *names: str) -> str | None:
-        known = [row[name] for name in names]
-        return None if None in known else " – ".join(f"{100 * value:.2f}" for value in known)
-
     head = ["checkpoint", "task", "setting", "reasoning", "templates", "questions", "sd"]
     head += ["noise floor", "debiased", "95 %", "p of 0", "consistency", "within", "unscored"]
     table: list[list[object]] = []
     for row in rows:
-        questions = ui.TableCell(row["questions"], below=f"{row['left_out']:,} left out")
-        sds = [points(row, *names) for names in (["sd"], ["floor"], ["debiased"], ["low", "high"])]
-        p = None if row["p"] is None else f"{row['p']:.2g}"
-        agree = [ui.percent(row[name]) for name in ("consistency", "consistency_within")]
-        own = [row["checkpoint"], *place(row), len(row["templates"]), questions]
-        table.append([*own, *sds, p, *agree, sum(row["unscored"].values())])
+        table.append(
+            [
+                row["checkpoint"],
+                *cell_key(row),
+                len(row["templates"]),
+                ui.TableCell(row["questions"], below=f"{row['left_out']:,} left out"),
+                _points(row["sd"]),
+                _points(row["floor"]),
+                _points(row["debiased"]),
+                _points(row["low"], row["high"]),
+                None if row["p"] is None else f"{row['p']:.2g}",
+                ui.percent(row["consistency"]),
+                ui.percent(row["consistency_within"]),
+                sum(row["unscored"].values()),
+            ]
+        )
     yield ui.Table(head, table)
     yield (
         "Points. sd: over templates, of their mean accuracies; the floor is what samples alone "
@@ -332,18 +379,29 @@ def prompt_sensitivity(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
         "agree, between templates and within one. A question is scored under all or left out."
     )
     names = list(dict.fromkeys(row["checkpoint"] for row in rows))
-    for where in dict.fromkeys(tuple(place(row)) for row in rows):
-        same = [row for row in rows if tuple(place(row)) == where]
-        bars: list[ui.Interval] = []
-        for places in zip(*(row["templates"] for row in same), strict=True):
-            for row, one in zip(same, places, strict=True):
-                lost = f" ({one['unscored']:,} unscored)" if one["unscored"] else ""
-                label = f"{one['template']}, {row['checkpoint']}{lost}"
-                low, mean, high = (one[name] for name in ("low", "mean", "high"))
-                bars.append(ui.Interval(label, low, mean, high, _style(row, names)))
-        task, setting, thinking = where
+    for key in dict.fromkeys(tuple(cell_key(row)) for row in rows):
+        cell_rows = [row for row in rows if tuple(cell_key(row)) == key]
+        intervals: list[ui.Interval] = []
+        # template by template, the checkpoints one below the other
+        for results in zip(*(row["templates"] for row in cell_rows), strict=True):
+            for row, result in zip(cell_rows, results, strict=True):
+                unscored = f" ({result['unscored']:,} unscored)" if result["unscored"] else ""
+                label = f"{result['template']}, {row['checkpoint']}{unscored}"
+                bounds = (result["low"], result["mean"], result["high"])
+                intervals.append(ui.Interval(label, *bounds, _style(row, names)))
+        task, setting, thinking = key
         caption = f"{task}, {setting}, reasoning {thinking}: 95 % intervals of sampling alone."
-        yield ui.IntervalChart(bars, "accuracy by template", caption)
+        yield ui.IntervalChart(intervals, "accuracy by template", caption)
+
+
+def _points(*shares: float | None) -> str | None:
+    """Shares in points, with a dash between them; None if one is not known."""
+    texts: list[str] = []
+    for share in shares:
+        if share is None:
+            return None
+        texts.append(f"{100 * share:.2f}")
+    return " – ".join(texts)
 
 
 @ui.section("Costs")
@@ -353,12 +411,13 @@ def costs(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
     table: list[list[object]] = []
     for row in rows:
         solved = f"{row['solved']:,}/{row['completions']:,}"
-        own = [row["checkpoint"], row["task"], row["setting"], solved, row["calls"]]
-        rate = row["tokens_per_second"] and f"{row['tokens_per_second']:,.0f}"
-        table.append([*own, *row["tokens"].values(), *agentic.spent(row), rate])
+        cell = [row["checkpoint"], row["task"], row["setting"], solved, row["calls"]]
+        speed = row["tokens_per_second"] and f"{row['tokens_per_second']:,.0f}"
+        table.append([*cell, *row["tokens"].values(), *agentic.spent(row), speed])
     yield ui.Table([*head, "tokens a second"], table)
-    every = [row for row in rows if row["task"] == "all"]
-    calls, reported = (sum(row[name] for row in every) for name in ("calls", "cached_reported"))
+    over_all_tasks = [row for row in rows if row["task"] == "all"]
+    calls = sum(row["calls"] for row in over_all_tasks)
+    reported = sum(row["cached_reported"] for row in over_all_tasks)
     yield (
         f"Cached input tokens are the server's for {reported:,} of {calls:,} model calls, "
         "and none of the others. Reasoning is part of the output. "
@@ -374,10 +433,10 @@ def gated(rows: Sequence[GateRow]) -> Iterator[ui.Block]:
     table: list[list[object]] = []
     for row in rows:
         scale = 1 if row.figure in LENGTHS else 100
+        cell = [row.verdict, row.figure, row.task, row.setting, row.thinking]
         numbers = (row.change, row.low, row.high, row.margin)
-        about = [row.verdict, row.figure, row.task, row.setting, row.thinking]
-        shown = (f"{scale * number:.2f}" for number in numbers)
-        table.append([*about, *shown, row.questions, ui.percent(row.unscored)])
+        texts = (f"{scale * number:.2f}" for number in numbers)
+        table.append([*cell, *texts, row.questions, ui.percent(row.unscored)])
     head = ["verdict", "figure", "task", "setting", "reasoning", "change", "low", "high", "margin"]
     yield ui.Table([*head, "questions", "unscored"], table)
     yield (
@@ -389,14 +448,20 @@ def gated(rows: Sequence[GateRow]) -> Iterator[ui.Block]:
 
 @ui.section("What it would take")
 def estimated(rows: Sequence[ui.Row], speeds: Mapping[str, str]) -> Iterator[ui.Block]:
-    """Of each unit on each checkpoint; `speeds` says of each what was measured, or why not."""
+    """Calls, tokens, money and minutes of each unit on each checkpoint.
+
+    Args:
+        speeds: checkpoint → its measured speed, or the reason why there is none.
+    """
     head = ["checkpoint", "task and setting", "completions", "calls at most", "input tokens"]
     head += ["output tokens", "money", "minutes"]
     names = ("requests", "most_requests", "input", "output", "money", "seconds")
-    known = {name: [row[name] for row in rows if row[name] is not None] for name in names}
-    total = {name: sum(values) if values else None for name, values in known.items()}
+    total: ui.Row = {"checkpoint": "all", "unit": ""}
+    for name in names:
+        values = [row[name] for row in rows if row[name] is not None]
+        total[name] = sum(values) if values else None
     table: list[list[object]] = []
-    for row in (*rows, {"checkpoint": "all", "unit": "", **total}):
+    for row in (*rows, total):
         money = None if row["money"] is None else f"{row['money']:.4g}"
         minutes = None if row["seconds"] is None else f"{row['seconds'] / 60:.1f}"
         counts = [row[name] for name in names[:4]]
@@ -411,9 +476,11 @@ def estimated(rows: Sequence[ui.Row], speeds: Mapping[str, str]) -> Iterator[ui.
 
 
 def _example(row: ui.Row, most: int) -> ui.Sample:
+    """A record as a sample, with at most `most` characters of each text."""
     record = record_from_row(row)
-    value, prompt, completion = record.score.value, record.prompt, record.completion
-    outcome = ui.graded(value)
+    prompt = record.prompt
+    completion = record.completion
+    outcome = ui.graded(record.score.value)
     failed = agentic.failing_step(record)
     if failed is not None:
         outcome += f": {failed[1].partition(',')[0]}"
@@ -428,47 +495,49 @@ def _example(row: ui.Row, most: int) -> ui.Sample:
         "calls": calls or "no call",
         "finish": completion.finish,
     }
-    about = f" · {prompt.source}, {prompt.setting}, reasoning {values['reasoning']} · {outcome}"
-    about += f" · {tokens:,} tokens" + (f" · {calls}" if calls else "")
+    remark = f" · {prompt.source}, {prompt.setting}, reasoning {values['reasoning']} · {outcome}"
+    remark += f" · {tokens:,} tokens" + (f" · {calls}" if calls else "")
     text = "\n".join(f"{message.role}: {message.content}" for message in prompt.messages)
     blocks: list[ui.Block] = [ui.Dialogue(ui.shortened(text, most))]
-    each = ui.each(most, len(completion.steps))
+    most_of_step = ui.each(most, len(completion.steps))
     for number, step in enumerate(completion.steps):
         if failed is not None and number == failed[0]:
             mark = ui.Styled(f"Step {number}, where the run failed: {failed[1]}", "mark")
             blocks.append((mark,))
-        own = [call for call in record.verdict.calls if call.step == number]
-        blocks.append(ui.Dialogue(_step(step, own, each)))
+        step_calls = [call for call in record.verdict.calls if call.step == number]
+        blocks.append(ui.Dialogue(_step_words(step, step_calls, most_of_step)))
         for result in step.results:
             name = ui.Styled(f"{result.name or result.role} → ", "faint")
-            blocks.append(ui.Dialogue([name, ui.shortened(result.content, each)]))
+            blocks.append(ui.Dialogue([name, ui.shortened(result.content, most_of_step)]))
     for call in record.verdict.calls:
         name = "" if call.name is None else f" of {call.name}"
         blocks.append(f"{call.kind}{name} in the {call.part}, step {call.step}: {call.form}")
     blocks.append(f"{record.score.explanation} · gold {prompt.gold}")
-    title = (ui.Styled(record.checkpoint, "bold"), about)
-    return ui.Sample(title, blocks, values, {"score": value, "tokens": tokens})
+    title = (ui.Styled(record.checkpoint, "bold"), remark)
+    return ui.Sample(title, blocks, values, {"score": record.score.value, "tokens": tokens})
 
 
-def _step(step: Step, calls: Sequence[FoundCall], most: int) -> list[str | ui.Styled]:
+def _step_words(step: Step, calls: Sequence[FoundCall], most: int) -> list[str | ui.Styled]:
+    """Text of a step, its trace faint and its tool calls highlighted."""
     reasoning, answer = searched(step)
-    shown = _marked(answer, [call for call in calls if call.part == "answer"], most)
+    answer_words = _marked(answer, [call for call in calls if call.part == "answer"], most)
     if reasoning is None:
-        return shown
-    trace = _marked(reasoning, [call for call in calls if call.part == "reasoning"], most)
-    closed = "" if "unclosed_think" in step.parsed.problems else "\n</think>"
-    faint = [ui.Styled(part, "faint") if isinstance(part, str) else part for part in trace]
-    return [*faint, ui.Styled(f"{closed}\n", "faint"), *shown]
+        return answer_words
+    words: list[str | ui.Styled] = []
+    for word in _marked(reasoning, [call for call in calls if call.part == "reasoning"], most):
+        words.append(ui.Styled(word, "faint") if isinstance(word, str) else word)
+    closing_tag = "" if "unclosed_think" in step.parsed.problems else "\n</think>"
+    return [*words, ui.Styled(f"{closing_tag}\n", "faint"), *answer_words]
 
 
 def _marked(text: str, calls: Sequence[FoundCall], most: int) -> list[str | ui.Styled]:
-    """The text with the calls' spans highlighted, each stretch shortened."""
+    """Text with the spans of calls highlighted, each stretch shortened to `most` characters."""
     words: list[str | ui.Styled] = []
-    at = 0
+    marked_end = 0
     for start, end in sorted({(call.start, call.end) for call in calls if call.end > call.start}):
-        if start < at:
+        if start < marked_end:
             continue  # a call within a call is marked already
-        words.append(ui.shortened(text[at:start], most))
+        words.append(ui.shortened(text[marked_end:start], most))
         words.append(ui.Styled(ui.shortened(text[start:end], most), "mark"))
-        at = end
-    return [*words, ui.shortened(text[at:], most)]
+        marked_end = end
+    return [*words, ui.shortened(text[marked_end:], most)]

@@ -14,12 +14,15 @@ from posttrain.report import section as ui
 
 
 def data_sections(node: Node) -> ui.Sections:
+    """Sections of a `genrm_data` artifact."""
     yield judging_prompts(node.stats)
     yield pairs_by_source(node.stats["sources"])
 
 
 def data_tiles(node: Node) -> list[ui.Tile]:
-    train, held_out = node.stats["train"], node.stats["held_out"]
+    """Tiles of the pairs for training and of those held out."""
+    train = node.stats["train"]
+    held_out = node.stats["held_out"]
     return [
         (
             f"{train['pairs']:,} → {train['prompts']:,}",
@@ -32,13 +35,12 @@ def data_tiles(node: Node) -> list[ui.Tile]:
 
 @ui.section("Judging prompts")
 def judging_prompts(stats: ui.Row) -> Iterator[ui.Block]:
-    sides = {"train": stats["train"], "held out": stats["held_out"]}
     columns = ["pairs", "prompts", "with_scores", "with_principle", "scores_and_ranking_at_odds"]
     rows: list[list[object]] = []
-    for name, side in sides.items():
-        characters = [side["characters"][key] for key in ("median", "longest")]
-        rankings = ", ".join(f"{rank}: {count:,}" for rank, count in side["rankings"].items())
-        rows.append([name, *(side[key] for key in columns), *characters, rankings])
+    for name, split in (("train", stats["train"]), ("held out", stats["held_out"])):
+        characters = [split["characters"][key] for key in ("median", "longest")]
+        rankings = ", ".join(f"{rank}: {count:,}" for rank, count in split["rankings"].items())
+        rows.append([name, *(split[key] for key in columns), *characters, rankings])
     head = ["", *(name.replace("_", " ") for name in columns)]
     head += ["median characters", "longest", "rankings"]
     swap = "in both orders" if stats["swap"] else "in one order"
@@ -48,11 +50,12 @@ def judging_prompts(stats: ui.Row) -> Iterator[ui.Block]:
 
 @ui.section("Pairs by source")
 def pairs_by_source(sources: ui.Row) -> Iterator[ui.Block]:
-    rows = [
-        [name, own["rows_in"], own["kept"], ui.percent(own["kept"] / max(1, own["rows_in"])),
-         own["held_out"], ui.counted(own["dialects"])]
-        for name, own in sources.items()
-    ]  # fmt: skip
+    rows: list[list[object]] = []
+    for name, source in sources.items():
+        kept_share = ui.percent(source["kept"] / max(1, source["rows_in"]))
+        dialects = ui.counted(source["dialects"])
+        counts = [source["rows_in"], source["kept"], kept_share, source["held_out"]]
+        rows.append([name, *counts, dialects])
     yield ui.Table(["source", "rows", "pairs", "kept", "held out", "read as"], rows)
     if dropped := ui.dropped_rows(sources):
         yield ui.Table(["source", "dropped as", "rows", "such as"], dropped)
@@ -75,30 +78,32 @@ _MEANS = {
     "reward": "reward",
     "tokens": "tokens",
 }
+# compared figure → factor of its unit: shares are shown in points
 _COMPARED = {"pairwise_accuracy": 100, "position_consistency": 100, "format": 100, "reward": 1}
 
 
 def evaluation_sections(node: Node) -> ui.Sections:
+    """Sections of a `genrm_evaluation` artifact."""
     yield effects.alerts(effects.alerts_of(node))
     yield from evaluation_figures(read_metrics(node))
-    yield samples_to_read(node, "Judgements to read", _judgement, few="examples.jsonl", texts=2)
+    title = "Judgements to read"
+    yield samples_to_read(node, title, _judgement, examples="examples.jsonl", texts=2)
 
 
 def evaluation_figures(metrics: ui.Row) -> Iterator[ui.Section]:
-    """The sections that need no rows: those that an evaluation prints at its end too."""
+    """Sections that need no rows; an evaluation prints them at its end too."""
     yield judges(metrics["cells"], metrics["failed"])
     yield judges_compared(metrics["differences"])
 
 
 @ui.section("Judges on held-out pairs")
 def judges(cells: Sequence[ui.Row], failed: ui.Row) -> Iterator[ui.Block]:
-    rows = [
-        [ui.TableCell(cell["checkpoint"], below=cell["source"])]
-        + [ui.estimate(cell[name], scale=100) for name in _RATES]
-        + [ui.estimate(cell[name], digits=2) for name in _MEANS]
-        + [cell["pairs"]]
-        for cell in cells
-    ]
+    rows: list[list[object]] = []
+    for cell in cells:
+        judge = ui.TableCell(cell["checkpoint"], below=cell["source"])
+        shares = [ui.estimate(cell[name], scale=100) for name in _RATES]
+        means = [ui.estimate(cell[name], digits=2) for name in _MEANS]
+        rows.append([judge, *shares, *means, cell["pairs"]])
     rates = [f"{name}, %" for name in _RATES.values()]
     head = ["judge", *rates, *_MEANS.values(), "pairs"]
     lost = ui.counted(failed)
@@ -114,24 +119,23 @@ def judges(cells: Sequence[ui.Row], failed: ui.Row) -> Iterator[ui.Block]:
 
 @ui.section("Judges compared")
 def judges_compared(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
-    shown = [
-        [f"{row['a']} → {row['b']}", row["source"]]
-        + [_change(row.get(name), scale) for name, scale in _COMPARED.items()]
-        for row in rows
-    ]
+    table: list[list[object]] = []
+    for row in rows:
+        changes = [_change(row.get(name), scale) for name, scale in _COMPARED.items()]
+        table.append([f"{row['a']} → {row['b']}", row["source"], *changes])
     head = ["judges", "source", "pairwise accuracy, points", "position consistency, points"]
-    if shown:
-        yield ui.Table([*head, "format, points", "reward"], shown)
+    if table:
+        yield ui.Table([*head, "format, points", "reward"], table)
 
 
-def _change(found: ui.Row | None, scale: float) -> str | None:
-    if found is None:
+def _change(change: ui.Row | None, scale: float) -> str | None:
+    if change is None:
         return None
-    return f"{scale * found['difference']:+.2f} ({_span(found, scale)}), p {found['p']:.2g}"
+    return f"{scale * change['difference']:+.2f} ({_span(change, scale)}), p {change['p']:.2g}"
 
 
-def _span(found: ui.Row, scale: float = 1) -> str:
-    return f"{scale * found['low']:+.1f} … {scale * found['high']:+.1f}"
+def _span(estimate: ui.Row, scale: float = 1) -> str:
+    return f"{scale * estimate['low']:+.1f} … {scale * estimate['high']:+.1f}"
 
 
 def _judgement(row: ui.Row, most: int) -> ui.Sample:
@@ -140,8 +144,8 @@ def _judgement(row: ui.Row, most: int) -> ui.Sample:
     gold = (ui.Styled("\n[gold]", "faint"), f" {row['gold']}")
     words = [f"{ui.shortened(row['request'], most)}\n", answer, *gold]
     title = (ui.Styled(row["checkpoint"], "bold"), f" · {row['prompt']} · {reward}")
-    values, figures = {"judge": row["checkpoint"]}, {"reward": row["reward"]}
-    return ui.Sample(title, [ui.Dialogue(words)], values, figures)
+    values = {"judge": row["checkpoint"]}
+    return ui.Sample(title, [ui.Dialogue(words)], values, {"reward": row["reward"]})
 
 
 # win rate
@@ -157,8 +161,9 @@ _OUTCOMES = {1.0: "won", 0.5: "tied", 0.0: "lost", None: "unjudged"}
 
 
 def win_rate_sections(node: Node) -> ui.Sections:
+    """Sections of a `win_rate` artifact."""
     yield win_rate(read_metrics(node)["rows"], node.stats)
-    yield samples_to_read(node, "Answers side by side", _duel, few="duels.jsonl", texts=3)
+    yield samples_to_read(node, "Answers side by side", _duel, examples="duels.jsonl", texts=3)
 
 
 @ui.section("Win rate")

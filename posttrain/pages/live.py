@@ -1,7 +1,7 @@
-"""The page of a training run that has not finished: its curves so far, and whether it goes on.
+"""The page of a training run that has not finished: its curves so far, and its state.
 
-The running stage writes it again as it trains, and a browser that shows it reads it again. It is
-no part of the artifact, and the report of the finished one replaces it.
+The running stage rewrites the page as it trains, and a browser that shows it reloads it. The page
+is no part of the artifact, and the report of the finished run replaces it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ REFRESH = 15  # seconds
 
 
 def is_unfinished(artifact: Path) -> bool:
-    """Whether a training run was begun here that has no manifest yet."""
-    begun = (artifact / LOG).is_file() and (artifact / STAGE).is_file()
-    return begun and not (artifact / MANIFEST).is_file()
+    """True if the directory holds a training run without a manifest."""
+    has_begun = (artifact / LOG).is_file() and (artifact / STAGE).is_file()
+    return has_begun and not (artifact / MANIFEST).is_file()
 
 
 def is_running(artifact: Path) -> bool:
-    """Whether a process of this machine is at work in the directory."""
+    """True if a process of this machine holds the directory's lock."""
     try:
         with locked(artifact):
             return False
@@ -37,11 +37,16 @@ def is_running(artifact: Path) -> bool:
 
 
 def log_so_far(artifact: Path) -> list[dict[str, Any]]:
-    """The rows of a log that may be written to now: a last line without its end waits. Raises
-    DataError: a line is no row of a log."""
-    whole = (artifact / LOG).read_bytes().rpartition(b"\n")[0]
+    """Read the rows of a log that may be written to meanwhile.
+
+    A last line without its end is left out.
+
+    Raises:
+        DataError: a line is no row of a log.
+    """
+    complete_lines, _, _ = (artifact / LOG).read_bytes().rpartition(b"\n")
     try:
-        rows = jsonl_rows(whole.decode())
+        rows = jsonl_rows(complete_lines.decode())
     except ValueError as error:
         raise DataError(f"{artifact / LOG} is damaged: {error}") from error
     if any(not isinstance(row, dict) for row in rows):
@@ -49,27 +54,27 @@ def log_so_far(artifact: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def write_live(artifact: Path, about: str, *, next_in: int | None = None) -> None:
+def write_live(artifact: Path, activity: str, *, next_in: int | None = None) -> None:
     """Write the page of a run that goes on.
 
     Args:
-        about: what the run is doing.
-        next_in: seconds after which the page is written again at the latest; None: not known yet.
+        activity: what the run is doing, in words.
+        next_in: seconds until the page is rewritten at the latest; None: not known yet.
     """
-    now = int(time.time())
-    text = f"{about}. Written {_moment(now)}"
+    written = int(time.time())
+    text = f"{activity}. Written {_moment(written)}"
     text += "." if next_in is None else f", the next time within {next_in:,} s."
-    due = None if next_in is None else now + next_in
+    due = None if next_in is None else written + next_in
     _write(artifact, artifact / REPORT, RunState(text, refresh=REFRESH, due=due))
 
 
 def write_unfinished(artifact: Path, *, running: bool, out: Path | None = None) -> Path:
-    """Write the page of a run as it stands, at work or stopped."""
+    """Write the page of a run that has not finished, at work or stopped."""
     step = max((row["step"] for row in log_so_far(artifact) if "step" in row), default=0)
-    about = f"step {step:,}, last written {_moment((artifact / LOG).stat().st_mtime)}"
-    text = f"Running: {about}."
+    progress = f"step {step:,}, last written {_moment((artifact / LOG).stat().st_mtime)}"
+    text = f"Running: {progress}."
     if not running:
-        text = f"Stopped: {about}. The same command goes on with it."
+        text = f"Stopped: {progress}. The same command goes on with it."
     return _write(artifact, out or artifact / REPORT, RunState(text))
 
 
@@ -83,10 +88,14 @@ def write_interrupted(artifact: Path, *, step: int) -> Path:
 
 def _write(artifact: Path, target: Path, state: RunState) -> Path:
     owner = read_owner(artifact)
-    own = Section("Recipe", [Fold("as it was resolved", [recipe(owner["config"])])])
-    sections = [*so_far(log_so_far(artifact)), own]
-    name, kicker = artifact.resolve().name, f"{owner['kind']}, not finished"
-    atomic_write_text(target, page_html(sections, title=name, kicker=kicker, state=state))
+    recipe_section = Section("Recipe", [Fold("as it was resolved", [recipe(owner["config"])])])
+    page = page_html(
+        [*so_far(log_so_far(artifact)), recipe_section],
+        title=artifact.resolve().name,
+        kicker=f"{owner['kind']}, not finished",
+        state=state,
+    )
+    atomic_write_text(target, page)
     return target
 
 

@@ -1,4 +1,4 @@
-"""Several runs in one page: how their recipes differ, curves of the same metrics, evaluations.
+"""Several runs in one page: differing keys of their recipes, curves of the same metrics, figures.
 
 Any kinds of artifact, and training runs that have not finished, up to the number of line styles.
 """
@@ -23,12 +23,18 @@ from posttrain.report.curves import Curve, curves
 from posttrain.report.html import page_html
 from posttrain.runs import LOG, atomic_write_text, read_artifact, read_owner
 
-STYLES, SHOWN_VALUE = "abdecf", 160
+_STYLES = "abdecf"
+_SHOWN_VALUE = 160  # characters of a recipe's value
 
 
 @dataclass(frozen=True, slots=True)
 class OverlaidRun:
-    """One of the runs. `node` is None where it has not finished; `rows` are those of its log."""
+    """One of the runs.
+
+    Attributes:
+        node: the artifact; None for a run that has not finished.
+        rows: rows of its log.
+    """
 
     name: str
     path: Path
@@ -46,29 +52,37 @@ def write_overlay(artifacts: Sequence[Path], *, out: Path) -> Path:
         DataError: one is neither finished nor a training run that has begun, or has changed.
     """
     paths = [path.resolve() for path in artifacts]
-    if len(paths) > len(STYLES) or len(set(paths)) < len(paths):
+    if len(paths) > len(_STYLES) or len(set(paths)) < len(paths):
         raise ConfigError(
-            f"an overlay takes up to {len(STYLES)} different runs, these are {len(paths)}, of "
+            f"an overlay takes up to {len(_STYLES)} different runs, these are {len(paths)}, of "
             f"them {len(set(paths))} different"
         )
-    # as many of the last parts of the paths as tell them from each other
-    names = (["/".join(path.parts[-k:]) for path in paths] for k in itertools.count(1))
-    distinct = next(found for found in names if len(set(found)) == len(found))
-    runs = [_read(path, name) for path, name in zip(paths, distinct, strict=True)]
+    runs = [_read_run(path, name) for path, name in zip(paths, _short_names(paths), strict=True)]
     sections = [_overview(runs), _headlines(runs), _recipes(runs), *_curves(runs)]
     sections += _evaluations([run for run in runs if run.node and run.kind == "evaluation"])
-    title, kicker = ", ".join(run.name for run in runs), f"overlay of {len(runs)} runs"
-    atomic_write_text(out, page_html(sections, title=title, kicker=kicker))
+    title = ", ".join(run.name for run in runs)
+    page = page_html(sections, title=title, kicker=f"overlay of {len(runs)} runs")
+    atomic_write_text(out, page)
     return out
 
 
-def _read(path: Path, name: str) -> OverlaidRun:
+def _short_names(paths: Sequence[Path]) -> list[str]:
+    """The fewest last parts of different paths that tell them apart."""
+    for length in itertools.count(1):
+        names = ["/".join(path.parts[-length:]) for path in paths]
+        if len(set(names)) == len(names):
+            return names
+    raise AssertionError("the paths differ")
+
+
+def _read_run(path: Path, name: str) -> OverlaidRun:
     if is_unfinished(path):
         owner = read_owner(path)
         return OverlaidRun(name, path, owner["kind"], owner["config"], None, log_so_far(path))
-    found = read_artifact(path, verify=False)
-    node = Node(name, found.kind, found.digest, 0, path, found)
-    return OverlaidRun(name, path, found.kind, found.config, node, listed_rows(node, LOG) or [])
+    manifest = read_artifact(path, verify=False)
+    node = Node(name, manifest.kind, manifest.digest, 0, path, manifest)
+    rows = listed_rows(node, LOG) or []
+    return OverlaidRun(name, path, manifest.kind, manifest.config, node, rows)
 
 
 @ui.section("Runs")
@@ -83,69 +97,83 @@ def _overview(runs: Sequence[OverlaidRun]) -> Iterator[ui.Block]:
 
 @ui.section("Figures")
 def _headlines(runs: Sequence[OverlaidRun]) -> Iterator[ui.Block]:
-    """The figures at the head of each run's own report."""
-    found: dict[str, dict[str, object]] = defaultdict(dict)
+    """Figures at the head of each run's own report, side by side."""
+    cells: dict[str, dict[str, object]] = defaultdict(dict)
     for run in runs:
         for figure, name, remark in tiles_of(run.node) if run.node else ():
-            found[name].setdefault(run.name, ui.TableCell(figure, below=remark))
+            cells[name].setdefault(run.name, ui.TableCell(figure, below=remark))
     names = [run.name for run in runs]
-    rows = [[name, *map(own.get, names)] for name, own in found.items()]
+    rows = [[figure_name, *map(row.get, names)] for figure_name, row in cells.items()]
     if rows:
         yield ui.Table(["", *names], rows)
 
 
 @ui.section("Recipes")
 def _recipes(runs: Sequence[OverlaidRun]) -> Iterator[ui.Block]:
-    """The keys in which runs of one kind differ."""
+    """Keys in which the recipes of runs of one kind differ."""
     for kind in dict.fromkeys(run.kind for run in runs):
-        own = {run.name: _flat(run.config) for run in runs if run.kind == kind}
-        keys = dict.fromkeys(key for config in own.values() for key in config)
-        rows = [[key, *(config.get(key) for config in own.values())] for key in keys]
-        differing = [row for row in rows if any(value != row[1] for value in row[2:])]
-        if len(own) > 1 and differing:
-            yield ui.Table([f"{kind}, key", *own], differing)
-        elif len(own) > 1:
+        configs = {run.name: _flat(run.config) for run in runs if run.kind == kind}
+        if len(configs) < 2:
+            continue
+        keys: dict[str, None] = {}
+        for config in configs.values():
+            keys |= dict.fromkeys(config)
+        differing: list[list[object]] = []
+        for key in keys:
+            values = [config.get(key) for config in configs.values()]
+            if any(value != values[0] for value in values[1:]):
+                differing.append([key, *values])
+        if differing:
+            yield ui.Table([f"{kind}, key", *configs], differing)
+        else:
             yield f"The recipes of kind {kind} are equal; inputs are named in them by digest."
 
 
 def _flat(config: Any, key: str = "") -> dict[str, object]:
-    """Values by dotted key, those of lists by their places."""
+    """Values of a config by dotted key; a list of blocks is keyed by position."""
     inner = config
-    if isinstance(config, list) and any(isinstance(item, Mapping) for item in config):
-        inner = {str(place): item for place, item in enumerate(config)}
+    if isinstance(config, list) and any(isinstance(element, Mapping) for element in config):
+        inner = {str(position): element for position, element in enumerate(config)}
     if isinstance(inner, Mapping) and inner:
-        dot = f"{key}." if key else ""
-        return {k: v for name in inner for k, v in _flat(inner[name], f"{dot}{name}").items()}
+        prefix = f"{key}." if key else ""
+        values: dict[str, object] = {}
+        for name, value in inner.items():
+            values |= _flat(value, f"{prefix}{name}")
+        return values
     if isinstance(config, str) and key.endswith("digest"):
         return {key: ui.Digest(config)}
     text = config if isinstance(config, str) else json.dumps(config, ensure_ascii=False)
-    return {key: ui.shortened(text, SHOWN_VALUE)}
+    return {key: ui.shortened(text, _SHOWN_VALUE)}
 
 
 def _curves(runs: Sequence[OverlaidRun]) -> Iterator[ui.Section]:
-    """A chart of each metric that two runs logged, with a line a run."""
+    """Chart of each metric that two runs logged, with a line for each run."""
     logs = {run.name: run.rows for run in runs if run.rows}
-    rows = [
-        {"step": row["step"], **{f"{name}:{key}": value for key, value in row.items()}}
-        for name, log in logs.items()
-        for row in log
-        if "step" in row
-    ]
-    logged = {key for row in rows for key in row}
+    rows: list[ui.Row] = []
+    logged: set[str] = set()
+    for run, log in logs.items():
+        for row in log:
+            if "step" in row:
+                values = {f"{run}:{key}": value for key, value in row.items()}
+                logged |= values.keys()
+                rows.append({"step": row["step"], **values})
     groups: dict[str, dict[str, Curve]] = defaultdict(dict)
     for log in logs.values():
-        for title, wanted in training.curve_groups(log).items():
-            for curve, (name, key) in ((c, item) for c in wanted for item in c.named().items()):
-                own = {run: f"{run}:{key}" for run in logs if f"{run}:{key}" in logged}
-                about = curve.caption if name == key else f"{curve.caption[:-1]}: {name}."
-                if len(own) > 1:
-                    groups[title].setdefault(key, replace(curve, caption=about, keys=own))
-    for title, charts in groups.items():
-        yield ui.Section(title, curves(rows, list(charts.values()), STYLES))
+        for title, charts in training.curve_groups(log).items():
+            for curve in charts:
+                # a chart of several metrics becomes a chart for each
+                for name, key in curve.named().items():
+                    lines = {run: f"{run}:{key}" for run in logs if f"{run}:{key}" in logged}
+                    if len(lines) < 2:
+                        continue
+                    caption = curve.caption if name == key else f"{curve.caption[:-1]}: {name}."
+                    groups[title].setdefault(key, replace(curve, caption=caption, keys=lines))
+    for title, overlaid in groups.items():
+        yield ui.Section(title, curves(rows, list(overlaid.values()), _STYLES))
 
 
 def _evaluations(runs: Sequence[OverlaidRun]) -> Iterator[ui.Section]:
-    """Figures of all checkpoints, and their paired changes from the first one of the first run."""
+    """Figures of all checkpoints, and their paired changes from the first run's first one."""
     if len(runs) < 2:
         return
     from posttrain.evaluation.compare import RunCheckpoint, compare_runs
@@ -157,9 +185,12 @@ def _evaluations(runs: Sequence[OverlaidRun]) -> Iterator[ui.Section]:
     base: RunCheckpoint | None = None
     for run in runs:
         assert run.node is not None
-        own = evaluation.read_metrics(run.node)["cells"]
-        if not cells or any(evaluation.place(a) == evaluation.place(b) for a in cells for b in own):
-            cells += [{**cell, "checkpoint": f"{run.name}:{cell['checkpoint']}"} for cell in own]
+        run_cells = evaluation.read_metrics(run.node)["cells"]
+        shown_keys = [evaluation.cell_key(cell) for cell in cells]
+        # a run that shares no task and setting with the first ones has no row in their table
+        if not cells or any(evaluation.cell_key(cell) in shown_keys for cell in run_cells):
+            for cell in run_cells:
+                cells.append({**cell, "checkpoint": f"{run.name}:{cell['checkpoint']}"})
         for name, records in read_run(run.path)[1].items():
             side = RunCheckpoint(run.path, name, records, read_lock(run.path))
             if base is None:
@@ -170,6 +201,6 @@ def _evaluations(runs: Sequence[OverlaidRun]) -> Iterator[ui.Section]:
                 pairs += [row | labels for row in compare_runs(base, side)]
             except ConfigError as error:
                 left_out[run.name] = f"{run.name} is not compared question by question: {error}."
-    before, *others = evaluation.comparison(cells, pairs)
-    yield ui.Section(before.title, [*left_out.values(), *before.blocks])
-    yield from others
+    comparison, *further_sections = evaluation.comparison(cells, pairs)
+    yield ui.Section(comparison.title, [*left_out.values(), *comparison.blocks])
+    yield from further_sections

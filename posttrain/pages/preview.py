@@ -1,4 +1,4 @@
-"""Look into any artifact on the console: lineage, counts, its figures, and rows with their masks.
+"""Sections of any artifact for the console: lineage, counts, figures, and rows with their masks.
 
 ── pack 17 · sequence 3 of 28 · maths · reasoning on · turn 0 · epoch 1 · 212 tokens, 180 trained ──
 <|im_start|>user⏎2+2?<|im_end|>⏎<|im_start|>assistant⏎【4<|im_end|>⏎】
@@ -30,12 +30,12 @@ _ROLE_KEYS = ("reasoning_content", "content", "tool_calls")
 
 
 def artifact_sections(path: Path) -> Iterator[ui.Section]:
-    """What an artifact is and was made from, its counts, and the tables of its own page."""
+    """Lineage of an artifact, its counts, and the tables of its own page."""
     nodes = trace(path)
     missing = [f"{node.name}: {node.missing}" for node in nodes if node.manifest is None]
     yield ui.Section(f"{nodes[0].kind} {path}", [ancestry(nodes), *missing])
     yield counts(nodes[0])
-    yield from figures(nodes[0])  # rows are shown below
+    yield from figures(nodes[0])
     report = path / REPORT
     if report.is_file():
         yield ui.Section("Config, versions, files, charts", [report.as_posix()])
@@ -46,35 +46,45 @@ def artifact_sections(path: Path) -> Iterator[ui.Section]:
 def pack_section(
     root: Node, decode: Decode, *, rows: int, seed: int, limit: int | None, split: str = "train"
 ) -> ui.Section:
-    """Some packs of an SFT data set, `limit` tokens of each sequence."""
+    """Section of some packs of an SFT data set, chosen by the seed.
+
+    Args:
+        limit: tokens that are shown of each sequence; None: all.
+    """
     blocks: list[ui.Block] = []
-    chosen, total = _chosen(root, f"packed/{split}-", rows, seed)
-    for shard, number, place in chosen:
+    sample, total = _sample_rows(root, f"packed/{split}-", rows, seed)
+    for shard, number, shard_row in sample:
         with pa.memory_map(str(root.path / shard)) as source:
-            (pack,) = pa.ipc.open_stream(source).read_all().slice(place, 1).to_pylist()
+            (pack,) = pa.ipc.open_stream(source).read_all().slice(shard_row, 1).to_pylist()
         name = shard.replace("packed/", "index/").replace(".arrow", ".parquet")
         index = pq.read_table(root.path / name, filters=[("pack", "==", number)]).to_pylist()
-        blocks += _pack(pack, index, decode, limit)
-    return ui.Section(f"{len(chosen)} of {total:,} {split} packs", blocks)
+        blocks += _pack_blocks(pack, index, decode, limit)
+    return ui.Section(f"{len(sample)} of {total:,} {split} packs", blocks)
 
 
-def _chosen(
+def _sample_rows(
     root: Node, prefix: str, rows: int, seed: int
 ) -> tuple[list[tuple[str, int, int]], int]:
-    """Chosen rows of the shards, each with its shard, its number and its place there; the total."""
+    """Choose rows of the shards whose path begins with `prefix`.
+
+    Returns:
+        Shard, number in the data set and number in the shard of each row; and the rows in all.
+    """
     files = [file for file in root.artifact.files if file.path.startswith(prefix)]
     total = sum(file.rows or 0 for file in files)
-    wanted = sorted(random.Random(seed).sample(range(total), min(rows, total)))
-    found: list[tuple[str, int, int]] = []
-    first = 0
+    numbers = sorted(random.Random(seed).sample(range(total), min(rows, total)))
+    sample: list[tuple[str, int, int]] = []
+    start = 0
     for file in sorted(files, key=lambda file: file.path):
-        end = first + (file.rows or 0)
-        found += [(file.path, row, row - first) for row in wanted if first <= row < end]
-        first = end
-    return found, total
+        end = start + (file.rows or 0)
+        for number in numbers:
+            if start <= number < end:
+                sample.append((file.path, number, number - start))
+        start = end
+    return sample, total
 
 
-def _pack(
+def _pack_blocks(
     pack: dict[str, Any], index: list[dict[str, Any]], decode: Decode, limit: int | None
 ) -> Iterator[ui.Block]:
     for number, row in enumerate(index, start=1):
@@ -90,9 +100,9 @@ def _pack(
             row["license"],
             row["record_id"],
         ]
-        own = slice(row["offset"], row["offset"] + row["length"])
-        mask = [label != IGNORED for label in pack["labels"][own]]
-        words = marked_words(pack["input_ids"][own], mask, decode, limit)
+        span = slice(row["offset"], row["offset"] + row["length"])
+        trained = [label != IGNORED for label in pack["labels"][span]]
+        words = marked_words(pack["input_ids"][span], trained, decode, limit)
         yield ui.Fold(" · ".join(title), [ui.Dialogue(words)] if number <= _SEQUENCES_SHOWN else [])
     if len(index) > _SEQUENCES_SHOWN:
         yield f"(text of the first {_SEQUENCES_SHOWN} sequences shown)"
@@ -101,56 +111,72 @@ def _pack(
 def pair_section(
     root: Node, decode: Decode, *, rows: int, seed: int, limit: int | None
 ) -> ui.Section:
-    """Some preference pairs, chosen by the seed; the tokens in the loss are marked."""
+    """Section of some preference pairs, chosen by the seed; the tokens in the loss are marked.
+
+    Args:
+        limit: tokens that are shown of each text; None: all.
+    """
     blocks: list[ui.Block] = []
-    chosen, total = _chosen(root, "pairs/train-", rows, seed)
-    for shard, number, place in chosen:
-        (row,) = pq.read_table(root.path / shard).slice(place, 1).to_pylist()
-        about = f"pair {number} of {total:,} · {row['category']} · "
-        about += f"reasoning {ui.on_off(row['thinking'])} · {row['id']}"
-        blocks.append(ui.Fold(about, [*_sides(row, decode, limit)]))
-    return ui.Section(f"{len(chosen)} of {total:,} pairs", blocks)
+    sample, total = _sample_rows(root, "pairs/train-", rows, seed)
+    for shard, number, shard_row in sample:
+        (row,) = pq.read_table(root.path / shard).slice(shard_row, 1).to_pylist()
+        reasoning = ui.on_off(row["thinking"])
+        title = f"pair {number} of {total:,} · {row['category']} · reasoning {reasoning}"
+        blocks.append(ui.Fold(f"{title} · {row['id']}", [*_pair_blocks(row, decode, limit)]))
+    return ui.Section(f"{len(sample)} of {total:,} pairs", blocks)
 
 
-def _sides(row: dict[str, Any], decode: Decode, limit: int | None) -> Iterator[ui.Block]:
+def _pair_blocks(row: dict[str, Any], decode: Decode, limit: int | None) -> Iterator[ui.Block]:
     prompt = row["prompt_ids"]
     yield ui.Dialogue(marked_words(prompt, [False] * len(prompt), decode, limit))
     for side in ("chosen", "rejected"):
-        score, mask, calls = row[f"{side}_score"], row[f"{side}_mask"], row[f"{side}_calls"]
-        about = f"{side}: {len(mask):,} tokens, {sum(mask):,} in the loss"
-        about += "" if score is None else f", score {score:g}"
-        about += f", {calls} calls" if calls else ""
-        yield (ui.Styled(about, "bold"),)
-        yield ui.Dialogue(marked_words(row[f"{side}_ids"], mask, decode, limit))
+        trained = row[f"{side}_mask"]
+        score = row[f"{side}_score"]
+        calls = row[f"{side}_calls"]
+        heading = f"{side}: {len(trained):,} tokens, {sum(trained):,} in the loss"
+        heading += "" if score is None else f", score {score:g}"
+        heading += f", {calls} calls" if calls else ""
+        yield (ui.Styled(heading, "bold"),)
+        yield ui.Dialogue(marked_words(row[f"{side}_ids"], trained, decode, limit))
 
 
 def row_sections(root: Node, *, rows: int, seed: int, limit: int | None) -> Iterator[ui.Section]:
-    """Some rows of every JSON Lines file, chosen by the seed; `limit` characters a text."""
+    """Sections of some rows of each JSON Lines file, chosen by the seed.
+
+    Args:
+        limit: characters that are shown of each text; None: all.
+    """
     for file in root.artifact.files:
-        if file.path.endswith(".jsonl"):
-            count = file.rows or 0
-            number = random.Random(f"{seed} {file.path}")
-            wanted = set(number.sample(range(count), min(rows, count)))
-            with (root.path / file.path).open(encoding="utf-8") as lines:
-                shown = [(n, json.loads(line)) for n, line in enumerate(lines) if n in wanted]
-            words = {f"row {n}": _row_words(row, limit) for n, row in shown}
-            blocks = [ui.Fold(name, [ui.Dialogue(own)]) for name, own in words.items()]
-            yield ui.Section(f"{file.path}: {len(wanted)} of {count:,} rows", blocks)
+        if not file.path.endswith(".jsonl"):
+            continue
+        total = file.rows or 0
+        rng = random.Random(f"{seed} {file.path}")
+        numbers = set(rng.sample(range(total), min(rows, total)))
+        blocks: list[ui.Block] = []
+        with (root.path / file.path).open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines):
+                if number in numbers:
+                    words = _row_words(json.loads(line), limit)
+                    blocks.append(ui.Fold(f"row {number}", [ui.Dialogue(words)]))
+        yield ui.Section(f"{file.path}: {len(numbers)} of {total:,} rows", blocks)
 
 
 def _row_words(row: dict[str, Any], limit: int | None) -> list[str | ui.Styled]:
-    rest = dict(row)
-    messages = rest.pop("messages", None)
+    """Messages of a row one by one, then its other keys as JSON."""
+    other_keys = dict(row)
+    messages = other_keys.pop("messages", None)
     words: list[str | ui.Styled] = []
     for message in messages if isinstance(messages, list) else ():
         words.append(ui.Styled(f"[{message.get('role')}]\n", "bold"))
         for key in _ROLE_KEYS:
             if message.get(key):
-                words += [ui.Styled(f"{key}: ", "faint"), f"{_shown(message[key], limit)}\n"]
-    return [*words, ui.Styled(_shown(rest, limit), "faint")] if rest else words
+                words += [ui.Styled(f"{key}: ", "faint"), f"{_text(message[key], limit)}\n"]
+    if other_keys:
+        words.append(ui.Styled(_text(other_keys, limit), "faint"))
+    return words
 
 
-def _shown(value: object, limit: int | None) -> str:
+def _text(value: object, limit: int | None) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if limit is None else ui.shortened(text, limit)
 
@@ -158,9 +184,11 @@ def _shown(value: object, limit: int | None) -> str:
 def marked_words(
     ids: Sequence[int], trained: Sequence[bool], decode: Decode, limit: int | None = None
 ) -> ui.Words:
-    """A sequence as text, a part for every token or shared character, the trained ones marked.
+    """Decode a sequence, a word for each token or shared character, the trained ones marked.
 
-    With a limit, as many tokens at most, of the beginning and of the end.
+    Args:
+        trained: mask of the trained tokens.
+        limit: tokens at most, of the beginning and of the end; None: all.
     """
     spans = [(0, len(ids))]
     if limit is not None and len(ids) > limit:
@@ -169,13 +197,13 @@ def marked_words(
     for start, stop in spans:
         if start:
             words.append(ui.Styled(f" … {start - spans[0][1]:,} tokens … ", "faint"))
-        waiting: list[int] = []
-        for place in range(start, stop):
-            waiting.append(ids[place])
-            text = decode(waiting)
-            # a character may be shared by several tokens, but never by both sides of the mask
-            last = place + 1 == stop or trained[place + 1] != trained[place]
-            if last or not text.endswith(_PARTIAL):
-                words.append(ui.Styled(text, "mark" if trained[place] else ""))
-                waiting = []
+        pending: list[int] = []
+        for position in range(start, stop):
+            pending.append(ids[position])
+            text = decode(pending)
+            # several tokens may share a character, but never across an edge of the mask
+            at_edge = position + 1 == stop or trained[position + 1] != trained[position]
+            if at_edge or not text.endswith(_PARTIAL):
+                words.append(ui.Styled(text, "mark" if trained[position] else ""))
+                pending = []
     return words

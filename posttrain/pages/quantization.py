@@ -1,4 +1,4 @@
-"""A quantised checkpoint: what stays in full precision, and what each part costs in KL and loss."""
+"""A quantised checkpoint: units in full precision, and the cost of each part in KL and loss."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _VARIANTS = {
 
 
 def sections(node: Node) -> ui.Sections:
-    """The sections of a quantised checkpoint."""
-    yield whole(node.stats)
+    """Sections of a quantised checkpoint."""
+    yield variants(node.stats)
     yield sensitivity(node.stats)
-    yield kept(node.stats)
+    yield kept_units(node.stats)
 
 
 def tiles(stats: ui.Row) -> list[ui.Tile]:
-    """Size, KL and loss before and after."""
+    """Tiles of size, KL and loss, of the original and the quantised model."""
+    original = stats["variants"]["none"]
     written = stats["variants"]["written"]
-    before = stats["variants"]["none"]["loss"]["value"]
     rows = f"{stats['measured']:,} held-out rows"
-    bits = f"{written['bits']:.2f} bits a weight, before {stats['variants']['none']['bits']:.0f}"
+    bits = f"{written['bits']:.2f} bits a weight, before {original['bits']:.0f}"
     size = f"{stats['bytes_before'] / 1e6:,.1f} → {stats['bytes'] / 1e6:,.1f} MB"
-    loss = f"{before:.3f} → {written['loss']['value']:.3f}"
+    loss = f"{original['loss']['value']:.3f} → {written['loss']['value']:.3f}"
     change = ui.estimate(written["change"], digits=4)
     return [
         (size, "weights", bits),
@@ -39,7 +39,7 @@ def tiles(stats: ui.Row) -> list[ui.Tile]:
 
 
 @ui.section("Quantised and original")
-def whole(stats: ui.Row) -> Iterator[ui.Block]:
+def variants(stats: ui.Row) -> Iterator[ui.Block]:
     yield (
         f"FP8 (E4M3, one scale a tensor, KV cache in {stats['kv_cache']}), calibrated on "
         f"{stats['calibrated']:,} sequences of the training data; the rest is in "
@@ -47,11 +47,12 @@ def whole(stats: ui.Row) -> Iterator[ui.Block]:
         "with 95 % intervals over rows. All "
         f"{stats['tensors_checked']:,} tensors that were written equal the simulation to the bit."
     )
-    rows = [
-        [name, _bits(figures), *_figures(figures)]
-        for variant, name in _VARIANTS.items()
-        for figures in [stats["variants"][variant]]
-    ]
+    rows: list[list[object]] = []
+    for variant, name in _VARIANTS.items():
+        figures = stats["variants"][variant]
+        divergence, change = _divergence_and_change(figures)
+        loss = ui.estimate(figures["loss"], digits=4)
+        rows.append([name, _bits(figures), divergence, loss, change])
     head = ["in FP8", "bits a weight", "KL, 10⁻³ nats", "loss", "change of the loss"]
     yield ui.Table(head, rows)
 
@@ -70,7 +71,7 @@ def sensitivity(stats: ui.Row) -> Iterator[ui.Block]:
         cells: list[object] = [name]
         for side in ("only", "but"):
             figures = row[side]
-            cells += [_bits(figures), *_pair(figures)]
+            cells += [_bits(figures), *_divergence_and_change(figures)]
         rows.append(cells)
     yield ui.Table(head, rows)
     if stats["over_seeds"]:
@@ -84,14 +85,14 @@ def sensitivity(stats: ui.Row) -> Iterator[ui.Block]:
 
 
 @ui.section("Kept in full precision")
-def kept(stats: ui.Row) -> Iterator[ui.Block]:
-    how = stats["keep"]
-    if how == "auto":
-        how = f"auto: the most sensitive units, until the KL is at most {stats['limit']:g}"
-    elif how != "nano":
-        how = ", ".join(how)
+def kept_units(stats: ui.Row) -> Iterator[ui.Block]:
+    rule = stats["keep"]
+    if rule == "auto":
+        rule = f"auto: the most sensitive units, until the KL is at most {stats['limit']:g}"
+    elif rule != "nano":
+        rule = ", ".join(rule)
     units = [[unit, unit in stats["kept"]] for unit in stats["units"]]
-    yield f"keep: {how}. Embeddings, head, norms, convolutions and routers always are."
+    yield f"keep: {rule}. Embeddings, head, norms, convolutions and routers always are."
     yield ui.Table(["unit", "kept"], units)
 
 
@@ -104,10 +105,5 @@ def _kl(estimate: ui.Row) -> str:
     return ui.estimate(estimate, scale=1000, digits=3) or ""
 
 
-def _pair(figures: ui.Row) -> list[object]:
+def _divergence_and_change(figures: ui.Row) -> list[object]:
     return [_kl(figures["kl"]), ui.estimate(figures["change"], digits=4)]
-
-
-def _figures(figures: ui.Row) -> list[object]:
-    divergence, change = _pair(figures)
-    return [divergence, ui.estimate(figures["loss"], digits=4), change]

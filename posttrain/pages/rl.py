@@ -25,11 +25,13 @@ TIMING = "timing.jsonl"
 
 
 def sections(node: Node, stats: ui.Row, rows: Sequence[ui.Row]) -> ui.Sections:
-    """All sections but the speed of one run; which of them, its stats and its log say."""
+    """All sections of a run but its speed, drawn from what its stats and its log hold."""
     logs = [row for row in rows if "rollouts" in row]  # rows about a whole batch of rollouts
     groups = read_groups(node)
     timing = side_rows(node, TIMING)
-    head, means, charts = _HEADS.get(stats["method"]) or _described_by_parts(stats, logs)
+    method: str = stats["method"]
+    head = _TITLES.get(method, method.upper())
+    means, charts = _reward_figures(logs)
     yield ui.Section(head, [*_run(stats, means), *curves(logs, charts)])
     if "curriculum" in stats:
         yield rlvr.curriculum(stats["curriculum"], logs)
@@ -43,72 +45,99 @@ def sections(node: Node, stats: ui.Row, rows: Sequence[ui.Row]) -> ui.Sections:
     yield ui.Section("Lengths of rollouts", curves(logs, _LENGTH_CURVES))
     yield ui.Section(f"Health of {head}", curves(rows, _HEALTH_CURVES))
     yield spreads(f"Advantages and importance weights of {head}", groups)
-    # a descendant's page shows those of the last batch
-    yield groups_to_read([g for g in groups if not node.depth or g["step"] == groups[-1]["step"]])
+    # the page of a descendant shows the last batch alone
+    if node.depth:
+        groups = [group for group in groups if group["step"] == groups[-1]["step"]]
+    yield groups_to_read(groups)
     title = f"Seconds of {head}"
-    why = f"{node.name} has no {TIMING}"
-    yield seconds(title, timing) if timing else ui.Section(title, missing=why)
+    if timing:
+        yield seconds(title, timing)
+    else:
+        yield ui.Section(title, missing=f"{node.name} has no {TIMING}")
 
 
-def _described_by_parts(
-    stats: ui.Row, logs: Sequence[ui.Row]
-) -> tuple[str, Mapping[str, str], Sequence[Curve]]:
-    """Name, means and charts of a method with a reward of its own: the parts that it logged."""
-    parts = sorted({key for row in logs for key in row if key.startswith("part/")})
-    names = {key: key.removeprefix("part/").replace("_", " ") for key in parts}
+def _reward_figures(logs: Sequence[ui.Row]) -> tuple[Mapping[str, str], Sequence[Curve]]:
+    """Names of the means, and charts, of the reward whose parts a log holds."""
+    parts: set[str] = set()
+    for row in logs:
+        parts |= {key for key in row if key.startswith("part/")}
+    for part, means, charts in _REWARDS:
+        if part in parts:
+            return means, charts
+    # a reward that no page knows is drawn part by part
+    names = {part: part.removeprefix("part/").replace("_", " ") for part in sorted(parts)}
     means = {"reward": "reward", "reward_std": "deviation of the rewards", **names, **MEANS}
     charts = [Curve("Mean over the scored rollouts of a batch.", "reward", "reward")]
-    charts += [Curve(f"Part of the reward: {name}.", "reward", key) for key, name in names.items()]
-    return stats["method"].upper(), means, charts
+    for part, name in names.items():
+        charts.append(Curve(f"Part of the reward: {name}.", "reward", part))
+    return means, charts
 
 
 def tiles(stats: ui.Row, rows: Sequence[ui.Row]) -> list[ui.Tile]:
-    """What the run is trained for, as it measured itself: means of its first and last batches."""
-    logs = [{**row, TOKENS: sum(row.get(key, 0) for key in LENGTHS)} for row in rows]
-    logs = [row for row in logs if "rollouts" in row]
+    """Figures that the run is trained for, means over its first and its last batches."""
+    logs: list[ui.Row] = []
+    for row in rows:
+        if "rollouts" in row:
+            logs.append({**row, _TOKENS: sum(row.get(key, 0) for key in LENGTHS)})
     batches = stats["averaged"]
-    found: list[ui.Tile] = []
+    shown: list[ui.Tile] = []
     if "curriculum" in stats:
-        found.append(rlvr.learned_tile(stats["curriculum"]["prompts"], logs[-batches:]))
-    for key, name, share in _TILES:
-        first = [row[key] for row in logs[:batches] if key in row]
-        last = [row[key] for row in logs[-batches:] if key in row]
-        if first and last and (any(first) or any(last) or key == "reward"):
-            found.append(_changed(name, first, last, share=share))
-    return found
+        shown.append(rlvr.learned_tile(stats["curriculum"]["prompts"], logs[-batches:]))
+    for key, name, is_share in _TILES:
+        first_values = [row[key] for row in logs[:batches] if key in row]
+        last_values = [row[key] for row in logs[-batches:] if key in row]
+        if not first_values or not last_values:
+            continue
+        # a figure that stayed 0 says nothing, except for the reward
+        if any(first_values) or any(last_values) or key == "reward":
+            shown.append(_change_tile(name, first_values, last_values, is_share=is_share))
+    return shown
 
 
-TOKENS = "tokens of a rollout"
-# RLHF's reward comes behind accuracy: its judge compares rollouts of one policy with each other
+_TOKENS = "tokens of a rollout"
+# RLHF's reward comes after accuracy: its judge compares rollouts of one policy with each other
 _TILES = (
     ("part/accuracy", "right on checkable prompts", True),
     ("part/pass", "of the rollouts pass", True),
     ("part/right_order", "pairs ordered right", True),
     ("part/format", "verdicts in their format", True),
     ("reward", "reward", False),
-    (TOKENS, TOKENS, False),
+    (_TOKENS, _TOKENS, False),
     ("truncated", "of the rollouts truncated", True),
 )
 
 
-def _changed(name: str, first: Sequence[float], last: Sequence[float], *, share: bool) -> ui.Tile:
-    """Means of batches with Welch's interval of their change, in which a batch is one draw."""
-    scale, unit = (100, " %") if share else (1, "")
-    before, after = scale * statistics.fmean(first), scale * statistics.fmean(last)
-    digits = 1 if share or abs(after) >= 10 else 3
-    values = f"{before:.{digits}f} → {after:.{digits}f}{unit}".replace("-", "−")
-    if min(len(first), len(last)) < 2:
-        return values, name, f"{ui.signed(after - before, digits)}, of one batch each: no interval"
+def _change_tile(
+    name: str, first_values: Sequence[float], last_values: Sequence[float], *, is_share: bool
+) -> ui.Tile:
+    """Means of the first and last batches, with Welch's interval of their change.
+
+    A batch is one draw.
+    """
+    scale = 100 if is_share else 1
+    unit = " %" if is_share else ""
+    start = scale * statistics.fmean(first_values)
+    end = scale * statistics.fmean(last_values)
+    digits = 1 if is_share or abs(end) >= 10 else 3
+    values = f"{start:.{digits}f} → {end:.{digits}f}{unit}".replace("-", "−")
+    if min(len(first_values), len(last_values)) < 2:
+        return values, name, f"{ui.signed(end - start, digits)}, of one batch each: no interval"
     # imported here: a report needs no numpy
     from posttrain.evaluation.intervals import welch
 
-    low, high = welch([scale * value for value in first], [scale * value for value in last])
-    about = effects.interval(after - before, low, high, digits)
-    return values, name, f"{about}, first and last {len(last)} batches"
+    low, high = welch(
+        [scale * value for value in first_values], [scale * value for value in last_values]
+    )
+    change = effects.interval(end - start, low, high, digits)
+    return values, name, f"{change}, first and last {len(last_values)} batches"
 
 
 def _run(stats: ui.Row, names: Mapping[str, str]) -> Iterator[ui.Block]:
-    """The run, and means over its first and its last batches of the quantities that it logged."""
+    """Table of the run, and of means over its first and its last batches.
+
+    Args:
+        names: key of the log → its name, for the means.
+    """
     size = f"{stats['prompts_per_step']} prompts × {stats['num_generations']} rollouts"
     run = {
         "batches": f"{stats['batches']:,} of {size}, {stats['epochs']:.2f} epochs",
@@ -117,12 +146,13 @@ def _run(stats: ui.Row, names: Mapping[str, str]) -> Iterator[ui.Block]:
         "processes": f"{stats['world_size']}, sharding {stats['sharding']}",
     }
     yield ui.Table(["run", "value"], [*run.items()])
-    first, last = stats["first"], stats["last"]
-    rows = [
-        [name, f"{first[key]:.3f}", f"{last[key]:.3f}", f"{last[key] - first[key]:+.3f}"]
-        for key, name in names.items()
-        if key in first and key in last
-    ]
+    start = stats["first"]
+    end = stats["last"]
+    rows: list[list[object]] = []
+    for key, name in names.items():
+        if key in start and key in end:
+            change = f"{end[key] - start[key]:+.3f}"
+            rows.append([name, f"{start[key]:.3f}", f"{end[key]:.3f}", change])
     yield f"Means over the first and the last {stats['averaged']} of {stats['batches']} batches."
     yield ui.Table(["", "first", "last", "change"], rows)
 
@@ -153,17 +183,22 @@ _LENGTH_CURVES = (
 
 
 def seconds(title: str, rows: Sequence[ui.Row]) -> ui.Section:
-    """Where the time went, of the last run of every batch."""
-    # a batch that was sampled again after a kill has two rows
-    last = {row["step"]: row for row in rows}
-    names = dict.fromkeys(key for row in rows for key in row if key not in ("step", "verifiers"))
-    sums = {name: sum(row.get(name, 0.0) for row in last.values()) for name in names}
-    shown = [
-        [name, f"{value:,.1f}", f"{value / len(last):,.2f}", ui.ratio(value, sum(sums.values()))]
-        for name, value in sums.items()
-    ]
-    note = f"Seconds of the main process over {len(last):,} batches; other work is not counted."
-    return ui.Section(title, [note, ui.Table(["part", "seconds", "a batch", "share"], shown)])
+    """Seconds of the main process by the part of a step that took them."""
+    # a batch that was sampled again after a kill has two rows: the later one counts
+    row_of_step = {row["step"]: row for row in rows}
+    batches = len(row_of_step)
+    sums: dict[str, float] = {}
+    for row in rows:
+        sums |= {name: 0.0 for name in row if name not in ("step", "verifiers")}
+    for row in row_of_step.values():
+        for name in sums:
+            sums[name] += row.get(name, 0.0)
+    total = sum(sums.values())
+    table: list[list[object]] = []
+    for name, value in sums.items():
+        table.append([name, f"{value:,.1f}", f"{value / batches:,.2f}", ui.ratio(value, total)])
+    note = f"Seconds of the main process over {batches:,} batches; other work is not counted."
+    return ui.Section(title, [note, ui.Table(["part", "seconds", "a batch", "share"], table)])
 
 
 # RLHF: a judge compares rollouts
@@ -196,52 +231,68 @@ def added_rewards(rollouts: Sequence[ui.Row]) -> Iterator[ui.Block]:
     for key, name in ADDED.items():
         values = part_values(rollouts, key)
         if values:
-            mean, size = statistics.fmean(values), statistics.fmean(map(abs, values))
+            mean = statistics.fmean(values)
+            mean_size = statistics.fmean(map(abs, values))
             changed = ui.percent(sum(value != 0 for value in values) / len(values))
             span = f"{min(values):+.2f} to {max(values):+.2f}"
-            rows.append([name, f"{mean:+.3f}", f"{size:.3f}", changed, span])
+            rows.append([name, f"{mean:+.3f}", f"{mean_size:.3f}", changed, span])
     head = ["part", "mean", "mean size", "rollouts it changes", "from, to"]
     if rows:
         yield "Over the scored rollouts that were read, in points of the judge's scale."
         yield ui.Table(head, rows)
 
 
-def _counted(rows: Sequence[ui.Row]) -> tuple[Counter[str], dict[str, float]]:
-    """The counts of some batches, added up, and the shares that curves of judges draw of them."""
-    n = Counter[str]()
+def _judge_counts(rows: Sequence[ui.Row]) -> Counter[str]:
+    """Counts of the judge, added up over some batches."""
+    counts = Counter[str]()
     for row in rows:
-        n.update({k.removeprefix("count/"): v for k, v in row.items() if k.startswith("count/")})
-    first, placed = n["position_1_wins"], n["prefers_1"] + n["prefers_2"]
-    parts = {
-        "failed": (n["judge_failed"], n["matches"]),
-        "ties": (n["ties"], n["matches"] - n["judge_failed"]),
-        "first preferred": (first, first + n["position_2_wins"]),
-        "prefers first": (n["prefers_1"], placed),
-        "prefers neither": (n["prefers_neither"], placed + n["prefers_neither"]),
+        for key, value in row.items():
+            if key.startswith("count/"):
+                counts[key.removeprefix("count/")] += value
+    return counts
+
+
+def _judge_shares(counts: Counter[str]) -> dict[str, float]:
+    """Shares that the curves of judges draw, those of nothing left out."""
+    wins = counts["position_1_wins"] + counts["position_2_wins"]
+    preferences = counts["prefers_1"] + counts["prefers_2"]
+    verdicts = preferences + counts["prefers_neither"]
+    shares = {
+        "failed": (counts["judge_failed"], counts["matches"]),
+        "ties": (counts["ties"], counts["matches"] - counts["judge_failed"]),
+        "first preferred": (counts["position_1_wins"], wins),
+        "prefers first": (counts["prefers_1"], preferences),
+        "prefers neither": (counts["prefers_neither"], verdicts),
     }
-    return n, {name: part / whole for name, (part, whole) in parts.items() if whole}
+    return {name: part / total for name, (part, total) in shares.items() if total}
+
+
+def _with_judge_shares(rows: Sequence[ui.Row]) -> list[ui.Row]:
+    return [{**row, **_judge_shares(_judge_counts([row]))} for row in rows]
 
 
 @ui.section("The judge")
 def the_judge(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
-    judged = [row for row in rows if row.get("count/matches")]
-    if not judged:
+    judged_rows = [row for row in rows if row.get("count/matches")]
+    if not judged_rows:
         return
-    n, shares = _counted(judged)
-    decided = n["position_1_wins"] + n["position_2_wins"]
+    counts = _judge_counts(judged_rows)
+    shares = _judge_shares(counts)
+    matches = counts["matches"]
+    decided = counts["position_1_wins"] + counts["position_2_wins"]
     table = {
-        "matches": f"{n['matches']:,.0f}, {n['matches'] / len(judged):,.1f} a batch",
-        "calls": f"{n['judge_calls']:,.0f}, of them retries {n['judge_retries']:,.0f}",
-        "verdicts from the cache": f"{n['judge_cached']:,.0f}",
-        "tokens read": f"{n['judge_prompt_tokens']:,.0f}",
-        "tokens written": f"{n['judge_completion_tokens']:,.0f}",
+        "matches": f"{matches:,.0f}, {matches / len(judged_rows):,.1f} a batch",
+        "calls": f"{counts['judge_calls']:,.0f}, of them retries {counts['judge_retries']:,.0f}",
+        "verdicts from the cache": f"{counts['judge_cached']:,.0f}",
+        "tokens read": f"{counts['judge_prompt_tokens']:,.0f}",
+        "tokens written": f"{counts['judge_completion_tokens']:,.0f}",
         "failed": ui.percent(shares["failed"], 2),
         "equal scores": ui.percent(shares.get("ties")),
         f"first answer preferred, of {decided:,.0f}": ui.percent(shares.get("first preferred")),
     }
     yield ui.Table(["judge", "value"], [*table.items()])
     yield "A judge without position bias prefers the first answer in 50 %."
-    yield from curves([{**row, **_counted([row])[1]} for row in judged], _JUDGE_CURVES)
+    yield from curves(_with_judge_shares(judged_rows), _JUDGE_CURVES)
 
 
 _JUDGE_CURVES = (
@@ -294,7 +345,7 @@ _VERDICT_CURVES = (
 
 @ui.section("Verdicts against gold")
 def verdicts(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
-    yield from curves([{**row, **_counted([row])[1]} for row in rows], _VERDICT_CURVES)
+    yield from curves(_with_judge_shares(rows), _VERDICT_CURVES)
 
 
 # distillation: teachers score rollouts token by token
@@ -323,18 +374,21 @@ def teachers(stats: ui.Row) -> Iterator[ui.Block]:
     yield "Reverse KL from its teacher in nats a token, over the first and the last batches."
     rows: list[list[object]] = []
     for domain, figures in stats["domains"].items():
-        kls = [figures[part].get("token_reward") for part in ("first", "last")]
-        shown = ["–" if kl is None else f"{-kl:.4f}" for kl in kls]
-        unscored = ui.percent(figures["last"].get("unscored"))
-        rows.append([domain, stats["routes"][domain], *shown, unscored])
+        row: list[object] = [domain, stats["routes"][domain]]
+        for batches in ("first", "last"):
+            token_reward = figures[batches].get("token_reward")
+            row.append("–" if token_reward is None else f"{-token_reward:.4f}")
+        row.append(ui.percent(figures["last"].get("unscored")))
+        rows.append(row)
     yield ui.Table(["domain", "teacher", "first", "last", "unscored at the end"], rows)
 
 
-# method → how its sections are named, its means before and after, the charts beside them
-_HEADS: dict[str, tuple[str, Mapping[str, str], Sequence[Curve]]] = {
-    "grpo": ("GRPO", _RLHF_MEANS, _REWARD_CURVES),
-    "rlhf": ("RLHF", _RLHF_MEANS, _REWARD_CURVES),
-    "rlvr": ("RLVR", rlvr.RUN_MEANS, rlvr.CURVES),
-    "distill": ("Distillation", _DISTILL_MEANS, _DISTILL_CURVES),
-    "genrm": ("GenRM", _JUDGE_MEANS, ()),
-}
+# titles of methods that are no abbreviation
+_TITLES = {"distill": "Distillation", "genrm": "GenRM"}
+# part that a reward alone logs, the means that a run shows of it, and the charts beside them
+_REWARDS: tuple[tuple[str, Mapping[str, str], Sequence[Curve]], ...] = (
+    ("part/reverse_kl", _DISTILL_MEANS, _DISTILL_CURVES),
+    ("part/right_order", _JUDGE_MEANS, ()),
+    ("part/pass", rlvr.RUN_MEANS, rlvr.CURVES),
+    ("part/base", _RLHF_MEANS, _REWARD_CURVES),
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from posttrain.lineage import Node
@@ -14,7 +15,7 @@ from posttrain.report.curves import Curve, curves
 
 
 def profile_sections(node: Node) -> ui.Sections:
-    """All sections of one `pass_rates` artifact."""
+    """Sections of a `pass_rates` artifact."""
     yield effects.alerts(effects.alerts_of(node))
     stats = node.stats
     yield pass_rates(stats["rates"], stats["n"])
@@ -26,47 +27,56 @@ def profile_sections(node: Node) -> ui.Sections:
 
 
 def profile_tiles(node: Node) -> list[ui.Tile]:
-    """Prompts for training, the mean pass rate, what could not be scored."""
-    found = node.stats["rates"].values()
-    prompts, kept, passes, scored, rollouts = (
-        sum(own[key] for own in found)
-        for key in ("prompts", "kept", "passes", "scored", "rollouts")
-    )
+    """Tiles of the prompts for training, the mean pass rate, and the rollouts without a score."""
+    sums = Counter[str]()
+    for rates in node.stats["rates"].values():
+        for key in ("prompts", "kept", "passes", "scored", "rollouts"):
+            sums[key] += rates[key]
+    scored = sums["scored"]
+    rollouts = sums["rollouts"]
     return [
-        (f"{prompts:,} → {kept:,}", "prompts profiled → for training", ""),
-        (ui.ratio(passes, scored) or "–", "of the rollouts pass", f"{scored:,} scored"),
+        (f"{sums['prompts']:,} → {sums['kept']:,}", "prompts profiled → for training", ""),
+        (ui.ratio(sums["passes"], scored) or "–", "of the rollouts pass", f"{scored:,} scored"),
         (ui.ratio(rollouts - scored, rollouts, 2) or "–", "unscored", f"of {rollouts:,} rollouts"),
     ]
 
 
 @ui.section("Pass rates")
 def pass_rates(rates: Mapping[str, ui.Row], n: int) -> Iterator[ui.Block]:
-    """By source: how often prompts pass, what was dropped, lengths; a histogram each."""
-    head = ["source", "passes", "prompts", "for training", "truncated", "unscored"]
+    """Pass rates, drops and lengths by source, and a histogram of each source's pass rates."""
     rows: list[list[object]] = []
-    for source, own in rates.items():
-        shares = [ui.ratio(own["passes"], own["scored"])]
-        shares += [ui.ratio(own["truncated"], own["rollouts"]), ui.counted(own["unscored"]) or None]
-        lengths = [f"{own[name]:.1f}" for name in ("reasoning_tokens", "answer_tokens")]
-        dropped = ui.counted(own["dropped"]) or None
-        passes, *others = shares
-        rows.append([source, passes, own["prompts"], own["kept"], *others, *lengths, dropped])
+    for source, figures in rates.items():
+        rows.append(
+            [
+                source,
+                ui.ratio(figures["passes"], figures["scored"]),
+                figures["prompts"],
+                figures["kept"],
+                ui.ratio(figures["truncated"], figures["rollouts"]),
+                ui.counted(figures["unscored"]) or None,
+                f"{figures['reasoning_tokens']:.1f}",
+                f"{figures['answer_tokens']:.1f}",
+                ui.counted(figures["dropped"]) or None,
+            ]
+        )
+    head = ["source", "passes", "prompts", "for training", "truncated", "unscored"]
     yield ui.Table([*head, "reasoning tokens", "answer tokens", "dropped"], rows)
-    for source, own in rates.items():
-        bars = [(f"{k}/{n}", (count,)) for k, count in enumerate(own["buckets"])]
+    for source, figures in rates.items():
+        bars = [(f"{k}/{n}", (count,)) for k, count in enumerate(figures["buckets"])]
         caption = f"{source}: prompts by passes out of {n}; those with {n} are dropped."
         yield ui.BarChart(bars, "pass rate", "prompts", caption)
 
 
 @ui.section("Drift between profiles")
 def drift(rates: Mapping[str, ui.Row]) -> Iterator[ui.Block]:
-    """How the pass rates of the same prompts moved since the profile before."""
-    rows = [
-        [source, own["prompts"], ui.percent(own["before"]), ui.percent(own["now"])]
-        + [own[key] for key in ("rose", "fell", "now_solved", "now_unsolved")]
-        for source, found in rates.items()
-        if (own := found.get("drift")) is not None
-    ]
+    """Changes of the same prompts' pass rates since the previous profile."""
+    rows: list[list[object]] = []
+    for source, figures in rates.items():
+        change = figures.get("drift")
+        if change is not None:
+            shares = [ui.percent(change["before"]), ui.percent(change["now"])]
+            moves = [change[key] for key in ("rose", "fell", "now_solved", "now_unsolved")]
+            rows.append([source, change["prompts"], *shares, *moves])
     if rows:
         head = ["source", "prompts", "passed before", "pass now", "rose", "fell"]
         yield ui.Table([*head, "now always", "no longer"], rows)
@@ -98,37 +108,50 @@ _MEANS = {
 
 
 def learned_tile(prompts: Mapping[str, int], logs: Sequence[ui.Row]) -> ui.Tile:
-    """How often the prompts of some batches passed in the profile, and how often they do now:
-    shares of a batch would fall where the curriculum makes it harder."""
+    """Tile of the pass rate of the same prompts, in the profile and in training.
+
+    Pass rates of batches alone would fall, since the curriculum makes the prompts harder.
+
+    Args:
+        prompts: domain → number of its prompts in the run.
+        logs: rows of the batches whose prompts are compared.
+    """
     # imported here: a report needs no numpy
     from posttrain.evaluation.compare import length_difference
     from posttrain.evaluation.intervals import by_question
 
-    sides: list[list[float]] = []
-    for key in ("drawn", "pass_rate"):
-        sides.append([100 * _over_domains(prompts, row, key) for row in logs])
-    before, after = (statistics.fmean(side) for side in sides)
-    about = f"{ui.signed(after - before, 1)}, of one batch: no interval"
+    profiled = [100 * _over_domains(prompts, row, "drawn") for row in logs]
+    realised = [100 * _over_domains(prompts, row, "pass_rate") for row in logs]
+    profiled_mean = statistics.fmean(profiled)
+    realised_mean = statistics.fmean(realised)
+    remark = f"{ui.signed(realised_mean - profiled_mean, 1)}, of one batch: no interval"
     if len(logs) > 1:
         # a batch is one draw of prompts, as a question is elsewhere
-        batches = (by_question([(share, n) for n, share in enumerate(side)]) for side in sides)
-        found = length_difference(*batches)
-        change = effects.interval(found.difference, found.low, found.high)
-        about = f"{change}, prompts of the last {len(logs)} batches"
-    return f"{before:.1f} → {after:.1f} %", "pass, in the profile → in training", about
+        change = length_difference(
+            by_question([(share, batch) for batch, share in enumerate(profiled)]),
+            by_question([(share, batch) for batch, share in enumerate(realised)]),
+        )
+        interval = effects.interval(change.difference, change.low, change.high)
+        remark = f"{interval}, prompts of the last {len(logs)} batches"
+    values = f"{profiled_mean:.1f} → {realised_mean:.1f} %"
+    return values, "pass, in the profile → in training", remark
 
 
 def _over_domains(prompts: Mapping[str, int], row: ui.Row, key: str) -> float:
-    """The mean over the domains of a batch, by how many prompts the run has of each."""
-    shares = {name: row.get(f"domain/{name}/{key}") for name in prompts}
-    known = {name: share for name, share in shares.items() if share is not None}
-    total = sum(prompts[name] for name in known)
-    return sum(prompts[name] * share for name, share in known.items()) / max(total, 1)
+    """Mean of a figure over the domains of a batch, weighted by their prompts in the run."""
+    total = 0
+    weighted_sum = 0.0
+    for domain, count in prompts.items():
+        share = row.get(f"domain/{domain}/{key}")
+        if share is not None:
+            total += count
+            weighted_sum += count * share
+    return weighted_sum / max(total, 1)
 
 
 @ui.section("Curriculum")
 def curriculum(stats: ui.Row, logs: Sequence[ui.Row]) -> Iterator[ui.Block]:
-    """Pass rate aimed at, drawn and realised by domain and step."""
+    """Target, drawn and realised pass rates by domain and step."""
     reasons = ui.counted({name.replace("_", " "): n for name, n in stats["reasons"].items()})
     yield (
         f"{stats['different']:,} different prompts; why they were drawn: {reasons}. Drawn is their "
@@ -146,33 +169,40 @@ def curriculum(stats: ui.Row, logs: Sequence[ui.Row]) -> Iterator[ui.Block]:
         )
     for domain in stats["prompts"]:
         keys = {"realised": "pass_rate", "drawn": "drawn", "target": "target"}
-        named = {name: f"domain/{domain}/{key}" for name, key in keys.items()}
-        yield from curves(logs, [Curve(f"{domain}: pass rate of its prompts.", "share", named)])
+        lines = {name: f"domain/{domain}/{key}" for name, key in keys.items()}
+        yield from curves(logs, [Curve(f"{domain}: pass rate of its prompts.", "share", lines)])
 
 
 @ui.section("Domains")
 def domains(stats: Mapping[str, ui.Row], timing: Sequence[ui.Row]) -> Iterator[ui.Block]:
-    """Every figure of every domain, means of the first and of the last batches."""
-    rows = [[name, *(_change(own, key) for key in _MEANS)] for name, own in stats.items()]
+    """All figures of all domains, means of the first and of the last batches."""
     yield "Means of the first and the last batches, first → last."
-    yield ui.Table(["domain", *_MEANS.values()], rows)
-    kinds = sorted(
-        {key for own in stats.values() for key in own["last"] if key.startswith("unscored_")}
-    )
-    if kinds:
-        rows = [[name, *(_change(own, key) for key in kinds)] for name, own in stats.items()]
-        yield ui.Table(["unscored", *(kind.removeprefix("unscored_") for kind in kinds)], rows)
-    seconds = [row["verifiers"] for row in timing if "verifiers" in row]
-    if seconds:
-        rows = [
-            [name, *(f"{own[k]:.4f}" for k in ("p50", "p95"))] for name, own in seconds[-1].items()
-        ]
-        yield ui.Table(["seconds a verification", "median of the last batch", "95 %"], rows)
+    yield ui.Table(["domain", *_MEANS.values()], _changes(stats, [*_MEANS]))
+    reasons: set[str] = set()
+    for figures in stats.values():
+        reasons |= {key for key in figures["last"] if key.startswith("unscored_")}
+    if reasons:
+        head = [reason.removeprefix("unscored_") for reason in sorted(reasons)]
+        yield ui.Table(["unscored", *head], _changes(stats, sorted(reasons)))
+    verifier_rows = [row["verifiers"] for row in timing if "verifiers" in row]
+    if verifier_rows:
+        seconds: list[list[object]] = []
+        for domain, percentiles in verifier_rows[-1].items():
+            seconds.append([domain, f"{percentiles['p50']:.4f}", f"{percentiles['p95']:.4f}"])
+        yield ui.Table(["seconds a verification", "median of the last batch", "95 %"], seconds)
 
 
-def _change(own: ui.Row, key: str) -> str | None:
-    first, last = own["first"].get(key), own["last"].get(key)
-    if first is None and last is None:
+def _changes(stats: Mapping[str, ui.Row], keys: Sequence[str]) -> list[list[object]]:
+    """A row for each domain, with the change of each figure."""
+    rows: list[list[object]] = []
+    for domain, figures in stats.items():
+        rows.append([domain, *(_change(figures, key) for key in keys)])
+    return rows
+
+
+def _change(figures: ui.Row, key: str) -> str | None:
+    values = [figures["first"].get(key), figures["last"].get(key)]
+    if values == [None, None]:
         return None
     digits = 1 if key.endswith("tokens") else 3
-    return " → ".join("–" if value is None else f"{value:.{digits}f}" for value in (first, last))
+    return " → ".join("–" if value is None else f"{value:.{digits}f}" for value in values)

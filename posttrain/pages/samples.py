@@ -15,6 +15,7 @@ from posttrain.runs import Counts, Manifest
 
 
 def sections(node: Node) -> ui.Sections:
+    """Sections of a `samples` artifact."""
     yield effects.alerts(effects.alerts_of(node))
     yield settings(node.stats["settings"])
     yield prompts_by_source(node.stats)
@@ -22,38 +23,45 @@ def sections(node: Node) -> ui.Sections:
 
 
 def tiles(node: Node) -> list[ui.Tile]:
-    found = node.stats["settings"].values()
-    samples, tokens, prompts = (
-        sum(f[key] for f in found) for key in ("samples", "tokens", "prompts")
-    )
-    cut = sum(f["finish"][finish] for f in found for finish in TRUNCATED)
+    """Tiles of the samples, their tokens and the truncated ones."""
+    sums = Counter[str]()
+    for figures in node.stats["settings"].values():
+        for key in ("samples", "tokens", "prompts"):
+            sums[key] += figures[key]
+        sums["truncated"] += sum(figures["finish"][finish] for finish in TRUNCATED)
+    samples = sums["samples"]
+    truncated = sums["truncated"]
+    each = f"{samples / max(1, sums['prompts']):.1f} each"
+    limited = f"a limit ended {truncated:,} of {samples:,}"
     return [
-        (
-            f"{prompts:,} → {samples:,}",
-            "prompts → samples",
-            f"{samples / max(1, prompts):.1f} each",
-        ),
-        (f"{tokens / 1e6:,.2f} M", "tokens sampled", "tool results not counted"),
-        (ui.ratio(cut, samples) or "–", "truncated", f"a limit ended {cut:,} of {samples:,}"),
+        (f"{sums['prompts']:,} → {samples:,}", "prompts → samples", each),
+        (f"{sums['tokens'] / 1e6:,.2f} M", "tokens sampled", "tool results not counted"),
+        (ui.ratio(truncated, samples) or "–", "truncated", limited),
     ]
 
 
 @ui.section("Samples")
 def settings(settings: Mapping[str, ui.Row]) -> Iterator[ui.Block]:
-    ended = list(next(iter(settings.values()))["finish"])
-    counts: list[list[object]] = [
-        [name, own["prompts"], own["samples"], own["thinking_on"]]
-        + [ui.ratio(own["finish"][finish], own["samples"]) for finish in ended]
-        for name, own in settings.items()
-    ]
-    means = ("reasoning_tokens", "answer_tokens", "steps")
+    finishes = list(next(iter(settings.values()))["finish"])
+    counts: list[list[object]] = []
     lengths: list[list[object]] = []
-    for name, own in settings.items():
-        figures = [f"{own[key] / own['samples']:.1f}" for key in means]
-        figures.append(ui.ratio(own["samples_with_calls"], own["samples"], 2) or "")
-        problems = ui.counted(own["problems"]) or None
-        lengths.append([name, *figures, own["tool_results"], problems])
-    head = ["setting", "prompts", "samples", "reasoning on", *(f"ended: {e}" for e in ended)]
+    for name, figures in settings.items():
+        samples = figures["samples"]
+        ended = [ui.ratio(figures["finish"][finish], samples) for finish in finishes]
+        counts.append([name, figures["prompts"], samples, figures["thinking_on"], *ended])
+        lengths.append(
+            [
+                name,
+                f"{figures['reasoning_tokens'] / samples:.1f}",
+                f"{figures['answer_tokens'] / samples:.1f}",
+                f"{figures['steps'] / samples:.1f}",
+                ui.ratio(figures["samples_with_calls"], samples, 2) or "",
+                figures["tool_results"],
+                ui.counted(figures["problems"]) or None,
+            ]
+        )
+    head = ["setting", "prompts", "samples", "reasoning on"]
+    head += [f"ended: {finish}" for finish in finishes]
     columns = ["setting", "reasoning tokens", "answer tokens", "steps", "with a call"]
     columns += ["tool results", "malformed"]
     yield ui.Table(head, counts)
@@ -64,7 +72,7 @@ def settings(settings: Mapping[str, ui.Row]) -> Iterator[ui.Block]:
 @ui.section("Prompts by source")
 def prompts_by_source(stats: ui.Row) -> Iterator[ui.Block]:
     sources: Mapping[str, ui.Row] = stats["sources"]
-    rows = [[name, own["rows_in"], own["kept"]] for name, own in sources.items()]
+    rows = [[name, source["rows_in"], source["kept"]] for name, source in sources.items()]
     yield ui.Table(["source", "rows", "requested"], rows)
     if dropped := ui.dropped_rows(sources):
         yield ui.Table(["source", "dropped because", "rows", "such as"], dropped)
@@ -78,33 +86,43 @@ def prompts_by_source(stats: ui.Row) -> Iterator[ui.Block]:
 def planned(
     prompts: Sequence[Prompt], n_of: Callable[[str], int], most_tokens: Callable[[str], int]
 ) -> ui.Section:
-    """What a dry run expects of each setting."""
+    """Section of a dry run: prompts, completions and tokens of each setting.
+
+    Args:
+        n_of: completions of each prompt in a setting.
+        most_tokens: largest number of tokens of a completion in a setting.
+    """
     settings = dict.fromkeys(prompt.setting for prompt in prompts)
     rows: list[list[object]] = []
     for name in settings:
-        own, n = [prompt for prompt in prompts if prompt.setting == name], n_of(name)
-        thinking = sum(prompt.thinking for prompt in own)
-        rows.append([name, len(own), thinking, n, len(own) * n, len(own) * n * most_tokens(name)])
+        modes = [prompt.thinking for prompt in prompts if prompt.setting == name]
+        n = n_of(name)
+        completions = len(modes) * n
+        tokens = completions * most_tokens(name)
+        rows.append([name, len(modes), sum(modes), n, completions, tokens])
     head = ["setting", "prompts", "reasoning on", "n", "completions", "tokens at most"]
     return ui.Section("Settings", [ui.Table(head, rows)])
 
 
 def completions(node: Node, title: str) -> ui.Section:
-    """Completions of an artifact of prompts and samples; the model's own text stands out."""
+    """Section of completions to read, with their prompts; the model's own text stands out."""
     prompts: dict[str, ui.Row] = {}
 
     def sample(row: ui.Row, most: int) -> ui.Sample:
-        if "prompt" in row:
+        if "prompt" in row:  # a row of the examples
             return _example(row["prompt"], row["completion"], most)
         if not prompts:
-            prompts.update((own["id"], own) for own in listed_rows(node, "prompts.jsonl") or [])
+            for prompt in listed_rows(node, "prompts.jsonl") or []:
+                prompts[prompt["id"]] = prompt
         return _example(prompts[row["prompt_id"]], row, most)
 
-    return samples_to_read(node, title, sample, few="examples.jsonl", every="samples.jsonl")
+    return samples_to_read(node, title, sample, examples="examples.jsonl", all_rows="samples.jsonl")
 
 
 def _example(prompt: ui.Row, completion: ui.Row, most: int) -> ui.Sample:
-    steps, reasoning = completion["steps"], ui.on_off(prompt["thinking"])
+    """A completion as a sample, with at most `most` characters of each text."""
+    steps = completion["steps"]
+    reasoning = ui.on_off(prompt["thinking"])
     tokens = sum(step["reasoning_tokens"] + step["answer_tokens"] for step in steps)
     values = {
         "setting": prompt["setting"],
@@ -112,21 +130,27 @@ def _example(prompt: ui.Row, completion: ui.Row, most: int) -> ui.Sample:
         "reasoning": reasoning,
         "finish": completion["finish"],
     }
-    about = f" · reasoning {reasoning} · {prompt['source']} · {completion['finish']}"
-    title = (ui.Styled(prompt["setting"], "bold"), f"{about} · {tokens:,} tokens")
-    words, each = turns(prompt, most), ui.each(most, len(steps))
+    remark = f" · reasoning {reasoning} · {prompt['source']} · {completion['finish']}"
+    title = (ui.Styled(prompt["setting"], "bold"), f"{remark} · {tokens:,} tokens")
+    words = turns(prompt, most)
+    most_of_step = ui.each(most, len(steps))
     for step in steps:
-        words += [ui.Styled(ui.shortened(step["text"], each), "mark"), "\n"]
-        words += [part for m in step["results"] for part in _turn("tool", m["content"], each)]
+        words += [ui.Styled(ui.shortened(step["text"], most_of_step), "mark"), "\n"]
+        for result in step["results"]:
+            words += _turn("tool", result["content"], most_of_step)
     figures = {"tokens": tokens, "steps": len(steps)}
     return ui.Sample(title, [ui.Dialogue(words)], values, figures)
 
 
 def turns(prompt: ui.Row, most: int) -> list[str | ui.Styled]:
-    """The messages of a prompt and its gold, each behind its role."""
-    each = ui.each(most, len(prompt["messages"]))
-    words = [part for m in prompt["messages"] for part in _turn(m["role"], m["content"], each)]
-    return words if prompt["gold"] is None else [*words, *_turn("gold", prompt["gold"], most)]
+    """Messages of a prompt and its gold, each after its role."""
+    most_of_message = ui.each(most, len(prompt["messages"]))
+    words: list[str | ui.Styled] = []
+    for message in prompt["messages"]:
+        words += _turn(message["role"], message["content"], most_of_message)
+    if prompt["gold"] is not None:
+        words += _turn("gold", prompt["gold"], most)
+    return words
 
 
 def _turn(role: str, content: str, most: int) -> list[str | ui.Styled]:
@@ -137,12 +161,13 @@ def _turn(role: str, content: str, most: int) -> list[str | ui.Styled]:
 
 
 def pair_sections(node: Node) -> ui.Sections:
+    """Sections of a `dpo_data` artifact."""
     yield from pair_figures(node.stats)
-    yield samples_to_read(node, "Pairs to read", _pair, few="samples.jsonl", texts=3)
+    yield samples_to_read(node, "Pairs to read", _pair, examples="samples.jsonl", texts=3)
 
 
 def pair_figures(stats: ui.Row) -> Iterator[ui.Section]:
-    """The sections that need no file: those that a build prints at its end too."""
+    """Sections that need no file; a build prints them at its end too."""
     yield categories(stats)
     yield graded_samples(stats["samples"])
     yield length_balance(stats["lengths"])
@@ -151,14 +176,19 @@ def pair_figures(stats: ui.Row) -> Iterator[ui.Section]:
 
 
 def pair_tiles(node: Node) -> list[ui.Tile]:
-    stats = node.stats
-    total, parts = stats["pairs"]["total"], stats["pairs"]["by_category"]
-    sums = sum(map(Counter, stats["samples"].values()), Counter[str]())
-    cut, of = sums["truncated"], sums["completions"]
-    share = ui.ratio(cut, of)
-    came = f"{node.artifact.counts.rows_in:,}"
-    pairs = (f"{came} → {total:,}", "completions and rows → pairs", ui.counted(parts))
-    return [pairs, *([(share, "of the samples truncated", f"{cut:,} of {of:,}")] if share else [])]
+    """Tiles of the pairs, and of the truncated samples if there are samples."""
+    pairs = node.stats["pairs"]
+    values = f"{node.artifact.counts.rows_in:,} → {pairs['total']:,}"
+    tiles = [(values, "completions and rows → pairs", ui.counted(pairs["by_category"]))]
+    truncated = 0
+    completions = 0
+    for figures in node.stats["samples"].values():
+        truncated += figures.get("truncated", 0)
+        completions += figures["completions"]
+    share = ui.ratio(truncated, completions)
+    if share:
+        tiles.append((share, "of the samples truncated", f"{truncated:,} of {completions:,}"))
+    return tiles
 
 
 @ui.section("Plan")
@@ -169,9 +199,8 @@ def planned_pairs(recipe: BuildDpoConfig, parents: Sequence[Manifest]) -> Iterat
     offline = [[source.name, ", ".join(source.paths) or source.hub] for source in recipe.offline]
     if offline:
         yield ui.Table(["offline", "files"], offline)
-    yield ui.Table(
-        ["category", "share"], [[c, ui.percent(s)] for c, s in recipe.categories.items()]
-    )
+    shares = [[category, ui.percent(share)] for category, share in recipe.categories.items()]
+    yield ui.Table(["category", "share"], shares)
     total = f"{recipe.total:,} pairs at most" if recipe.total else "As many pairs as shares allow"
     yield f"{total}, {recipe.pairs_per_prompt} of a prompt, rule {recipe.rule}."
 
@@ -189,15 +218,16 @@ def _rows_of(samples: Manifest) -> list[int | None]:
 
 @ui.section("Preference pairs")
 def categories(stats: ui.Row) -> Iterator[ui.Block]:
-    pairs, modes = stats["pairs"]["by_category"], stats["pairs"]["by_mode"]
+    pairs = stats["pairs"]
     rows: list[list[object]] = []
-    for category, count in pairs.items():
-        share = ui.percent(count / max(1, stats["pairs"]["total"]))
-        by_mode = [modes.get(f"{category}/{mode}", 0) for mode in ("on", "off")]
+    for category, count in pairs["by_category"].items():
+        share = ui.percent(count / max(1, pairs["total"]))
+        by_mode = [pairs["by_mode"].get(f"{category}/{mode}", 0) for mode in ("on", "off")]
         target = ui.percent(stats["requested_shares"][category])
         rows.append([category, target, count, share, *by_mode])
     head = ["category", "target share", "pairs", "share", "reasoning on", "reasoning off"]
-    counts, limit = stats["pair_counts"], stats["limited_by"]
+    counts = stats["pair_counts"]
+    limit = stats["limited_by"]
     yield ui.Table(head, rows)
     yield (
         f"{counts['in']:,} candidate pairs = {counts['kept']:,} kept + dropped: "
@@ -212,11 +242,11 @@ def categories(stats: ui.Row) -> Iterator[ui.Block]:
 @ui.section("Graded samples")
 def graded_samples(samples: Mapping[str, ui.Row]) -> Iterator[ui.Block]:
     names = ("right", "with_call", "truncated", "unscored", "failed")
-    rows = [
-        [setting, own["completions"]]
-        + [ui.percent(own.get(name, 0) / max(1, own["completions"])) for name in names]
-        for setting, own in samples.items()
-    ]
+    rows: list[list[object]] = []
+    for setting, counts in samples.items():
+        completions = counts["completions"]
+        shares = [ui.percent(counts.get(name, 0) / max(1, completions)) for name in names]
+        rows.append([setting, completions, *shares])
     head = ["setting / reasoning", "completions", "right", "with a call"]
     head += ["truncated", "unscored", "failed"]
     if rows:
@@ -227,11 +257,11 @@ def graded_samples(samples: Mapping[str, ui.Row]) -> Iterator[ui.Block]:
 @ui.section("Length balance")
 def length_balance(lengths: Mapping[str, ui.Row]) -> Iterator[ui.Block]:
     rows: list[list[object]] = []
-    for category, own in lengths.items():
-        means = [f"{own[key]:.1f}" for key in ("chosen_mean", "rejected_mean")]
-        longer = [ui.percent(own[key]) for key in ("chosen_longer", "rejected_longer")]
-        median = ui.signed(own["difference_median"], 0)
-        rows.append([category, own["pairs"], *means, median, *longer])
+    for category, figures in lengths.items():
+        means = [f"{figures[key]:.1f}" for key in ("chosen_mean", "rejected_mean")]
+        longer = [ui.percent(figures[key]) for key in ("chosen_longer", "rejected_longer")]
+        median = ui.signed(figures["difference_median"], 0)
+        rows.append([category, figures["pairs"], *means, median, *longer])
     head = ["category", "pairs", "chosen, tokens", "rejected, tokens", "median difference"]
     head += ["chosen longer", "rejected longer"]
     yield "Tokens that the model sampled. DPO can learn length; match_length evens it out."
@@ -240,21 +270,21 @@ def length_balance(lengths: Mapping[str, ui.Row]) -> Iterator[ui.Block]:
 
 @ui.section("Distance of chosen and rejected")
 def distances(stats: ui.Row) -> Iterator[ui.Block]:
-    every = stats["distances"].get("all")
-    if not every:
+    all_pairs = stats["distances"].get("all")
+    if not all_pairs:
         return
-    bars = [(f"{10 * k}–{10 * k + 10} %", [count]) for k, count in enumerate(every["tenths"])]
-    rows = [
-        [category, ui.percent(own["median"]), ui.percent(own["below_a_tenth"])]
-        for category, own in stats["distances"].items()
-    ]
+    bars = [(f"{10 * k}–{10 * k + 10} %", [count]) for k, count in enumerate(all_pairs["tenths"])]
+    rows: list[list[object]] = []
+    for category, figures in stats["distances"].items():
+        below_a_tenth = ui.percent(figures["below_a_tenth"])
+        rows.append([category, ui.percent(figures["median"]), below_a_tenth])
     x = "tokens between common beginning and common end"
-    yield ui.BarChart(
-        bars, x, "pairs", "How much of the longer completion lies where the two differ."
-    )
+    caption = "How much of the longer completion lies where the two differ."
+    yield ui.BarChart(bars, x, "pairs", caption)
     yield (
-        f"{ui.percent(every['below_a_tenth'])} of the pairs differ in less than a tenth. What DPO "
-        "pushes down there it nearly pushes down in the chosen too; minimum_distance drops them."
+        f"{ui.percent(all_pairs['below_a_tenth'])} of the pairs differ in less than a tenth. What "
+        "DPO pushes down there it nearly pushes down in the chosen too; minimum_distance drops "
+        "them."
     )
     yield ui.Table(["category", "median", "less than a tenth"], rows)
 
@@ -267,11 +297,11 @@ def unread_columns(stats: ui.Row) -> Iterator[ui.Block]:
 
 def _pair(row: ui.Row, most: int) -> ui.Sample:
     reasoning = ui.on_off(row["thinking"])
-    blocks: list[ui.Block] = [
-        (ui.Styled("prompt", "bold"),), ui.Dialogue(ui.shortened(row["prompt"], most)),
-    ]  # fmt: skip
+    prompt = ui.Dialogue(ui.shortened(row["prompt"], most))
+    blocks: list[ui.Block] = [(ui.Styled("prompt", "bold"),), prompt]
     for side in ("chosen", "rejected"):
-        score, calls = row.get(f"{side}_score"), row.get(f"{side}_calls")
+        score = row.get(f"{side}_score")
+        calls = row.get(f"{side}_calls")
         figures = "" if score is None else f" · score {score:g}"
         figures += f" · {calls:,} calls" if calls else ""
         text = ui.Dialogue(ui.shortened(row[side], most))

@@ -14,24 +14,31 @@ _UNITS = ("rows", "tokens", "trained")
 
 
 def sections(node: Node) -> ui.Sections:
-    for figure in (mixture, drops, origins, lengths, augmentation, control, packing):
-        yield figure(node.stats)
+    """Sections of an `sft_data` artifact."""
+    for section in (mixture, drops, origins, lengths, augmentation, control, packing):
+        yield section(node.stats)
     yield from supervision.sections(node)
-    title, note = "Sample conversations", supervision.MARKED
-    yield samples_to_read(node, title, _conversation, few="samples.jsonl", note=note)
+    yield samples_to_read(
+        node,
+        "Sample conversations",
+        _conversation,
+        examples="samples.jsonl",
+        note=supervision.MARKED,
+    )
 
 
 def tiles(node: Node) -> list[ui.Tile]:
+    """Tiles of the rows, the training tokens and the fill of the packs."""
     stats = node.stats
-    found: list[ui.Tile] = [kept_tile(node, "rows")]
+    shown: list[ui.Tile] = [kept_tile(node, "rows")]
     if "splits" in stats:
         train = stats["splits"]["train"]
         share = ui.ratio(train["trained"], train["tokens"], 0) or "–"
         size = f"{train['tokens'] / 1e6:,.2f} M"
         packs = f"{train['packs']:,} packs of {stats['max_length']:,}"
-        found.append((size, "training tokens", f"{share} trained, repeats counted"))
-        found.append((f"{100 * train['fill']:.2f} %", "packing fill", packs))
-    return found
+        shown.append((size, "training tokens", f"{share} trained, repeats counted"))
+        shown.append((f"{100 * train['fill']:.2f} %", "packing fill", packs))
+    return shown
 
 
 @ui.section("Mixture")
@@ -39,7 +46,9 @@ def mixture(stats: ui.Row) -> Iterator[ui.Block]:
     sources: Mapping[str, ui.Row] = stats["sources"]
     rows: list[list[object]] = []
     for name, source in sources.items():
-        requested, realised, shares = source["requested"], source["realised"], source["shares"]
+        requested = source["requested"]
+        realised = source["realised"]
+        shares = source["shares"]
         target: list[object] = [None, None, "each once"]
         if requested is not None:
             share = "" if requested["share"] is None else f" ({ui.percent(requested['share'])})"
@@ -70,12 +79,13 @@ def drops(stats: ui.Row) -> Iterator[ui.Block]:
     head = ["source", "in", "kept", "held out", "dropped", "by reason"]
     yield "Rows. Kept includes those held out; not_sampled are rows that the mixture did not need."
     yield ui.Table(head, rows, total=True)
-    lost = {name: s["sequences_lost"] for name, s in sources.items() if s["sequences_lost"]}
+    lost: list[list[object]] = []
+    for name, source in sources.items():
+        if source["sequences_lost"]:
+            lost.append([name, _most_first(source["sequences_lost"])])
     if lost:
         yield "Sequences lost from conversations that were kept or dropped:"
-        yield ui.Table(
-            ["source", "sequences"], [[name, _most_first(n)] for name, n in lost.items()]
-        )
+        yield ui.Table(["source", "sequences"], lost)
 
 
 def _most_first(counts: Mapping[str, int]) -> str:
@@ -89,22 +99,26 @@ def origins(stats: ui.Row) -> Iterator[ui.Block]:
         digest = f" ({file['sha256'][:12]})" if file["sha256"] else ""
         files.setdefault(file["source"], []).append(f"{file['path']}{digest}")
     sources: Mapping[str, ui.Row] = stats["sources"]
-    rows = [
-        [name, *(_most_first(own[key]) for key in ("dialects", "licenses")), ", ".join(paths)]
-        for name, own in sources.items()
-        for paths in [files.get(name, [])]
-    ]
+    rows: list[list[object]] = []
+    unread: list[list[object]] = []
+    for name, source in sources.items():
+        dialects = _most_first(source["dialects"])
+        licenses = _most_first(source["licenses"])
+        rows.append([name, dialects, licenses, ", ".join(files.get(name, []))])
+        unread += [[name, *column] for column in source["unread"]]
     head = ["source", "rows by dialect", "prepared rows by license", "files (sha256)"]
     yield f"Template: {stats['template']['describe']}."
     yield ui.Table(head, rows)
-    unread = [[name, *column] for name, own in sources.items() for column in own["unread"]]
     if unread:
         yield "Columns that no part of a record was read from:"
         yield ui.Table(["source", "column", "rows that fill it", "example"], unread)
-    # what no record came from: files of evaluation items, to be kept out
-    others = [f"{name} {', '.join(own)}" for name, own in files.items() if name not in sources]
-    if others:
-        yield f"Also read: {'; '.join(others)}."
+    # files of evaluation items, which records must not contain
+    other_inputs: list[str] = []
+    for name, paths in files.items():
+        if name not in sources:
+            other_inputs.append(f"{name} {', '.join(paths)}")
+    if other_inputs:
+        yield f"Also read: {'; '.join(other_inputs)}."
     if stats["warnings"]:
         yield "Warnings of the build:"
         yield from stats["warnings"]
@@ -115,9 +129,11 @@ def lengths(stats: ui.Row) -> Iterator[ui.Block]:
     histogram: Sequence[Mapping[str, int]] = stats["histograms"]["length"]
     if not histogram:
         return
-    first, last = histogram[0]["up_to"], histogram[-1]["up_to"]
+    smallest = histogram[0]["up_to"]
+    largest = histogram[-1]["up_to"]
     by_bin = {row["up_to"]: row for row in histogram}
-    bins = [first << k for k in range((last // first).bit_length())]
+    # each bin ends at twice the end of the one before; empty bins have no row
+    bins = [smallest << k for k in range((largest // smallest).bit_length())]
 
     def chart(y: str, parts: Sequence[str], caption: str, keys: Sequence[str]) -> ui.BarChart:
         bars = [(f"≤ {up:,}", [by_bin.get(up, {}).get(key, 0) for key in keys]) for up in bins]
@@ -131,7 +147,8 @@ def lengths(stats: ui.Row) -> Iterator[ui.Block]:
 
 @ui.section("Prompt augmentation")
 def augmentation(stats: ui.Row) -> Iterator[ui.Block]:
-    if rows := ui.nested({name: own["templates"] for name, own in stats["sources"].items()}):
+    templates = {name: source["templates"] for name, source in stats["sources"].items()}
+    if rows := ui.nested(templates):
         yield ui.Table(["source", "template, or why in its own words", "records"], rows)
         yield "Chosen by a keyed hash of the record's id. Counted before the mixture is sampled."
 
@@ -164,10 +181,15 @@ def control(stats: ui.Row) -> Iterator[ui.Block]:
 
 
 def _control_row(control: Mapping[str, int]) -> list[object]:
-    names = ("reasoned", "stripped", "traces", "truncated", "too_short")
-    reasoned, stripped, traces, cut, short = (control[name] for name in names)
-    stripped_share, cut_share = ui.ratio(stripped, reasoned, 2), ui.ratio(cut, traces, 2)
-    return [reasoned, stripped, stripped_share, traces, cut, cut_share, short]
+    return [
+        control["reasoned"],
+        control["stripped"],
+        ui.ratio(control["stripped"], control["reasoned"], 2),
+        control["traces"],
+        control["truncated"],
+        ui.ratio(control["truncated"], control["traces"], 2),
+        control["too_short"],
+    ]
 
 
 @ui.section("Packing")
@@ -176,12 +198,20 @@ def packing(stats: ui.Row) -> Iterator[ui.Block]:
     splits += [(2, name, split) for name, split in stats["eval_groups"].items()]
     rows: list[list[object]] = []
     for indent, name, split in splits:
-        sequences, tokens = split["sequences"], split["tokens"]
-        shares = [ui.ratio(split[key], sequences) for key in ("reasoning", "truncated")]
-        trained, fill = ui.ratio(split["trained"], tokens), ui.percent(split["fill"], 2)
-        row = [ui.TableCell(name, indent=indent), split["packs"], sequences, *shares, tokens]
-        each = f"{split['sequences_per_pack']:.1f}"
-        rows.append([*row, trained, fill, each, split["longest"]])
+        rows.append(
+            [
+                ui.TableCell(name, indent=indent),
+                split["packs"],
+                split["sequences"],
+                ui.ratio(split["reasoning"], split["sequences"]),
+                ui.ratio(split["truncated"], split["sequences"]),
+                split["tokens"],
+                ui.ratio(split["trained"], split["tokens"]),
+                ui.percent(split["fill"], 2),
+                f"{split['sequences_per_pack']:.1f}",
+                split["longest"],
+            ]
+        )
     head = ["split", "packs", "sequences", "reasoning on", "trace cut", "tokens", "trained"]
     head += ["fill", "sequences a pack", "longest"]
     yield f"Packs of {stats['max_length']:,} tokens."
@@ -196,9 +226,9 @@ def packing(stats: ui.Row) -> Iterator[ui.Block]:
 
 def _conversation(row: ui.Row, most: int) -> ui.Sample:
     budget = f", cut to {row['budget']} tokens" if row["budget"] is not None else ""
-    about = f" · turn {row['turn']}, reasoning {row['reasoning']}{budget}, {row['tokens']:,} tokens"
+    turn = f" · turn {row['turn']}, reasoning {row['reasoning']}{budget}, {row['tokens']:,} tokens"
     record = ui.Styled(f" · {row['record_id'][:12]}", "code")
-    title = (ui.Styled(row["source"], "bold"), about, record)
+    title = (ui.Styled(row["source"], "bold"), turn, record)
     segments = supervision.marked_segments(row["segments"])
     values = {"source": row["source"], "reasoning": row["reasoning"]}
     return ui.Sample(title, [segments], values, {"tokens": row["tokens"]})

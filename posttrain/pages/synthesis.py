@@ -1,4 +1,4 @@
-"""Synthetic rows: how many seeds gave one, why the others did not, and how varied the result is."""
+"""Synthetic rows: yield of the seeds, reasons of those without a row, variety of the result."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ from posttrain.report import section as ui
 
 
 def sections(node: Node) -> ui.Sections:
+    """Sections of a `synthetic_rows` artifact."""
     yield from figures_of(node.stats)
     if "skipped" in node.stats:
         yield prompts_by_source(node.stats)
-    yield samples_to_read(node, "Seeds and what came of them", _example, few="examples.jsonl")
+    title = "Seeds and what came of them"
+    yield samples_to_read(node, title, _example, examples="examples.jsonl")
 
 
 def tiles(node: Node) -> list[ui.Tile]:
+    """Tiles of the seeds, the yield, the requests, and the test of the checks."""
     stats = node.stats
     seeds = stats["seeds"]
     rows = stats["rows"]["rows"]
-    kept = stats["kept_seeds"]["rows"]
+    seeds_kept = stats["kept_seeds"]["rows"]
     requests = sum(stats["requests"].values())
     tokens = sum(stats["tokens"].values())
     planted = stats["planted"]
@@ -32,15 +35,15 @@ def tiles(node: Node) -> list[ui.Tile]:
         f"of {planted['rows']:,} rows that were spoiled",
     )
     return [
-        (f"{seeds:,} → {rows:,}", "seeds → rows", f"{kept:,} seeds gave a row"),
-        (ui.ratio(kept, seeds) or "–", "yield", "of the seeds that were tried"),
+        (f"{seeds:,} → {rows:,}", "seeds → rows", f"{seeds_kept:,} seeds gave a row"),
+        (ui.ratio(seeds_kept, seeds) or "–", "yield", "of the seeds that were tried"),
         (f"{requests:,}", "completions", f"{tokens / 1e6:,.2f} M tokens written"),
         planted_tile,
     ]
 
 
 def figures_of(stats: ui.Row) -> Iterator[ui.Section]:
-    """The sections that need no file."""
+    """Sections that need no file."""
     yield outcomes(stats)
     yield planted_rows(stats)
     yield models(stats)
@@ -49,8 +52,8 @@ def figures_of(stats: ui.Row) -> Iterator[ui.Section]:
 
 @ui.section("What became of the seeds")
 def outcomes(stats: ui.Row) -> Iterator[ui.Block]:
-    kept = stats["kept_seeds"]["rows"]
-    rows: list[list[object]] = [["kept", kept, ui.ratio(kept, stats["seeds"])]]
+    seeds_kept = stats["kept_seeds"]["rows"]
+    rows: list[list[object]] = [["kept", seeds_kept, ui.ratio(seeds_kept, stats["seeds"])]]
     for reason, count in stats["dropped_after_requests"].items():
         rows.append([f"dropped: {reason}", count, ui.ratio(count, stats["seeds"])])
     yield ui.Table(["outcome", "seeds", "of all"], rows)
@@ -59,7 +62,7 @@ def outcomes(stats: ui.Row) -> Iterator[ui.Block]:
 
 
 def planned(seeds: int, rows: Sequence[ui.Row], times: Mapping[str, str]) -> ui.Section:
-    """What a dry run expects of each model, and how long each takes in words."""
+    """Section of a dry run: requests, tokens and cost of each model, and its time in words."""
     head = ["role", "model", "seeds", "completions", "prompt tokens", "written", "cost"]
     keys = ("role", "model", "seeds", "completions", "input", "output", "money")
     table = ui.Table(head, [[row[key] for key in keys] for row in rows])
@@ -70,12 +73,12 @@ def planned(seeds: int, rows: Sequence[ui.Row], times: Mapping[str, str]) -> ui.
     return ui.Section("Plan", [table, note, *(f"{name}: {time}" for name, time in times.items())])
 
 
-def planted_line(rows: int, kept: int) -> str:
-    """What became of planted bad rows, in a sentence."""
-    if kept == rows:
+def planted_line(rows: int, passed: int) -> str:
+    """Sentence on the planted bad rows, of which `passed` passed all checks."""
+    if passed == rows:
         return f"NO CHECK FOUND any of {rows:,} planted bad rows: none of these rows can be trusted"
-    if kept:
-        return f"the checks let {kept:,} of {rows:,} planted bad rows pass"
+    if passed:
+        return f"the checks let {passed:,} of {rows:,} planted bad rows pass"
     return f"the checks dropped all of {rows:,} planted bad rows"
 
 
@@ -85,13 +88,12 @@ def planted_rows(stats: ui.Row) -> Iterator[ui.Block]:
     if not planted["rows"]:
         yield "No row was spoiled to see whether the checks drop it."
         return
-    dropped = sum(planted["dropped"].values())
-    yield (ui.Styled(planted_line(planted["rows"], planted["rows"] - dropped), "bold"), ".")
-    rows: list[list[object]] = [
-        [f"dropped: {reason}", count, ui.ratio(count, planted["rows"])]
-        for reason, count in planted["dropped"].items()
-    ]
-    rows.append(["passed every check", planted["rows"] - dropped, None])
+    passed = planted["rows"] - sum(planted["dropped"].values())
+    yield (ui.Styled(planted_line(planted["rows"], passed), "bold"), ".")
+    rows: list[list[object]] = []
+    for reason, count in planted["dropped"].items():
+        rows.append([f"dropped: {reason}", count, ui.ratio(count, planted["rows"])])
+    rows.append(["passed every check", passed, None])
     yield ui.Table(["outcome", "planted rows", "of all"], rows)
     yield (
         "Finished rows of which one answer was replaced by a bad one and put through the same "
@@ -106,8 +108,8 @@ def planted_rows(stats: ui.Row) -> Iterator[ui.Block]:
 def models(stats: ui.Row) -> Iterator[ui.Block]:
     rows: list[list[object]] = []
     for role, names in stats["models"].items():
-        for name, (seeds, kept) in names.items():
-            rows.append([role, name, seeds, kept, ui.ratio(kept, seeds)])
+        for name, (seeds, seeds_kept) in names.items():
+            rows.append([role, name, seeds, seeds_kept, ui.ratio(seeds_kept, seeds)])
     if not rows:
         yield "No model was asked."
         return
@@ -171,7 +173,7 @@ def _example(row: ui.Row, most: int) -> ui.Sample:
 
 
 def _messages_of(row: ui.Row) -> list[ui.Row]:
-    """What there is to read of a chat row, a preference row or a task."""
+    """Messages to read of a chat row, a preference row or a task."""
     if "messages" in row:
         return row["messages"]
     if "question" in row:
@@ -180,9 +182,7 @@ def _messages_of(row: ui.Row) -> list[ui.Row]:
             {"role": "user", "content": row["question"]},
             {"role": "gold", "content": str(gold)},
         ]
-    sides = [
-        {"role": side, "content": message["content"]}
-        for side in ("chosen", "rejected")
-        for message in row[side]
-    ]
-    return [*row["prompt"], *sides]
+    messages = [*row["prompt"]]
+    for side in ("chosen", "rejected"):
+        messages += [{"role": side, "content": message["content"]} for message in row[side]]
+    return messages

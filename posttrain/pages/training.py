@@ -1,4 +1,4 @@
-"""A checkpoint by its method; SFT and DPO are here: losses, held-out groups, margins."""
+"""Pages of checkpoints, by their method; SFT and DPO are here: losses, held-out groups, margins."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from posttrain.report.curves import Curve, curves, points
 
 
 def sections(node: Node) -> ui.Sections:
-    """The sections of one `checkpoint` artifact, its speed last."""
+    """Sections of a `checkpoint` artifact, its speed last."""
     if node.stats.get("method") == "quantize":
         yield from quantization.sections(node)
         return
@@ -22,10 +22,12 @@ def sections(node: Node) -> ui.Sections:
         return
     method = node.stats.get("method")
     if method == "dpo":
-        logged = [row for row in rows if math.isfinite(row.get("preference_loss", math.nan))]
-        for figure in (preferences, margins, by_category) if logged else ():
-            yield figure(node.stats, logged)
-        if not logged:
+        finite_rows = [row for row in rows if math.isfinite(row.get("preference_loss", math.nan))]
+        if finite_rows:
+            yield preferences(node.stats, finite_rows)
+            yield margins(node.stats, finite_rows)
+            yield by_category(node.stats, finite_rows)
+        else:
             yield ui.Section("Preference training", missing="no logged loss is finite")
     elif "num_generations" in node.stats:
         yield from rl.sections(node, node.stats, rows)
@@ -38,23 +40,25 @@ def sections(node: Node) -> ui.Sections:
 
 
 def curve_groups(rows: Sequence[ui.Row]) -> dict[str, Sequence[Curve]]:
-    """The charts of a log of any method, by section."""
-    keys = {key for row in rows for key in row}
+    """Charts of a log by section; the method shows in the log's keys."""
+    keys: set[str] = set()
+    for row in rows:
+        keys |= row.keys()
     if "preference_loss" in keys:
         return {"Preference training": _PREFERENCE_CURVES, "Margins": _MARGIN_CURVES}
     return rl.CURVE_GROUPS if "rollouts" in keys else {"Training": _SFT_CURVES}
 
 
 def so_far(rows: Sequence[ui.Row]) -> Iterator[ui.Section]:
-    """The sections of a run that has not finished, from its log alone."""
-    for title, wanted in curve_groups(rows).items():
-        yield ui.Section(title, curves(rows, wanted))
+    """Sections of a run that has not finished, from its log alone."""
+    for title, charts in curve_groups(rows).items():
+        yield ui.Section(title, curves(rows, charts))
     yield rl.verdicts(rows)
     yield rl.the_judge(rows)
 
 
 def tiles(node: Node) -> list[ui.Tile]:
-    """What the stage is for, before and after: by what the run itself measured."""
+    """Figures that the stage is for, before and after, as the run itself measured them."""
     stats = node.stats
     if stats.get("method") == "quantize":
         return quantization.tiles(stats)
@@ -67,14 +71,15 @@ def tiles(node: Node) -> list[ui.Tile]:
         return []
     share = ui.ratio(stats["trained"], stats["tokens"], 0)
     size = f"{stats['tokens'] / 1e6:,.2f} M"
-    losses = (("eval_loss", "held-out loss"), ("loss", "training loss"))
     return [
-        *(tile for key, name in losses for tile in _loss_tile(rows, key, name)),
+        *_loss_tile(rows, "eval_loss", "held-out loss"),
+        *_loss_tile(rows, "loss", "training loss"),
         (size, "tokens read", f"{stats['steps']:,} steps, {share} trained"),
     ]
 
 
 def _loss_tile(rows: Sequence[ui.Row], key: str, name: str) -> Iterator[ui.Tile]:
+    """Tile of a loss at its first and last logged step; nothing without a logged value."""
     steps, losses = points(rows, key)
     if len(losses) == 1:
         yield f"{losses[0]:.3f}", name, f"nats a trained token, step {steps[0]:,.0f}"
@@ -84,20 +89,22 @@ def _loss_tile(rows: Sequence[ui.Row], key: str, name: str) -> Iterator[ui.Tile]
 
 
 def _pair_tiles(stats: ui.Row) -> list[ui.Tile]:
-    """How many pairs of the last logged step are ranked right; before training every margin is 0,
-    which is half right."""
+    """Tiles of DPO at the last logged step: pairs ranked right, loss, chosen completions.
+
+    Before training every margin is 0, which counts as half right.
+    """
     # imported here: a report needs no numpy
     from posttrain.evaluation.intervals import wilson
 
-    last = stats["last"]
-    low, high = wilson(last["accuracy"], stats["global_batch"])
+    end = stats["last"]
+    low, high = wilson(end["accuracy"], stats["global_batch"])
     span = f"({100 * low:.1f} … {100 * high:.1f}), {stats['global_batch']:,} pairs of the last step"
-    loss = f"{stats['first_preference_loss']:.3f} → {last['preference_loss']:.3f}"
-    change = f"of the rejected {ui.signed(last['rejected_change'], 2)}; {stats['steps']} steps"
+    loss = f"{stats['first_preference_loss']:.3f} → {end['preference_loss']:.3f}"
+    change = f"of the rejected {ui.signed(end['rejected_change'], 2)}; {stats['steps']} steps"
     return [
-        (f"50.0 → {100 * last['accuracy']:.1f} %", "pairs ranked right", span),
-        (loss, "preference loss", f"nats; margin {last['margin']:+.3f}"),
-        (f"0 → {ui.signed(last['chosen_change'], 2)}", "nats, chosen completions", change),
+        (f"50.0 → {100 * end['accuracy']:.1f} %", "pairs ranked right", span),
+        (loss, "preference loss", f"nats; margin {end['margin']:+.3f}"),
+        (f"0 → {ui.signed(end['chosen_change'], 2)}", "nats, chosen completions", change),
     ]
 
 
@@ -141,28 +148,33 @@ def _rounded(value: object) -> object:
 
 
 def _held_out(rows: Sequence[ui.Row]) -> list[list[object]]:
-    """Held-out loss by group, named `<source>/<on|off>`; the last one over all groups."""
-    found: list[list[object]] = []
-    keys = {key for row in rows for key in row if key.startswith("eval_") and key.endswith("loss")}
+    """Rows of the held-out loss by group, `<source>/<on|off>`; the row over all groups is last."""
+    keys: set[str] = set()
+    for row in rows:
+        keys |= {key for key in row if key.startswith("eval_") and key.endswith("loss")}
+    table: list[list[object]] = []
     for key in sorted(keys, key=lambda key: (key == "eval_loss", key)):
-        stem, losses = key.removesuffix("loss"), points(rows, key)[1]
-        trained = points(rows, f"{stem}trained")[1]
+        stem = key.removesuffix("loss")
+        _, losses = points(rows, key)
+        _, trained_tokens = points(rows, f"{stem}trained")
         figures = [f"{loss:.3f}" for loss in (losses[0], min(losses), losses[-1])]
         name = stem.removeprefix("eval_").rstrip("_") or "all"
-        found.append([name, int(trained[-1]) if trained else None, *figures])
-    return found
+        table.append([name, int(trained_tokens[-1]) if trained_tokens else None, *figures])
+    return table
 
 
 def _speed(starts: Sequence[ui.Row], rows: Sequence[ui.Row]) -> list[ui.Block]:
     """Tokens and seconds of each start of the run that came to its end."""
     table: list[list[object]] = []
     for start in starts:
-        seconds, begin = start["seconds"], start["from_step"]
-        known = [row["tokens"] for row in rows if "tokens" in row and row["step"] <= begin]
-        read = start["tokens"] - max(known, default=0)
-        rate = f"{read / seconds:,.0f}" if seconds else None
-        span = f"{begin:,} – {start['to_step']:,}"
-        table.append([span, start["processes"], f"{seconds:,.1f}", f"{read:,.0f}", rate])
+        seconds = start["seconds"]
+        from_step = start["from_step"]
+        # tokens of the log count from the first start of the run
+        earlier = [row["tokens"] for row in rows if "tokens" in row and row["step"] <= from_step]
+        tokens = start["tokens"] - max(earlier, default=0)
+        rate = f"{tokens / seconds:,.0f}" if seconds else None
+        span = f"{from_step:,} – {start['to_step']:,}"
+        table.append([span, start["processes"], f"{seconds:,.1f}", f"{tokens:,.0f}", rate])
     note = "A line for each start; evaluation and saving are included, starts that were killed not."
     return [note, ui.Table(["steps", "processes", "seconds", "tokens", "tokens/s"], table)]
 
@@ -172,8 +184,8 @@ def _speed(starts: Sequence[ui.Row], rows: Sequence[ui.Row]) -> list[ui.Block]:
 
 @ui.section("Preference training")
 def preferences(stats: ui.Row, rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
-    first = stats["first_sft"]
-    term = f"{first['sum']:.3f} as a sum a completion, {first['mean']:.3f} as a mean a token; "
+    sft = stats["first_sft"]
+    term = f"{sft['sum']:.3f} as a sum a completion, {sft['mean']:.3f} as a mean a token; "
     run = {
         "steps": f"{stats['steps']} of {stats['global_batch']} pairs",
         "pairs drawn": f"{stats['pairs_drawn']:,}, {stats['epochs']:.2f} epochs",
@@ -227,10 +239,14 @@ _BY_CATEGORY = {
 @ui.section("By category")
 def by_category(stats: ui.Row, rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
     table_rows: list[list[object]] = []
-    for name, pairs in stats["pairs_by_category"].items():
-        for row in [row for row in rows if f"{name}/margin" in row][-1:]:
-            figures = [form.format(row[f"{name}/{key}"]) for key, form in _BY_CATEGORY.items()]
-            table_rows.append([name, pairs, *figures])
+    for category, pairs in stats["pairs_by_category"].items():
+        # the last logged step that drew a pair of the category
+        logged = [row for row in rows if f"{category}/margin" in row]
+        if logged:
+            figures = [
+                form.format(logged[-1][f"{category}/{key}"]) for key, form in _BY_CATEGORY.items()
+            ]
+            table_rows.append([category, pairs, *figures])
     head = ["category", "pairs", "ranked right", "margin", "chosen, change", "rejected, change"]
     yield "At the last logged step, on the pairs it drew; changes in nats a completion."
     yield ui.Table(head, table_rows)

@@ -1,4 +1,4 @@
-"""Write `report.html` for an artifact: what it changed, how it went, what it was made from.
+"""Write `report.html` for an artifact: its effect, its course and its lineage.
 
 The page is not part of the artifact: no manifest lists it, and it can be written again at any time.
 The same artifact gives the same bytes.
@@ -47,7 +47,7 @@ from posttrain.report.section import (
 )
 from posttrain.runs import REPORT, atomic_write_text
 
-# kind of artifact → its sections, and on its own page the figures to read first
+# kind of artifact → functions that make its sections, and the tiles at the head of its page
 PAGES: dict[str, tuple[Callable[[Node], Sections], Callable[[Node], list[Tile]]]] = {
     "audit": (supervision.audit_sections, supervision.audit_tiles),
     "checkpoint": (training.sections, training.tiles),
@@ -64,25 +64,29 @@ PAGES: dict[str, tuple[Callable[[Node], Sections], Callable[[Node], list[Tile]]]
 
 
 def own_sections(node: Node) -> Sections:
-    """The sections of one artifact by its kind; none for an unknown kind."""
-    if node.manifest is not None and node.kind in PAGES:
-        try:
-            yield from PAGES[node.kind][0](node)
-        except KeyError as error:  # an ancestor may have been built by an older version
-            why = f"{node.name} has no {error} in its stats; build it again to see it here"
-            yield Section(f"{node.kind} {node.name}", missing=why)
+    """Sections of an artifact by its kind; none for an unknown kind."""
+    if node.manifest is None or node.kind not in PAGES:
+        return
+    sections, _ = PAGES[node.kind]
+    try:
+        yield from sections(node)
+    except KeyError as error:  # an older version may have made the artifact
+        reason = f"{node.name} has no {error} in its stats; build it again to see it here"
+        yield Section(f"{node.kind} {node.name}", missing=reason)
 
 
 def tiles_of(node: Node) -> list[Tile]:
-    """What an artifact's page opens with: what its stage is for, before and after it; of a kind
-    without a page of its own, its rows."""
+    """Tiles at the head of an artifact's page: alerts, then the figures that its stage is for.
+
+    An artifact of a kind without a page of its own has a tile of its rows.
+    """
     if node.manifest is None:
         return []
     if node.kind in PAGES:
+        _, tiles = PAGES[node.kind]
         try:
-            tiles = [*effects.alert_tiles(node), *PAGES[node.kind][1](node)]
-            return tiles[: effects.MOST_TILES]
-        except KeyError:  # made by an older version: its sections say what is missing
+            return [*effects.alert_tiles(node), *tiles(node)][: effects.MOST_TILES]
+        except KeyError:  # an older version made it: its sections say what is missing
             pass
     return [kept_tile(node, "rows")]
 
@@ -91,23 +95,23 @@ _ON_A_PAGE = Chart | Columns | Diagram | Fold | Samples
 
 
 def figures(node: Node) -> Sections:
-    """Yield an artifact's sections for the console: no charts, and nothing that a page folds away.
+    """Sections of an artifact for the console: no charts, and nothing that a page folds away.
 
-    A section of which only its introduction would be left is left out.
+    A section of which only its introduction would remain is left out.
     """
-    for part in own_sections(node):
-        shown = [block for block in part.blocks if not isinstance(block, _ON_A_PAGE)]
-        if len(shown) == len(part.blocks) or any(isinstance(block, Table) for block in shown):
-            yield Section(part.title, shown)
+    for section in own_sections(node):
+        blocks = [block for block in section.blocks if not isinstance(block, _ON_A_PAGE)]
+        is_complete = len(blocks) == len(section.blocks)
+        if is_complete or any(isinstance(block, Table) for block in blocks):
+            yield Section(section.title, blocks)
 
 
 def write_report(artifact: Path | str, *, out: Path | str | None = None) -> Path:
-    """Write the report of an artifact, with links to its parents'; every stage calls this at its
-    end.
+    """Write the report of an artifact, with links to its parents' reports.
 
     Args:
-        artifact: a finished artifact's directory, or that of a training run that has begun.
-        out: the file to write, `report.html` in the artifact's directory by default.
+        artifact: directory of a finished artifact, or of a training run that has begun.
+        out: file to write, `report.html` in the artifact's directory by default.
 
     Raises:
         DataError: no finished artifact, or a file that changed since its manifest was written.
@@ -118,25 +122,29 @@ def write_report(artifact: Path | str, *, out: Path | str | None = None) -> Path
         return write_unfinished(artifact, running=is_running(artifact), out=target)
     nodes = trace(artifact)
     root = nodes[0]
-    parts = [*own_sections(root), counts(root), provenance(nodes, target)]
-    missing = [f"{part.title}: {part.missing}" for part in parts if part.missing]
+    sections = [*own_sections(root), counts(root), provenance(nodes, target)]
+    missing = [f"{section.title}: {section.missing}" for section in sections if section.missing]
     missing += [f"{node.kind} {node.name}: {node.missing}" for node in nodes if node.missing]
-    sections = [*parts, Section("Not in this report", missing)]
-    kicker = f"{root.kind.replace('_', ' ')} {root.digest[:12]}"
-    tiles = tiles_of(root)
-    lead = parent_links(nodes, target)
-    page = page_html(sections, title=root.name, kicker=kicker, tiles=tiles, lead=lead)
+    sections.append(Section("Not in this report", missing))
+    page = page_html(
+        sections,
+        title=root.name,
+        kicker=f"{root.kind.replace('_', ' ')} {root.digest[:12]}",
+        tiles=tiles_of(root),
+        lead=parent_links(nodes, target),
+    )
     atomic_write_text(target, page)
     return target
 
 
 def ensure_report(artifact: Path | str) -> Path:
-    """The report of a stage that has finished: a new one only where there is none of its end."""
-    there = Path(artifact) / REPORT
-    if there.is_file():
-        with there.open(encoding="utf-8") as page:
+    """Write the report of a finished stage, unless there is one already. Returns its file."""
+    report = Path(artifact) / REPORT
+    if report.is_file():
+        with report.open(encoding="utf-8") as page:
+            # the page of a run that had not finished carries a mark at its beginning
             if UNFINISHED not in page.read(200):
-                return there
+                return report
     return write_report(artifact)
 
 
@@ -146,9 +154,9 @@ class TrainingPage:
 
     out: Path
 
-    def write_live(self, about: str, *, next_in: int | None) -> None:
+    def write_live(self, activity: str, *, next_in: int | None) -> None:
         """Write the page of a run that goes on."""
-        write_live(self.out, about, next_in=next_in)
+        write_live(self.out, activity, next_in=next_in)
 
     def write_interrupted(self, *, step: int) -> None:
         """Write the page of a run that a signal ends now."""
@@ -164,7 +172,7 @@ class TrainingPage:
 
 
 def show_finished(console: Console, artifact: Path) -> None:
-    """Print an artifact's figures and counts, write its report, and say where both are."""
+    """Print an artifact's figures and counts, write its report, and print where both are."""
     node = trace(artifact)[0]
     print_sections(console, [*figures(node), counts(node)], charts=False)
     console.print(f"{artifact}  digest {node.digest[:16]}")
@@ -172,5 +180,6 @@ def show_finished(console: Console, artifact: Path) -> None:
 
 
 def show_up_to_date(console: Console, artifact: Path) -> None:
+    """Print that an artifact was complete before, and write its report if it has none."""
     ensure_report(artifact)
     console.print(f"{artifact} is complete, nothing to do")

@@ -87,11 +87,11 @@ class LogRows(TrainerCallback):
 class RunPage(Protocol):
     """The page of a run. Training says when it is written; what stands on it is drawn elsewhere."""
 
-    def write_live(self, about: str, *, next_in: int | None) -> object:
+    def write_live(self, activity: str, *, next_in: int | None) -> object:
         """Write the page of a run that goes on.
 
         Args:
-            about: what the run is doing.
+            activity: what the run is doing, in words.
             next_in: seconds after which the page is written again at the latest, if known.
         """
 

@@ -119,6 +119,13 @@ def write_run(out: Path, *, method: str, batches: int = 3) -> Path:
     for step in range(1, batches + 1):
         groups = rlhf_groups(step) if method == "rlhf" else genrm_groups(step)
         given = asyncio.run(reward.reward(groups, seed=step))
+        if method == "later":  # a reward with parts that no other has
+            given = [
+                replace(
+                    rewards, parts={f"own_{name}": part for name, part in rewards.parts.items()}
+                )
+                for rewards in given
+            ]
         scored = with_advantages(range(len(groups)), groups, given, GrpoLossConfig())
         file = rollout_file(out, step)
         rows = [group_row(one, step=step, stats=ratios(scored, step)) for one in scored]
@@ -272,6 +279,6 @@ def test_rlvr_is_measured_on_the_prompts_that_it_was_given():
 def test_a_method_that_the_page_does_not_know_is_described_by_the_parts_of_its_reward(tmp_path):
     page = page_of(write_run(tmp_path / "distilled", method="later"))
     assert sections(page)[0] == "LATER"
-    assert "Part of the reward: score error 1" in section(page, "LATER")
-    assert cells(section(page, "LATER"), "score error 1")[1:]
+    assert "Part of the reward: own score error 1" in section(page, "LATER")
+    assert cells(section(page, "LATER"), "own score error 1")[1:]
     assert "in its stats" not in page
