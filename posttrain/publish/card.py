@@ -223,6 +223,8 @@ def serving_section(folder: Path, *, name: str) -> list[str]:
     """Lines that say how to serve a checkpoint, which the commands call `name`."""
     switch = None
     dtype = checkpoint_dtype(folder)
+    if is_quantised(folder):
+        dtype = "bfloat16"  # vLLM refuses float32 for what is not in FP8
     # vLLM serves float32 in bfloat16 unless told
     flags = f" --dtype {dtype}" if dtype else ""
     template = _own_template(folder)

@@ -66,8 +66,11 @@ def _describe(folder: Path, *, kept: list[str], dtype: torch.dtype) -> None:
     layer 20), and leaves marks of its own in names that transformers renames (NemotronH).
     """
     quantisation = json.loads((folder / QUANT_CONFIG).read_text("utf-8"))
-    quantisation["quantization"]["exclude_modules"] = kept
     config: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
+    if config.get("tie_word_embeddings"):
+        # the head has no tensor of its own, and servers would take it for one in FP8
+        kept = sorted([*kept, "lm_head"])
+    quantisation["quantization"]["exclude_modules"] = kept
     config["quantization_config"]["ignore"] = kept
     config["dtype"] = str(dtype).removeprefix("torch.")
     config.pop("torch_dtype", None)

@@ -136,9 +136,13 @@ class Simulated:
     def prepare_export(self, units: Collection[str]) -> None:
         """Give all weights back as they were, and leave it to the quantisers of units to round."""
         self.switch_on(())
-        for unit in units:
-            for name in self.units[unit]:
-                self.quantisers[name].enable()
+        for unit, names in self.units.items():
+            for name in names:
+                if unit in units:
+                    self.quantisers[name].enable()
+                elif unit == KV_CACHE:
+                    # ModelOpt writes the scale of a key that has one, or stops
+                    self.quantisers[name].reset_amax()
 
     def components(self) -> dict[str, list[str]]:
         """Units by component, such as those of `attention` in all layers."""

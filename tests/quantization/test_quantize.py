@@ -124,11 +124,39 @@ def test_nanos_choice_and_a_finished_run(folder: Path, tmp_path: Path):
     assert read_artifact(tmp_path / "out").digest == digest
 
 
+def test_a_cache_that_is_kept_has_no_scale(folder: Path, tmp_path: Path):
+    out = tmp_path / "out"
+    stats = quantize(recipe(folder, "attention", out, keep=("kv_cache",)), show=silent)
+    assert stats["kv_cache"] == "float32"
+    serving = (out / "README.md").read_text()
+    assert "--dtype bfloat16" in serving
+    names = load_file(out / "model.safetensors").keys()
+    assert not [name for name in names if name.endswith(("k_scale", "v_scale", "_amax"))]
+    described = json.loads((out / "hf_quant_config.json").read_text())["quantization"]
+    assert described["kv_cache_quant_algo"] is None
+
+
 def test_a_unit_that_is_not_there_is_named(folder: Path, tmp_path: Path):
     with pytest.raises(ConfigError, match=r"there is no unit 'atention.0'.*attention\.0"):
         quantize(recipe(folder, "attention", tmp_path / "o", keep=("atention.0",)), show=silent)
     with pytest.raises(ConfigError, match="every unit is kept"):
         quantize(recipe(folder, "attention", tmp_path / "o", keep=("*",)), show=silent)
+
+
+def test_a_head_tied_to_the_embedding_is_excluded(folder: Path, tmp_path: Path):
+    tied = tmp_path / "tied"
+    write_policy(tied)
+    model = load_pretrained(tied)
+    model.config.tie_word_embeddings = True
+    model.tie_weights()
+    model.save_pretrained(tied)
+    made = recipe(folder, "attention", tmp_path / "out", keep=())
+    quantize(made.model_copy(update={"checkpoint": str(tied)}), show=silent)
+    described = json.loads((tmp_path / "out" / "hf_quant_config.json").read_text())
+    assert "lm_head.weight" not in load_file(tmp_path / "out" / "model.safetensors")
+    assert "lm_head" in described["quantization"]["exclude_modules"]
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert "lm_head" in config["quantization_config"]["ignore"]
 
 
 @pytest.mark.parametrize("checkpoint", ["attention", "hybrid"])
