@@ -2,8 +2,8 @@
 
 `results.yml` is laid out as NeMo Evaluator's (packages/nemo-evaluator, api_dataclasses), whose
 classes read it, with the row of all tasks as its group. A standard error there is the 95 %
-interval's width over 2 × 1.96: the interval itself is not symmetric. Every file says how many
-samples our side failed to score, which no figure holds.
+interval's width over 2 × 1.96: the interval itself is not symmetric. Every file counts the samples
+that our side failed to score, which are in no figure.
 """
 
 from __future__ import annotations
@@ -23,140 +23,187 @@ from posttrain.sampling.alerts import alert_text
 
 EXPORT = "export"
 Row = Mapping[str, Any]
-_PLACE = ("task", "setting", "thinking")
+_CELL = ("task", "setting", "thinking")
 _SPREAD = ("sd", "floor", "debiased", "p", "consistency", "consistency_within")
 _ESTIMATE = ("value", "low", "high", "questions", "samples")
 UNSCORED = "unscored"
 
 
 def write_exports(folder: Path, metrics: Row, manifest: Manifest) -> None:
-    """Write every export of a run's `metrics.json`."""
-    cells, sensitive = metrics["cells"], metrics.get("sensitivity", [])
-    lines = io.StringIO()
-    writer = csv.writer(lines, lineterminator="\n")
-    writer.writerow(("checkpoint", *_PLACE, "figure", *_ESTIMATE, UNSCORED))
-    for figures, rows in ((_figures, cells), (_sensitivity, sensitive)):
+    """Write all exports of a run's `metrics.json`."""
+    cells = metrics["cells"]
+    sensitivity = metrics.get("sensitivity", [])
+    scores = io.StringIO()
+    writer = csv.writer(scores, lineterminator="\n")
+    writer.writerow(("checkpoint", *_CELL, "figure", *_ESTIMATE, UNSCORED))
+    for figures, rows in ((_figures, cells), (_sensitivity, sensitivity)):
         for row in rows:
-            place = (row["checkpoint"], *_place(row))
-            for name, found in figures(row):
-                estimate = [found.get(key) for key in _ESTIMATE]
-                writer.writerow((*place, name, *estimate, unscored_of(row)))
-    atomic_write_text(folder / "scores.csv", lines.getvalue())
-    first = "".join(f"{alert_text(row)}\n\n" for row in metrics.get("alerts", []))
-    atomic_write_text(folder / "table.md", first + markdown_tables(cells, sensitive))
+            for name, estimate in figures(row):
+                values = [estimate.get(key) for key in _ESTIMATE]
+                key = (row["checkpoint"], *_cell_key(row))
+                writer.writerow((*key, name, *values, unscored_of(row)))
+    atomic_write_text(folder / "scores.csv", scores.getvalue())
+    alerts = "".join(f"{alert_text(row)}\n\n" for row in metrics.get("alerts", []))
+    atomic_write_text(folder / "table.md", alerts + markdown_tables(cells, sensitivity))
     for checkpoint in dict.fromkeys(cell["checkpoint"] for cell in cells):
-        own = [cell for cell in cells if cell["checkpoint"] == checkpoint]
-        text = yaml.safe_dump(results_of(own, manifest), sort_keys=False)
+        checkpoint_cells = [cell for cell in cells if cell["checkpoint"] == checkpoint]
+        text = yaml.safe_dump(results_of(checkpoint_cells, manifest), sort_keys=False)
         atomic_write_text(folder / checkpoint / "results.yml", text)
 
 
 def unscored_of(row: Row) -> int:
     """Samples of a row that the backend, a grader or a judge failed on."""
-    if "templates" in row:  # of prompt sensitivity: by template
+    if "templates" in row:  # a row of prompt sensitivity counts by template
         return sum(row["unscored"].values())
     return row["failed"] + row["unscored"]
 
 
-def _place(row: Row) -> tuple[str, ...]:
-    return tuple(row[name] for name in _PLACE)
+def _cell_key(row: Row) -> tuple[str, ...]:
+    return tuple(row[name] for name in _CELL)
 
 
 def _figures(cell: Row) -> Iterator[tuple[str, Row]]:
-    """Every estimate of a cell, by its name."""
+    """Yield name and estimate of all figures of a cell."""
     yield from cell["rates"].items()
-    yield from ((f"pass@{k}", found) for k, found in cell["pass"].items())
-    yield from ((name, found["mean"]) for name, found in cell["lengths"].items())
+    for k, estimate in cell["pass"].items():
+        yield f"pass@{k}", estimate
+    for name, length in cell["lengths"].items():
+        yield name, length["mean"]
 
 
 def _sensitivity(row: Row) -> Iterator[tuple[str, Row]]:
-    """The accuracy in each template, and what their spread is."""
-    for one in row["templates"]:
-        yield f"accuracy in template {one['template']}", {**one, "value": one["mean"]}
-    for name in _SPREAD if row["templates"] else ():
-        bounds = {key: row[key] for key in ("low", "high")} if name == "debiased" else {}
-        yield f"sensitivity {name}", {"value": row[name], "questions": row["questions"], **bounds}
+    """Yield name and estimate of the accuracy in each template, then of measures of its spread."""
+    for template in row["templates"]:
+        name = f"accuracy in template {template['template']}"
+        yield name, {**template, "value": template["mean"]}
+    if not row["templates"]:
+        return
+    for name in _SPREAD:
+        estimate = {"value": row[name], "questions": row["questions"]}
+        if name == "debiased":
+            estimate |= {"low": row["low"], "high": row["high"]}
+        yield f"sensitivity {name}", estimate
 
 
 def results_of(cells: Sequence[Row], manifest: Manifest) -> dict[str, Any]:
-    """One checkpoint's figures in the layout of NVIDIA's `results.yml`."""
+    """Figures of one checkpoint in the layout of NVIDIA's `results.yml`."""
     results: dict[str, dict[str, Any]] = {"tasks": {}, "groups": {}}
     for cell in cells:
-        kind = "groups" if cell["task"] == ALL else "tasks"
-        metrics = results[kind].setdefault(cell["task"], {"metrics": {}})["metrics"]
-        for name, found in _figures(cell):
+        level = "groups" if cell["task"] == ALL else "tasks"
+        metrics = results[level].setdefault(cell["task"], {"metrics": {}})["metrics"]
+        score_name = f"{cell['setting']}_{cell['thinking']}"
+        for name, estimate in _figures(cell):
             scores = metrics.setdefault(name, {"scores": {}})["scores"]
-            error = (found["high"] - found["low"]) / (2 * Z95)
-            scores[f"{cell['setting']}_{cell['thinking']}"] = {
-                "value": found["value"],
-                "stats": {"count": found["samples"], "stderr": error},
+            error = (estimate["high"] - estimate["low"]) / (2 * Z95)
+            scores[score_name] = {
+                "value": estimate["value"],
+                "stats": {"count": estimate["samples"], "stderr": error},
             }
         shares = metrics.setdefault(UNSCORED, {"scores": {}})["scores"]
-        shares[f"{cell['setting']}_{cell['thinking']}"] = {
+        shares[score_name] = {
             "value": unscored_of(cell) / cell["samples"],
             "stats": {"count": cell["samples"]},
         }
-    stated = manifest.config
-    block = stated["checkpoints"].get(cells[0]["checkpoint"])
-    own = block.get("sampling", {}) if isinstance(block, dict) else {}
-    sampled = {**stated["sampling"], **own}
-    params = {name: sampled[name] for name in ("temperature", "top_p")}
-    params |= {"max_new_tokens": stated["sampling"]["max_tokens"]}
-    params |= {"limit_samples": stated["limit"]} if "limit" in stated else {}
+    config = manifest.config
+    checkpoint = cells[0]["checkpoint"]
+    block = config["checkpoints"].get(checkpoint)
+    checkpoint_sampling = block.get("sampling", {}) if isinstance(block, dict) else {}
+    sampling = {**config["sampling"], **checkpoint_sampling}
+    params: dict[str, Any] = {
+        "temperature": sampling["temperature"],
+        "top_p": sampling["top_p"],
+        "max_new_tokens": config["sampling"]["max_tokens"],
+    }
+    if "limit" in config:
+        params["limit_samples"] = config["limit"]
     params["extra"] = {
-        "num_repeats": stated["n"],
-        "settings": stated["settings"],
-        "seed": stated["seed"],
+        "num_repeats": config["n"],
+        "settings": config["settings"],
+        "seed": config["seed"],
         "manifest": manifest.digest,
     }
     return {
         "config": {"type": manifest.kind, "params": params},
-        "target": {"api_endpoint": {"model_id": cells[0]["checkpoint"]}},
+        "target": {"api_endpoint": {"model_id": checkpoint}},
         "results": results,
     }
 
 
-def markdown_tables(cells: Sequence[Row], sensitive: Sequence[Row]) -> str:
-    """Accuracies in per cent, and prompt sensitivity in points."""
-    names = list(dict.fromkeys(cell["checkpoint"] for cell in cells))
-    head = ["task", "setting", "reasoning", "questions"]
-    rows = [[*head, "k", *names]]
-    for place in dict.fromkeys(map(_place, cells)):
-        own = {cell["checkpoint"]: cell for cell in cells if _place(cell) == place}
-        first = next(iter(own.values()))
-        shown = [_accuracy(own[n]) if n in own else "" for n in names]
-        rows.append([*place, str(first["questions"]), str(first["k"]), *shown])
-    varied = [["checkpoint", *head, "templates", "sd", "noise floor", "debiased", "p of 0",
-               "consistency"]]  # fmt: skip
-    for row in sensitive:
-        found = {name.partition(" ")[2]: one for name, one in _sensitivity(row)}
-        p = "" if row.get("p") is None else f"{row['p']:.4g}"
-        varied.append([
-            row["checkpoint"], *_place(row), str(row["questions"]), str(len(row["templates"])),
-            *(_points(found.get(name), digits=2) for name in ("sd", "floor", "debiased")),
-            p, _points(found.get("consistency")),
-        ])  # fmt: skip
-    parts = {
-        "Accuracy, %, mean over questions [95 % interval]": rows,
-        "Prompt sensitivity, points [95 % interval]": varied,
-    }
-    return "\n\n".join(f"{name}\n\n{_table(own)}" for name, own in parts.items() if own[1:]) + "\n"
+def markdown_tables(cells: Sequence[Row], sensitivity: Sequence[Row]) -> str:
+    """Markdown tables of accuracies in per cent and of prompt sensitivity in points.
+
+    A table without rows is left out.
+    """
+    tables: list[str] = []
+    if cells:
+        table = _markdown_table(_accuracy_rows(cells))
+        tables.append(f"Accuracy, %, mean over questions [95 % interval]\n\n{table}")
+    if sensitivity:
+        table = _markdown_table(_sensitivity_rows(sensitivity))
+        tables.append(f"Prompt sensitivity, points [95 % interval]\n\n{table}")
+    return "\n\n".join(tables) + "\n"
+
+
+def _accuracy_rows(cells: Sequence[Row]) -> list[list[str]]:
+    """Head, then a row for each task, setting and mode, with a column for each checkpoint."""
+    checkpoints = list(dict.fromkeys(cell["checkpoint"] for cell in cells))
+    rows = [["task", "setting", "reasoning", "questions", "k", *checkpoints]]
+    for key in dict.fromkeys(map(_cell_key, cells)):
+        by_checkpoint = {cell["checkpoint"]: cell for cell in cells if _cell_key(cell) == key}
+        any_cell = next(iter(by_checkpoint.values()))
+        row = [*key, str(any_cell["questions"]), str(any_cell["k"])]
+        for checkpoint in checkpoints:
+            cell = by_checkpoint.get(checkpoint)
+            row.append("" if cell is None else _accuracy(cell))
+        rows.append(row)
+    return rows
+
+
+def _sensitivity_rows(sensitivity: Sequence[Row]) -> list[list[str]]:
+    """Head, then a row for each row of `sensitivity_rows`."""
+    head = ["checkpoint", "task", "setting", "reasoning", "questions", "templates", "sd"]
+    rows = [[*head, "noise floor", "debiased", "p of 0", "consistency"]]
+    for row in sensitivity:
+        spread: dict[str, Row] = {}
+        for name, estimate in _sensitivity(row):
+            spread[name.removeprefix("sensitivity ")] = estimate
+        rows.append(
+            [
+                row["checkpoint"],
+                *_cell_key(row),
+                str(row["questions"]),
+                str(len(row["templates"])),
+                _points(spread.get("sd"), digits=2),
+                _points(spread.get("floor"), digits=2),
+                _points(spread.get("debiased"), digits=2),
+                "" if row.get("p") is None else f"{row['p']:.4g}",
+                _points(spread.get("consistency")),
+            ]
+        )
+    return rows
 
 
 def _accuracy(cell: Row) -> str:
-    shown, unscored = _points(cell["rates"].get("accuracy")), unscored_of(cell)
-    return f"{shown}; {unscored:,} of {cell['samples']:,} unscored" if unscored else shown
+    accuracy = _points(cell["rates"].get("accuracy"))
+    unscored = unscored_of(cell)
+    if not unscored:
+        return accuracy
+    return f"{accuracy}; {unscored:,} of {cell['samples']:,} unscored"
 
 
-def _points(found: Row | None, *, digits: int = 1) -> str:
-    """An estimate in per cent, with its interval where it has one."""
-    if found is None or found["value"] is None:
+def _points(estimate: Row | None, *, digits: int = 1) -> str:
+    """Format an estimate in per cent, with its interval if it has one."""
+    if estimate is None or estimate["value"] is None:
         return ""
-    numbers = (found[key] for key in _ESTIMATE[:3] if found.get(key) is not None)
-    value, *bounds = (f"{100 * number:.{digits}f}" for number in numbers)
+    bounds: list[str] = []
+    for key in ("low", "high"):
+        if estimate.get(key) is not None:
+            bounds.append(f"{100 * estimate[key]:.{digits}f}")
+    value = f"{100 * estimate['value']:.{digits}f}"
     return f"{value} [{', '.join(bounds)}]" if bounds else value
 
 
-def _table(rows: Sequence[Sequence[str]]) -> str:
+def _markdown_table(rows: Sequence[Sequence[str]]) -> str:
     head, *body = rows
     lines = [head, ["---"] * len(head), *body]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)

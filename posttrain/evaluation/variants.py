@@ -19,7 +19,8 @@ from posttrain.rollouts import metadata_of
 
 Row = dict[str, Any]
 Arms = dict[str, list[float]]  # arm → scores of a question
-ORIGINAL, VARIANT = "original", "variant"
+ORIGINAL = "original"
+VARIANT = "variant"
 
 
 def variant_rows(records: Sequence[Record]) -> list[Row]:
@@ -40,25 +41,27 @@ def variant_rows(records: Sequence[Record]) -> list[Row]:
         arms = questions.setdefault(metadata["variant_of"], {})
         arms.setdefault(metadata["arm"], []).append(record.score.value)
     for (checkpoint, setting, thinking), questions in arms_of_cell.items():
-        pairs = [
-            (float(np.mean(arms[ORIGINAL])), float(np.mean(arms[VARIANT])))
-            for arms in questions.values()
-            if {*arms} == {ORIGINAL, VARIANT}
-        ]
-        if len(pairs) < 2:
+        originals: list[float] = []
+        variants: list[float] = []
+        for arms in questions.values():
+            if {*arms} == {ORIGINAL, VARIANT}:
+                originals.append(float(np.mean(arms[ORIGINAL])))
+                variants.append(float(np.mean(arms[VARIANT])))
+        if len(originals) < 2:  # one question has no variance
             continue
-        original, variant = (float(np.mean(side)) for side in zip(*pairs, strict=True))
-        drops = np.array([before - after for before, after in pairs])
-        spread = float(drops.std(ddof=1)) / math.sqrt(len(drops))
-        half = float(stats.t.ppf(0.975, len(drops) - 1)) * spread
-        rows.append({
-            "checkpoint": checkpoint,
-            "setting": setting,
-            "thinking": thinking,
-            "questions": len(pairs),
-            "original": original,
-            "variant": variant,
-            "drop": {"value": float(drops.mean()), "low": float(drops.mean()) - half,
-                     "high": float(drops.mean()) + half},
-        })  # fmt: skip
+        drops = np.array(originals) - np.array(variants)
+        drop = float(drops.mean())
+        error = float(drops.std(ddof=1)) / math.sqrt(len(drops))
+        half = float(stats.t.ppf(0.975, len(drops) - 1)) * error
+        rows.append(
+            {
+                "checkpoint": checkpoint,
+                "setting": setting,
+                "thinking": thinking,
+                "questions": len(drops),
+                "original": float(np.mean(originals)),
+                "variant": float(np.mean(variants)),
+                "drop": {"value": drop, "low": drop - half, "high": drop + half},
+            }
+        )
     return rows
