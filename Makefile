@@ -72,8 +72,10 @@ real: $(BIN)/.installed-dev
 	cd $(REAL) && $(POSTTRAIN) report runs/real
 	@$(BIN)/python benchmarks/real_effects.py table $(REAL)/runs/real
 
-# a file's tests stay together: they share what is slow to make. One that waits for ever ends its
+# bytecode is kept, whatever the shell says: else each process that a test starts compiles all again.
+# A file's tests stay together: they share what is slow to make. One that waits for ever ends its
 # worker (pyproject.toml), which a new one would only repeat
+test: export PYTHONDONTWRITEBYTECODE :=
 test: $(BIN)/.installed-dev
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --max-worker-restart 0
 

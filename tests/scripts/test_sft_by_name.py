@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
+from posttrain import chain
 from posttrain.config.load import read_recipe
 from posttrain.errors import ConfigError, PosttrainError
 from posttrain.one_line import default_output, rows_of
@@ -16,6 +18,7 @@ from posttrain.runs import read_artifact
 from scripts.__main__ import dispatch
 from tests.docs.test_own_model import write_model
 from tests.sampling.small_models import byte_tokenizer
+from tests.training.forks import forked
 
 COMMIT = "0123456789" * 4
 ON_CPU = ["trainer.bf16=false", "trainer.max_steps=2", "trainer.warmup_steps=0"]
@@ -42,16 +45,28 @@ def put_in_cache(model: Path, cache: Path) -> None:
     shutil.copytree(model, repository / "snapshots" / COMMIT)
 
 
+class ForkedStage:
+    """A stage's process that need not import torch; how a real one is started, others here show."""
+
+    def __init__(self, command: list[str], *, cwd: Path, env: dict[str, str]) -> None:
+        assert cwd == Path()
+        self.ended = forked(lambda: dispatch(command[2:]), check=False)
+        print(self.ended.text)
+
+    def wait(self) -> int:
+        return self.ended.codes[0]
+
+
 def test_a_hub_model_and_a_file_become_a_checkpoint(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
     """The commit that main is at is pinned, loaded, printed and kept; no network is asked."""
     put_in_cache(folder / "model", folder / "cache")
-    # for this process, which has read them, and for the stages, which are processes of their own
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder / "cache"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setenv("HF_HUB_CACHE", str(folder / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(chain, "subprocess", SimpleNamespace(Popen=ForkedStage))
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     names = ["--model", "org/tiny", "--data", "rows.jsonl", "--output", "runs/mine"]
     dispatch(["sft", *names, "build_sft.packing.max_length=256", *ON_CPU])

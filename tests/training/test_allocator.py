@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
-import sys
 
+import psutil
 import pytest
 
-# the first round teaches glibc that blocks of this size come and go: it keeps them from then on
-SCRIPT = """
-import sys
-import psutil
 from posttrain.training.output import ReturnFreedMemory
-callback = ReturnFreedMemory()
-def blocks():
-    size = 800 << 10  # activations of a short pack
+from tests.training.forks import forked
+
+
+def blocks() -> list[bytearray]:
+    """120 MiB in blocks of the size that activations of a short pack have."""
+    size = 800 << 10
     return [bytearray(b"x") * size for _ in range((120 << 20) // size)]
-blocks()
-callback.on_step_end()
-before = psutil.Process().memory_info().rss
-kept = blocks()[::2]
-if sys.argv[1] != "none":
-    getattr(callback, sys.argv[1])()
-print((psutil.Process().memory_info().rss - before) >> 20)
-"""
+
+
+def growth(event: str) -> int:
+    """MiB by which a process grows that keeps every second block, 60 MiB."""
+    callback = ReturnFreedMemory()
+    # the first round teaches glibc that blocks of this size come and go: it keeps them from then on
+    blocks()
+    callback.on_step_end()
+    before = psutil.Process().memory_info().rss
+    kept = blocks()[::2]
+    if event != "none":
+        getattr(callback, event)()
+    after = psutil.Process().memory_info().rss
+    assert kept
+    return (after - before) >> 20
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="no glibc")
@@ -33,7 +38,5 @@ print((psutil.Process().memory_info().rss - before) >> 20)
     [("on_substep_end", 0, 62), ("on_prediction_step", 0, 62), ("none", 90, 140)],
 )
 def test_what_is_freed_between_others_goes_back(event: str, least: int, most: int):
-    command = [sys.executable, "-c", SCRIPT, event]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env={})
-    # every second block stays: 60 MiB
-    assert least <= int(done.stdout) <= most
+    ended = forked(lambda: print(growth(event)))
+    assert least <= int(ended.text.split()[-1]) <= most
