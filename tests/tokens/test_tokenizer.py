@@ -54,13 +54,21 @@ def test_a_saved_tokenizer_is_the_one_that_transformers_would_choose(saved: Path
     assert ours.chat_template == theirs.chat_template
 
 
-@pytest.mark.parametrize("name", [*_GENERIC, *_NAMED_CLASSES, "Qwen2TokenizerFast"])
-def test_of_a_model_it_is_the_one_that_transformers_would_choose(name: str, tmp_path: Path):
-    """Of byte-level vocabularies, which these classes have."""
-    PreTrainedTokenizerFast(tokenizer_object=trained("qwen_2")).save_pretrained(tmp_path)
-    settings_file = tmp_path / "tokenizer_config.json"
+CLASSES = [*_GENERIC, *_NAMED_CLASSES, "Qwen2TokenizerFast"]
+
+
+def save_as(name: str, folder: Path) -> None:
+    """A tokenizer of a byte-level vocabulary whose settings name this class."""
+    PreTrainedTokenizerFast(tokenizer_object=trained("qwen_2")).save_pretrained(folder)
+    settings_file = folder / "tokenizer_config.json"
     named = json.loads(settings_file.read_text()) | {"tokenizer_class": name}
     settings_file.write_text(json.dumps(named))
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_of_a_model_it_is_the_one_that_transformers_would_choose(name: str, tmp_path: Path):
+    """Of byte-level vocabularies, which these classes have."""
+    save_as(name, tmp_path)
     for model_type in _MODEL_TYPES:
         (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
         assert _named_class(tmp_path) is not None
@@ -68,11 +76,6 @@ def test_of_a_model_it_is_the_one_that_transformers_would_choose(name: str, tmp_
         assert type(ours) is type(theirs), model_type
         assert ours.backend_tokenizer.to_str() == theirs.backend_tokenizer.to_str()
         assert ours.special_tokens_map == theirs.special_tokens_map
-    program = (
-        "import sys; from pathlib import Path; from posttrain.tokens.tokenizer import load_tokenizer\n"
-        f"load_tokenizer(Path({str(tmp_path)!r})); sys.exit('torch' in sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)
     for model in ({"model_type": "qwen2"}, {"model_type": "llama", "model_name": "x"}):
         (tmp_path / "config.json").write_text(json.dumps(model))
         assert _named_class(tmp_path) is None
@@ -84,10 +87,19 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path):
             load_tokenizer(folder)
 
 
-def test_building_data_with_it_imports_no_torch(saved: Path):
+def test_building_data_with_it_imports_no_torch(saved: Path, tmp_path: Path):
+    """In one process for all classes: each load is checked before the next."""
+    folders = [str(saved)]
+    for name in CLASSES:
+        save_as(name, tmp_path / name)
+        config = json.dumps({"model_type": _MODEL_TYPES[-1]})
+        (tmp_path / name / "config.json").write_text(config)
+        folders.append(str(tmp_path / name))
     program = (
         "import sys, data_builders.sft.build, posttrain.tokens.tokenizer as t; from pathlib import Path\n"
-        f"t.load_tokenizer(Path({str(saved)!r})); sys.exit('torch' in sys.modules)"
+        f"for folder in {folders}:\n"
+        "    t.load_tokenizer(Path(folder))\n"
+        "    assert 'torch' not in sys.modules, folder"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
 

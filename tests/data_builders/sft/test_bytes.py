@@ -55,19 +55,16 @@ def check_same(out: Path, world: Path) -> None:
     assert not (out / "work").exists()
 
 
-@pytest.mark.parametrize("overrides", [(PART,), (PART, "workers=2")])
-def test_parts_and_workers_change_nothing(world, tmp_path, overrides):
-    build(world / "recipe.yaml", f"out={tmp_path / 'out'}", *overrides)
+def test_parts_change_nothing(world, tmp_path):
+    build(world / "recipe.yaml", f"out={tmp_path / 'out'}", PART)
     check_same(tmp_path / "out", world)
 
 
-def test_workers_know_templates_by_name(tmp_path):
-    source = source_of(tmp_path, plain_rows(30))
-    tokenizer = {"path": str(write_tokenizer(tmp_path / "tokenizer")), "chat_template": "hermes"}
-    recipe = write_recipe(tmp_path, sources=[source], tokenizer=tokenizer)
-    build(recipe, f"out={tmp_path / 'one'}")
-    build(recipe, f"out={tmp_path / 'two'}", "part_bytes=2000", "workers=2")
-    assert shard_bytes(tmp_path / "one") == shard_bytes(tmp_path / "two")
+def test_workers_change_nothing_and_know_templates_by_name(world, tmp_path):
+    hermes = ("tokenizer.chat_template=hermes", "tokenizer.allow_left_out=[reasoning]")
+    for name, more in (("serial", ()), ("workers", (PART, "workers=2"))):
+        build(world / "recipe.yaml", f"out={tmp_path / name / 'out'}", *hermes, *more)
+    check_same(tmp_path / "workers" / "out", tmp_path / "serial")
 
 
 def test_a_ray_pipeline_gives_the_same_bytes(world, tmp_path):
