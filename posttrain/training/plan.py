@@ -71,10 +71,10 @@ def model_size(model: torch.nn.Module) -> ModelSize:
     )
 
 
-def checkpoint_bytes(size: ModelSize, *, kept: int) -> int:
-    """Disk for the model and `kept` resume checkpoints."""
-    # a resume checkpoint: weights and two Adam moments; one more exists while it is written
-    return (kept + 1) * (size.weight_bytes + 8 * size.trainable) + size.weight_bytes
+def checkpoint_bytes(size: ModelSize, *, checkpoints: int) -> int:
+    """Bytes on disk of the model and so many resume checkpoints."""
+    # a resume checkpoint has weights and two Adam moments; one more exists while it is written
+    return (checkpoints + 1) * (size.weight_bytes + 8 * size.trainable) + size.weight_bytes
 
 
 def check_disk(needed: int, out: Path) -> None:

@@ -27,7 +27,13 @@ from posttrain.rollouts import Completion, Prompt, Step
 from posttrain.runs import Counts, Run
 from posttrain.training.rl.batch import ScoredGroup, with_advantages
 from posttrain.training.rl.files import group_row, join_parts, rollout_file, write_part
-from posttrain.training.rl.metrics import AVERAGED, _means, _sums, batch_metrics, group_stats
+from posttrain.training.rl.metrics import (
+    AVERAGED,
+    _run_means,
+    batch_metrics,
+    group_stats,
+    run_stats,
+)
 from reward.judge.verdict import VerdictReward
 from reward.rlhf import JudgedReward
 from tests.pages.conftest import write_rows
@@ -128,7 +134,7 @@ def write_run(out: Path, *, method: str, batches: int = 3) -> Path:
             ]
         scored = with_advantages(range(len(groups)), groups, given, GrpoLossConfig())
         file = rollout_file(out, step)
-        rows = [group_row(one, step=step, stats=ratios(scored, step)) for one in scored]
+        rows = [group_row(one, step=step, ratios=ratios(scored, step)) for one in scored]
         write_part(file, rows, process=0)
         join_parts(file, processes=1)
         metrics = batch_metrics([group_stats(one, overlong="mask") for one in scored])
@@ -144,8 +150,8 @@ def write_run(out: Path, *, method: str, batches: int = 3) -> Path:
             "method": method, "steps": batches, "batches": batches, "prompts_per_step": PROMPTS,
             "num_generations": GENERATIONS, "rollouts": batches * PROMPTS * GENERATIONS,
             "epochs": 0.5, "world_size": 1, "sharding": "none", "tokens": 1000, "trained": 900,
-            "averaged": min(AVERAGED, len(log)), "first": _means(log[:AVERAGED]),
-            "last": _means(log[-AVERAGED:]), "counts": _sums(log),
+            "averaged": min(AVERAGED, len(log)), "first": _run_means(log[:AVERAGED]),
+            "last": _run_means(log[-AVERAGED:]), "counts": run_stats(log)["counts"],
         },
     )  # fmt: skip
     return out

@@ -362,7 +362,7 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
         trained = int(pairs.chosen.sampled.sum() + pairs.rejected.sampled.sum())
         missing = sum(len(store.shards[shard]) for shard in store.missing())
         checkpoints = 0 if args.save_strategy == "no" else args.save_total_limit or args.max_steps
-        disk = checkpoint_bytes(size, kept=checkpoints)
+        disk = checkpoint_bytes(size, checkpoints=checkpoints)
         # the reference: row and two sums of 8 bytes for each pair, and 4 bytes for each token
         disk += 24 * len(pairs) + 4 * int(store.key.tokens) * trained
         categories = ", ".join(f"{count:,} {name}" for name, count in pairs.by_category().items())

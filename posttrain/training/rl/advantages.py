@@ -26,11 +26,11 @@ NEGLIGIBLE = 1e-6  # of the group's largest |reward|: a smaller deviation is rou
 def leave_one_out_advantages(
     rewards: npt.ArrayLike | Sequence[Sequence[float | None]],
 ) -> npt.NDArray[np.float64]:
-    """Advantages of groups of rewards.
+    """Advantage of each rollout over the others of its group.
 
     Args:
-        rewards: (groups, generations), nan (or None) for an unscored rollout. It is in nobody's
-            mean or deviation, as if it were not there.
+        rewards: (groups, generations), nan (or None) for an unscored rollout, which is in nobody's
+            mean or deviation.
 
     Returns:
         (groups, generations), finite. 0.0 for an unscored rollout, which the loss must leave out,
@@ -39,23 +39,28 @@ def leave_one_out_advantages(
     Raises:
         ValueError: another shape, or an infinite reward.
     """
-    given = np.asarray(rewards, dtype=np.float64)
-    if given.ndim != 2:
-        raise ValueError(f"rewards must be groups × generations, got the shape {given.shape}")
-    if np.isinf(given).any():
+    rewards_G_N = np.asarray(rewards, dtype=np.float64)
+    if rewards_G_N.ndim != 2:
+        raise ValueError(f"rewards must be groups × generations, got the shape {rewards_G_N.shape}")
+    if np.isinf(rewards_G_N).any():
         raise ValueError("a reward is infinite; an unscored one is nan")
-    scored = ~np.isnan(given)
-    values = np.where(scored, given, 0.0)
-    # (group, i, j): whether j is one of i's others
-    others = scored[:, None, :] & ~np.eye(given.shape[1], dtype=bool)
-    count = others.sum(axis=2)
-    baseline = np.where(others, values[:, None, :], 0.0).sum(axis=2) / np.maximum(count, 1)
-    off = np.where(others, values[:, None, :] - baseline[:, :, None], 0.0)
-    deviation = np.sqrt((off**2).sum(axis=2) / np.maximum(count - 1, 1))
-    scale = np.abs(values).max(axis=1, initial=0.0)[:, None]
-    spread = np.where(deviation > NEGLIGIBLE * scale, deviation, 0.0)
-    plain = values - baseline
-    # what is left of equal rewards after rounding is no difference either
-    alike = (spread == 0) & (np.abs(plain) <= NEGLIGIBLE * scale)
-    divided = np.where(spread > 0, plain / (spread + EPSILON), np.where(alike, 0.0, plain))
-    return np.where(scored & (count > 0), divided, 0.0)
+    scored_G_N = ~np.isnan(rewards_G_N)
+    values_G_N = np.where(scored_G_N, rewards_G_N, 0.0)
+    values_G_1_N = values_G_N[:, None, :]
+    # [g, i, j]: whether rollout j is in the baseline of rollout i
+    peers_G_N_N = scored_G_N[:, None, :] & ~np.eye(rewards_G_N.shape[1], dtype=bool)
+    count_G_N = peers_G_N_N.sum(axis=2)
+    total_G_N = np.where(peers_G_N_N, values_G_1_N, 0.0).sum(axis=2)
+    baseline_G_N = total_G_N / np.maximum(count_G_N, 1)
+    # squares of deviations, not a difference of squares: see above
+    off_G_N_N = np.where(peers_G_N_N, values_G_1_N - baseline_G_N[:, :, None], 0.0)
+    deviation_G_N = np.sqrt((off_G_N_N**2).sum(axis=2) / np.maximum(count_G_N - 1, 1))
+    scale_G_1 = np.abs(values_G_N).max(axis=1, initial=0.0)[:, None]
+    spread_G_N = np.where(deviation_G_N > NEGLIGIBLE * scale_G_1, deviation_G_N, 0.0)
+    difference_G_N = values_G_N - baseline_G_N
+    # equal rewards differ from their mean by a rounding error, which is no difference either
+    equal_G_N = (spread_G_N == 0) & (np.abs(difference_G_N) <= NEGLIGIBLE * scale_G_1)
+    advantages_G_N = np.where(equal_G_N, 0.0, difference_G_N)
+    divided_G_N = difference_G_N / (spread_G_N + EPSILON)
+    advantages_G_N = np.where(spread_G_N > 0, divided_G_N, advantages_G_N)
+    return np.where(scored_G_N & (count_G_N > 0), advantages_G_N, 0.0)

@@ -1,8 +1,8 @@
 """Scored groups → the rows that are trained on → micro-batches of tensors.
 
 A row is a whole completion behind its prompt, right-padded. Labels are -100 where the policy did
-not sample: prompt, tool results, forced closings, padding. Rows that are not in the loss are left
-out here: they are often the longest.
+not sample: prompt, tool results, forced closings, padding. Rollouts outside the loss never become
+rows: they are often the longest.
 """
 
 from __future__ import annotations
@@ -23,18 +23,22 @@ from posttrain.training.document_masking import padded
 from posttrain.training.rl.advantages import leave_one_out_advantages
 
 Batch = dict[str, Any]
-# of `ParsedCompletion.problems`
+RolloutKey = tuple[int, int]  # position of the group in its step, index in the group
+# names in `ParsedCompletion.problems`
 CALL_PROBLEMS = frozenset({"half_call", "malformed_call"})
 TAG_PROBLEMS = frozenset({"unclosed_think", "two_closings", "unexpected_think"})
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredGroup:
-    """A group with its rewards and advantages: one a completion or one a token, None: unscored.
+    """A group with its rewards and advantages.
 
     Attributes:
-        position: in its batch; `attempt` counts from 0 the groups that were rolled out for it.
-        dropped: nothing differs in it, and dynamic sampling leaves it out of the loss.
+        position: Number of the group in its step, from 0, over all processes.
+        advantages: Advantage of each completion or of each of its tokens; None where unscored.
+        attempt: Number of groups that were rolled out for this position before it.
+        dropped: True where dynamic sampling leaves the group out of the loss, as its rewards are
+            all equal.
     """
 
     position: int
@@ -46,8 +50,7 @@ class ScoredGroup:
 
     @property
     def informative(self) -> bool:
-        """Whether any of its rollouts has an advantage; decided on the whole group, whatever of it
-        is in the loss."""
+        """True if any rollout has an advantage other than 0, in the loss or not."""
         return any(
             any(advantage) if isinstance(advantage, tuple) else advantage
             for advantage in self.advantages
@@ -55,14 +58,15 @@ class ScoredGroup:
 
     def in_loss(self, overlong: Overlong) -> list[int]:
         """Indices of the rollouts that are trained on."""
-        return [
-            k
-            for k, completion in enumerate(self.group.completions)
-            if not self.dropped
-            and self.advantages[k] is not None
-            and completion.finish != "failed"
-            and (overlong == "train" or not completion.truncated)
-        ]
+        if self.dropped:
+            return []
+        indices: list[int] = []
+        for index, completion in enumerate(self.group.completions):
+            if self.advantages[index] is None or completion.finish == "failed":
+                continue
+            if overlong == "train" or not completion.truncated:
+                indices.append(index)
+        return indices
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +74,14 @@ class TrainedRow:
     """One rollout in the loss.
 
     Attributes:
-        place: position of its group, index in it.
-        ids: prompt and, from `start` on, completion.
-        sampled, logps, advantages: of each id from `start` on, whether the policy sampled it, its
-            nats, and what the loss weighs it with; 0 where the policy did not sample.
+        key: Position of its group and index in the group.
+        ids: Token ids of the prompt and, from `start` on, of the completion.
+        sampled: True for each id from `start` on that the policy sampled.
+        logps: Log-probability of each id from `start` on under the sampler; 0 where not sampled.
+        advantages: Advantage of each id from `start` on; 0 where not sampled.
     """
 
-    place: tuple[int, int]
+    key: RolloutKey
     ids: tuple[int, ...]
     start: int
     sampled: tuple[bool, ...]
@@ -85,7 +90,7 @@ class TrainedRow:
 
     @property
     def tokens(self) -> int:
-        """In the loss."""
+        """Number of tokens in the loss."""
         return sum(self.sampled)
 
 
@@ -95,48 +100,49 @@ def with_advantages(
     rewards: Sequence[GroupRewards],
     loss: GrpoLossConfig,
 ) -> list[ScoredGroup]:
-    """Advantages of every rollout of some groups.
+    """Compute the advantages of every rollout of these groups.
 
-    A completion's value is held against the others of its group (`leave_one_out_advantages`), in
-    which a truncated completion takes part, and one that is unscored or has values for its tokens
-    does not. A token's value is its advantage as it is: values of tokens have no common baseline.
+    A completion's value is compared with the others of its group (`leave_one_out_advantages`). A
+    truncated completion takes part in the comparison; one that is unscored or has values for its
+    tokens does not. A token's value is its advantage as it is, since values of tokens have no
+    common baseline.
 
     Raises:
-        ValueError: values for more or fewer tokens than the policy wrote.
+        ValueError: a reward has values for more or fewer tokens than the policy wrote.
     """
-    compared = leave_one_out_advantages(
-        [
-            [None if isinstance(credit, tuple) else credit for credit in group_rewards.rewards]
-            for group_rewards in rewards
+    completion_rewards: list[list[float | None]] = []
+    for group_rewards in rewards:
+        values: list[float | None] = [
+            None if isinstance(credit, tuple) else credit for credit in group_rewards.rewards
         ]
-    )
+        completion_rewards.append(values)
+    relative = leave_one_out_advantages(completion_rewards)
     if loss.advantage_clip is not None:
-        compared = np.clip(compared, -loss.advantage_clip, loss.advantage_clip)
+        relative = np.clip(relative, -loss.advantage_clip, loss.advantage_clip)
     scored: list[ScoredGroup] = []
-    for position, group, group_rewards, row in zip(
-        positions, groups, rewards, compared, strict=True
+    for position, group, group_rewards, relative_row in zip(
+        positions, groups, rewards, relative, strict=True
     ):
         advantages: list[Credit] = []
-        for credit, relative, completion in zip(
-            group_rewards.rewards, row, group.completions, strict=True
+        for credit, relative_advantage, completion in zip(
+            group_rewards.rewards, relative_row, group.completions, strict=True
         ):
             if credit is None:
-                advantage = None
-            elif isinstance(credit, tuple):
-                advantage = _of_tokens(credit, completion, loss)
+                advantages.append(None)
+                continue
+            if isinstance(credit, tuple):
+                advantage = _token_advantages(credit, completion, loss)
             else:
-                advantage = float(relative)
-            advantages.append(
-                None if advantage is None else _penalised(advantage, completion, loss)
-            )
+                advantage = float(relative_advantage)
+            advantages.append(_penalised(advantage, completion, loss))
         scored.append(ScoredGroup(position, group, group_rewards, tuple(advantages)))
     return scored
 
 
-def _of_tokens(
+def _token_advantages(
     values: tuple[float, ...], completion: Completion, loss: GrpoLossConfig
 ) -> tuple[float, ...]:
-    """Advantages of the tokens that the policy wrote, clipped as the recipe says."""
+    """Clip the values of a completion's tokens to the recipe's `advantage_clip`."""
     written = 0 if completion.finish == "failed" else sum(completion.sampled()[1])
     if len(values) != written:
         raise ValueError(
@@ -151,94 +157,121 @@ def _of_tokens(
 def _penalised(
     advantage: float | tuple[float, ...], completion: Completion, loss: GrpoLossConfig
 ) -> float | tuple[float, ...]:
-    """The advantage, or what the recipe puts in the place of a malformed completion's."""
+    """Replace the advantage of a malformed completion by the lowest penalty that applies."""
     if completion.truncated:
+        # a call or tag may be malformed because the limit cut it
         return advantage
     problems = {problem for step in completion.steps for problem in step.parsed.problems}
-    penalties = ((CALL_PROBLEMS, loss.malformed_call_advantage),
-                 (TAG_PROBLEMS, loss.malformed_tag_advantage))  # fmt: skip
-    due = [penalty for kinds, penalty in penalties if penalty is not None and kinds & problems]
-    return min(due, default=advantage)
+    penalties: list[float] = []
+    if loss.malformed_call_advantage is not None and CALL_PROBLEMS & problems:
+        penalties.append(loss.malformed_call_advantage)
+    if loss.malformed_tag_advantage is not None and TAG_PROBLEMS & problems:
+        penalties.append(loss.malformed_tag_advantage)
+    return min(penalties, default=advantage)
 
 
 def trained_rows(scored: Sequence[ScoredGroup], *, overlong: Overlong) -> list[TrainedRow]:
-    """The rows in the loss, longest first, so that micro-batches pad little."""
-    rows = [row_of(one, index) for one in scored for index in one.in_loss(overlong)]
-    return sorted(rows, key=lambda row: (-len(row.ids), row.place))
+    """Rows of the rollouts in the loss, longest first, so that micro-batches pad little."""
+    rows: list[TrainedRow] = []
+    for group in scored:
+        rows += [row_of(group, index) for index in group.in_loss(overlong)]
+    return sorted(rows, key=_longest_first)
+
+
+def _longest_first(row: TrainedRow) -> tuple[int, RolloutKey]:
+    # the key breaks ties, so that the order does not depend on the layout of processes
+    return -len(row.ids), row.key
 
 
 def row_of(scored: ScoredGroup, index: int) -> TrainedRow:
-    """One rollout as a row; every one of its steps has ids and log-probabilities."""
+    """Convert a rollout, all of whose steps have ids and log-probabilities, to a row."""
     completion = scored.group.completions[index]
-    assert completion.prompt_ids is not None, "the engine in process gives ids"
+    assert completion.prompt_ids is not None, "engines of training return ids"
     ids, sampled = completion.sampled()
     logps: list[float] = []
     for step in completion.steps:
-        assert step.logps is not None, "asked for"
-        logps += [*step.logps, *[0.0] * len(step.results_ids)]
+        assert step.logps is not None, "rollouts request log-probabilities"
+        logps += step.logps
+        logps += [0.0] * len(step.results_ids)
     advantage = scored.advantages[index] or 0.0
     if isinstance(advantage, tuple):
         values = iter(advantage)
-        spread = tuple(next(values) if wrote else 0.0 for wrote in sampled)
+        advantages = tuple(next(values) if from_policy else 0.0 for from_policy in sampled)
     else:
-        spread = tuple(advantage if wrote else 0.0 for wrote in sampled)
+        advantages = tuple(advantage if from_policy else 0.0 for from_policy in sampled)
     return TrainedRow(
-        place=(scored.position, index),
+        key=(scored.position, index),
         ids=(*completion.prompt_ids, *ids),
         start=len(completion.prompt_ids),
         sampled=sampled,
         logps=tuple(logps),
-        advantages=spread,
+        advantages=advantages,
     )
 
 
 def micro_batches(
     rows: Sequence[TrainedRow], scored: Sequence[ScoredGroup], *, count: int
 ) -> list[list[TrainedRow]]:
-    """Exactly `count` micro-batches of neighbouring rows, as equal as can be. Where there are fewer
-    rows, the shortest rollout of `scored` runs with an empty mask: all processes must run as many.
+    """Split rows into exactly `count` micro-batches of neighbours, as equal as possible.
+
+    All processes must run equally many. Where there are fewer rows than `count`, the shortest
+    rollout of `scored` fills the empty ones, with nothing of it in the loss.
 
     Raises:
         TrainingError: nothing could be sampled.
     """
-    each, more = divmod(len(rows), count)
-    ends = [(k + 1) * each + min(k + 1, more) for k in range(count)]
-    parts = [list(rows[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
-    if each:
-        return parts
-    sampled = [
-        row_of(one, index)
-        for one in scored
-        for index, completion in enumerate(one.group.completions)
-        if completion.finish != "failed"
-    ]
+    smaller_size, larger_batches = divmod(len(rows), count)
+    batches: list[list[TrainedRow]] = []
+    start = 0
+    for number in range(count):
+        end = start + smaller_size + (number < larger_batches)
+        batches.append(list(rows[start:end]))
+        start = end
+    if smaller_size:
+        return batches
+    sampled: list[TrainedRow] = []
+    for group in scored:
+        for index, completion in enumerate(group.group.completions):
+            if completion.finish != "failed":
+                sampled.append(row_of(group, index))
     if not sampled:
         error = scored[0].group.completions[0].error
         raise TrainingError(f"no rollout of {len(scored)} prompts could be made: {error}")
-    shortest = min(sampled, key=lambda row: (len(row.ids), row.place))
+    shortest = min(sampled, key=lambda row: (len(row.ids), row.key))
     columns = len(shortest.sampled)
-    silent = replace(shortest, sampled=(False,) * columns, advantages=(0.0,) * columns)
-    return [part or [silent] for part in parts]
+    # its forward pass runs, and its mask is empty
+    masked = replace(shortest, sampled=(False,) * columns, advantages=(0.0,) * columns)
+    return [batch or [masked] for batch in batches]
 
 
 def collate(rows: Sequence[TrainedRow], *, pad_id: int) -> Batch:
-    """Tensors of a micro-batch, `[rows, columns]`: input_ids, attention_mask and labels int64;
-    sampled, nats of each label's token under the sampler, and advantages float32; and places."""
-    labels = (
-        [IGNORED] * row.start
-        + [i if s else IGNORED for i, s in zip(row.ids[row.start :], row.sampled, strict=True)]
-        for row in rows
-    )
-    return padded([row.ids for row in rows], labels, pad_id) | {
-        "sampled": _behind_prompts(rows, [row.logps for row in rows]),
-        "advantages": _behind_prompts(rows, [row.advantages for row in rows]),
-        "places": [row.place for row in rows],
+    """Tensors of a micro-batch, each `[rows, columns]`, beside the `keys` of its rows.
+
+    `input_ids`, `attention_mask` and `labels` are int64, `sampled` (log-probability of each label's
+    token under the sampler) and `advantages` float32.
+    """
+    labels: list[list[int]] = []
+    for row in rows:
+        completion_ids = row.ids[row.start :]
+        completion_labels = [
+            token if from_policy else IGNORED
+            for token, from_policy in zip(completion_ids, row.sampled, strict=True)
+        ]
+        labels.append([IGNORED] * row.start + completion_labels)
+    batch = padded([row.ids for row in rows], labels, pad_id)
+    return batch | {
+        "sampled": _completion_columns(rows, [row.logps for row in rows]),
+        "advantages": _completion_columns(rows, [row.advantages for row in rows]),
+        "keys": [row.key for row in rows],
     }
 
 
-def _behind_prompts(
+def _completion_columns(
     rows: Sequence[TrainedRow], values: Sequence[tuple[float, ...]]
 ) -> torch.Tensor:
-    """Values of the ids behind each row's prompt, float32 `[rows, columns]`; 0 elsewhere."""
-    columns = [torch.tensor([*[0.0] * row.start, *v]) for row, v in zip(rows, values, strict=True)]
-    return torch.nn.utils.rnn.pad_sequence(columns, batch_first=True)
+    """Tensor of the values of completions, float32 `[rows, columns]`; 0 for prompt and padding."""
+    tensors = [
+        torch.tensor([*[0.0] * row.start, *row_values])
+        for row, row_values in zip(rows, values, strict=True)
+    ]
+    return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True)

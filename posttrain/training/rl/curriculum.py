@@ -17,9 +17,7 @@ pool, which is often the one of hopeless prompts).
 
 from __future__ import annotations
 
-import itertools
 import math
-import operator
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,10 +27,12 @@ import numpy as np
 
 Pools = Mapping[str, Mapping[str, int]]
 Reason = Literal["target", "leftover", "random", "refill", "easy", "normal", "hard"]
-_DIGITS = 9  # shares that differ by less are rounding errors of equal ones
-# of proportional fitting: the weight of a bucket that the target leaves out, rounds, and the change
-# of a factor that ends it
-_REACH, _ROUNDS, _CLOSE = 1e-100, 2000, 1e-9
+_DIGITS = 9  # shares that differ only in later digits are equal but for rounding errors
+# Proportional fitting: weight of a bucket that the target leaves out, so that it can be reached
+_FLOOR_WEIGHT = 1e-100
+# Proportional fitting: most rounds, and relative change of the factors at which it has converged
+_ROUNDS = 2000
+_CONVERGED = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Draw:
     """One prompt of a batch.
 
     Attributes:
-        bucket: its passes out of n when it was profiled.
+        bucket: Number of passes out of n when the prompt was profiled.
         reason: `target` (its bucket's share of the batch), `leftover` (another bucket had too few),
             `random` (any bucket), `refill` (for a dropped group), or its difficulty pool.
     """
@@ -54,7 +54,7 @@ class Draw:
 def gaussian_targets(mean: float, *, sigma: float, n: int) -> list[float]:
     """Shares of the buckets 0/n … (n−1)/n under a Gaussian over pass rates; they sum to 1.
 
-    Their own mean is nearer the middle where the Gaussian reaches beyond the buckets.
+    Where the Gaussian reaches beyond the buckets, the mean of the shares is nearer to the middle.
     """
     if not (0 <= mean <= 1 and 0 < sigma < math.inf and n >= 1):
         raise ValueError(
@@ -73,15 +73,18 @@ def gaussian_targets(mean: float, *, sigma: float, n: int) -> list[float]:
 
 
 def mean_at(step: int, *, steps: int, start: float, end: float) -> float:
-    """The Gaussian's mean in a step, from 0; linear, `start` in the first and `end` in the last."""
+    """Mean of the Gaussian in a step, from 0; linear from `start` to `end` in the last step."""
     mean = start + (end - start) * step / max(steps - 1, 1)
     return min(max(mean, min(start, end)), max(start, end))  # rounding must not leave 0 … 1
 
 
 def largest_remainder(shares: Sequence[float], total: int) -> list[int]:
-    """Whole numbers in proportion to the shares; equal remainders favour the earlier share."""
-    whole = math.fsum(shares)
-    exact = [round(share / whole * total, _DIGITS) for share in shares]
+    """Split `total` into integers in proportion to the shares.
+
+    Equal remainders favour the earlier share.
+    """
+    share_sum = math.fsum(shares)
+    exact = [round(share / share_sum * total, _DIGITS) for share in shares]
     counts = [math.floor(value) for value in exact]
     by_remainder = sorted(
         range(len(exact)), key=lambda k: (-round(exact[k] - counts[k], _DIGITS), k)
@@ -92,7 +95,7 @@ def largest_remainder(shares: Sequence[float], total: int) -> list[int]:
 
 
 def domain_counts(ratios: Mapping[str, float], *, batch: int) -> dict[str, int]:
-    """Prompts of each domain in every batch, by largest remainder."""
+    """Number of prompts of each domain in every batch, by largest remainder."""
     if batch < 1 or not any(ratios.values()) or not all(0 <= r < math.inf for r in ratios.values()):
         raise ValueError(
             f"{batch} prompts (at least 1) cannot be shared by the ratios {dict(ratios)} (finite, "
@@ -106,10 +109,11 @@ def domain_counts(ratios: Mapping[str, float], *, batch: int) -> dict[str, int]:
 def gaussian_shares(
     *, n: int, steps: int, start: float, end: float, sigma: float
 ) -> list[list[float]]:
-    """The `gaussian_targets` of every step."""
+    """Shares of the buckets in every step, by `gaussian_targets`."""
     for mean in (start, end):
-        gaussian_targets(mean, sigma=sigma, n=n)  # an error even where no step has this mean
-    means = (mean_at(step, steps=steps, start=start, end=end) for step in range(steps))
+        # refused even where no step has this mean
+        gaussian_targets(mean, sigma=sigma, n=n)
+    means = [mean_at(step, steps=steps, start=start, end=end) for step in range(steps)]
     return [gaussian_targets(mean, sigma=sigma, n=n) for mean in means]
 
 
@@ -125,15 +129,15 @@ def plan_curriculum(
     sigma: float,
     seed: int,
 ) -> list[list[Draw]]:
-    """The prompts of every step, in a random order inside each; the same for any order of input.
+    """Plan the prompts of every step, in a random order inside each step.
 
-    No prompt comes more often than it must in a domain of so many prompts, nor a second time before
-    all of its bucket have come once.
+    The plan does not depend on the order of `pools`. No prompt comes more often than the size of
+    its domain demands, nor a second time before all of its bucket have come once.
 
     Args:
         pools: domain → prompt id → passes out of n.
-        ratios: of the prompts of every batch, by domain; only their proportions count.
-        mean_start, mean_end: pass rates, of the first and the last step's Gaussian.
+        ratios: domain → share of the prompts of every batch; only proportions count.
+        mean_start, mean_end: mean pass rate of the Gaussian in the first and in the last step.
     """
     shares = gaussian_shares(n=n, steps=steps, start=mean_start, end=mean_end, sigma=sigma)
     return plan_shares(pools, shares, n=n, batch=batch, ratios=ratios, seed=seed)
@@ -142,7 +146,7 @@ def plan_curriculum(
 def plan_uniform(
     pools: Pools, *, n: int, steps: int, batch: int, ratios: Mapping[str, float], seed: int
 ) -> list[list[Draw]]:
-    """As `plan_curriculum`, with equal shares for all buckets in every step."""
+    """Plan the prompts of every step with equal shares for all buckets; see `plan_curriculum`."""
     shares = [[1 / n] * n] * steps
     return plan_shares(pools, shares, n=n, batch=batch, ratios=ratios, seed=seed)
 
@@ -150,7 +154,7 @@ def plan_uniform(
 def plan_random(
     pools: Pools, *, n: int, steps: int, batch: int, ratios: Mapping[str, float], seed: int
 ) -> list[list[Draw]]:
-    """As `plan_curriculum`, whatever the bucket: the paper's ablation."""
+    """Plan the prompts of every step regardless of their buckets: the paper's ablation."""
     return plan_shares(pools, [None] * steps, n=n, batch=batch, ratios=ratios, seed=seed)
 
 
@@ -163,31 +167,35 @@ def plan_shares(
     ratios: Mapping[str, float],
     seed: int,
 ) -> list[list[Draw]]:
-    """As `plan_curriculum`, by each step's shares of the buckets; None: whatever the bucket."""
+    """Plan the prompts of every step by the shares of the buckets in each; see `plan_curriculum`.
+
+    Args:
+        shares: shares of the buckets 0/n … (n−1)/n in each step; None draws from any bucket.
+    """
     if not shares:
         raise ValueError("a plan needs at least one step")
     counts = domain_counts(ratios, batch=batch)
-    if unlike := sorted(set(ratios) ^ set(pools)):
+    if unpaired := sorted(set(ratios) ^ set(pools)):
         raise ValueError(
-            f"domain {unlike[0]!r} has only one of ratio and prompts; a ratio of 0 leaves it out"
+            f"domain {unpaired[0]!r} has only one of ratio and prompts; a ratio of 0 leaves it out"
         )
-    steps = len(shares)
-    drawn: list[list[Draw]] = [[] for _ in shares]
+    plan: list[list[Draw]] = [[] for _ in shares]
     for name, count in counts.items():
         if ratios[name] > 0:
             domain = _Domain(name, pools[name], n=n, seed=seed)
             for step, draws in enumerate(domain.draw(count, shares)):
-                drawn[step] += draws
-    for step in range(steps):
-        random.Random(f"{seed}/batch/{step}").shuffle(drawn[step])
-    return drawn
+                plan[step] += draws
+    for step, draws in enumerate(plan):
+        random.Random(f"{seed}/batch/{step}").shuffle(draws)
+    return plan
 
 
 class _Domain:
-    """The prompts of one domain with a pass rate below 1, by bucket."""
+    """Prompts of one domain with a pass rate below 1, by bucket."""
 
     def __init__(self, name: str, passes: Mapping[str, int], *, n: int, seed: int) -> None:
-        self.name, self._seed = name, seed
+        self.name = name
+        self._seed = seed
         self._buckets: list[list[str]] = [[] for _ in range(n)]
         for prompt_id, count in sorted(passes.items()):
             if not 0 <= count <= n or count != int(count):
@@ -201,127 +209,163 @@ class _Domain:
             raise ValueError(f"domain {name!r} has a ratio, but no prompt with a pass rate below 1")
 
     def draw(self, count: int, shares: Sequence[Sequence[float] | None]) -> list[list[Draw]]:
-        """The domain's part of every batch, by each step's shares of the buckets; None: any."""
-        targets = [own for own in shares if own is not None]
+        """Draw the domain's prompts of every step, `count` each.
+
+        Args:
+            shares: shares of the buckets in each step; None draws from any bucket.
+        """
+        targets = [step_shares for step_shares in shares if step_shares is not None]
         if len(targets) < len(shares):
-            return self._any(count, steps=len(shares))
-        turns = [
-            _Turns(prompts, f"{self._seed}/{self.name}/{bucket}")
+            return self._draw_from_any_bucket(count, steps=len(shares))
+        orders = [
+            _KeyedOrder(prompts, f"{self._seed}/{self.name}/{bucket}")
             for bucket, prompts in enumerate(self._buckets)
         ]
         plan: list[list[Draw]] = []
-        for parts in self._allocated(count, targets):
-            taken: set[str] = set()
+        for bucket_counts in self._allocate(count, targets):
+            in_step: set[str] = set()
             draws: list[Draw] = []
-            for bucket, (aimed_at, leftover) in enumerate(parts):
-                for number in range(aimed_at + leftover):
-                    reason: Reason = "target" if number < aimed_at else "leftover"
-                    draws.append(Draw(turns[bucket].take(taken), self.name, bucket, reason))
+            for bucket, (from_target, leftover) in enumerate(bucket_counts):
+                for number in range(from_target + leftover):
+                    reason: Reason = "target" if number < from_target else "leftover"
+                    draws.append(Draw(orders[bucket].take(in_step), self.name, bucket, reason))
             plan.append(draws)
         return plan
 
-    def _any(self, count: int, *, steps: int) -> list[list[Draw]]:
-        """Whatever the bucket, each prompt once before any comes again."""
+    def _draw_from_any_bucket(self, count: int, *, steps: int) -> list[list[Draw]]:
+        """Draw every prompt of the domain once before any comes again."""
         names = [name for bucket in self._buckets for name in bucket]
-        turns = _Turns(names, f"{self._seed}/{self.name}/any")
+        order = _KeyedOrder(names, f"{self._seed}/{self.name}/any")
         plan: list[list[Draw]] = []
         for _ in range(steps):
-            taken: set[str] = set()
-            drawn = [turns.take(taken) for _ in range(count)]
-            plan.append([Draw(x, self.name, int(self._passes[x]), "random") for x in drawn])
+            in_step: set[str] = set()
+            draws: list[Draw] = []
+            for _ in range(count):
+                name = order.take(in_step)
+                draws.append(Draw(name, self.name, int(self._passes[name]), "random"))
+            plan.append(draws)
         return plan
 
-    def _allocated(
+    def _allocate(
         self, count: int, shares: Sequence[Sequence[float]]
     ) -> list[list[tuple[int, int]]]:
-        """By step and bucket, prompts that the step aims at, and those that it takes because others
-        are missing."""
-        steps, n = len(shares), len(self._sizes)
-        # how often a prompt has to come at most: in the whole run, and in one batch
-        times = -(-steps * count // self._size)
+        """Number of prompts of each step and bucket: those of the step's target, and leftovers that
+        replace prompts of buckets that have too few."""
+        n = len(self._sizes)
+        # the most often that any prompt must come, in the whole run and in one batch
+        times = -(-len(shares) * count // self._size)
         times_in_batch = -(-count // self._size)
         supply = [size * times for size in self._sizes]
-        most = [size * times_in_batch for size in self._sizes]
-        exact = carried_counts(shares, count)
-        fitted = exact
-        if any(map(operator.gt, map(sum, zip(*exact, strict=True)), supply)):
+        most_in_batch = [size * times_in_batch for size in self._sizes]
+        targets = carried_counts(shares, count)
+        fitted = targets
+        demand = [sum(bucket_targets) for bucket_targets in zip(*targets, strict=True)]
+        if any(demanded > size for demanded, size in zip(demand, supply, strict=True)):
             fitted = carried_counts(fitted_shares(shares, supply, count), count)
-        taken = [[0] * n for _ in shares]
-        for step, bucket in itertools.product(range(steps), range(n)):
-            number = min(fitted[step][bucket], most[bucket], supply[bucket])
-            taken[step][bucket] = number
-            supply[bucket] -= number
-        missing = [count - sum(row) for row in taken]
-        for step, bucket in self._nearest(shares) if any(missing) else ():
-            number = min(missing[step], supply[bucket], most[bucket] - taken[step][bucket])
-            taken[step][bucket] += number
-            missing[step] -= number
-            supply[bucket] -= number
-        _exchange(missing, taken, most, supply)
-        return [
-            [(min(aim, number), max(number - aim, 0)) for aim, number in zip(*rows, strict=True)]
-            for rows in zip(exact, taken, strict=True)
-        ]
+        allocated = [[0] * n for _ in shares]
+        for step, step_counts in enumerate(allocated):
+            for bucket in range(n):
+                number = min(fitted[step][bucket], most_in_batch[bucket], supply[bucket])
+                step_counts[bucket] = number
+                supply[bucket] -= number
+        missing = [count - sum(step_counts) for step_counts in allocated]
+        if any(missing):
+            for step, bucket in self._nearest_buckets(shares):
+                room = most_in_batch[bucket] - allocated[step][bucket]
+                number = min(missing[step], supply[bucket], room)
+                allocated[step][bucket] += number
+                missing[step] -= number
+                supply[bucket] -= number
+        _fill_by_exchange(missing, allocated, most_in_batch, supply)
+        counts: list[list[tuple[int, int]]] = []
+        for step_targets, step_counts in zip(targets, allocated, strict=True):
+            counts.append(
+                [
+                    (min(target, number), max(number - target, 0))
+                    for target, number in zip(step_targets, step_counts, strict=True)
+                ]
+            )
+        return counts
 
-    def _nearest(self, shares: Sequence[Sequence[float]]) -> list[tuple[int, int]]:
-        """Every step and bucket, the bucket nearest to its step's mean first; prompts that never
-        passed come last, and of equal distances the easier one first."""
-        pairs: list[tuple[bool, float, int, float, int, int]] = []
-        for step, own in enumerate(shares):
-            n = len(own)
-            mean = math.fsum(share * k / n for k, share in enumerate(own))
+    def _nearest_buckets(self, shares: Sequence[Sequence[float]]) -> list[tuple[int, int]]:
+        """Pairs of step and bucket, by the bucket's distance from the mean of its step.
+
+        Prompts that never passed come last; of equally distant buckets the easier one comes first.
+        """
+        ranked: list[tuple[bool, float, int, float, int, int]] = []
+        for step, step_shares in enumerate(shares):
+            n = len(step_shares)
+            mean = math.fsum(share * k / n for k, share in enumerate(step_shares))
+            # drawn, so that early steps do not get all of a scarce bucket
             tie = random.Random(f"{self._seed}/{self.name}/leftover/{step}").random()
             for bucket in range(n):
                 distance = round(abs(bucket / n - mean), _DIGITS)
-                pairs.append((bucket == 0, distance, -bucket, tie, step, bucket))
-        return [(step, bucket) for *_, step, bucket in sorted(pairs)]
+                ranked.append((bucket == 0, distance, -bucket, tie, step, bucket))
+        return [(step, bucket) for *_, step, bucket in sorted(ranked)]
 
 
-def _exchange(
-    missing: list[int], taken: list[list[int]], most: Sequence[int], supply: list[int]
+def _fill_by_exchange(
+    missing: list[int], allocated: list[list[int]], most_in_batch: Sequence[int], supply: list[int]
 ) -> None:
-    """Fill steps that have all they may of every bucket with prompts left: another step takes one
-    of those, and gives up one that this step may still have."""
-    for step in [step for step, number in enumerate(missing) if number]:
+    """Fill the steps that may not have more of any bucket with supply, by exchange.
+
+    A second step takes a prompt of such a bucket and gives up one that the first may still have.
+    """
+    for step in range(len(missing)):
         while missing[step]:
-            other, bucket, given_up = _trade(step, taken, most, supply)
-            taken[other][given_up] -= 1
-            taken[other][bucket] += 1
-            taken[step][given_up] += 1
+            partner, bucket, given_up = _find_exchange(step, allocated, most_in_batch, supply)
+            allocated[partner][given_up] -= 1
+            allocated[partner][bucket] += 1
+            allocated[step][given_up] += 1
             supply[bucket] -= 1
             missing[step] -= 1
 
 
-def _trade(
-    step: int, taken: Sequence[Sequence[int]], most: Sequence[int], supply: Sequence[int]
+def _find_exchange(
+    step: int,
+    allocated: Sequence[Sequence[int]],
+    most_in_batch: Sequence[int],
+    supply: Sequence[int],
 ) -> tuple[int, int, int]:
-    """A step, the bucket that it takes a further prompt of, and the one that it gives up."""
-    may_have = [k for k in range(len(most)) if taken[step][k] < most[k]]
-    for bucket in (k for k in range(len(most)) if supply[k]):
-        for other, row in enumerate(taken):
-            if other != step and row[bucket] < most[bucket]:
-                for given_up in may_have:
-                    if row[given_up]:
-                        return other, bucket, given_up
+    """Find a step to exchange with, the bucket that it takes from and the one that it gives up."""
+    buckets = range(len(most_in_batch))
+    wanted = [bucket for bucket in buckets if allocated[step][bucket] < most_in_batch[bucket]]
+    for bucket in buckets:
+        if not supply[bucket]:
+            continue
+        for partner, step_counts in enumerate(allocated):
+            if partner == step or step_counts[bucket] >= most_in_batch[bucket]:
+                continue
+            for given_up in wanted:
+                if step_counts[given_up]:
+                    return partner, bucket, given_up
     raise AssertionError("the supply is enough for all steps")
 
 
 def carried_counts(shares: Sequence[Sequence[float]], count: int) -> list[list[int]]:
-    """Whole numbers by step, `count` in all of each, whose sums over the steps so far stay within
-    about one of the shares' sums: what rounding withholds is owed to the next step."""
-    owed = [0.0] * len(shares[0])
+    """Round the shares of each step to integers that sum to `count`.
+
+    The difference that rounding leaves is carried to the next step, so that the sums over the steps
+    so far stay within about one of the exact sums.
+    """
+    carried = [0.0] * len(shares[0])
     rows: list[list[int]] = []
-    for own in shares:
-        whole = math.fsum(own)
+    for step_shares in shares:
+        share_sum = math.fsum(step_shares)
         exact = [
-            round(o + share / whole * count, _DIGITS) for o, share in zip(owed, own, strict=True)
+            round(carry + share / share_sum * count, _DIGITS)
+            for carry, share in zip(carried, step_shares, strict=True)
         ]
         row = [max(math.floor(value), 0) for value in exact]
-        for _ in range(sum(row) - count):  # others are in debt
-            row[min((k for k in range(len(row)) if row[k]), key=lambda k: exact[k] - row[k])] -= 1
+        buckets = range(len(row))
+        # too many where a negative value has been raised to 0
+        for _ in range(sum(row) - count):
+            smallest = min((k for k in buckets if row[k]), key=lambda k: exact[k] - row[k])
+            row[smallest] -= 1
         for _ in range(count - sum(row)):
-            row[max(range(len(row)), key=lambda k: (exact[k] - row[k], -k))] += 1
-        owed = [value - number for value, number in zip(exact, row, strict=True)]
+            largest = max(buckets, key=lambda k: (exact[k] - row[k], -k))
+            row[largest] += 1
+        carried = [value - number for value, number in zip(exact, row, strict=True)]
         rows.append(row)
     return rows
 
@@ -329,58 +373,71 @@ def carried_counts(shares: Sequence[Sequence[float]], count: int) -> list[list[i
 def fitted_shares(
     shares: Sequence[Sequence[float]], supply: Sequence[float], count: int
 ) -> list[list[float]]:
-    """The shares of every step that are nearest to these (in relative entropy) among those that
-    `supply` is enough for, over all steps: each bucket has one factor, at most 1, for all steps.
+    """Fit the shares of all steps to the supply of each bucket, changing them as little as possible
+    in relative entropy: a bucket has one factor, at most 1, for all steps.
 
-    Such shares of Gaussians whose mean falls have a mean that falls, whatever the supply: each step
-    is the same distribution over pass rates but for a factor exp(pass rate · mean / sigma²).
-    Iterative proportional fitting, with supplies as upper bounds.
+    Where the shares are Gaussians whose mean falls, the fitted ones too have a mean that falls,
+    whatever the supply: each step is the same distribution over pass rates but for a factor
+    exp(pass rate · mean / sigma²). Iterative proportional fitting, with supplies as upper bounds.
+
+    Args:
+        supply: most prompts of each bucket, over all steps.
+        count: prompts of each step.
     """
-    whole = np.asarray(shares, dtype=np.float64)
-    whole = whole / whole.sum(axis=1, keepdims=True)
-    rates = np.arange(whole.shape[1]) / whole.shape[1]
-    distances = np.abs(rates - (whole @ rates)[:, None])
+    shares_S_B = np.asarray(shares, dtype=np.float64)  # steps, buckets
+    shares_S_B = shares_S_B / shares_S_B.sum(axis=1, keepdims=True)
+    steps, buckets = shares_S_B.shape
+    rates_B = np.arange(buckets) / buckets
+    distances_S_B = np.abs(rates_B - (shares_S_B @ rates_B)[:, None])
     # no bucket is out of reach, and far from a narrow Gaussian the nearest is the likeliest
-    kernel = whole + _REACH * np.exp(-distances * whole.shape[1])
-    bounds = np.asarray(supply, dtype=np.float64)
-    # prompts that never passed teach nothing: more than the target has only where nothing else is
-    bounds[0] = min(
-        bounds[0], max(count * whole[:, 0].sum(), count * len(whole) - bounds[1:].sum())
-    )
-    factors = (bounds > 0).astype(np.float64)
+    kernel_S_B = shares_S_B + _FLOOR_WEIGHT * np.exp(-distances_S_B * buckets)
+    bounds_B = np.asarray(supply, dtype=np.float64)
+    # prompts that never passed teach nothing: beyond the target only where no others are left
+    target_0 = count * shares_S_B[:, 0].sum()
+    without_0 = count * steps - bounds_B[1:].sum()
+    bounds_B[0] = min(bounds_B[0], max(target_0, without_0))
+    factors_B = (bounds_B > 0).astype(np.float64)
     for _ in range(_ROUNDS):
-        rows = count / (kernel @ factors)
-        updated = np.minimum(1.0, bounds / (rows @ kernel))
-        done = np.abs(updated - factors).max() <= _CLOSE * factors.max()
-        factors = updated / updated.max()
-        if done:
+        scale_S = count / (kernel_S_B @ factors_B)
+        updated_B = np.minimum(1.0, bounds_B / (scale_S @ kernel_S_B))
+        change = np.abs(updated_B - factors_B).max()
+        converged = change <= _CONVERGED * factors_B.max()
+        factors_B = updated_B / updated_B.max()
+        if converged:
             break
-    fitted = kernel * factors
-    return (fitted / fitted.sum(axis=1, keepdims=True)).tolist()
+    fitted_S_B = kernel_S_B * factors_B
+    return (fitted_S_B / fitted_S_B.sum(axis=1, keepdims=True)).tolist()
 
 
-class _Turns:
-    """Prompts in a keyed order: each comes once, then all again in another order."""
+class _KeyedOrder:
+    """Endless order of prompts: each comes once, then all again in another keyed order."""
 
     def __init__(self, names: Sequence[str], key: str) -> None:
-        self._names, self._key, self._round = names, key, 0
-        self._left: list[str] = []
+        self._names = names
+        self._key = key
+        self._round = 0
+        # taken from the end
+        self._queue: list[str] = []
 
-    def take(self, taken: set[str]) -> str:
-        """The next prompt that is not `taken`, to which it is added. Only where all are, in a batch
-        larger than the domain, a prompt comes twice."""
-        free = self._last_free(taken)
-        if free is None:
+    def take(self, in_step: set[str]) -> str:
+        """Take the next prompt that is not in this step yet, and add it to `in_step`.
+
+        Only a step larger than the number of prompts has one twice.
+        """
+        index = self._next_index(in_step)
+        if index is None:
             order = list(self._names)
             random.Random(f"{self._key}/{self._round}").shuffle(order)
             self._round += 1
-            # what is left of the round before, and has come in this very batch, waits at its end
-            self._left = [*order, *self._left]
-            free = self._last_free(taken)
-        name = self._left.pop(len(self._left) - 1 if free is None else free)
-        taken.add(name)
+            # prompts of the former round that are in this very step wait until the new one's end
+            self._queue = [*order, *self._queue]
+            index = self._next_index(in_step)
+        name = self._queue.pop(len(self._queue) - 1 if index is None else index)
+        in_step.add(name)
         return name
 
-    def _last_free(self, taken: set[str]) -> int | None:
-        places = range(len(self._left) - 1, -1, -1)
-        return next((place for place in places if self._left[place] not in taken), None)
+    def _next_index(self, in_step: set[str]) -> int | None:
+        for index in range(len(self._queue) - 1, -1, -1):
+            if self._queue[index] not in in_step:
+                return index
+        return None

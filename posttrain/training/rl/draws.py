@@ -1,10 +1,10 @@
-"""The prompts of every step: those planned, refills for groups that teach nothing, or prompts from
-pools by the pass rate that training last showed.
+"""Prompts of each step: from a plan, from refills for groups that teach nothing, or from pools by
+the latest pass rate in training.
 
-Dynamic sampling (DAPO, arXiv 2503.14476) replaces a group whose rewards are all equal. Ours is the
-choice: of the same domain, with the nearest pass rate, and none that the plan or `max_epochs`
-leaves no further turn. Difficulty pools are prime-rl's; within a pool the prompts drawn least often
-come first, and what a pool lacks comes from the largest of the others.
+Dynamic sampling (DAPO, arXiv 2503.14476) replaces a group whose rewards are all equal. The choice
+of the refill is ours: a prompt of the same domain with the nearest pass rate, which the plan and
+`max_epochs` allow to be drawn again. Difficulty pools are prime-rl's; within a pool the prompts
+drawn least often come first, and a pool that has too few is filled from the largest of the others.
 """
 
 from __future__ import annotations
@@ -40,21 +40,22 @@ from posttrain.training.rl.curriculum import (
 
 DRAWS = "draws.jsonl"
 POOLS: tuple[Reason, ...] = ("hard", "normal", "easy")
-# pass rates: a target that changes by less is flat, a mean that is farther off is pointed out
-_FLAT, _OFF_TARGET = 0.02, 0.1
+# Change of the target pass rate over a run below which it counts as constant
+_CONSTANT_TARGET = 0.02
+# Difference of drawn and target pass rate that the plan points out
+_OFF_TARGET = 0.1
 
 
 class DomainShares:
-    """Prompts in fixed shares of their sources: as many of each in every step.
+    """Draws a fixed number of prompts of each source in every step.
 
-    A source's prompts come in whole permutations one after the other, as those of a run without
-    shares do.
+    A source's prompts come in whole permutations one after the other, as in a run without shares.
 
     Args:
         shares: source → share of a step's prompts; only proportions count.
 
     Raises:
-        ConfigError: a source whose share is less than one prompt a step.
+        ConfigError: a source's share is less than one prompt a step.
     """
 
     def __init__(
@@ -70,7 +71,11 @@ class DomainShares:
                 raise ConfigError(f"shares: domain {domain!r} gets no place in steps of {per_step}")
 
     def check_enough(self, *, steps: int, max_epochs: int) -> None:
-        """Raises ConfigError where a source has too few prompts for so many steps."""
+        """Refuse a run of more steps than the prompts of a source allow.
+
+        Raises:
+            ConfigError: a source has too few prompts.
+        """
         for domain, count in self.counts.items():
             check_enough(
                 len(self._rows[domain]),
@@ -81,20 +86,27 @@ class DomainShares:
             )
 
     def draw(self, step: int) -> list[int]:
-        """Rows of a step's prompts, from 0. Sources are mixed, so that each process has some."""
+        """Rows of a step's prompts, counted from 0, in random order."""
         rows: list[int] = []
         for domain, count in self.counts.items():
             domain_rows = self._rows[domain]
             key = int.from_bytes(f"{self._seed}/{domain}".encode(), "big")
             chosen = rows_drawn(count=len(domain_rows), per_step=count, step=step, seed=key)
-            rows += [domain_rows[place] for place in chosen]
+            rows += [domain_rows[index] for index in chosen]
+        # mixed, so that no process has all prompts of a source
         random.Random(f"{self._seed}/shares/{step}").shuffle(rows)
         return rows
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnGroup:
-    """What came of one drawn prompt, as in `ScoredGroup`: `passes` of its `scored` rollouts."""
+    """Outcome of one drawn prompt.
+
+    Attributes:
+        position, attempt, dropped: Fields of its `ScoredGroup`.
+        passes: Number of rollouts that passed, out of `scored`.
+        scored: Number of rollouts that have a reward.
+    """
 
     position: int
     attempt: int
@@ -107,14 +119,16 @@ class DrawnGroup:
 
 
 class PromptDraws:
-    """Draws one step after the other; every process draws the same. With refills or pools that
-    depends on the steps before: they are lines of `draws.jsonl`, which a run that goes on reads.
+    """Draws the prompts of one step after the other; every process draws the same.
+
+    With refills or pools the draws depend on the outcomes of the steps before. These are recorded
+    in `draws.jsonl`, a line a step, which a resumed run reads.
 
     Args:
         pools: domain → prompt id → passes out of n.
 
     Attributes:
-        rounds: of rollouts in a step; above 1 a group that teaches nothing is replaced.
+        rounds: Most rounds of rollouts in a step; above 1, dropped groups are replaced.
 
     Raises:
         ConfigError: no such plan can be made.
@@ -132,157 +146,194 @@ class PromptDraws:
             self._planned = _plan(recipe, pools, shares, n=n)
         except ValueError as error:
             raise ConfigError(f"curriculum: {error}") from error
-        self._n, self._config = n, config.pools_config
-        # of every step, the mean pass rate aimed at; None where there is no target
-        self._targets = [
-            None if own is None else sum(s * k / n for k, s in enumerate(own)) for own in shares
-        ]
+        self._n = n
+        self._config = config.pools_config
+        # mean pass rate that each step aims at; None where there is no target
+        self._targets: list[float | None] = []
+        for step_shares in shares:
+            target: float | None = None
+            if step_shares is not None:
+                target = sum(share * k / n for k, share in enumerate(step_shares))
+            self._targets.append(target)
         dynamic = recipe.dynamic_sampling
         self.rounds = dynamic.max_gen_batches if dynamic else 1
-        # whether later steps depend on what came of earlier ones
+        # true where later draws depend on the outcomes of earlier steps
         self._recorded = self.rounds > 1 or self._config is not None
-        self._pools, self._max_epochs, self._seed = pools, recipe.max_epochs, recipe.seed
+        self._pools = pools
+        self._max_epochs = recipe.max_epochs
+        self._seed = recipe.seed
         self._file = Path(recipe.out) / DRAWS
-        # ties are broken by a place in a keyed shuffle, one a domain
-        self._order: dict[str, int] = {}
+        # ties are broken by the rank in a keyed shuffle of the domain's prompts
+        self._tie_rank: dict[str, int] = {}
         for domain, prompts in sorted(pools.items()):
             names = sorted(prompts)
             random.Random(f"{self._seed}/refill/{domain}").shuffle(names)
-            self._order |= {name: place for place, name in enumerate(names)}
+            self._tie_rank |= {name: rank for rank, name in enumerate(names)}
         self._lines: list[str] = []
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
-        """Reset to the state before step 0. Later lines in the file are an interrupted run's."""
-        self._next, self._open, self._whole = 0, False, True
-        rates = ((name, k / self._n) for own in self._pools.values() for name, k in own.items())
-        self._rates = dict(rates)
+    def _reset(self) -> None:
+        """Reset to the state before step 0.
+
+        Later lines in the file were written by an interrupted run, so the next record rewrites it.
+        """
+        self._next_step = 0
+        self._step_drawn = False
+        self._rewrite = True
+        # latest pass rates: the profile's, until training shows others
+        self._rates: dict[str, float] = {}
+        for passes in self._pools.values():
+            self._rates |= {name: count / self._n for name, count in passes.items()}
+        # times that the plan or the pools draw each prompt, refills included
         self._times: Counter[str] = Counter()
         if self._config is None:
-            self._times.update(draw.prompt_id for draws in self._planned for draw in draws)
-        self._taken: set[str] = set()
+            for draws in self._planned:
+                self._times.update(draw.prompt_id for draw in draws)
+        self._in_step: set[str] = set()
 
     def draw(self, step: int) -> list[Draw]:
-        """The prompts that a step, from 0, begins with."""
+        """Prompts of the first round of a step, counted from 0."""
         planned = self._planned[step]
         if not self._recorded:
             return planned
-        if self._open or self._next != step:
-            self._go_to(step)
-        self._open = True
-        draws = planned if self._config is None else self._from_pools(planned, self._config)
-        self._taken = {draw.prompt_id for draw in draws}
+        if self._step_drawn or self._next_step != step:
+            # drawn before but not recorded, or a resumed run
+            self._restore(step)
+        self._step_drawn = True
+        draws = planned if self._config is None else self._draw_from_pools(planned, self._config)
+        self._in_step = {draw.prompt_id for draw in draws}
         return draws
 
-    def _go_to(self, step: int) -> None:
-        """Take up the record of the steps before this one."""
+    def _restore(self, step: int) -> None:
+        """Restore the state before a step from the recorded outcomes of the steps before it."""
         if len(self._lines) < step:
             written = self._file.read_text("utf-8").splitlines() if self._file.is_file() else []
             if len(written) < step:
                 raise DataError(f"{self._file} has {len(written)} steps of the {step} before this")
             self._lines = written
         self._lines = self._lines[:step]
-        self._forget()
-        self._next = step
-        groups = self._groups()
-        self._times.update(g.prompt_id for g in groups if self._config or g.attempt)
-        self._note(groups)
+        self._reset()
+        self._next_step = step
+        groups = self._recorded_groups()
+        # `_reset` has counted the planned draws, so that only refills are added to them
+        self._times.update(
+            group.prompt_id for group in groups if self._config is not None or group.attempt
+        )
+        self._update_rates(groups)
 
-    def _groups(self) -> list[DrawnGroup]:
-        """Of all steps so far."""
-        return [DrawnGroup(*row) for line in self._lines for row in json.loads(line)["groups"]]
+    def _recorded_groups(self) -> list[DrawnGroup]:
+        """Outcomes of all steps so far."""
+        groups: list[DrawnGroup] = []
+        for line in self._lines:
+            groups += [DrawnGroup(*row) for row in json.loads(line)["groups"]]
+        return groups
 
-    def _from_pools(self, planned: Sequence[Draw], config: PoolsConfig) -> list[Draw]:
-        """Prompts of the planned domains, each domain's from its pools."""
+    def _draw_from_pools(self, planned: Sequence[Draw], config: PoolsConfig) -> list[Draw]:
+        """Draw as many prompts of each domain as planned, from the pools of the domain."""
         chosen: dict[str, list[Draw]] = {}
         for domain, count in sorted(Counter(draw.domain for draw in planned).items()):
-            left: dict[Reason, list[str]] = {pool: [] for pool in POOLS}
+            # names are popped from the end, where the least drawn are
+            pools: dict[Reason, list[str]] = {pool: [] for pool in POOLS}
             for name in sorted(self._pools[domain], key=self._least_drawn, reverse=True):
-                left[config.pool_of(self._rates[name])].append(name)
+                pools[config.pool_of(self._rates[name])].append(name)
             shares = (config.hard_fraction, config.normal_fraction, config.easy_fraction)
-            own: list[Draw] = []
-            for pool, wanted in zip(POOLS, largest_remainder(shares, count), strict=True):
-                own += [self._as_draw(left[pool].pop(), domain, pool) for _ in left[pool][:wanted]]
-            while len(own) < count:
-                largest = max(POOLS, key=lambda pool: len(left[pool]))
-                own.append(self._as_draw(left[largest].pop(), domain, "leftover"))
-            chosen[domain] = own
-            random.Random(f"{self._seed}/pools/{domain}/{self._next}").shuffle(own)
-        draws = [chosen[draw.domain].pop() for draw in planned]
-        self._times.update(draw.prompt_id for draw in draws)
-        return draws
+            draws: list[Draw] = []
+            for pool, target in zip(POOLS, largest_remainder(shares, count), strict=True):
+                for _ in range(min(target, len(pools[pool]))):
+                    draws.append(self._as_draw(pools[pool].pop(), domain, pool))
+            while len(draws) < count:
+                largest = max(POOLS, key=lambda pool: len(pools[pool]))
+                draws.append(self._as_draw(pools[largest].pop(), domain, "leftover"))
+            random.Random(f"{self._seed}/pools/{domain}/{self._next_step}").shuffle(draws)
+            chosen[domain] = draws
+        step_draws = [chosen[draw.domain].pop() for draw in planned]
+        self._times.update(draw.prompt_id for draw in step_draws)
+        return step_draws
 
     def _least_drawn(self, name: str) -> tuple[int, int]:
-        return self._times[name], self._order[name]
+        return self._times[name], self._tie_rank[name]
 
     def _as_draw(self, name: str, domain: str, reason: Reason) -> Draw:
         return Draw(name, domain, round(self._rates[name] * self._n), reason)
 
     def refill(self, dropped: Sequence[Draw]) -> list[Draw | None]:
-        """A further prompt for each of the step's draws that is dropped, None where the domain has
-        no more; in order."""
-        given: list[Draw | None] = [None] * len(dropped)
-        places: dict[tuple[str, float], list[int]] = {}
-        for place, draw in enumerate(dropped):
-            places.setdefault((draw.domain, self._rates[draw.prompt_id]), []).append(place)
-        for (domain, rate), own in sorted(places.items()):
-            may_come = (
+        """Draw a replacement for each dropped draw of the step, None where the domain has no more.
+
+        Returns the replacements in the order of `dropped`.
+        """
+        refills: list[Draw | None] = [None] * len(dropped)
+        indices_of: dict[tuple[str, float], list[int]] = {}
+        for index, draw in enumerate(dropped):
+            indices_of.setdefault((draw.domain, self._rates[draw.prompt_id]), []).append(index)
+        for (domain, rate), indices in sorted(indices_of.items()):
+            candidates = (
                 (abs(self._rates[name] - rate), *self._least_drawn(name), name)
                 for name in self._pools[domain]
-                if name not in self._taken and self._times[name] < self._max_epochs
+                if name not in self._in_step and self._times[name] < self._max_epochs
             )
-            names = [name for *_, name in heapq.nsmallest(len(own), may_come)]
-            for place, name in zip(own, names, strict=False):
-                given[place] = self._as_draw(name, domain, "refill")
-            self._taken.update(names)
+            names = [name for *_, name in heapq.nsmallest(len(indices), candidates)]
+            # fewer names than indices: the remaining positions stay empty
+            for index, name in zip(indices, names, strict=False):
+                refills[index] = self._as_draw(name, domain, "refill")
+            self._in_step.update(names)
             self._times.update(names)
-        return given
+        return refills
 
     def record(self, groups: Sequence[DrawnGroup], *, main: bool) -> None:
-        """What came of the step that was drawn last, over all processes; the main one writes it."""
+        """Record the outcomes of the step that was drawn last, of all processes.
+
+        Args:
+            main: True in the process that writes them to the file.
+        """
         if not self._recorded:
             return
-        self._note(groups)
-        self._next, self._open = self._next + 1, False
-        step = {"step": self._next, "groups": [astuple(group) for group in groups]}
+        self._update_rates(groups)
+        self._next_step += 1
+        self._step_drawn = False
+        step = {"step": self._next_step, "groups": [astuple(group) for group in groups]}
         self._lines.append(json_text(step))
-        if main and self._whole:
+        if main and self._rewrite:
             atomic_write_text(self._file, "".join(line + "\n" for line in self._lines))
         elif main:
             with self._file.open("a", encoding="utf-8") as handle:
                 handle.write(self._lines[-1] + "\n")
+                # on disk before the checkpoint that depends on it
                 handle.flush()
                 os.fsync(handle.fileno())
-        self._whole = False
+        self._rewrite = False
 
-    def _note(self, groups: Sequence[DrawnGroup]) -> None:
-        """Move prompts between the pools."""
-        if self._config is not None:
-            self._rates |= {g.prompt_id: g.passes / g.scored for g in groups if g.scored}
+    def _update_rates(self, groups: Sequence[DrawnGroup]) -> None:
+        """Set the pass rates that decide the pools to the latest of training."""
+        if self._config is None:
+            return
+        for group in groups:
+            if group.scored:
+                self._rates[group.prompt_id] = group.passes / group.scored
 
     def figures(self, step: int, draws: Sequence[Draw]) -> dict[str, float]:
-        """To log of the prompts that a step began with, by domain."""
+        """Metrics of the first round's prompts of a step, by domain."""
         figures: dict[str, float] = {}
-        for domain, own in _by_domain(draws).items():
-            figures[f"domain/{domain}/drawn"] = self._rate(own)
-            figures[f"domain/{domain}/leftover"] = _leftovers(own)
-            if (target := self._targets[step]) is not None:
+        for domain, domain_draws in _by_domain(draws).items():
+            figures[f"domain/{domain}/drawn"] = self._mean_rate(domain_draws)
+            figures[f"domain/{domain}/leftover"] = _leftover_share(domain_draws)
+            target = self._targets[step]
+            if target is not None:
                 figures[f"domain/{domain}/target"] = target
             if self._config is not None:
-                sizes = self._sizes(domain, self._config)
-                figures |= {f"domain/{domain}/pool_{pool}": n for pool, n in sizes.items()}
+                for pool, size in self._pool_sizes(domain, self._config).items():
+                    figures[f"domain/{domain}/pool_{pool}"] = size
         return figures
 
-    def _rate(self, draws: Sequence[Draw]) -> float:
+    def _mean_rate(self, draws: Sequence[Draw]) -> float:
         return statistics.fmean(draw.bucket / self._n for draw in draws)
 
-    def _sizes(self, domain: str, config: PoolsConfig) -> dict[str, int]:
+    def _pool_sizes(self, domain: str, config: PoolsConfig) -> dict[str, int]:
         sizes = Counter(config.pool_of(self._rates[name]) for name in self._pools[domain])
         return {pool: sizes[pool] for pool in POOLS}
 
     @property
     def digest(self) -> str:
-        """Of all that decides what is drawn, but what the run itself shows."""
+        """Digest of the plan, and of the profiled pass rates where draws depend on outcomes."""
         planned = digest_of([[draw.prompt_id for draw in draws] for draws in self._planned])
         return digest_of([planned, self._pools]) if self._recorded else planned
 
@@ -293,71 +344,79 @@ class PromptDraws:
         """
         if self._config is not None:
             return
-        rows = (
-            {"step": k + 1, "target": self._targets[k], "prompts": [astuple(one) for one in draws]}
-            for k, draws in enumerate(self._planned)
-        )
-        text = "".join(json_text(row) + "\n" for row in rows)
-        atomic_write_text(self._file.with_name("curriculum.jsonl"), text)
+        lines: list[str] = []
+        for step, (target, draws) in enumerate(zip(self._targets, self._planned, strict=True)):
+            prompts = [astuple(draw) for draw in draws]
+            row = {"step": step + 1, "target": target, "prompts": prompts}
+            lines.append(json_text(row) + "\n")
+        atomic_write_text(self._file.with_name("curriculum.jsonl"), "".join(lines))
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """A line a domain for the run's plan."""
-        drawn = _by_domain([draw for draws in self._planned for draw in draws])
-        begin = _by_domain(self._planned[0])
-        for domain, own in drawn.items():
-            text = f"{domain}: {len(begin[domain])} prompts a step "
+        """Lines of the run's plan, one a domain."""
+        planned = _by_domain([draw for draws in self._planned for draw in draws])
+        per_step = _by_domain(self._planned[0])
+        for domain, draws in planned.items():
+            text = f"{domain}: {len(per_step[domain])} prompts a step "
             if self._config is not None:
-                sizes = self._sizes(domain, self._config).items()
+                sizes = self._pool_sizes(domain, self._config).items()
                 text += f"from pools, {', '.join(f'{pool} {size:,}' for pool, size in sizes)}"
             else:
-                times = Counter(draw.prompt_id for draw in own)
+                times = Counter(draw.prompt_id for draw in draws)
                 text += (
                     f"of {len(times):,} different, each at most {max(times.values())} time(s); "
-                    f"{self._course(domain)}, {_leftovers(own):.0%} of them leftovers"
+                    f"{self._rate_course(domain)}, {_leftover_share(draws):.0%} of them leftovers"
                 )
             yield "curriculum", text
 
-    def _course(self, domain: str) -> str:
-        """Pass rates drawn in the first and the last third of the steps, beside those aimed at, and
-        where the profile's prompts do not allow them."""
+    def _rate_course(self, domain: str) -> str:
+        """Describe the drawn and the target pass rates in the first and the last third of the
+        steps, and where the profile lacks prompts for the target."""
         third = max(len(self._planned) // 3, 1)
-        drawn = [
-            statistics.fmean(self._rate(_by_domain(draws)[domain]) for draws in part)
-            for part in (self._planned[:third], self._planned[-third:])
-        ]
+        drawn: list[float] = []
+        for steps in (self._planned[:third], self._planned[-third:]):
+            drawn.append(
+                statistics.fmean(self._mean_rate(_by_domain(draws)[domain]) for draws in steps)
+            )
         text = f"pass rate drawn {drawn[0]:.2f} → {drawn[1]:.2f}"
         targets = [target for target in self._targets if target is not None]
         if not targets:
             return text
-        aimed_at = [statistics.fmean(targets[:third]), statistics.fmean(targets[-third:])]
-        text += f" for a target of {aimed_at[0]:.2f} → {aimed_at[1]:.2f}"
-        fall, aim = drawn[0] - drawn[1], aimed_at[0] - aimed_at[1]
-        if len(self._planned) > 1 and abs(aim) > _FLAT and fall * aim <= 0:
-            change = "fall" if aim > 0 else "rise"
+        target = [statistics.fmean(targets[:third]), statistics.fmean(targets[-third:])]
+        text += f" for a target of {target[0]:.2f} → {target[1]:.2f}"
+        drawn_fall = drawn[0] - drawn[1]
+        target_fall = target[0] - target[1]
+        if (
+            len(self._planned) > 1
+            and abs(target_fall) > _CONSTANT_TARGET
+            and drawn_fall * target_fall <= 0
+        ):
+            change = "fall" if target_fall > 0 else "rise"
             text += f" (it cannot {change}: the profile has too few prompts of other pass rates)"
             return text
-        off = [mean - target for mean, target in zip(drawn, aimed_at, strict=True)]
-        worst = max(off, key=abs)
+        worst = max(drawn[0] - target[0], drawn[1] - target[1], key=abs)
         if abs(worst) > _OFF_TARGET:
-            kind = "easier" if worst < 0 else "harder"
-            text += f" ({worst:+.2f} off: the profile has too few {kind} prompts)"
+            difficulty = "easier" if worst < 0 else "harder"
+            text += f" ({worst:+.2f} off: the profile has too few {difficulty} prompts)"
         return text
 
     def stats(self) -> dict[str, Any]:
-        """For the manifest, at the run's end."""
-        drawn: Sequence[Draw | DrawnGroup] = [draw for draws in self._planned for draw in draws]
+        """Counts of the drawn prompts for the manifest, at the end of the run."""
+        drawn: list[Draw] | list[DrawnGroup]
         if self._recorded:
-            drawn = self._groups()
+            drawn = self._recorded_groups()
+        else:
+            drawn = [draw for draws in self._planned for draw in draws]
         return {
-            "reasons": dict(sorted(Counter(one.reason for one in drawn).items())),
-            "prompts": dict(sorted(Counter(one.domain for one in drawn).items())),
-            "different": len({one.prompt_id for one in drawn}),
+            "reasons": dict(sorted(Counter(draw.reason for draw in drawn).items())),
+            "prompts": dict(sorted(Counter(draw.domain for draw in drawn).items())),
+            "different": len({draw.prompt_id for draw in drawn}),
         }
 
 
 def _plan(
     recipe: RlvrConfig, pools: Pools, shares: Sequence[list[float] | None], *, n: int
 ) -> list[list[Draw]]:
+    """Plan the prompts of every step. Raises ValueError where the prompts do not suffice."""
     batch = recipe.prompts_per_step
     ratios = {name: domain.ratio for name, domain in recipe.domains.items()}
     for domain, count in domain_counts(ratios, batch=batch).items():
@@ -366,7 +425,8 @@ def _plan(
         if recipe.curriculum.pools_config and count > len(pools[domain]):
             raise ValueError(f"domain {domain!r} has fewer than {count} prompts to draw from")
     plan = plan_shares(pools, shares, n=n, batch=batch, ratios=ratios, seed=recipe.seed)
-    prompt, times = Counter(d.prompt_id for step in plan for d in step).most_common(1)[0]
+    draw_counts = Counter(draw.prompt_id for draws in plan for draw in draws)
+    prompt, times = draw_counts.most_common(1)[0]
     if times > recipe.max_epochs:
         raise ValueError(
             f"prompt {prompt!r} would come {times} times in {len(shares)} steps of {batch}, "
@@ -381,5 +441,5 @@ def _by_domain(draws: Sequence[Draw]) -> dict[str, list[Draw]]:
     return {name: [draw for draw in draws if draw.domain == name] for name in names}
 
 
-def _leftovers(draws: Sequence[Draw]) -> float:
+def _leftover_share(draws: Sequence[Draw]) -> float:
     return sum(draw.reason == "leftover" for draw in draws) / len(draws)

@@ -39,30 +39,30 @@ from posttrain.jsontext import row_line
 from posttrain.records import json_text
 from posttrain.rollouts import Completion, prompt_to_row
 from posttrain.training.output import ROLLOUTS, TIMING
-from posttrain.training.rl.batch import ScoredGroup
+from posttrain.training.rl.batch import RolloutKey, ScoredGroup
 
-# digits of a token's value on disk: a batch has as many values as tokens
+# digits of a token's value on disk, few because a batch has as many values as tokens
 TOKEN_DIGITS = 4
-Place = tuple[int, int]
-Stats = Mapping[Place, Mapping[str, Any]]
+RatioStats = Mapping[RolloutKey, Mapping[str, Any]]
 
 
 def rollout_file(out: Path, step: int) -> Path:
-    """Of the batch whose first update is optimiser step `step`, from 1."""
+    """Path of the batch of rollouts whose first update is optimiser step `step`, from 1."""
     return out / ROLLOUTS / f"step-{step:05d}.jsonl"
 
 
 def group_row(
-    scored: ScoredGroup, *, step: int, stats: Stats, version: int | None = None
+    scored: ScoredGroup, *, step: int, ratios: RatioStats, version: int | None = None
 ) -> dict[str, Any]:
-    """A group as one JSON-able row; `stats` are ratios of the rollouts in the loss, by place.
+    """Convert a group to a JSON-able row.
 
     Args:
-        version: of the weights that sampled it, in batches of training; None: not written.
+        ratios: stats of the importance ratios of each rollout in the loss.
+        version: number of batches that the sampling weights had been trained on; None: not written.
     """
     rollouts: list[dict[str, Any]] = []
     for index in range(len(scored.group.completions)):
-        row = _rollout_row(scored, index, stats)
+        row = _rollout_row(scored, index, ratios)
         if version is not None:
             row["version"] = version
         rollouts.append(row)
@@ -77,19 +77,21 @@ def group_row(
     }
 
 
-def _rollout_row(scored: ScoredGroup, index: int, stats: Stats) -> dict[str, Any]:
-    """A rollout as a row; where each token has a value, the totals and then the tokens' own."""
+def _rollout_row(scored: ScoredGroup, index: int, ratios: RatioStats) -> dict[str, Any]:
+    """Convert a rollout to a row: totals, then the values of its tokens where it has such."""
     rewards = scored.rewards
-    credit, advantage = rewards.rewards[index], scored.advantages[index]
+    credit = rewards.rewards[index]
+    advantage = scored.advantages[index]
+    if isinstance(advantage, tuple):
+        advantage = statistics.fmean(advantage or (0.0,))
+    ratio_stats = None if scored.dropped else ratios.get((scored.position, index))
     row: dict[str, Any] = {
         **_completion_row(scored.group.completions[index]),
         "reward": total_credit(credit),
         "parts": {name: values[index] for name, values in rewards.parts.items()},
-        "advantage": statistics.fmean(advantage or (0.0,))
-        if isinstance(advantage, tuple)
-        else advantage,
-        "in_loss": not scored.dropped and (scored.position, index) in stats,
-        "importance": None if scored.dropped else stats.get((scored.position, index)),
+        "advantage": advantage,
+        "in_loss": ratio_stats is not None,
+        "importance": ratio_stats,
     }
     if isinstance(credit, tuple):
         row["token_rewards"] = [round(value, TOKEN_DIGITS) for value in credit]
@@ -97,33 +99,40 @@ def _rollout_row(scored: ScoredGroup, index: int, stats: Stats) -> dict[str, Any
 
 
 def _completion_row(completion: Completion) -> dict[str, Any]:
-    steps = completion.steps
+    texts: list[str] = []
+    for step in completion.steps:
+        texts.append(step.text)
+        texts += [message.content for message in step.results]
     return {
         "index": completion.index,
         "finish": completion.finish,
-        "text": "\n".join(
-            part for step in steps for part in (step.text, *(m.content for m in step.results))
-        ),
+        "text": "\n".join(texts),
         "answer": completion.answer,
         "prompt_tokens": len(completion.prompt_ids or ()),
         "reasoning_tokens": completion.reasoning_tokens,
         "answer_tokens": completion.answer_tokens,
-        "tokens": sum(len(step.ids or ()) for step in steps),
+        "tokens": sum(len(step.ids or ()) for step in completion.steps),
         "error": completion.error,
     }
 
 
 def write_part(file: Path, rows: Sequence[Mapping[str, Any]], *, process: int) -> None:
-    """What one process made."""
+    """Write the groups of one process beside the file that `join_parts` makes."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    _part(file, process).write_text("".join(map(row_line, rows)), "utf-8")
+    _part_file(file, process).write_text("".join(map(row_line, rows)), "utf-8")
 
 
 def join_parts(file: Path, *, processes: int) -> None:
-    """Put all parts into the file, in order of position; every process has written its part."""
-    parts = [_part(file, process) for process in range(processes)]
-    lines = [line for part in parts for line in part.read_bytes().splitlines(keepends=True)]
+    """Join the parts of all processes to the file, in order of position.
+
+    Every process must have written its part.
+    """
+    parts = [_part_file(file, process) for process in range(processes)]
+    lines: list[bytes] = []
+    for part in parts:
+        lines += part.read_bytes().splitlines(keepends=True)
     lines.sort(key=lambda line: itemgetter("position", "attempt")(json.loads(line)))
+    # renamed only when it is on disk, so that the file appears whole or not at all
     partial = file.with_name(f".{file.name}.partial")
     with partial.open("wb") as handle:
         handle.writelines(lines)
@@ -134,12 +143,12 @@ def join_parts(file: Path, *, processes: int) -> None:
         part.unlink()
 
 
-def _part(file: Path, process: int) -> Path:
+def _part_file(file: Path, process: int) -> Path:
     return file.with_name(f".{file.name}.{process}")
 
 
 class StepClock:
-    """Seconds of one batch of rollouts by part."""
+    """Clock of one batch of rollouts at a time, in seconds of each part of the work."""
 
     def __init__(self, out: Path) -> None:
         self.path = out / TIMING
@@ -148,12 +157,14 @@ class StepClock:
         self.verifiers: dict[str, dict[str, float]] = {}
 
     def start(self, step: int) -> None:
-        """A new batch, whose first update is this step."""
-        self.step, self.seconds, self.verifiers = step, defaultdict(float), {}
+        """Begin a new batch, whose first update is this optimiser step, from 1."""
+        self.step = step
+        self.seconds = defaultdict(float)
+        self.verifiers = {}
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Count the block's seconds to this part."""
+        """Add the seconds of the block to this part."""
         started = time.perf_counter()
         try:
             yield
@@ -161,16 +172,18 @@ class StepClock:
             self.seconds[name] += time.perf_counter() - started
 
     def text(self) -> str:
-        """The seconds so far, behind a printed line."""
+        """Seconds so far, as the end of a printed line."""
         spent = ", ".join(f"{name} {seconds:.1f}" for name, seconds in self.seconds.items())
         return f" ({spent} s)"
 
     def write(self, *, main: bool) -> None:
-        """Append the batch's row."""
-        if main:
-            row: dict[str, Any] = {k: round(v, 3) for k, v in self.seconds.items()}
-            row = {"step": self.step, **row}
-            if self.verifiers:
-                row["verifiers"] = self.verifiers
-            with self.path.open("a", encoding="utf-8") as handle:
-                handle.write(json_text(row) + "\n")
+        """Append the batch's row to the file, in the main process."""
+        if not main:
+            return
+        row: dict[str, Any] = {"step": self.step}
+        for name, seconds in self.seconds.items():
+            row[name] = round(seconds, 3)
+        if self.verifiers:
+            row["verifiers"] = self.verifiers
+        with self.path.open("a", encoding="utf-8") as handle:
+            handle.write(json_text(row) + "\n")

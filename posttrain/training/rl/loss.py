@@ -1,4 +1,4 @@
-"""The loss of a micro-batch, token by token, and what keeps it from trusting stale samples.
+"""Loss of each token of a micro-batch, and the importance weights that bound stale samples.
 
     ratio = exp(current − previous)
     loss  = max(−A · ratio, −A · clip(ratio, 1 − low, 1 + high)) · w  +  kl · k3
@@ -24,57 +24,74 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True, slots=True)
 class Importance:
-    """Ratios between trainer and sampler.
+    """Importance ratios between trainer and sampler.
 
     Attributes:
         ratio: `[rows, columns]`, exp(previous − sampled); 0 where not finite, 1 outside the mask.
-        weight: `[rows, columns]`, what the loss is multiplied by.
+        weight: `[rows, columns]`, factor of each token's loss.
         strayed: `[rows]`, mean over a row's tokens of exp |previous − sampled|; 1 without tokens.
-        kept: `[rows]`, False for a row that is left out.
+        trusted: `[rows]`, False for a row that the limits of a completion leave out of the loss.
     """
 
     ratio: Tensor
     weight: Tensor
     strayed: Tensor
-    kept: Tensor
+    trusted: Tensor
 
 
 def importance(
     previous: Tensor, sampled: Tensor, mask: Tensor, config: ImportanceConfig | None
 ) -> Importance:
-    """Importance sampling, per token and per completion."""
+    """Importance weights of tokens, within the recipe's limits of a token and of a completion.
+
+    Args:
+        previous, sampled: log-probabilities `[rows, columns]` under trainer and sampler.
+        mask: `[rows, columns]`, True for the tokens in the loss.
+        config: limits of the ratios; None weighs every token with 1.
+    """
     difference = torch.where(mask, previous - sampled, 0.0)
+    # a ratio that overflows, or of a token that the sampler calls impossible, trusts nothing
     ratio = torch.nan_to_num(difference.exp(), nan=0.0, posinf=0.0)
     count = mask.sum(-1).clamp(min=1)
-    apart = torch.nan_to_num(difference.abs().exp(), nan=torch.inf)
-    strayed = torch.where(mask, apart, 0.0).sum(-1) / count
+    deviation = torch.nan_to_num(difference.abs().exp(), nan=torch.inf)
+    strayed = torch.where(mask, deviation, 0.0).sum(-1) / count
     strayed = torch.where(mask.any(-1), strayed, 1.0)
     if config is None:
         return Importance(ratio, torch.ones_like(ratio), strayed, torch.ones_like(count).bool())
     bounded = ratio.clamp(config.token_low, config.token_high)
     weight = torch.where(bounded == ratio, ratio, 0.0) if config.outside == "mask" else bounded
-    kept = (strayed <= config.sequence_limit) & _near(difference.sum(-1), count, config)
-    weight = torch.where(kept[:, None], weight, 0.0)
-    return Importance(ratio, weight, strayed, kept)
+    in_bounds = _completion_in_bounds(difference.sum(-1), count, config)
+    trusted = (strayed <= config.sequence_limit) & in_bounds
+    weight = torch.where(trusted[:, None], weight, 0.0)
+    return Importance(ratio, weight, strayed, trusted)
 
 
-def _near(difference: Tensor, count: Tensor, config: ImportanceConfig) -> Tensor:
-    """`[rows]`: whether a completion's ratios, taken as one, are inside the recipe's bounds, from
-    the differences summed over its `count` tokens."""
+def _completion_in_bounds(difference: Tensor, count: Tensor, config: ImportanceConfig) -> Tensor:
+    """Mask `[rows]` of the completions whose geometric mean and product of ratios are in bounds.
+
+    Args:
+        difference: `[rows]`, sum of log-ratios over the `count` tokens of a row.
+    """
     geometric = difference / count
-    near = torch.isfinite(difference)
+    in_bounds = torch.isfinite(difference)
     if config.geometric_low is not None:
-        near &= geometric >= math.log(config.geometric_low)
+        in_bounds &= geometric >= math.log(config.geometric_low)
     if config.geometric_high is not None:
-        near &= geometric <= math.log(config.geometric_high)
+        in_bounds &= geometric <= math.log(config.geometric_high)
     if config.product_high is not None:
-        near &= difference <= math.log(config.product_high)
-    return near
+        in_bounds &= difference <= math.log(config.product_high)
+    return in_bounds
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLoss:
-    """`[rows, columns]`: the loss of each token, whether clipping decided it, k3 (None: no KL)."""
+    """Loss of each token, `[rows, columns]`.
+
+    Attributes:
+        loss: Loss, importance weight included.
+        clipped: True where the clipped ratio decides the loss.
+        kl: k3 estimate of the KL from the reference; None without a reference.
+    """
 
     loss: Tensor
     clipped: Tensor
@@ -89,46 +106,58 @@ def token_loss(
     config: GrpoLossConfig,
     reference: Tensor | None,
 ) -> TokenLoss:
-    """The loss of every token; what lies outside the mask is meaningless.
+    """Clipped policy-gradient loss of every token; meaningless outside the mask.
 
     Args:
-        current, previous, reference: log-probabilities `[rows, columns]`, now with graph, under the
-            policy that sampled, and under the initial one (None: no KL term).
-        advantages: `[rows, columns]`; `[rows, 1]` gives every token of a row the same.
-        weight: of `importance`.
+        current: log-probabilities `[rows, columns]` under the policy now, with graph.
+        previous: log-probabilities `[rows, columns]` under the policy that sampled.
+        advantages: `[rows, columns]`, or `[rows, 1]` for one advantage a row.
+        weight: `weight` of `Importance`.
+        reference: log-probabilities `[rows, columns]` under the initial policy; None: no KL term.
     """
     ratio = (current - previous).exp()
-    bounded = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
-    free, held = -advantages * ratio, -advantages * bounded
-    loss = torch.maximum(free, held) * weight
+    clipped_ratio = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
+    plain = -advantages * ratio
+    clipped = -advantages * clipped_ratio
+    loss = torch.maximum(plain, clipped) * weight
     if reference is None:
-        return TokenLoss(loss, held > free, None)
-    apart = reference - current
+        return TokenLoss(loss, clipped > plain, None)
+    log_ratio = reference - current
     # times the ratio: its gradient is then that of the KL itself (DeepSeek-V3.2, section 3.1)
-    kl = (apart.exp() - apart - 1) * ratio
-    return TokenLoss(loss + config.kl * kl, held > free, kl)
+    kl = (log_ratio.exp() - log_ratio - 1) * ratio
+    return TokenLoss(loss + config.kl * kl, clipped > plain, kl)
 
 
 def ratio_rows(mask: Tensor, weights: Importance) -> list[dict[str, Any] | None]:
-    """Stats of each row's ratios; None for a row without tokens."""
+    """Stats of the importance ratios of each row; None for a row without tokens."""
     count = mask.sum(-1)
-    total = torch.where(mask, weights.ratio, 0.0).sum(-1)
+    mean = torch.where(mask, weights.ratio, 0.0).sum(-1) / count.clamp(min=1)
     low = torch.where(mask, weights.ratio, torch.inf).amin(-1)
     high = torch.where(mask, weights.ratio, -torch.inf).amax(-1)
     masked = (mask & (weights.weight == 0)).sum(-1)
-    columns = torch.stack([count, total / count.clamp(min=1), low, high, masked, weights.strayed])
-    kept = weights.kept.tolist()
-    return [
-        {"mean": mean, "low": lowest, "high": highest, "masked": int(zeros), "strayed": strayed}
-        | {"kept": kept[k]}
-        if tokens
-        else None
-        for k, (tokens, mean, lowest, highest, zeros, strayed) in enumerate(columns.T.tolist())
-    ]
+    # one stack, since each `tolist` waits for the device
+    columns = torch.stack([count, mean, low, high, masked, weights.strayed])
+    rows: list[dict[str, Any] | None] = []
+    for trusted, (tokens, row_mean, row_low, row_high, row_masked, row_strayed) in zip(
+        weights.trusted.tolist(), columns.T.tolist(), strict=True
+    ):
+        if not tokens:
+            rows.append(None)
+            continue
+        stats = {
+            "mean": row_mean,
+            "low": row_low,
+            "high": row_high,
+            "masked": int(row_masked),
+            "strayed": row_strayed,
+            "kept": trusted,
+        }
+        rows.append(stats)
+    return rows
 
 
 class TokenSums:
-    """Sums over a step's tokens, in float64, over all processes once drained."""
+    """Sums in float64 over the tokens of an update, and over all processes when drained."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
@@ -141,19 +170,20 @@ class TokenSums:
         loss: TokenLoss,
         reverse_kl: Tensor | None = None,
     ) -> None:
-        """Add a micro-batch; tensors `[rows, columns]`."""
+        """Add a micro-batch of tensors `[rows, columns]`."""
         rows = mask.any(-1)
+        # a ratio that is not finite counts as 0, and has no logarithm
+        finite = mask & (weights.ratio > 0)
         columns = {
             "tokens": mask,
             "entropy": entropy * mask,
             "ratio": weights.ratio * mask,
-            "masked_tokens": mask & weights.kept[:, None] & (weights.weight == 0),
+            "masked_tokens": mask & weights.trusted[:, None] & (weights.weight == 0),
             "clipped": loss.clipped & mask,
             "rows": rows,
-            "masked_rows": rows & ~weights.kept,
+            "masked_rows": rows & ~weights.trusted,
             "strayed": weights.strayed * rows,
-            # of ratios that are finite
-            "difference": torch.where(mask & (weights.ratio > 0), weights.ratio.log().abs(), 0.0),
+            "difference": torch.where(finite, weights.ratio.log().abs(), 0.0),
         }
         if loss.kl is not None:
             columns["kl"] = loss.kl * mask
@@ -163,11 +193,12 @@ class TokenSums:
             self._sums[name] = self._sums.get(name, 0) + column.detach().double().sum()
 
     def drain(self, accelerator: Any) -> dict[str, float]:
-        """The means over all processes; starts anew. Every process must call it."""
+        """Means over all processes; resets the sums. Every process must call it."""
         sums = accelerator.reduce(torch.stack([*self._sums.values()]), "sum").tolist()
         total = dict(zip(self._sums, sums, strict=True))
         self._sums = {}
-        tokens, rows = max(total["tokens"], 1.0), max(total["rows"], 1.0)
+        tokens = max(total["tokens"], 1.0)
+        rows = max(total["rows"], 1.0)
         means = {
             "loss_tokens": total["tokens"],
             "importance": total["ratio"] / tokens,

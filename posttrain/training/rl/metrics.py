@@ -1,13 +1,14 @@
-"""What a step's row in `log.jsonl` says, from every rollout of the batch and every token trained,
-and the signs in those rows that a run goes wrong.
+"""Metrics of a step in `log.jsonl`, from all rollouts of the batch, and the signs in them of an
+unhealthy run.
 
     {"reward": 3.4, "reward_std": 0.6, "part/base": 3.3, "truncated": 0.02, "zero_variance": 0.1,
      "count/judge_calls": 2048.0, "domain/math/pass_rate": 0.41, "entropy": 0.8, …}
 
-Means are over what they are about: parts over the rollouts that have them, reasoning over those
-asked to reason, rewards over the scored ones; `zero_variance` is a share of groups, `loss_share` of
-the tokens in the whole batch's loss. Where tokens have values of their own, a rollout's reward is
-their sum, `token_reward` their mean over tokens and `token_rewarded` the share of such rollouts.
+Each mean is over the rollouts that have the figure: parts over those with the part, reasoning over
+those with thinking on, rewards over the scored ones. `zero_variance` is a share of groups,
+`loss_share` of the tokens in the whole batch's loss. Where a reward gives values for tokens, a
+rollout's reward is their sum, `token_reward` their mean over tokens and `token_rewarded` the share
+of such rollouts.
 """
 
 from __future__ import annotations
@@ -25,26 +26,41 @@ from posttrain.training.rl.batch import ScoredGroup
 
 Stats = dict[str, Any]
 Rows = Sequence[Mapping[str, Any]]
-# a single batch is noisy: the first and the last so many are averaged, fewer in a short run, so
-# that the two do not overlap
+# Batches averaged at the start and at the end of a run, since a single one is noisy; a short run
+# averages fewer, so that the two do not overlap
 AVERAGED = 5
 SHOWN = (
-    "reward", "reward_std", "token_reward", "answer_tokens", "reasoning_tokens", "truncated",
-    "zero_variance", "unscored", "entropy", "kl", "masked_tokens", "masked_completions",
-)  # fmt: skip
-_LINE = (
-    ("answer", "answer_tokens", ".0f"), ("reasoning", "reasoning_tokens", ".0f"),
-    ("truncated", "truncated", ".0%"), ("zero variance", "zero_variance", ".0%"),
-    ("unscored", "unscored", ".0%"), ("accuracy", "part/accuracy", ".2f"),
+    "reward",
+    "reward_std",
+    "token_reward",
+    "answer_tokens",
+    "reasoning_tokens",
+    "truncated",
+    "zero_variance",
+    "unscored",
+    "entropy",
+    "kl",
+    "masked_tokens",
+    "masked_completions",
+)
+# label, metric and format of each figure in a step's printed line
+_STEP_FIGURES = (
+    ("answer", "answer_tokens", ".0f"),
+    ("reasoning", "reasoning_tokens", ".0f"),
+    ("truncated", "truncated", ".0%"),
+    ("zero variance", "zero_variance", ".0%"),
+    ("unscored", "unscored", ".0%"),
+    ("accuracy", "part/accuracy", ".2f"),
     ("entropy", "entropy", ".2f"),
-)  # fmt: skip
-_CARD = ("reward", "pass_rate", "truncated", "unscored", "loss_share")
+)
+_CARD_COLUMNS = ("reward", "pass_rate", "truncated", "unscored", "loss_share")
 
 
 def group_stats(scored: ScoredGroup, *, overlong: Overlong) -> Stats:
-    """The numbers of one group: small enough to be shared by all processes."""
-    completions, rewards = scored.group.completions, scored.rewards
-    trained = scored.in_loss(overlong)
+    """Statistics of a group, small enough to be gathered over all processes."""
+    completions = scored.group.completions
+    rewards = scored.rewards
+    in_loss = scored.in_loss(overlong)
     tokens = [
         0 if completion.finish == "failed" else sum(completion.sampled()[1])
         for completion in completions
@@ -71,41 +87,43 @@ def group_stats(scored: ScoredGroup, *, overlong: Overlong) -> Stats:
         "answer": [completion.answer_tokens for completion in completions],
         "tokens": tokens,
         "prompt_tokens": [len(completion.prompt_ids or ()) for completion in completions],
-        "trained": [n if k in trained else 0 for k, n in enumerate(tokens)],
+        "trained": [n if index in in_loss else 0 for index, n in enumerate(tokens)],
     }
 
 
 def batch_metrics(groups: Sequence[Stats]) -> dict[str, float]:
-    """Means over a whole batch of rollouts, then those of its domains."""
-    rewards = _all(groups, "rewards")
+    """Means over a batch of rollouts, and over each of its domains."""
+    rewards = _all_rollouts(groups, "rewards")
     scored = [reward for reward in rewards if reward is not None]
     row: dict[str, float] = {"rollouts": len(rewards), "unscored": 1 - len(scored) / len(rewards)}
     if scored:
         row |= {"reward": statistics.fmean(scored), "reward_std": statistics.pstdev(scored)}
     row |= _token_credit(groups)
-    row["zero_variance"] = 1 - sum(one["informative"] for one in groups) / len(groups)
+    row["zero_variance"] = 1 - sum(group["informative"] for group in groups) / len(groups)
     for name in ("truncated", "failed"):
-        row[name] = statistics.fmean(_all(groups, name))
-    if thinking := [one for one in groups if one["thinking"]]:
-        row["reasoning_tokens"] = statistics.fmean(_all(thinking, "reasoning"))
-    row["answer_tokens"] = statistics.fmean(_all(groups, "answer"))
-    row["completion_tokens"] = statistics.fmean(_all(groups, "tokens"))
-    for name in _names(one["parts"] for one in groups):
-        if values := _part(groups, name):
+        row[name] = statistics.fmean(_all_rollouts(groups, name))
+    if thinking := [group for group in groups if group["thinking"]]:
+        row["reasoning_tokens"] = statistics.fmean(_all_rollouts(thinking, "reasoning"))
+    row["answer_tokens"] = statistics.fmean(_all_rollouts(groups, "answer"))
+    row["completion_tokens"] = statistics.fmean(_all_rollouts(groups, "tokens"))
+    for name in _names(group["parts"] for group in groups):
+        if values := _part_values(groups, name):
             row[f"part/{name}"] = statistics.fmean(values)
-    for name in _names(one["counts"] for one in groups):
-        row[f"count/{name}"] = sum((one["counts"].get(name, 0) for one in groups), 0.0)
-    trained = sum(_all(groups, "trained"))
-    for name, own in by_domain(groups).items():
-        if name:
-            row |= {f"domain/{name}/{k}": v for k, v in _domain_metrics(own, trained).items()}
+    for name in _names(group["counts"] for group in groups):
+        row[f"count/{name}"] = sum((group["counts"].get(name, 0) for group in groups), 0.0)
+    trained = sum(_all_rollouts(groups, "trained"))
+    for domain, domain_groups in by_domain(groups).items():
+        if domain:
+            for name, value in _domain_metrics(domain_groups, trained).items():
+                row[f"domain/{domain}/{name}"] = value
     return row
 
 
 def _token_credit(groups: Sequence[Stats]) -> dict[str, float]:
-    """Mean value of a token, and the share of rollouts whose tokens have values; {} without any."""
-    counts = _all(groups, "credited_tokens")
-    totals = [total for total, n in zip(_all(groups, "rewards"), counts, strict=True) if n]
+    """Mean value of a token, and share of rollouts whose tokens have values; {} without any."""
+    counts = _all_rollouts(groups, "credited_tokens")
+    rewards = _all_rollouts(groups, "rewards")
+    totals = [reward for reward, count in zip(rewards, counts, strict=True) if count]
     if not totals:
         return {}
     return {
@@ -115,122 +133,156 @@ def _token_credit(groups: Sequence[Stats]) -> dict[str, float]:
 
 
 def _domain_metrics(groups: Sequence[Stats], trained: int) -> dict[str, float]:
-    rewards = _all(groups, "rewards")
+    """Figures of a domain's groups; `trained` counts the tokens in the whole batch's loss."""
+    rewards = _all_rollouts(groups, "rewards")
     scored = [reward for reward in rewards if reward is not None]
-    kinds = Counter(failure.reason for failure in _all(groups, "failures"))
     figures = {
         "zero_variance": 1 - sum(group["informative"] for group in groups) / len(groups),
         "unscored": 1 - len(scored) / len(rewards),
-        **{f"unscored_{kind}": count / len(rewards) for kind, count in sorted(kinds.items())},
-        "truncated": statistics.fmean(_all(groups, "truncated")),
-        "reasoning_tokens": statistics.fmean(_all(groups, "reasoning")),
-        "answer_tokens": statistics.fmean(_all(groups, "answer")),
     }
+    reasons = Counter(failure.reason for failure in _all_rollouts(groups, "failures"))
+    for reason, count in sorted(reasons.items()):
+        figures[f"unscored_{reason}"] = count / len(rewards)
+    figures["truncated"] = statistics.fmean(_all_rollouts(groups, "truncated"))
+    figures["reasoning_tokens"] = statistics.fmean(_all_rollouts(groups, "reasoning"))
+    figures["answer_tokens"] = statistics.fmean(_all_rollouts(groups, "answer"))
     if scored:
         figures["reward"] = statistics.fmean(scored)
     figures |= _token_credit(groups)
-    if passes := _part(groups, "pass"):
+    if passes := _part_values(groups, "pass"):
         figures["pass_rate"] = statistics.fmean(passes)
     if trained:
-        figures["loss_share"] = sum(_all(groups, "trained")) / trained
+        figures["loss_share"] = sum(_all_rollouts(groups, "trained")) / trained
     return figures
 
 
 def by_domain(groups: Sequence[Stats]) -> dict[str, list[Stats]]:
-    """The groups of each domain, in the order of their names."""
-    names = sorted({group["domain"] for group in groups})
-    return {name: [g for g in groups if g["domain"] == name] for name in names}
+    """Groups of each domain, domains in the order of their names."""
+    domains = sorted({group["domain"] for group in groups})
+    return {domain: [g for g in groups if g["domain"] == domain] for domain in domains}
 
 
 def verifier_seconds(groups: Sequence[Stats]) -> dict[str, dict[str, float]]:
     """Median and 95th percentile of a verification's seconds, by domain."""
     percentiles: dict[str, dict[str, float]] = {}
-    for name, own in by_domain(groups).items():
-        if seconds := sorted(_all(own, "seconds")):
-            p50, p95 = (seconds[round(share * (len(seconds) - 1))] for share in (0.5, 0.95))
-            percentiles[name] = {"p50": round(p50, 4), "p95": round(p95, 4)}
+    for domain, domain_groups in by_domain(groups).items():
+        seconds = sorted(_all_rollouts(domain_groups, "seconds"))
+        if seconds:
+            p50 = seconds[round(0.5 * (len(seconds) - 1))]
+            p95 = seconds[round(0.95 * (len(seconds) - 1))]
+            percentiles[domain] = {"p50": round(p50, 4), "p95": round(p95, 4)}
     return percentiles
 
 
-def _all(groups: Sequence[Stats], name: str) -> list[Any]:
-    return [value for one in groups for value in one[name]]
+def _all_rollouts(groups: Sequence[Stats], name: str) -> list[Any]:
+    return [value for group in groups for value in group[name]]
 
 
-def _part(groups: Sequence[Stats], name: str) -> list[float]:
-    return [v for one in groups for v in one["parts"].get(name, ()) if v is not None]
+def _part_values(groups: Sequence[Stats], part: str) -> list[float]:
+    """Values of a part of the reward, of the rollouts that have it."""
+    values: list[float] = []
+    for group in groups:
+        values += [value for value in group["parts"].get(part, ()) if value is not None]
+    return values
 
 
-def _names(mappings: Iterable[Mapping[str, Any]], start: str = "") -> list[str]:
-    return sorted({name for mapping in mappings for name in mapping if name.startswith(start)})
+def _names(mappings: Iterable[Mapping[str, Any]], prefix: str = "") -> list[str]:
+    """All keys of the mappings that begin with a prefix, sorted."""
+    names = {name for mapping in mappings for name in mapping}
+    return sorted(name for name in names if name.startswith(prefix))
 
 
 def run_stats(rows: Rows) -> dict[str, Any]:
-    """A run's rows of whole batches: the means of the first and of the last, and summed counts."""
+    """Means over the first and over the last batches of a run, and sums of counts over all.
+
+    Args:
+        rows: rows of the log that have the metrics of a batch.
+    """
     averaged = min(AVERAGED, max(1, len(rows) // 2))
-    return {
-        "averaged": averaged,
-        "first": _means(rows[:averaged]),
-        "last": _means(rows[-averaged:]),
-        "counts": _sums(rows),
-    }
-
-
-def domain_stats(rows: Rows, *, averaged: int) -> dict[str, Any]:
-    """Each domain's figures: means of the first and of the last batches."""
-    first, last, stats = rows[:averaged], rows[-averaged:], dict[str, Any]()
-    for name in sorted({key.split("/")[1] for key in _names(rows, "domain/")}):
-        start = f"domain/{name}/"
-        stats[name] = {"first": _means(first, start), "last": _means(last, start)}
-    return stats
-
-
-def _means(rows: Rows, domain: str = "") -> dict[str, float]:
-    """Of the names in `SHOWN` and the parts; with a prefix: of all names that begin with it."""
-    names = _names(rows, domain) if domain else (*SHOWN, *_names(rows, "part/"))
-    means = {name.removeprefix(domain): _mean(rows, name) for name in names}
-    return {name: mean for name, mean in means.items() if mean is not None}
-
-
-def _sums(rows: Rows) -> dict[str, float]:
-    return {
+    counts = {
         name.removeprefix("count/"): sum(row.get(name, 0) for row in rows)
         for name in _names(rows, "count/")
     }
+    return {
+        "averaged": averaged,
+        "first": _run_means(rows[:averaged]),
+        "last": _run_means(rows[-averaged:]),
+        "counts": counts,
+    }
+
+
+def _run_means(rows: Rows) -> dict[str, float]:
+    return _means(rows, (*SHOWN, *_names(rows, "part/")))
+
+
+def domain_stats(rows: Rows, *, averaged: int) -> dict[str, Any]:
+    """Means of each domain's figures over the first and over the last `averaged` batches."""
+    stats: dict[str, Any] = {}
+    for domain in sorted({key.split("/")[1] for key in _names(rows, "domain/")}):
+        prefix = f"domain/{domain}/"
+        stats[domain] = {}
+        for part, part_rows in (("first", rows[:averaged]), ("last", rows[-averaged:])):
+            means = _means(part_rows, _names(part_rows, prefix))
+            stats[domain][part] = {name.removeprefix(prefix): means[name] for name in means}
+    return stats
+
+
+def _means(rows: Rows, names: Iterable[str]) -> dict[str, float]:
+    """Means of the figures that any of the rows has."""
+    means: dict[str, float] = {}
+    for name in names:
+        mean = _mean(rows, name)
+        if mean is not None:
+            means[name] = mean
+    return means
 
 
 def domain_table(stats: Mapping[str, Any]) -> list[str]:
-    """Lines of the model card: what came from which domain, first → last batches."""
-
-    def cell(own: Mapping[str, Any], key: str) -> str:
-        first, last = (own[part].get(key) for part in ("first", "last"))
-        return "–" if first is None or last is None else f"{first:.3f} → {last:.3f}"
-
-    return [
+    """Lines of the model card's table of domains, each figure as mean of first → last batches."""
+    lines = [
         "",
-        f"| domain | {' | '.join(key.replace('_', ' ') for key in _CARD)} |",
-        f"|---|{'---|' * len(_CARD)}",
-        *[f"| {n} | {' | '.join(cell(own, key) for key in _CARD)} |" for n, own in stats.items()],
+        f"| domain | {' | '.join(column.replace('_', ' ') for column in _CARD_COLUMNS)} |",
+        f"|---|{'---|' * len(_CARD_COLUMNS)}",
     ]
+    for domain, domain_means in stats.items():
+        cells: list[str] = []
+        for column in _CARD_COLUMNS:
+            start = domain_means["first"].get(column)
+            end = domain_means["last"].get(column)
+            cells.append("–" if start is None or end is None else f"{start:.3f} → {end:.3f}")
+        lines.append(f"| {domain} | {' | '.join(cells)} |")
+    return lines
 
 
 def step_line(row: Mapping[str, Any]) -> str | None:
-    """The figures worth a look at every step; None for a row that is no batch's."""
+    """Main figures of a batch's row, to be printed; None for another row."""
     if "rollouts" not in row:
         return None
     reward = f"{row['reward']:.3f} ±{row['reward_std']:.2f}" if "reward" in row else "none"
-    shown = (one for one in _LINE if one[1] in row and (row[one[1]] or one[1] != "unscored"))
-    parts = (f"{key} {row[name]:{form}}" for key, name, form in shown)
-    return "  ".join((f"reward {reward}", *parts))
+    parts = [f"reward {reward}"]
+    for label, name, number_format in _STEP_FIGURES:
+        # 0 unscored is the normal case and not worth the room
+        if name in row and (row[name] or name != "unscored"):
+            parts.append(f"{label} {row[name]:{number_format}}")
+    return "  ".join(parts)
 
 
 def is_equal_to_teachers(row: Mapping[str, Any]) -> bool:
-    """Tell whether tokens have values of their own in the whole batch, and every one is 0."""
+    """Return True if every rollout of the batch has values for its tokens, and all are 0."""
     return row.get("token_rewarded") == 1 and row["zero_variance"] == 1
 
 
 @dataclass(frozen=True, slots=True)
 class _Sign:
-    """`key`: of the row, else the name; `relative`: to the first batches; `falls`: low is bad."""
+    """Sign of an unhealthy run.
+
+    Attributes:
+        name: Name of its limits in `GuardConfig`.
+        advice: Likely cause and remedy.
+        key: Key of the log's row; "" where it is the name.
+        relative: True if the limits are relative to the mean of the first batches.
+        falls: True if low values are bad.
+    """
 
     name: str
     advice: str
@@ -274,59 +326,64 @@ SIGNS = (
 )
 
 
-def check_health(rows: Rows, config: GuardConfig, *, last: bool = False) -> list[str]:
-    """Warnings, from the rows of all batches so far, the newest last.
+def check_health(rows: Rows, config: GuardConfig, *, at_end: bool = False) -> list[str]:
+    """Check the newest batches for signs of an unhealthy run. Returns warnings.
 
     Args:
-        last: no batch follows: a run shorter than the window is looked at as a whole.
+        rows: rows of all batches so far, the newest last.
+        at_end: True if no batch follows; a run shorter than the window is then checked as a whole.
 
     Raises:
-        TrainingError: a sign has reached its `stop`; the message names what to do.
+        TrainingError: a sign has reached its `stop`; the message has the remedy.
     """
-    window = min(config.window, len(rows)) if last else config.window
+    window = min(config.window, len(rows)) if at_end else config.window
     if len(rows) < window:
         return []
     warnings: list[str] = []
     for sign in SIGNS:
         limit: Limit = getattr(config, sign.name)
-        value = _value(sign, rows, window)
+        value = _sign_value(sign, rows, window)
         if value is None:
             continue
         unit = " of what it was in the first ones" if sign.relative else ""
         batches = f"{window} batch{'es' if window > 1 else ''}"
         finding = f"{sign.name.replace('_', ' ')} is {value:.3g}{unit} over the last {batches}"
-        stop, warn = (
-            at is not None and (value <= at if sign.falls else value >= at)
-            for at in (limit.stop, limit.warn)
-        )
-        if stop:
+        if _reaches(value, limit.stop, falls=sign.falls):
             raise TrainingError(
                 f"step {rows[-1]['step']}: {finding} (guard.{sign.name}.stop is {limit.stop:g})"
                 f": {sign.advice}. To go on as it is, set guard.{sign.name}.stop: null and "
                 "start again"
             )
-        if warn:
+        if _reaches(value, limit.warn, falls=sign.falls):
             warnings.append(f"{finding} (warns at {limit.warn:g}): {sign.advice}")
     return warnings
 
 
+def _reaches(value: float, limit: float | None, *, falls: bool) -> bool:
+    if limit is None:
+        return False
+    return value <= limit if falls else value >= limit
+
+
 def why_untrained(rows: Rows, *, overlong: Overlong) -> str:
-    """What kept every rollout out of the loss, as shares of all of them, and what to do."""
-    keeping_out = {"unscored"} if overlong == "train" else {"unscored", "truncated"}
-    return "; ".join(
-        f"{share:.0%} of the rollouts were {sign.name}: {sign.advice}"
-        for sign in SIGNS
-        if sign.name in keeping_out and (share := _mean(rows, sign.key or sign.name))
-    )
+    """Reasons why no rollout was in the loss, as shares of all rollouts, each with its advice."""
+    reasons = {"unscored"} if overlong == "train" else {"unscored", "truncated"}
+    sentences: list[str] = []
+    for sign in SIGNS:
+        share = _mean(rows, sign.key or sign.name)
+        if sign.name in reasons and share:
+            sentences.append(f"{share:.0%} of the rollouts were {sign.name}: {sign.advice}")
+    return "; ".join(sentences)
 
 
-def _value(sign: _Sign, rows: Rows, window: int) -> float | None:
-    parts = (rows[:window], rows[-window:])
-    first, last = (_mean(part, sign.key or sign.name) for part in parts)
-    if not sign.relative or last is None:
-        return last
-    # a window that is also the first says nothing about change
-    return last / first if first and len(rows) > window else None
+def _sign_value(sign: _Sign, rows: Rows, window: int) -> float | None:
+    """Mean of a sign's figure over the newest batches, divided by that of the first if relative."""
+    mean = _mean(rows[-window:], sign.key or sign.name)
+    if not sign.relative or mean is None:
+        return mean
+    start = _mean(rows[:window], sign.key or sign.name)
+    # where the newest window is also the first, it says nothing about change
+    return mean / start if start and len(rows) > window else None
 
 
 def _mean(rows: Rows, key: str) -> float | None:

@@ -1,4 +1,4 @@
-"""What a group-relative run will do, counted and timed before it does it: lines such as
+"""Plan of a group-relative run: counts and time estimates in lines such as
 
 steps        100: 12,800 prompts drawn, 1.07 epochs, 204,800 rollouts of at most 512 tokens
 """
@@ -15,7 +15,6 @@ import torch
 
 from posttrain.config.backend import Server
 from posttrain.config.grpo import (
-    GroupTraining,
     GrpoLossConfig,
     InProcessRollouts,
     LoraServer,
@@ -38,18 +37,22 @@ from posttrain.training.rl.step import PolicyReward
 from posttrain.training.rl.trainer import GroupTrainer
 from posttrain.training.stage import PreparedRun
 
-# tokens at which the first rollouts are cut that are sampled to see how long they take
+# Limit in tokens of the first timed rollouts; it grows while they are cheap
 FIRST_ROLLOUT = 16
-# of JSON for each token of a rollout, judgements not counted
+# Bytes of JSON for each token of a rollout, judgements not counted
 TOKEN_BYTES = 5
+# Kinds of sharding in which no process holds all weights
 SPLITS_WEIGHTS = ("zero3", "fsdp2")
 
 
 async def check_reachable(name: str, url: str) -> None:
-    """Refuse a server that takes no connection, before hours of rollouts depend on it.
+    """Refuse a server that accepts no connection, before hours of rollouts depend on it.
 
     Args:
-        name: the recipe's key that gives the address.
+        name: recipe key of the address.
+
+    Raises:
+        ConfigError: no connection within 10 seconds.
     """
     address = urlsplit(url)
     port = address.port or (443 if address.scheme == "https" else 80)
@@ -67,19 +70,23 @@ async def check_reachable(name: str, url: str) -> None:
 def make_plan(
     prepared: PreparedRun[GroupTrainer], size: ModelSize, *, measure: bool
 ) -> tuple[list[Line], int]:
-    """Count and estimate.
+    """Lines of the plan, and the bytes that the run needs on disk.
 
     Args:
         measure: sample a few rollouts on this device and time the training on them.
     """
-    trainer, processes = prepared.trainer, prepared.launched.world_size
-    recipe, args, prompts = trainer.recipe, trainer.args, len(trainer.rollouts.prompts)
-    updates, max_tokens = recipe.loss.num_iterations, recipe.sampling.max_tokens
+    trainer = prepared.trainer
+    processes = prepared.launched.world_size
+    recipe = trainer.recipe
+    args = trainer.args
+    prompts = len(trainer.rollouts.prompts)
+    updates = recipe.loss.num_iterations
+    max_tokens = recipe.sampling.max_tokens
     drawn = args.max_steps // updates * recipe.prompts_per_step
     rollouts = drawn * recipe.num_generations
-    kept = 0 if args.save_strategy == "no" else args.save_total_limit or args.max_steps
-    disk = checkpoint_bytes(size, kept=kept) + rollouts * max_tokens * TOKEN_BYTES
-    whole = prepared.launched.sharding not in SPLITS_WEIGHTS
+    checkpoints = 0 if args.save_strategy == "no" else args.save_total_limit or args.max_steps
+    disk = checkpoint_bytes(size, checkpoints=checkpoints) + rollouts * max_tokens * TOKEN_BYTES
+    holds_weights = prepared.launched.sharding not in SPLITS_WEIGHTS
     batch = (
         f"{recipe.prompts_per_step} prompts × {recipe.num_generations} = "
         f"{recipe.prompts_per_step * recipe.num_generations:,} rollouts on {processes} "
@@ -91,14 +98,16 @@ def make_plan(
         f"{args.max_steps}: {drawn:,} prompts drawn, {drawn / prompts:.2f} epochs, {rollouts:,} "
         f"rollouts of at most {max_tokens} tokens"
     )
+    engine = _describe_engine(recipe.rollouts, size, holds_weights=holds_weights)
+    if recipe.rollouts.lag:
+        engine += "; step k is sampled by the weights after step k − 2 (rollouts.lag 1)"
     lines = [
         ("loss", describe_loss(recipe.loss)),
         ("batch", batch),
         ("steps", steps),
-        ("rollouts", _rollouts_line(recipe.rollouts, size, whole=whole) + _lag_text(recipe)),
+        ("rollouts", engine),
     ]
-    here = recipe.rollouts.engine == "in_process"
-    if measure and here and whole:
+    if measure and holds_weights and recipe.rollouts.engine == "in_process":
         timed = time_rollouts(trainer)
         seconds = timed.seconds * rollouts / processes
         text = f"about {duration(seconds)}: {seconds / args.max_steps:.1f} s a step, {timed.text}"
@@ -120,8 +129,13 @@ def make_plan(
 
 @dataclass(frozen=True, slots=True)
 class TimedRollouts:
-    """Seconds of one rollout with all that is done with it, and how they were measured; `scoring`
-    are those of them for a reward that scores token by token, None where that was not timed."""
+    """Measured cost of one rollout.
+
+    Attributes:
+        seconds: Seconds of its sampling, training and, if timed, scoring.
+        text: How the seconds were measured.
+        scoring: Seconds of a reward that scores token by token; None where there is none to time.
+    """
 
     seconds: float
     text: str
@@ -129,8 +143,11 @@ class TimedRollouts:
 
 
 def time_rollouts(trainer: GroupTrainer) -> TimedRollouts:
-    """Sample one prompt's rollouts, cut ever later, until they end by themselves or the bound in
-    seconds is near; then time a micro-batch of them. Leaves no gradient behind."""
+    """Time the rollouts of one prompt and a micro-batch of them. Leaves no gradient behind.
+
+    The rollouts are sampled with a growing limit of tokens, until they end by themselves or
+    `MEASURING_SECONDS` are nearly spent.
+    """
     recipe = trainer.recipe
     prompts = trainer.steps.draw(0)[:1]
     trainer.model.to(trainer.args.device).train()
@@ -141,7 +158,8 @@ def time_rollouts(trainer: GroupTrainer) -> TimedRollouts:
         started = time.perf_counter()
         groups = trainer.rollouts.runner.run(trainer.steps.roll_out(0, prompts, longest=longest))
         sampling = time.perf_counter() - started
-        cut = longest < most and any(one.truncated for one in groups[0].completions)
+        cut = longest < most and any(rollout.truncated for rollout in groups[0].completions)
+        # rollouts four times as long take about four times as long
         if not cut or started + 5 * sampling > begun + MEASURING_SECONDS:
             break
         longest = min(4 * longest, most)
@@ -175,10 +193,12 @@ def time_rollouts(trainer: GroupTrainer) -> TimedRollouts:
     return TimedRollouts(seconds + training + (scoring or 0.0), source, scoring)
 
 
-def _rollouts_line(engine: RolloutEngine, size: ModelSize, *, whole: bool) -> str:
+def _describe_engine(engine: RolloutEngine, size: ModelSize, *, holds_weights: bool) -> str:
     if isinstance(engine, InProcessRollouts):
-        gathered = f"; {size.weight_bytes / GIB:.2f} GiB of weights are gathered on each device"
-        return f"in process, {engine.batch_size} at a time{'' if whole else gathered}"
+        text = f"in process, {engine.batch_size} at a time"
+        if not holds_weights:
+            text += f"; {size.weight_bytes / GIB:.2f} GiB of weights are gathered on each device"
+        return text
     where = engine.url if isinstance(engine, Server) else f"{engine.gpu_memory:.0%} of each device"
     sent = "the adapter" if isinstance(engine, LoraServer) else "all weights"
     return (
@@ -187,17 +207,11 @@ def _rollouts_line(engine: RolloutEngine, size: ModelSize, *, whole: bool) -> st
     )
 
 
-def _lag_text(recipe: GroupTraining) -> str:
-    if not recipe.rollouts.lag:
-        return ""
-    return "; step k is sampled by the weights after step k − 2 (rollouts.lag 1)"
-
-
 def describe_loss(loss: GrpoLossConfig) -> str:
-    """One line for the plan and the card."""
+    """Description of the loss in one line, for the plan and the card."""
     clip = f"clip −{loss.clip_low:g}/+{loss.clip_high:g}"
     # with one update the policy is the one that sampled, and nothing can be clipped
     idle = " (idle with one update a batch)" if loss.num_iterations == 1 else ""
     kl = f", KL {loss.kl:g}" if loss.kl else ", no KL"
-    kept = "out of" if loss.overlong == "mask" else "in"
-    return f"per token over the batch, {clip}{idle}{kl}, truncated completions {kept} the loss"
+    overlong = "out of" if loss.overlong == "mask" else "in"
+    return f"per token over the batch, {clip}{idle}{kl}, truncated completions {overlong} the loss"

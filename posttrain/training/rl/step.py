@@ -1,8 +1,9 @@
 """One step of group-relative training, top to bottom: prompts are drawn, the policy rolls them out,
-groups are rewarded, rewards become advantages, and what is in the loss becomes micro-batches.
+groups are rewarded, rewards become advantages, and the rows in the loss become micro-batches.
 
-A rollout depends on the run's seed, the step, the position, the prompt and its index, not on what
-is sampled beside it: any layout of processes gives the same, up to floating point.
+A rollout depends on the run's seed, the step, its group's position, the prompt and its index, not
+on the rollouts sampled beside it: every layout of processes gives the same rollouts, up to floating
+point.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from accelerate.utils import gather_object
@@ -25,6 +27,7 @@ from posttrain.training.order import rows_drawn
 from posttrain.training.rl.ahead import AheadRollouts, SampledGroups
 from posttrain.training.rl.batch import (
     Batch,
+    RolloutKey,
     ScoredGroup,
     collate,
     micro_batches,
@@ -46,29 +49,27 @@ from posttrain.training.rl.policy import LivePolicy, whole_weights
 if TYPE_CHECKING:
     from posttrain.training.rl.trainer import GroupTrainer
 
-Place = tuple[int, int]
-
 
 @runtime_checkable
 class PolicyReward(Protocol):
-    """A reward that needs the policy's own log-probabilities of what it wrote."""
+    """A reward that needs the policy's own log-probabilities of its completions."""
 
     def use_policy(self, policy: Scorer) -> None:
-        """Take the policy in training, which scores with its weights before the step."""
+        """Set the scorer, which scores with the policy's weights before the step."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Rollouts:
-    """What rollouts are sampled for and rewarded by.
+    """Prompts, sampler and reward of a run's rollouts.
 
     Attributes:
-        prompts: every prompt, each id once.
-        make_sampler: renders and parses around the live policy.
-        runner: in whose event loop sampling and rewarding run, step after step.
-        curriculum: the prompts of every step; None: whole permutations one after the other.
-        shares: fixed shares of sources in every step; None: as they come.
-        full: teachers whose whole distributions are trained on; None: the rewards are.
+        prompts: All prompts, with unique ids.
+        make_sampler: Function that makes a rendering and parsing sampler of the live engine.
+        runner: Runner of the event loop of sampling and rewarding, kept for the whole run.
+        curriculum: Planned prompts of each step; None draws permutations one after the other.
+        shares: Fixed shares of the sources in each step; None leaves them to the permutation.
+        full: Teachers whose whole distributions are trained on, in place of the rewards.
     """
 
     prompts: Sequence[Prompt]
@@ -83,31 +84,38 @@ class Rollouts:
 
 @dataclass(frozen=True, slots=True)
 class DrawnPrompt:
-    """A prompt of a step; `position` numbers the step's groups from 0, over all processes, and
-    `attempt` the prompts of a position. `draw` is the curriculum's."""
+    """A prompt of a step.
+
+    Attributes:
+        position: Number of its group in the step, from 0, over all processes.
+        attempt: Number of prompts drawn for this position before it.
+        draw: The curriculum's draw, None without a curriculum.
+    """
 
     position: int
     prompt: Prompt
     attempt: int = 0
     draw: Draw | None = None
 
-    @property
-    def place(self) -> tuple[int, ...]:
-        """What its rollouts' seeds depend on, beside the step."""
-        return (self.position, self.attempt) if self.attempt else (self.position,)
+    def rollout_seed(self, seed: int, step: int) -> int:
+        """Seed of its rollouts, from the run's seed and the step."""
+        # attempt 0 is left out of the key, so that runs without refills keep their seeds
+        attempt = (self.attempt,) if self.attempt else ()
+        return seed_of(seed, "rollout", step, self.position, *attempt)
 
 
 @dataclass(slots=True)
 class RolloutStep:
-    """The rollouts of a step while they are trained on.
+    """Rewarded rollouts of a step and their micro-batches, while they are trained on.
 
     Attributes:
-        groups: this process's, in order of position.
-        batches: micro-batches of each update on this process.
-        tokens: in the loss of each update; `tokens_seen`: of all prompts and completions. Both, and
-            the metrics, over all processes.
-        version: batches that the weights that sampled had been trained on; None without lag.
-        ratios: of rollouts that have been trained on, by position and index.
+        groups: This process's groups, in order of position.
+        batches: Micro-batches of each update on this process.
+        tokens: Tokens in the loss of each update, over all processes.
+        tokens_seen: Tokens of all prompts and completions, over all processes.
+        metrics: Figures to log, over all processes.
+        version: Number of batches that the sampling weights had been trained on; None without lag.
+        ratios: Stats of the importance ratios of each rollout trained on so far.
     """
 
     groups: list[ScoredGroup]
@@ -116,16 +124,22 @@ class RolloutStep:
     tokens_seen: int
     metrics: dict[str, float]
     version: int | None = None
-    ratios: dict[Place, dict[str, Any]] = field(default_factory=dict[Place, dict[str, Any]])
+    ratios: dict[RolloutKey, dict[str, Any]] = field(
+        default_factory=dict[RolloutKey, dict[str, Any]]
+    )
 
 
 class StepMaker:
-    """Makes one step after the other; what it makes depends on the step's number alone."""
+    """Makes the steps of a run in order; a step depends on its number and the run's state alone."""
 
     def __init__(self, trainer: GroupTrainer) -> None:
-        self.recipe, self.rollouts, self.engine = trainer.recipe, trainer.rollouts, trainer.engine
-        self.clock, self.pad_id, self.args = trainer.clock, trainer.pad_id, trainer.args
         self.trainer = trainer
+        self.recipe = trainer.recipe
+        self.rollouts = trainer.rollouts
+        self.engine = trainer.engine
+        self.clock = trainer.clock
+        self.pad_id = trainer.pad_id
+        self.args = trainer.args
         self.sampler = self.rollouts.make_sampler(self.engine)
         self.lag = self.recipe.rollouts.lag
         self.ahead = AheadRollouts(self.rollouts.runner)
@@ -134,80 +148,99 @@ class StepMaker:
             self.rollouts.reward.use_policy(LivePolicy(trainer))
         self.prompts = {prompt.id: prompt for prompt in self.rollouts.prompts}
         self.rounds = self.rollouts.curriculum.rounds if self.rollouts.curriculum else 1
-        self.own = own_positions(
+        self.local_positions = local_positions(
             self.recipe, processes=self.args.world_size, process=self.args.process_index
         )
 
     def make(self, number: int) -> RolloutStep:
-        """Step `number`, from 0, ready to be trained on. Every process must call it.
+        """Roll out and reward step `number`, from 0, for training. Every process must call it.
 
         Raises:
             JudgeError, TrainingError: from the reward, in every process alike.
         """
-        updates = self.recipe.loss.num_iterations
-        self.clock.start(number * updates + 1)
-        drawn, every = self.draw(number), list[DrawnPrompt]()
-        scored, stats = list[ScoredGroup](), list[Stats]()
+        loss = self.recipe.loss
+        # the clock counts optimiser steps, from 1
+        self.clock.start(number * loss.num_iterations + 1)
+        scored: list[ScoredGroup] = []
+        stats: list[Stats] = []
+        drawn: list[DrawnPrompt] = []
+        round_prompts = self.draw(number)
         for attempt in range(self.rounds):
-            made = self._scored_groups(number, [one for one in drawn if one.position in self.own])
-            # the numbers of all processes' groups, in order of position
-            local = [group_stats(group, overlong=self.recipe.loss.overlong) for group in made]
-            found: list[Stats] = sorted(gather_object(local), key=lambda one: one["position"])
-            scored, stats, every = scored + made, stats + found, every + drawn
-            self._settle(stats)
-            dropped = {one["position"] for one in found if one["dropped"]}
+            local_prompts = [p for p in round_prompts if p.position in self.local_positions]
+            round_groups = self._scored_groups(number, local_prompts)
+            # gathered, so that every process drops and refills the same groups
+            local_stats = [group_stats(group, overlong=loss.overlong) for group in round_groups]
+            round_stats: list[Stats] = sorted(
+                gather_object(local_stats), key=itemgetter("position")
+            )
+            scored += round_groups
+            stats += round_stats
+            drawn += round_prompts
+            self._check_failures(stats)
+            dropped = {group["position"] for group in round_stats if group["dropped"]}
             if not dropped or attempt + 1 == self.rounds:
                 break
-            drawn = self._refills([one for one in drawn if one.position in dropped])
-            if not drawn:
+            round_prompts = self._refill([p for p in round_prompts if p.position in dropped])
+            if not round_prompts:
                 break
         self.clock.verifiers = verifier_seconds(stats)
-
-        limit = self.recipe.sampling.completion_limit(number + 1)
-        size = self.recipe.prompts_per_step // updates
-        parts = [range(k * size, (k + 1) * size) for k in range(updates)]
+        # before the batches are collated: on a server the next step is then sampled meanwhile
         if self.lag:
             self._sample_ahead(number + 1)
+
+        # update k trains on the k-th equal part of the step's positions
+        batches: list[list[Batch]] = []
+        tokens: list[int] = []
+        update_size = self.recipe.prompts_per_step // loss.num_iterations
+        for start in range(0, self.recipe.prompts_per_step, update_size):
+            positions = range(start, start + update_size)
+            batches.append(self._collate([g for g in scored if g.position in positions]))
+            update_stats = [group for group in stats if group["position"] in positions]
+            tokens.append(sum_over_rollouts(update_stats, "trained"))
+        metrics = batch_metrics(stats)
+        limit = self.recipe.sampling.completion_limit(number + 1)
+        if limit is not None:
+            metrics["max_completion"] = limit
+        metrics |= self._record(number, drawn, stats)
         return RolloutStep(
             groups=scored,
-            batches=[self._in_loss([g for g in scored if g.position in part]) for part in parts],
-            tokens=[
-                total([g for g in stats if g["position"] in part], "trained") for part in parts
-            ],
-            tokens_seen=total(stats, "tokens") + total(stats, "prompt_tokens"),
-            metrics=batch_metrics(stats)
-            | ({} if limit is None else {"max_completion": limit})
-            | self._recorded(number, every, stats),
+            batches=batches,
+            tokens=tokens,
+            tokens_seen=sum_over_rollouts(stats, "tokens")
+            + sum_over_rollouts(stats, "prompt_tokens"),
+            metrics=metrics,
             version=max(number - self.lag, 0) if self.lag else None,
         )
 
     def _scored_groups(self, number: int, drawn: Sequence[DrawnPrompt]) -> list[ScoredGroup]:
-        """The groups of some of a step's prompts, with rewards and advantages."""
+        """Groups of this process's prompts in a step, with rewards and advantages."""
         run = self.rollouts.runner.run
         with self.clock.part("rollout"):
             sampled = self.ahead.take(number) if self.lag else None
             if sampled is None:
+                # a collective: entered also by a process that has nothing to refill
                 with self.engine.current(number):
                     sampled = SampledGroups(run(self._roll_out_and_begin(number, drawn)))
         if not drawn:
-            return []  # the others' places are refilled; entering the block takes all processes
+            return []
         groups = sampled.groups
         rewards = sampled.rewards
         if rewards is None:
-            # of the weights before the step, also where older ones have sampled
+            # a reward that scores the policy takes the weights before the step, also with lag
             weights = whole_weights(self.trainer) if self.scores_policy else nullcontext()
             with self.clock.part("reward"), weights:
                 rewards = run(self._reward(number, groups))
-        positions = [one.position for one in drawn]
+        positions = [prompt.position for prompt in drawn]
         scored = with_advantages(positions, groups, rewards, self.recipe.loss)
+        # only dynamic sampling has several rounds, and only it drops groups
         dynamic = self.rounds > 1
         return [
-            replace(group, attempt=one.attempt, dropped=dynamic and not group.informative)
-            for one, group in zip(drawn, scored, strict=True)
+            replace(group, attempt=prompt.attempt, dropped=dynamic and not group.informative)
+            for prompt, group in zip(drawn, scored, strict=True)
         ]
 
     async def _roll_out_and_begin(self, number: int, drawn: Sequence[DrawnPrompt]) -> list[Group]:
-        """Roll out; a reward that can judges completions while others are still sampled."""
+        """Roll out; an `EarlyReward` judges finished completions while others are sampled."""
         reward = self.rollouts.reward
         begin = reward.begin if isinstance(reward, EarlyReward) else None
         return await self.roll_out(number, drawn, on_end=begin)
@@ -217,14 +250,15 @@ class StepMaker:
         return await self.rollouts.reward.reward(groups, seed=seed)
 
     def _sample_ahead(self, number: int) -> None:
-        """Sample a step before the one before it trains, or begin to where that goes beside it."""
+        """Sample step `number` before the current step trains, or start to sample it in parallel if
+        the engine can sample beside the training."""
         if number == self.args.max_steps // self.recipe.loss.num_iterations:
-            return
-        drawn = [prompt for prompt in self.draw(number) if prompt.position in self.own]
+            return  # the current step is the last
+        drawn = [prompt for prompt in self.draw(number) if prompt.position in self.local_positions]
 
         async def sample() -> SampledGroups:
             groups = await self._roll_out_and_begin(number, drawn)
-            # scores of the policy are those of the weights before the step, which are not there yet
+            # the policy is scored with the weights before the step, which do not exist yet
             rewards = None if self.scores_policy else await self._reward(number, groups)
             return SampledGroups(groups, rewards)
 
@@ -235,75 +269,84 @@ class StepMaker:
             with self.clock.part("rollout"), self.engine.current(number):
                 self.ahead.put(number, self.rollouts.runner.run(sample()))
 
-    def _settle(self, stats: Sequence[Stats]) -> None:
-        """Raises JudgeError, TrainingError: too many requests of the step so far failed."""
-        for domain, own in by_domain(stats).items():
-            failures = [failure for group in own for failure in group["failures"]]
-            requests = sum(group["requests"] for group in own)
+    def _check_failures(self, stats: Sequence[Stats]) -> None:
+        """Stop the run if too many of the step's requests to judges or verifiers have failed.
+
+        Raises:
+            JudgeError, TrainingError: the share of failures is above the recipe's limit.
+        """
+        for domain, domain_groups in by_domain(stats).items():
+            requests = sum(group["requests"] for group in domain_groups)
+            failures = [failure for group in domain_groups for failure in group["failures"]]
             self.rollouts.reward.settle(requests, failures, domain=domain)
 
     def draw(self, number: int) -> list[DrawnPrompt]:
-        """The prompts of a step, all processes' in order of position."""
-        recipe, prompts = self.recipe, self.rollouts.prompts
-        if (curriculum := self.rollouts.curriculum) is not None:
+        """Prompts of a step for all processes, in order of position."""
+        curriculum = self.rollouts.curriculum
+        if curriculum is not None:
+            draws = curriculum.draw(number)
             return [
-                DrawnPrompt(at, self.prompts[draw.prompt_id], draw=draw)
-                for at, draw in enumerate(curriculum.draw(number))
+                DrawnPrompt(position, self.prompts[draw.prompt_id], draw=draw)
+                for position, draw in enumerate(draws)
             ]
+        prompts = self.rollouts.prompts
         if self.rollouts.shares is not None:
             rows = self.rollouts.shares.draw(number)
         else:
             rows = rows_drawn(
-                count=len(prompts), per_step=recipe.prompts_per_step, step=number, seed=recipe.seed
+                count=len(prompts),
+                per_step=self.recipe.prompts_per_step,
+                step=number,
+                seed=self.recipe.seed,
             )
-        return [DrawnPrompt(at, prompts[row]) for at, row in enumerate(rows)]
+        return [DrawnPrompt(position, prompts[row]) for position, row in enumerate(rows)]
 
-    def _refills(self, dropped: Sequence[DrawnPrompt]) -> list[DrawnPrompt]:
-        """Prompts for the positions of dropped groups; fewer where a domain has no more."""
+    def _refill(self, dropped: Sequence[DrawnPrompt]) -> list[DrawnPrompt]:
+        """Draw prompts for the positions of dropped groups; none where a domain has no more."""
         curriculum = self.rollouts.curriculum
         assert curriculum is not None, "only a curriculum has prompts beyond the step's"
-        draws = curriculum.refill([one.draw for one in dropped if one.draw is not None])
+        draws = curriculum.refill([prompt.draw for prompt in dropped if prompt.draw is not None])
         return [
-            DrawnPrompt(one.position, self.prompts[draw.prompt_id], one.attempt + 1, draw)
-            for one, draw in zip(dropped, draws, strict=True)
+            DrawnPrompt(prompt.position, self.prompts[draw.prompt_id], prompt.attempt + 1, draw)
+            for prompt, draw in zip(dropped, draws, strict=True)
             if draw is not None
         ]
 
-    def _recorded(
+    def _record(
         self, number: int, drawn: Sequence[DrawnPrompt], stats: Sequence[Stats]
     ) -> dict[str, float]:
-        """Have the curriculum note what came of each prompt of a step; what to log of them."""
+        """Record each prompt's outcome in the curriculum. Returns metrics to log."""
         curriculum = self.rollouts.curriculum
         if curriculum is None:
             return {}
-        first = [one.draw for one in drawn if one.draw is not None and not one.attempt]
-        figures = curriculum.figures(number, first)
+        planned = [
+            prompt.draw for prompt in drawn if prompt.draw is not None and not prompt.attempt
+        ]
+        figures = curriculum.figures(number, planned)
         if self.rounds > 1:
             dropped = sum(group["dropped"] for group in stats)
             figures |= {
                 "count/dropped_groups": dropped,
-                "count/refills": len(stats) - len(first),
-                "count/empty_places": len(first) - (len(stats) - dropped),
+                "count/refills": len(stats) - len(planned),
+                "count/empty_places": len(planned) - (len(stats) - dropped),
                 "rounds": 1 + max(group["attempt"] for group in stats),
             }
-        passes = [[p for p in group["parts"]["pass"] if p is not None] for group in stats]
-        curriculum.record(
-            [
-                DrawnGroup(
-                    position=one.position,
-                    attempt=one.attempt,
-                    prompt_id=one.draw.prompt_id,
-                    domain=one.draw.domain,
-                    reason=one.draw.reason,
-                    passes=int(sum(own)),
-                    scored=len(own),
-                    dropped=group["dropped"],
-                )
-                for one, group, own in zip(drawn, stats, passes, strict=True)
-                if one.draw is not None
-            ],
-            main=self.args.process_index == 0,
-        )
+        outcomes: list[DrawnGroup] = []
+        for prompt, group in zip(drawn, stats, strict=True):
+            assert prompt.draw is not None, "a curriculum draws every prompt of the run"
+            passes = [value for value in group["parts"]["pass"] if value is not None]
+            outcome = DrawnGroup(
+                position=prompt.position,
+                attempt=prompt.attempt,
+                prompt_id=prompt.draw.prompt_id,
+                domain=prompt.draw.domain,
+                reason=prompt.draw.reason,
+                passes=int(sum(passes)),
+                scored=len(passes),
+                dropped=group["dropped"],
+            )
+            outcomes.append(outcome)
+        curriculum.record(outcomes, main=self.args.process_index == 0)
         return figures
 
     async def roll_out(
@@ -314,15 +357,20 @@ class StepMaker:
         on_end: Callable[[Prompt, Completion], None] | None = None,
         longest: int | None = None,
     ) -> list[Group]:
-        """The groups of some of a step's prompts, all of their rollouts in one go; `longest`: cut
-        completions to this number of tokens, which no training does."""
-        sampling, n, seed = self.recipe.sampling, self.recipe.num_generations, self.recipe.seed
+        """Sample the groups of these prompts of a step, all rollouts concurrently.
+
+        Args:
+            on_end: called with each completion as soon as it has ended.
+            longest: limit of a completion in tokens, for timing; training takes the recipe's.
+        """
+        sampling = self.recipe.sampling
         parameters = Parameters(sampling.temperature, max_tokens=sampling.max_tokens, logps=True)
-        tasks = [
-            Task(one.prompt, index, seed_of(seed, "rollout", number, *one.place))
-            for one in drawn
-            for index in range(n)
-        ]
+        tasks: list[Task] = []
+        for prompt in drawn:
+            seed = prompt.rollout_seed(self.recipe.seed, number)
+            tasks += [
+                Task(prompt.prompt, index, seed) for index in range(self.recipe.num_generations)
+            ]
         completions = await roll_out(
             tasks,
             self.sampler,
@@ -334,13 +382,16 @@ class StepMaker:
             ),
             on_end=on_end,
         )
-        return [
-            Group(one.prompt, tuple(completions[k * n : (k + 1) * n]))
-            for k, one in enumerate(drawn)
-        ]
+        groups: list[Group] = []
+        for start, prompt in zip(
+            range(0, len(completions), self.recipe.num_generations), drawn, strict=True
+        ):
+            rollouts = completions[start : start + self.recipe.num_generations]
+            groups.append(Group(prompt.prompt, tuple(rollouts)))
+        return groups
 
-    def _in_loss(self, groups: Sequence[ScoredGroup]) -> list[Batch]:
-        """The micro-batches of an update: the rows in the loss of its groups."""
+    def _collate(self, groups: Sequence[ScoredGroup]) -> list[Batch]:
+        """Micro-batches of an update, from the rollouts of its groups that are in the loss."""
         rows = trained_rows(groups, overlong=self.recipe.loss.overlong)
         parts = micro_batches(rows, groups, count=self.args.gradient_accumulation_steps)
         return [collate(part, pad_id=self.pad_id) for part in parts]
@@ -352,13 +403,14 @@ def accumulation(recipe: GroupTraining, *, micro: int, processes: int) -> int:
     Raises:
         ConfigError: a group would be split over processes or updates, or micro-batches do not fit.
     """
-    per_step, num_iterations = recipe.prompts_per_step, recipe.loss.num_iterations
+    per_step = recipe.prompts_per_step
+    num_iterations = recipe.loss.num_iterations
     parts = num_iterations * processes
     if per_step % parts:
         below = per_step // parts * parts
         sizes = ", ".join(str(size) for size in (below, below + parts) if size)
-        may = [p for p in range(1, per_step + 1) if per_step % (p * num_iterations) == 0]
-        fits = f", or start {', '.join(map(str, may))} process(es)" if may else ""
+        divisors = [n for n in range(1, per_step + 1) if per_step % (n * num_iterations) == 0]
+        fits = f", or start {', '.join(map(str, divisors))} process(es)" if divisors else ""
         shared = f" × {num_iterations} updates" if num_iterations > 1 else ""
         raise ConfigError(
             f"prompts_per_step {per_step} over {processes} process(es){shared} would split a "
@@ -375,13 +427,17 @@ def accumulation(recipe: GroupTraining, *, micro: int, processes: int) -> int:
     return local // micro
 
 
-def own_positions(recipe: GroupTraining, *, processes: int, process: int) -> set[int]:
-    """Positions that one process rolls out, the same number for each update. A process has whole
-    groups: their rewards are relative to each other."""
+def local_positions(recipe: GroupTraining, *, processes: int, process: int) -> set[int]:
+    """Positions of the groups that one process rolls out, equally many for each update.
+
+    A process has whole groups, since the rewards of a group are relative to each other.
+    """
+    # runs of `size` positions go to the processes in turn, so that each update has all of them
     size = recipe.prompts_per_step // (recipe.loss.num_iterations * processes)
-    return {at for at in range(recipe.prompts_per_step) if at // size % processes == process}
+    positions = range(recipe.prompts_per_step)
+    return {position for position in positions if position // size % processes == process}
 
 
-def total(stats: Sequence[Stats], name: str) -> int:
-    """Of a number that each rollout has, over groups."""
+def sum_over_rollouts(stats: Sequence[Stats], name: str) -> int:
+    """Sum of a number that `group_stats` has for each rollout."""
     return sum(sum(group[name]) for group in stats)

@@ -187,7 +187,7 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
         steps_per_epoch = math.ceil(train.packs / trainer.global_batch)
         epochs = args.num_train_epochs
         steps = args.max_steps if args.max_steps > 0 else math.ceil(epochs * steps_per_epoch)
-        disk = checkpoint_bytes(size, kept=args.save_total_limit or math.ceil(epochs))
+        disk = checkpoint_bytes(size, checkpoints=args.save_total_limit or math.ceil(epochs))
         disk += size.weight_bytes * len(self.recipe.keep_epochs)
         trained_share = train.trained / train.tokens
         lines = [

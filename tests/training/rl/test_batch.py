@@ -70,7 +70,7 @@ def test_only_what_the_policy_sampled_is_trained():
         [0, 0, 1, 1, 0, 0, 0, 1, 0, 0, 1],
         [0, 0, -1, 0, 0, 0, 0, 0, 0, 0, 0],
     ]
-    assert batch["places"] == [(3, 0), (3, 1)]
+    assert batch["keys"] == [(3, 0), (3, 1)]
 
 
 def test_advantages_are_clipped_and_malformed_completions_get_the_recipes():
@@ -115,9 +115,9 @@ def test_truncated_ones_are_in_the_baseline_and_unscored_ones_in_nothing():
     found = [scored.advantages[k] for k in (0, 1, 4)]
     assert found == pytest.approx([a / s for a, s in zip(raw, spread, strict=True)], abs=1e-5)
     assert (scored.advantages[2], scored.advantages[3]) == (None, None)
-    assert [row.place for row in trained_rows([scored], overlong="mask")] == [(3, 0), (3, 4)]
+    assert [row.key for row in trained_rows([scored], overlong="mask")] == [(3, 0), (3, 4)]
     rows = trained_rows([scored], overlong="train")
-    assert [row.place for row in rows] == [(3, 1), (3, 0), (3, 4)]
+    assert [row.key for row in rows] == [(3, 1), (3, 0), (3, 4)]
 
 
 @given(st.integers(0, 30), st.integers(1, 12))
@@ -131,7 +131,7 @@ def test_micro_batches_keep_order_and_are_as_equal_as_can_be(count: int, parts: 
     sizes = [len(part) for part in found]
     assert max(sizes) - min(sizes) <= 1
     # one without rows runs the shortest, with nothing in the loss
-    assert all(part[0].place == (3, 2) for part in found if part not in real)
+    assert all(part[0].key == (3, 2) for part in found if part not in real)
 
 
 def test_a_failed_rollout_is_not_trained_whatever_its_reward():
@@ -165,7 +165,7 @@ def test_the_figures_of_a_batch():
 
 def test_parts_of_processes_are_joined_by_position(tmp_path: Path):
     file = rollout_file(tmp_path, 7)
-    rows = [group_row(mixed(), step=7, stats={}) | {"position": at} for at in range(4)]
+    rows = [group_row(mixed(), step=7, ratios={}) | {"position": at} for at in range(4)]
     write_part(file, [rows[0], rows[2]], process=0)
     write_part(file, [rows[1], rows[3]], process=1)
     join_parts(file, processes=2)
@@ -181,7 +181,7 @@ def test_parts_of_processes_are_joined_by_position(tmp_path: Path):
 def test_what_utf8_cannot_hold_is_written_as_an_escape(tmp_path: Path):
     scored = group(completion(0, step((10,), text="x\ud83d")), rewards=(None,))
     file = rollout_file(tmp_path, 1)
-    write_part(file, [group_row(scored, step=1, stats={})], process=0)
+    write_part(file, [group_row(scored, step=1, ratios={})], process=0)
     join_parts(file, processes=1)
     [row] = map(json.loads, file.read_text("utf-8").splitlines())
     assert row["rollouts"][0]["text"] == "x\ud83d"

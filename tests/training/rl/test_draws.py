@@ -101,7 +101,7 @@ def test_pools_move_with_what_training_shows_and_resume_takes_it_up(
     again.record([outcome(0, draw, 0) for draw in steps[1]], main=True)
     assert len((out / "draws.jsonl").read_text().splitlines()) == 2
     with pytest.raises(DataError, match="has 2 steps of the 9"):
-        again._go_to(9)
+        again._restore(9)
 
 
 def test_pools_are_recorded_without_dynamic_sampling_and_a_plan_that_none_changes_is_not(

@@ -41,7 +41,7 @@ def test_a_ratio_outside_the_limits_counts_as_nothing_or_as_the_limit(
     found = importance(previous, torch.zeros(1, 5), torch.ones(1, 5).bool(), config)
     assert found.weight[0].tolist() == pytest.approx(weights)
     assert found.ratio[0].tolist() == pytest.approx(ratios)
-    assert found.kept.tolist() == [True]
+    assert found.trusted.tolist() == [True]
 
 
 def test_the_ratio_is_the_trainers_chance_over_the_samplers():
@@ -76,7 +76,7 @@ def test_numbers_that_are_none_count_as_nothing(outside: Any):
     config = ImportanceConfig(outside=outside)
     found = importance(previous, torch.zeros(2, 2), torch.ones(2, 2).bool(), config)
     assert found.weight[:, 0].tolist() == [0.0, 0.0]
-    assert not found.kept.any()
+    assert not found.trusted.any()
 
 
 def test_a_completion_that_strays_is_left_out_and_padding_is_not_asked():
@@ -86,7 +86,7 @@ def test_a_completion_that_strays_is_left_out_and_padding_is_not_asked():
     mask = torch.tensor([[1, 1, 1], [1, 0, 0], [0, 0, 0]]).bool()
     found = importance(previous, sampled, mask, CONFIG)
     assert found.strayed.tolist() == pytest.approx([(2 * math.e + 1) / 3, math.exp(0.1), 1.0])
-    assert found.kept.tolist() == [False, True, True]
+    assert found.trusted.tolist() == [False, True, True]
     assert found.weight[0].tolist() == [0, 0, 0]
     assert found.weight[1, 0] == pytest.approx(math.exp(0.1))
 
@@ -159,7 +159,7 @@ def test_a_sequence_is_masked_by_its_mean_ratio_or_by_the_product(
     previous = tensors([0.2] * 4 + [9.0], [0.02] * 4 + [9.0], [-0.2] * 4 + [9.0])
     mask = torch.tensor([[1, 1, 1, 1, 0]] * 3).bool()
     found = importance(previous, torch.zeros(3, 5), mask, ImportanceConfig(**bounds))
-    assert found.kept.tolist() == kept
+    assert found.trusted.tolist() == kept
     assert [bool(row.any()) for row in found.weight[:, :4]] == kept
 
 

@@ -22,20 +22,20 @@ from posttrain.training.rl.metrics import (
 from tests.training.rl.test_batch import PROMPT, completion, step
 
 
-def look(limit: Limit, name: str, values: list[float], *, last: bool = False) -> list[str]:
+def look(limit: Limit, name: str, values: list[float], *, at_end: bool = False) -> list[str]:
     key = {"masked": "masked_completions", "length": "completion_tokens"}.get(name, name)
     config = GuardConfig.model_validate({"window": 2, name: limit})
     rows = [{"step": n + 1, key: value} for n, value in enumerate(values)]
-    return check_health(rows, config, last=last)
+    return check_health(rows, config, at_end=at_end)
 
 
 def test_a_window_that_is_not_full_says_nothing_before_the_end():
     limit = Limit(warn=0.3, stop=0.9)
     assert look(limit, "truncated", [1.0]) == []
-    assert look(limit, "truncated", [0.2], last=True) == []
-    assert look(limit, "truncated", [0.5], last=True)
+    assert look(limit, "truncated", [0.2], at_end=True) == []
+    assert look(limit, "truncated", [0.5], at_end=True)
     with pytest.raises(TrainingError, match="step 1: truncated is 1 "):
-        look(limit, "truncated", [1.0], last=True)
+        look(limit, "truncated", [1.0], at_end=True)
 
 
 @pytest.mark.parametrize(

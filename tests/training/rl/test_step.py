@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from posttrain.config.grpo import GroupTraining
 from posttrain.errors import ConfigError
-from posttrain.training.rl.step import accumulation, own_positions, rows_drawn
+from posttrain.training.rl.step import accumulation, local_positions, rows_drawn
 from tests.training.rl.policy import make_recipe
 
 
@@ -38,7 +38,7 @@ def test_every_position_is_rolled_out_once_and_the_same_number_for_each_update(
 ):
     prompts = size * num_iterations * processes
     made = recipe(prompts, num_iterations)
-    own = [own_positions(made, processes=processes, process=k) for k in range(processes)]
+    own = [local_positions(made, processes=processes, process=k) for k in range(processes)]
     assert sorted(at for mine in own for at in mine) == list(range(prompts))
     update = size * processes
     for mine in own:
