@@ -108,7 +108,7 @@ def test_the_log_of_a_step_counts_tokens_and_completions_that_the_ratio_masked()
     mask = torch.tensor([[1, 1, 0], [1, 1, 1], [0, 0, 0]]).bool()
     zeros = torch.zeros(3, 3)
     weights = importance(previous, zeros, mask, ImportanceConfig(sequence_limit=4.0))
-    assert weights.kept.tolist() == [False, True, True]
+    assert weights.trusted.tolist() == [False, True, True]
     sums = TokenSums()
     entropy = torch.full((3, 3), 0.5)
     clipped = torch.tensor([[0, 0, 1], [1, 0, 0], [1, 1, 1]]).bool()
