@@ -57,13 +57,13 @@ from posttrain.training.rl.step import Rollouts, accumulation
 from posttrain.training.rl.trainer import GroupTrainer
 from posttrain.training.stage import Preflight, PreparedRun, TrainingStage
 
-WARMUP_STEPS = 10  # of the reference code's RLVR recipe
-# seconds: a process waits at a gather until the others have rolled out and judged; torch's own
-# half an hour is made for steps without either
+WARMUP_STEPS = 10  # as in the reference code's RLVR recipe
+# Seconds that a process may wait at a gather until the others have rolled out and judged; torch's
+# half an hour is meant for steps without either
 DDP_TIMEOUT = 4 * 3600
-# no part of what names a run: the guard's limits may change when a stopped one goes on, prompts and
-# reward come by digest, and servers move
-_OUTSIDE: Any = {
+# Keys outside a run's identity: the guard's limits may change when a stopped run is resumed,
+# prompts and reward are in it by digest, and servers move
+_OUTSIDE_IDENTITY: Any = {
     "out": True,
     "guard": True,
     "data": True,
@@ -76,21 +76,32 @@ _OUTSIDE: Any = {
     "teachers_in_memory": True,
     "rollouts": {*ENGINE_REACHING},
 }
-_CLOSING = (
-    "reward", "part/base", "part/accuracy", "part/pass", "answer_tokens", "reasoning_tokens",
-)  # fmt: skip
+_CLOSING_FIGURES = (
+    "reward",
+    "part/base",
+    "part/accuracy",
+    "part/pass",
+    "answer_tokens",
+    "reasoning_tokens",
+    "truncated",
+)
 
 
 def grpo_arguments(
     recipe: GroupTraining, *, out: Path, env: Mapping[str, str] = os.environ
 ) -> GRPOConfig:
-    """The trainer's arguments; `out` is where resume checkpoints go, `env` what the launcher left.
+    """Arguments of the trainer.
+
+    Args:
+        out: folder of the resume checkpoints.
+        env: environment variables of the launcher.
 
     Raises:
         ConfigError: an unknown field, a value the trainer refuses, groups that would be split.
     """
     micro, processes = batch_layout(recipe.trainer, GRPOConfig, env)
-    revision, num_iterations = recipe.model.revision, recipe.loss.num_iterations
+    revision = recipe.model.revision
+    num_iterations = recipe.loss.num_iterations
     micro_batches = accumulation(recipe, micro=micro, processes=processes)
     args = make_arguments(
         GRPOConfig,
@@ -130,9 +141,10 @@ def grpo_arguments(
         },
     )
     batches = args.max_steps // num_iterations
-    last = max((one.from_batch for one in recipe.sampling.max_completion or ()), default=1)
-    if last > batches:
-        raise ConfigError(f"sampling.max_completion changes at batch {last} of {batches}")
+    changes = recipe.sampling.max_completion or ()
+    last_change = max((change.from_batch for change in changes), default=1)
+    if last_change > batches:
+        raise ConfigError(f"sampling.max_completion changes at batch {last_change} of {batches}")
     for name in ("max_steps", "save_steps"):
         value = getattr(args, name)
         if value % num_iterations:
@@ -194,10 +206,16 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         full: FullObjective | None = None,
     ) -> None:
         super().__init__(recipe)
-        self.prompts, self.reward, self.method = prompts, reward, method
-        self.open_environment, self.runner = open_environment, runner or asyncio.Runner()
-        self.parents, self.stats, self.lines = parents, stats or {}, lines
-        self.curriculum, self.full = curriculum, full
+        self.prompts = prompts
+        self.reward = reward
+        self.method = method
+        self.open_environment = open_environment
+        self.runner = runner or asyncio.Runner()
+        self.parents = parents
+        self.stats = stats or {}
+        self.lines = lines
+        self.curriculum = curriculum
+        self.full = full
         self.shares: DomainShares | None = None
         if shares is not None:
             self.shares = DomainShares(
@@ -211,7 +229,7 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
 
     def identity(self) -> dict[str, Any]:
         """The recipe, prompts and policy by digest, and what the reward is."""
-        config = self.recipe.model_dump(mode="json", exclude=_OUTSIDE)
+        config = self.recipe.model_dump(mode="json", exclude=_OUTSIDE_IDENTITY)
         if not self.recipe.rollouts.lag:
             # older runs have no such key
             del config["rollouts"]["lag"]
@@ -231,8 +249,9 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         return self._rendering[0].digest
 
     def load_tokenizer(self, args: GRPOConfig) -> Any:
-        """The policy's own, with the template that the prompts are rendered with."""
-        recipe, num_iterations = self.recipe, self.recipe.loss.num_iterations
+        """Tokenizer of the policy, with the template that renders the prompts."""
+        recipe = self.recipe
+        num_iterations = recipe.loss.num_iterations
         if not self.prompts:
             raise DataError("there are no prompts")
         tools = next((p for p in self.prompts if p.environment is not None), None)
@@ -355,7 +374,7 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         return make_plan(prepared, size, measure=measure)
 
     def train(self, prepared: PreparedRun[GroupTrainer], directory: Run) -> Manifest | None:
-        """As the parent; the curriculum is part of the artifact."""
+        """Write the curriculum's plan, which is part of the artifact, and train."""
         if self.curriculum is not None and prepared.trainer.is_world_process_zero():
             self.curriculum.write_plan()
         return super().train(prepared, directory)
@@ -403,13 +422,11 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         return RunOutcome(rows=rows, reached=reached, stats=stats, summary=summary)
 
     def closing_lines(self, manifest: Manifest) -> list[str]:
-        """How reward and lengths moved."""
-        first, last = manifest.stats["first"], manifest.stats["last"]
-        return [
-            f"means of the first and last {manifest.stats['averaged']} batches:",
-            *[
-                f"{name:<18} {first[name]:.3f} → {last[name]:.3f}"
-                for name in (*_CLOSING, "truncated")
-                if name in first and name in last
-            ],
-        ]
+        """Lines that compare reward and lengths of the first and the last batches."""
+        start_means = manifest.stats["first"]
+        end_means = manifest.stats["last"]
+        lines = [f"means of the first and last {manifest.stats['averaged']} batches:"]
+        for name in _CLOSING_FIGURES:
+            if name in start_means and name in end_means:
+                lines.append(f"{name:<18} {start_means[name]:.3f} → {end_means[name]:.3f}")
+        return lines
