@@ -53,7 +53,7 @@ def pages() -> dict[str, str]:
 
 def page(stage: str, docstring: str, schema: type[BaseModel]) -> str:
     """All keys of a stage: name, type, default, source of a number, and what it is."""
-    from posttrain.config.describe import keys_of
+    from posttrain.config.describe import key_entries
 
     about, _, usage = docstring.partition("\n\n")
     usage, _, more = usage.partition("\n\n")
@@ -66,7 +66,7 @@ def page(stage: str, docstring: str, schema: type[BaseModel]) -> str:
         *map(str.strip, usage.split("\n")),
     ]
     lines += ["```", "", escaped(more), ""]
-    for head, text in keys_of(schema):
+    for head, text in key_entries(schema):
         key, _, kind = head.partition("    ")
         lines += [f"**`{key}`** {escaped(kind)}  ", escaped(text), ""]
     return "\n".join(lines)

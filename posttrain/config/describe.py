@@ -45,7 +45,7 @@ _KEY_LINE = re.compile(r"(\w+(?:, \w+)*): (.*)", re.DOTALL)
 
 def describe(schema: type[BaseModel]) -> str:
     """Describe all keys of a recipe and those of its `trainer:` block, a paragraph for each."""
-    entries = list(_entries(schema))
+    entries = list(key_entries(schema))
     if issubclass(schema, TrainingRecipe):
         entries += [(f"{key}    {text}", "") for key, text in schema.trainer_keys().items()]
     paragraphs: list[str] = []
@@ -60,7 +60,7 @@ def describe(schema: type[BaseModel]) -> str:
     return "\n".join(paragraphs)
 
 
-def _entries(
+def key_entries(
     schema: type[BaseModel],
     prefix: str = "",
     ancestors: tuple[type[BaseModel], ...] = (),
@@ -87,7 +87,7 @@ def _entries(
             tag = f" ({key}: {' | '.join(values)})" if key and len(blocks) > 1 else ""
             inner_default = default if isinstance(default, block) else None
             inner_prefix = f"{prefix}{name}{path}{tag}."
-            yield from _entries(block, inner_prefix, (*ancestors, block), inner_default)
+            yield from key_entries(block, inner_prefix, (*ancestors, block), inner_default)
 
 
 def _type_text(field: FieldInfo, parts: list[tuple[str, Any]]) -> str:

@@ -104,9 +104,10 @@ def round_activations(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor
     with quiet():
         mtq.quantize(model, fp8_config(kv_cache=True), lambda _: None)
     applied = set[str]()
-    for name, quantiser in model.named_modules():
-        if not isinstance(quantiser, TensorQuantizer):
+    for name, module in model.named_modules():
+        if not isinstance(module, TensorQuantizer):
             continue
+        quantiser: Any = module  # its methods are unknown where ModelOpt is not installed
         scale = _scale_name(name)
         if scale not in scales:
             quantiser.disable()
