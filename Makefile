@@ -18,7 +18,7 @@ export OMP_NUM_THREADS := 1
 OPTIONS = --jobs $(JOBS) $(if $(SEED),--seed $(SEED))
 # a part of the chain of recipes/tiny, by the stages that it ends in
 TINY = $(BIN)/posttrain stages --config tiny logs=runs/tiny/logs $(if $(SEED),seed=$(SEED))
-.PHONY: quickstart tiny tiny-rlvr tiny-eval tiny-augment smoke real test test-ray test-real lint format docs gpu-check clean
+.PHONY: quickstart tiny tiny-rlvr tiny-mopd tiny-eval tiny-augment smoke real test test-ray test-real lint format docs gpu-check clean
 
 $(BIN)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; try make PYTHON=python3.11")'
@@ -39,6 +39,9 @@ tiny: $(BIN)/.installed
 # the rest goes on from the models that `make quickstart` leaves (docs/guides/tiny-world.md)
 tiny-rlvr: $(BIN)/.installed
 	@exec $(TINY) targets=[eval_rlvr]
+
+tiny-mopd: $(BIN)/.installed
+	@exec $(BIN)/posttrain stages --config tiny/mopd logs=runs/tiny/logs jobs=$(JOBS) $(if $(SEED),seed=$(SEED))
 
 tiny-eval: $(BIN)/.installed-dev
 	@exec $(TINY) targets=[eval_suite,eval_agentic,eval_sensitivity] jobs=$(JOBS)

@@ -57,7 +57,8 @@ def main(argv: list[str] | None = None) -> None:
             for number, judge in enumerate(recipe.judge.models):
                 if isinstance(judge.backend, Server):
                     key = f"judge.models.{number}.backend.url"
-                    runner.run(check_reachable(key, judge.backend.url))
+                    for url in judge.backend.urls:
+                        runner.run(check_reachable(key, url))
             # verdicts are kept for a resumed run, or shared with whoever asks the same
             shared = recipe.judge.cache
             folder = shared or out / RESUME / "judgements" / f"process-{process}"

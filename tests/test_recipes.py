@@ -84,6 +84,27 @@ def test_the_stages_of_a_chain_fit_their_schemas():
             load_recipe(step.recipe, schema_of(Path(step.recipe)), step.overrides)
 
 
+def test_each_round_of_distillation_grows_its_teachers_from_the_student_before_it():
+    chain = load_recipe("tiny/mopd/chain", StagesConfig)
+    stages = {stage.step.title: stage for stage in resolve_chain(chain, ROOT / "scripts")}
+    readers = {
+        title: {other.step.title for other in stages.values() if stage.reads(other)}
+        for title, stage in stages.items()
+    }
+    teachers = {"rlvr_logs", "rlvr_steps", "sft_unanswerable"}
+    assert readers["distill"] == {"world", "sft", "sft_warm_up"} | teachers
+    second = {f"{teacher}_second" for teacher in teachers}
+    assert readers["distill_second"] == {"world", "distill"} | second
+    for teacher in teachers:
+        assert "sft" in readers[teacher]
+        assert "distill" in readers[f"{teacher}_second"]
+        assert "sft" not in readers[f"{teacher}_second"]
+    for name, student in (("distill", "sft"), ("distill_second", "distill")):
+        general = stages[name].recipe["teachers"]["general"]["path"]
+        assert len(stages[name].recipe["teachers"]) == 4
+        assert Path(general) == stages[student].out
+
+
 @pytest.mark.parametrize("size", [None, "full", "smoke"])
 def test_every_size_of_the_tiny_chain_fits_the_schemas(size: str | None):
     """As their scripts resolve them; the seed is that of what trains and samples."""
@@ -91,8 +112,8 @@ def test_every_size_of_the_tiny_chain_fits_the_schemas(size: str | None):
     chain = load_recipe("tiny/chain", StagesConfig, keys)
     stages = resolve_chain(chain, ROOT / "scripts")
     files = {Path(stage.step.recipe).name for stage in stages}
-    # quantisation needs an extra of its own
-    rest = {"chain", "quantize"}
+    # quantisation needs an extra of its own, distillation in rounds has a chain of its own
+    rest = {"chain", "quantize", "mopd"}
     assert files == {path.stem for path in (ROOT / "recipes/tiny").glob("*")} - rest
     seeds = {stage.step.title: stage.recipe.get("seed") for stage in stages if stage.step.seeded}
     assert {*seeds.values()} == {3}

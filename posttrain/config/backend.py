@@ -66,18 +66,20 @@ class VllmBackend(Rendering):
 
 
 class Server(Strict):
-    """An OpenAI-compatible server.
+    """An OpenAI-compatible server, or several that serve the same model.
 
-    url: address with the version path, such as `http://localhost:8000/v1`.
+    url: address with the version path, such as `http://localhost:8000/v1`; a list: replicas, each
+        request goes to the one with the fewest under way, and one that dies is done without.
     model: name of the model on the server.
-    concurrency: requests under way at a time.
+    concurrency: requests under way at a time, on each replica.
     timeout: seconds that one attempt may take.
     retries: further attempts after 429, 5xx or a timeout; other failures are final.
-    wait: seconds to wait for a server that refuses connections, such as one that still loads.
+    wait: seconds to wait for a server that refuses connections, such as one that still loads; of
+        replicas, while none answers.
     api_key_env: environment variable that holds the API key; null sends none.
     """
 
-    url: str
+    url: str | tuple[str, ...]
     model: str
     concurrency: int = Field(default=32, ge=1)
     timeout: float = Field(default=600.0, gt=0)
@@ -86,14 +88,32 @@ class Server(Strict):
     wait: float = Field(default=600.0, ge=0)
     api_key_env: str | None = None
 
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Address of each replica."""
+        return (self.url,) if isinstance(self.url, str) else self.url
+
+    @property
+    def addresses(self) -> str:
+        """The addresses as a text, for messages."""
+        return ", ".join(self.urls)
+
+    @property
+    def total_concurrency(self) -> int:
+        """Requests under way at a time, on all replicas."""
+        return self.concurrency * len(self.urls)
+
     @field_validator("url")
     @classmethod
-    def _is_http(cls, url: str) -> str:
-        if not _URL.match(url):
-            raise ValueError(f"{url!r} is no address: it begins with http:// or https://")
-        if "@" in url or "?" in url:
-            raise ValueError("a url here holds no user, key or query; name api_key_env instead")
-        return url.rstrip("/")
+    def _is_http(cls, url: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        if isinstance(url, str):
+            return _address(url)
+        addresses = tuple(_address(each) for each in url)
+        if not addresses:
+            raise ValueError("name an address, or a list of them")
+        if len(set(addresses)) < len(addresses):
+            raise ValueError("an address is listed twice; raise concurrency to send it more")
+        return addresses
 
     @field_validator("api_key_env")
     @classmethod
@@ -102,6 +122,15 @@ class Server(Strict):
         if name is not None and not _VARIABLE.fullmatch(name):
             raise ValueError("name an environment variable here, never a key")
         return name
+
+
+def _address(url: str) -> str:
+    """An address without a slash at its end. Raises ValueError where it is none."""
+    if not _URL.match(url):
+        raise ValueError(f"{url!r} is no address: it begins with http:// or https://")
+    if "@" in url or "?" in url:
+        raise ValueError("a url here holds no user, key or query; name api_key_env instead")
+    return url.rstrip("/")
 
 
 class CompletionsBackend(Server, Rendering):

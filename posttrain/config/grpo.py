@@ -129,7 +129,8 @@ class LoraServer(Server):
 class WeightServer(Server):
     """A vLLM server that is sent all weights before every batch, by NCCL.
 
-    group_port: port on which the main process waits for the server to join the transfer.
+    group_port: port on which the main process waits for the server to join the transfer; replicas
+        have the ports from it on.
     lag: 1: step k + 1 is sampled and judged while step k trains, by the weights before it.
     """
 

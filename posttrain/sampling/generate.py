@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from rich.console import Console
 
-from posttrain.config.backend import BackendConfig
+from posttrain.config.backend import BackendConfig, Server
 from posttrain.config.sample import SampleConfig
 from posttrain.errors import DataError
 from posttrain.hashing import digest_of
@@ -231,7 +231,8 @@ def bind(work: Path, made_by: Mapping[str, Any]) -> None:
 
 def rollouts_at_once(backend: object) -> int:
     """Number of rollouts to have in flight with a backend."""
-    return _ROLLOUTS_PER_CONNECTION * getattr(backend, "concurrency", 1)
+    connections = backend.total_concurrency if isinstance(backend, Server) else 1
+    return _ROLLOUTS_PER_CONNECTION * connections
 
 
 # -- the sampling stage between recipe and manifest ------------------------------------------------

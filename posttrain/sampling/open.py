@@ -203,7 +203,7 @@ def refuse_beyond_context(server: Server, *, longest_prompt: int, max_tokens: in
         prompt = f" behind a prompt of {longest_prompt:,} tokens" if longest_prompt else ""
         raise ConfigError(
             f"sampling.max_tokens {max_tokens:,}{prompt} does not fit the {context:,} tokens that "
-            f"{server.url} allows {server.model}: set sampling.max_tokens to at most "
+            f"{server.addresses} allows {server.model}: set sampling.max_tokens to at most "
             f"{max(context - longest_prompt, 0):,}, or serve with a larger --max-model-len"
         )
 
@@ -218,7 +218,7 @@ async def _context_of(server: Server) -> int | None:
     every = isinstance(server, LoraServer)
     stated = [model for model in models if every or model.get("id") == server.model]
     lengths = [model.get("max_model_len") for model in stated]
-    return next((length for length in lengths if isinstance(length, int)), None)
+    return min((length for length in lengths if isinstance(length, int)), default=None)
 
 
 def checkpoint_parents(paths: Iterable[str | None], *, out: Path) -> list[Parent]:

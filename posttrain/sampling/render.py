@@ -158,7 +158,14 @@ class RenderedSampler:
         opened = opens_reasoning(text)
         if request.reasoning_budget is not None and (opened or request.thinking):
             budget = self._budget(request.reasoning_budget, opened)
-        return EngineRequest(ids, request.parameters, request.seed, self._turns.stop_ids, budget)
+        return EngineRequest(
+            ids,
+            request.parameters,
+            request.seed,
+            self._turns.stop_ids,
+            budget,
+            request.conversation,
+        )
 
     def _budget(self, tokens: int, opened: bool) -> Budget:
         turns = self._turns

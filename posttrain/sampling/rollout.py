@@ -234,6 +234,7 @@ class Rollout:
             seed=seed_of(self.seed, self.prompt.id, self.index, len(self.steps)),
             reasoning_budget=self.prompt.reasoning_budget,
             continues=self._last,
+            conversation=seed_of(self.seed, self.prompt.id, self.index),
         )
 
     def receive(self, generation: Generation) -> None:

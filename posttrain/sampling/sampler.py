@@ -24,7 +24,8 @@ class Request:
 
     `continues` is the previous generation of the same completion. `messages` then end with tool
     results or a user's reply, and the new prompt consists of the previous prompt ids, the sampled
-    ids unchanged, and the ids of the messages since.
+    ids unchanged, and the ids of the messages since. `conversation` is the same number in all calls
+    of a completion, which one replica of a server answers.
     """
 
     messages: tuple[Message, ...]
@@ -34,6 +35,7 @@ class Request:
     seed: int
     reasoning_budget: int | None = None
     continues: Generation | None = None
+    conversation: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ class EngineRequest:
     """One prompt as token ids.
 
     Generation ends after any of `stop_ids`, which is kept. The sample depends on `seed` and not on
-    the rest of its batch, up to floating point.
+    the rest of its batch, up to floating point. `conversation` is that of the `Request`.
     """
 
     ids: tuple[int, ...]
@@ -104,6 +106,7 @@ class EngineRequest:
     seed: int
     stop_ids: tuple[int, ...]
     budget: Budget | None = None
+    conversation: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

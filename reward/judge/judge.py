@@ -72,7 +72,7 @@ def judge_sampler(
             f"the judge {model.checkpoint} was trained to be asked in the layout {trained_layout}, "
             f"and is asked in {layout}: set its layout to {trained_layout}"
         )
-    concurrency = model.backend.concurrency if isinstance(model.backend, Server) else None
+    concurrency = model.backend.total_concurrency if isinstance(model.backend, Server) else None
     return JudgeSampler(sampler, layout, model.thinking, concurrency, tokens)
 
 

@@ -301,7 +301,7 @@ def test_every_request_has_its_generation_and_those_that_nobody_can_read_an_erro
     odd = [*(body for body, _ in READ.values()), *MALFORMED.values(), *FAILED.values()]
     one = sampler()
 
-    async def post(path: str, body: object, *, key: int) -> dict[str, Any]:
+    async def post(path: str, body: object, *, key: int, **_: Any) -> dict[str, Any]:
         return odd[key]
 
     one._client.post = post

@@ -92,7 +92,7 @@ class SamplerAPI(ModelAPI):
 
     def max_connections(self) -> int:
         # requests to a model in this process must be able to wait for one another
-        return self._backend.concurrency if isinstance(self._backend, Server) else UNBOUNDED
+        return self._backend.total_concurrency if isinstance(self._backend, Server) else UNBOUNDED
 
     def generation_of(self, message_id: str) -> Generation | None:
         """What an assistant message came from; None where that is not kept."""

@@ -67,7 +67,12 @@ class ChatSampler:
         async def one(request: Request) -> Generation:
             sent = self._body(request)
             try:
-                body = await self._client.post("/chat/completions", sent, key=request.seed)
+                body = await self._client.post(
+                    "/chat/completions",
+                    sent,
+                    key=request.seed,
+                    conversation=request.conversation,
+                )
                 step = self._step(body, request)
             except RequestFailed as error:
                 return Generation(None, error=str(error))

@@ -1,65 +1,53 @@
-"""JSON over HTTP to one server, with bounded concurrency, timeouts and retries.
+"""The servers of a recipe: one, or replicas of one model, with bounded concurrency and retries.
 
-429, 5xx, timeouts and broken connections are retried after growing pauses; any other answer is
-final. A wrong key or address stops the run. A server that refuses connections is waited for: one
-task probes it, and all requests wait for that task.
+A request goes to the replica with the fewest in flight, and the turns of one conversation stay on
+one replica, which has them in its prefix cache. 429, 5xx, timeouts and broken connections are
+retried after growing pauses; any other answer is final. A wrong key or address stops the run.
+
+A replica that refuses connections is taken out and probed until it answers, and its requests go to
+the others with their seeds. Where no replica is left, all requests wait for the first that answers.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
-import os
 import random
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
-from typing import Any, TypeVar, cast
-
-import aiohttp
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
 from posttrain.config.backend import Server
-from posttrain.errors import ConfigError, PosttrainError
+from posttrain.errors import PosttrainError
+from posttrain.sampling.engines.replica import (
+    MAX_RETRY_PAUSE,
+    ConnectionBroken,
+    Refused,
+    Replica,
+    RequestFailed,
+    ServerDown,
+    TryAgain,
+    UnknownModel,
+    key_headers,
+    read_events,
+    read_object,
+)
 
-_Result = TypeVar("_Result")
-_MAX_RETRY_PAUSE = 60.0  # seconds
+__all__ = ["Client", "Replica", "RequestFailed", "ServerDown"]
+
 _MAX_PROBE_PAUSE = 5.0  # seconds between two probes
-_PROBE_TIMEOUT = 10.0  # seconds
-_STARTING = (502, 503, 504)  # answers of a proxy whose server has not started yet
-_HOPELESS = {401: "refuses the key", 403: "refuses the key", 404: "has no such address or model"}
-_SHOWN_CHARACTERS = 300  # characters of a server's answer in a message
-_MAX_EVENT_BYTES = 1 << 23
-
-
-class RequestFailed(PosttrainError):
-    """One request got no usable answer; others may."""
-
-
-class ServerDown(PosttrainError):
-    """The server refused connections for longer than it is waited for: no request can succeed."""
-
-
-class _Refused(Exception):
-    """Nothing listens at the address."""
-
-
-class _TryAgain(RequestFailed):
-    """A failed attempt worth a retry, not before `after` seconds if the server said so."""
-
-    def __init__(self, reason: str, after: float = 0.0) -> None:
-        super().__init__(reason)
-        self.after = after
+_MAX_CONVERSATIONS = 1 << 16  # beyond it the one that was continued least recently is forgotten
 
 
 class Client:
-    """One server, used from one event loop.
+    """The servers of one recipe, used from one event loop.
 
     Args:
         first_wait: seconds before the second attempt, and between the first two probes of a server
             that is down; later pauses grow.
-        on_return: awaited when a server is back, before it is sent requests again.
+        on_return: awaited with a replica that is back, before it is sent requests again; while it
+            raises a PosttrainError, the replica stays out.
         tell: prints a line about an outage.
     """
 
@@ -68,251 +56,237 @@ class Client:
         server: Server,
         *,
         first_wait: float = 0.5,
-        on_return: Callable[[], Awaitable[None]] | None = None,
+        on_return: Callable[[Replica], Awaitable[None]] | None = None,
         tell: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
     ) -> None:
         self._server = server
         self._first_wait = first_wait
         self._on_return = on_return
         self._tell = tell
-        self._outage: asyncio.Task[None] | None = None
-        self._headers = key_headers(server.api_key_env)
-        self._gate = asyncio.Semaphore(server.concurrency)
-        self._session: aiohttp.ClientSession | None = None
+        headers = key_headers(server.api_key_env)
+        self._replicas = [Replica(url, server, headers=headers) for url in server.urls]
+        self._gate = asyncio.Semaphore(server.total_concurrency)
+        self._replica_of: OrderedDict[int, Replica] = OrderedDict()  # by conversation
+        # set while a replica is asked
+        self._available = asyncio.Event()
+        self._available.set()
+        self._outage_start = 0.0
 
     async def close(self) -> None:
-        """Close the connections, and end the probe of an outage."""
-        if self._outage is not None:
-            self._outage.cancel()
-            await asyncio.gather(self._outage, return_exceptions=True)
-            self._outage = None
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        """Close the connections, and end the probes: a replica that is out stays out."""
+        probes = [replica.probe for replica in self._replicas if replica.probe is not None]
+        for probe in probes:
+            probe.cancel()
+        await asyncio.gather(*probes, return_exceptions=True)
+        for replica in self._replicas:
+            await replica.close()
+
+    async def drop_connections(self) -> None:
+        """Close the connections, which servers drop when they idle; replicas that are out stay out.
+        An outage that went on while nothing was asked counts from now on."""
+        self._outage_start = time.monotonic()
+        for replica in self._replicas:
+            await replica.close()
 
     async def models(self) -> list[dict[str, Any]]:
-        """Descriptions of the server's models; [] where it has no such list."""
-        try:
-            async with self._open().get(self._server.url + "/models") as answer:
-                body = _object(await answer.read(), RequestFailed) if answer.status == 200 else {}
-        except (TimeoutError, aiohttp.ClientError, RequestFailed):
-            return []
-        models = body.get("data")
-        if not isinstance(models, list):
-            return []
-        return [model for model in cast(list[Any], models) if isinstance(model, dict)]
+        """Descriptions of all replicas' models; [] where they have no such list."""
+        lists = await asyncio.gather(*(replica.models() for replica in self._replicas))
+        return [model for models in lists for model in models]
 
-    async def _wait_for_server(self) -> None:
-        """Wait until the server answers again; all requests wait for the same probe.
-
-        Raises:
-            ServerDown: it did not, in the time that the recipe allows.
-        """
-        ended = self._outage is not None and self._outage.done()
-        # a probe that gave up stays: later requests fail at once and do not wait as long again
-        if self._outage is None or (ended and self._outage.exception() is None):
-            self._outage = asyncio.create_task(self._probe())
-        # shielded: a cancelled request must not cancel the probe that others wait for
-        await asyncio.shield(self._outage)
-
-    async def _probe(self) -> None:
-        """Probe the server until it answers. Raises ServerDown after the recipe's `wait`."""
-        url = self._server.url
-        limit = self._server.wait
-        start = time.monotonic()
-        self._tell(
-            f"{url} refuses connections: waiting up to {limit:g} s for it to start (backend.wait)"
-        )
-        pause = self._first_wait
-        while (passed := time.monotonic() - start) < limit:
-            await asyncio.sleep(min(pause, limit - passed))
-            pause = min(_MAX_PROBE_PAUSE, pause * 2)
-            if await self._answers():
-                self._tell(f"{url} answers again after {time.monotonic() - start:.0f} s")
-                if self._on_return is not None:
-                    await self._on_return()
-                return
-        raise ServerDown(f"{url} refused connections for {limit:g} s (backend.wait)")
-
-    async def _answers(self) -> bool:
-        timeout = aiohttp.ClientTimeout(total=_PROBE_TIMEOUT)
-        try:
-            async with self._open().get(self._server.url + "/models", timeout=timeout) as answer:
-                return answer.status not in _STARTING
-        except (TimeoutError, aiohttp.ClientError):
-            return False
-
-    def _open(self) -> aiohttp.ClientSession:
-        """The session, opened on first use so that it belongs to the running event loop."""
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=self._server.concurrency),
-                timeout=aiohttp.ClientTimeout(total=self._server.timeout),
-                headers=self._headers,
-            )
-        return self._session
-
-    async def post(self, path: str, body: Mapping[str, Any], *, key: int) -> dict[str, Any]:
-        """The server's JSON answer.
+    async def post(
+        self, path: str, body: Mapping[str, Any], *, key: int, conversation: int | None = None
+    ) -> dict[str, Any]:
+        """The JSON answer of a replica.
 
         Args:
             key: seed of the jitter of the pauses, for example the request's seed.
+            conversation: number of the conversation that the request continues, if any.
 
         Raises:
             RequestFailed: a final refusal of this request, or all attempts used up.
-            ConfigError: no request to this server can succeed.
-            ServerDown: the server refuses connections for longer than `wait`.
+            ConfigError: no request to these servers can succeed.
+            ServerDown: all replicas refuse connections for longer than `wait`.
         """
-        return await self._retried(path, body, _read_object, key=key, wait=True)
+        attempt = 0
+        moves = 0
+        async with self._gate:
+            while True:
+                replica = await self._choose(conversation)
+                try:
+                    async with replica.answer(path, body) as answer:
+                        return await read_object(answer)
+                except Refused:
+                    # this does not count as an attempt: no server received the request
+                    self._take_out(replica, "refuses connections")
+                except UnknownModel:
+                    # a replica without the newest adapter; another may have it
+                    if self._on_return is None or not self._others(replica):
+                        raise
+                    self._take_out(replica, "lacks the model")
+                except TryAgain as failure:
+                    dropped = isinstance(failure, ConnectionBroken) and self._others(replica)
+                    if dropped and moves < len(self._replicas) and not await replica.responds():
+                        # its server has died: no fault of the request
+                        moves += 1
+                        self._take_out(replica, "has dropped its connections")
+                        continue
+                    if conversation is not None:
+                        self._replica_of.pop(conversation, None)
+                    await self._pause(failure, attempt=attempt, key=key)
+                    attempt += 1
 
-    async def send(self, path: str, body: Mapping[str, Any], *, wait: bool = True) -> None:
-        """Post a body and ignore the text of the answer. Raises the errors of `post`.
-
-        Args:
-            wait: True to wait for a server that refuses connections.
-        """
-        await self._retried(path, body, _read_nothing, key=0, wait=wait)
-
-    async def _retried(
+    async def send(
         self,
         path: str,
         body: Mapping[str, Any],
-        read: Callable[[aiohttp.ClientResponse], Awaitable[_Result]],
         *,
-        key: int,
-        wait: bool,
-    ) -> _Result:
-        """Post with retries and `read` the first good answer. Raises the errors of `post`."""
-        attempts = self._server.retries + 1
+        wait: bool = True,
+        to: Replica | None = None,
+    ) -> None:
+        """Post a body to every replica that is asked, and ignore the texts of the answers.
+
+        A replica that does not take it while another does is not asked again until `on_return` has
+        brought it up to date.
+
+        Args:
+            wait: True to wait where all replicas refuse connections; False: nothing is waited for,
+                and no replica is taken out.
+            to: the only replica to send it to, also where it is out.
+
+        Raises:
+            RequestFailed, ConfigError, ServerDown: as `post`, where no replica takes it; with
+                `wait` False or `to`, where one does not.
+        """
+        while True:
+            replicas = [replica for replica in self._replicas if replica.is_asked]
+            if to is not None:
+                replicas = [to]
+            sendings = [self._send(replica, path, body) for replica in replicas]
+            errors = dict(zip(replicas, await asyncio.gather(*sendings), strict=True))
+            failures = {replica: error for replica, error in errors.items() if error is not None}
+            if replicas and not failures:
+                return
+            if not wait or to is not None:
+                raise next(iter(failures.values()), RequestFailed("all replicas are out"))
+            is_taken = len(failures) < len(replicas)
+            if is_taken:
+                for replica, error in failures.items():
+                    self._take_out(replica, f"has missed {path} ({error})")
+                return
+            for replica, error in failures.items():
+                if not isinstance(error, Refused):
+                    raise error
+                self._take_out(replica, "refuses connections")
+            await self._wait_for_replica()
+
+    async def _send(
+        self, replica: Replica, path: str, body: Mapping[str, Any]
+    ) -> PosttrainError | None:
+        """Post with retries to one replica; the error where it does not take the body."""
         attempt = 0
-        async with self._gate if wait else contextlib.nullcontext():
-            while True:
-                if wait and self._outage is not None and not self._outage.done():
-                    await self._wait_for_server()
+        while True:
+            try:
+                async with replica.answer(path, body):
+                    return None
+            except TryAgain as failure:
                 try:
-                    async with self._answer(path, body) as answer:
-                        return await read(answer)
-                except _Refused as error:
-                    if not wait:
-                        raise RequestFailed(str(error)) from error
-                    # this does not count as an attempt: no server received the request
-                    await self._wait_for_server()
-                except _TryAgain as failure:
-                    if attempt == attempts - 1:
-                        raise RequestFailed(f"{failure}, {attempts} attempts") from failure
-                    jitter = random.Random(key + attempt).random()
-                    pause = min(_MAX_RETRY_PAUSE, self._first_wait * 2**attempt)
-                    attempt += 1
-                    # Retry-After of the server is the lower bound
-                    await asyncio.sleep(max(failure.after, pause * (0.5 + jitter / 2)))
+                    await self._pause(failure, attempt=attempt, key=0)
+                except RequestFailed as error:
+                    return error
+                attempt += 1
+            except PosttrainError as error:
+                return error
 
     async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any]]:
-        """JSON objects of the server's event stream as they arrive, or that of a plain answer.
+        """JSON objects of a replica's event stream as they arrive, or that of a plain answer.
 
         Nothing is retried, because part of the answer may have been shown. Raises the errors of
         `post`.
         """
+        replica = min(self._replicas, key=lambda each: (not each.is_asked, each.in_flight))
+        async with replica.answer(path, body) as answer:
+            async for event in read_events(answer):
+                yield event
+
+    # ---- which replica, and when ----
+
+    async def _choose(self, conversation: int | None) -> Replica:
+        """The replica of the conversation, else the one with the fewest requests in flight."""
+        while not self._available.is_set():
+            await self._wait_for_replica()
+        replica = self._replica_of.get(conversation) if conversation is not None else None
+        if replica is None or not replica.is_asked:
+            asked = [replica for replica in self._replicas if replica.is_asked]
+            replica = min(asked, key=lambda each: each.in_flight)
+        if conversation is not None and len(self._replicas) > 1:
+            self._replica_of[conversation] = replica
+            self._replica_of.move_to_end(conversation)
+            if len(self._replica_of) > _MAX_CONVERSATIONS:
+                self._replica_of.popitem(last=False)
+        return replica
+
+    def _others(self, replica: Replica) -> Sequence[Replica]:
+        """The other replicas that are asked."""
+        return [other for other in self._replicas if other.is_asked and other is not replica]
+
+    def _take_out(self, replica: Replica, why: str) -> None:
+        """Ask a replica no more until it is back; all requests wait for the same probe."""
+        if not replica.is_asked:
+            return
+        replica.probe = asyncio.create_task(self._bring_back(replica))
+        others = len(self._others(replica))
+        if others:
+            going = f"its requests go to {others} other replica(s) until it is back"
+            self._tell(f"{replica.url} {why}: {going}")
+            return
+        self._available.clear()
+        self._outage_start = time.monotonic()
+        self._tell(
+            f"{replica.url} {why}: waiting up to {self._server.wait:g} s for it to start "
+            "(backend.wait)"
+        )
+
+    async def _bring_back(self, replica: Replica) -> None:
+        """Probe a replica until it answers and is up to date."""
+        start = time.monotonic()
+        pause = self._first_wait
+        told = ""
+        while True:
+            await asyncio.sleep(pause)
+            pause = min(_MAX_PROBE_PAUSE, pause * 2)
+            if not await replica.responds():
+                continue
+            try:
+                if self._on_return is not None:
+                    await self._on_return(replica)
+            except PosttrainError as error:
+                if str(error) != told:
+                    told = str(error)
+                    self._tell(f"{replica.url} answers again, and is not asked: {told}")
+                continue
+            break
+        replica.probe = None
+        self._available.set()
+        self._tell(f"{replica.url} answers again after {time.monotonic() - start:.0f} s")
+
+    async def _wait_for_replica(self) -> None:
+        """Wait until a replica is asked again. Raises ServerDown after the recipe's `wait`."""
+        limit = self._server.wait
+        remaining = limit - (time.monotonic() - self._outage_start)
         try:
-            async with self._answer(path, body) as answer:
-                if answer.content_type != "text/event-stream":
-                    yield _object(await answer.read(), _TryAgain)
-                    return
-                async for event in _events(answer.content.iter_any()):
-                    yield event
-        except _Refused as error:
-            raise RequestFailed(str(error)) from error
+            await asyncio.wait_for(self._available.wait(), max(0.0, remaining))
+        except TimeoutError:
+            raise ServerDown(
+                f"{self._server.addresses} refused connections for {limit:g} s (backend.wait)"
+            ) from None
 
-    @asynccontextmanager
-    async def _answer(
-        self, path: str, body: Mapping[str, Any]
-    ) -> AsyncGenerator[aiohttp.ClientResponse]:
-        """Answer with status 200, to be read inside of the context.
-
-        Raises:
-            RequestFailed, ConfigError: as in `post`.
-            _TryAgain: a retry may help.
-            _Refused: nothing listens at the address.
-        """
-        url = self._server.url
-        try:
-            async with self._open().post(url + path, json=body) as answer:
-                if answer.status != 200:
-                    text = f"status {answer.status}: {await answer.text(errors='replace')}"
-                    text = text[:_SHOWN_CHARACTERS]
-                    if answer.status in (408, 429) or answer.status >= 500:
-                        raise _TryAgain(text, _retry_after(answer.headers.get("Retry-After")))
-                    if answer.status in _HOPELESS:
-                        raise ConfigError(f"{url} {_HOPELESS[answer.status]} ({text})")
-                    raise RequestFailed(text)
-                yield answer
-        except TimeoutError as error:
-            raise _TryAgain(f"no answer within {self._server.timeout:g} s") from error
-        except aiohttp.ClientConnectorError as error:
-            raise _Refused(f"{type(error).__name__}: {error}") from error
-        except aiohttp.ClientError as error:
-            raise _TryAgain(f"{type(error).__name__}: {error}") from error
-
-
-async def _read_object(answer: aiohttp.ClientResponse) -> dict[str, Any]:
-    return _object(await answer.read(), _TryAgain)
-
-
-async def _read_nothing(_answer: aiohttp.ClientResponse) -> None:
-    pass
-
-
-def _object(text: bytes, failed: type[RequestFailed]) -> dict[str, Any]:
-    """Parse a JSON object; raise `failed` for anything else."""
-    try:
-        body = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise failed(f"what the server sent is no JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise failed("what the server sent is no object")
-    return cast(dict[str, Any], body)
-
-
-async def _events(chunks: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]:
-    """Data of server-sent events up to `[DONE]`, without comments and other fields."""
-    data: list[bytes] = []
-    incomplete_line = b""
-    async for chunk in chunks:
-        *lines, incomplete_line = (incomplete_line + chunk).split(b"\n")
-        if len(incomplete_line) + sum(map(len, data)) > _MAX_EVENT_BYTES:
-            raise RequestFailed(f"an event of more than {_MAX_EVENT_BYTES} bytes")
-        for line in map(bytes.strip, lines):
-            if line.startswith(b"data:"):
-                if text := line[5:].strip():  # an empty one keeps a proxy from closing the stream
-                    data.append(text)
-            elif not line and data:
-                event = b"\n".join(data)
-                data = []
-                if event == b"[DONE]":
-                    return
-                yield _object(event, RequestFailed)
-    if incomplete_line.startswith(b"data:"):
-        data.append(incomplete_line[5:].strip())
-    if data and data != [b"[DONE]"]:  # a stream that ends without an empty line
-        yield _object(b"\n".join(data), RequestFailed)
-
-
-def _retry_after(header: str | None) -> float:
-    """Seconds of a Retry-After header, 0 for none."""
-    try:
-        return min(_MAX_RETRY_PAUSE, max(0.0, float(header or 0)))
-    except ValueError:
-        return 0.0  # a date: the growing pauses do without it
-
-
-def key_headers(variable: str | None) -> dict[str, str]:
-    """Authorization header with the key from an environment variable, {} for no variable.
-
-    Raises:
-        ConfigError: the variable is not set.
-    """
-    if variable is None:
-        return {}
-    key = os.environ.get(variable)
-    if not key:
-        raise ConfigError(f"api_key_env names {variable}, which is not set in the environment")
-    return {"Authorization": f"Bearer {key}"}
+    async def _pause(self, failure: TryAgain, *, attempt: int, key: int) -> None:
+        """Sleep before the next attempt; attempts count from 0. Raises RequestFailed behind the
+        last."""
+        attempts = self._server.retries + 1
+        if attempt == attempts - 1:
+            raise RequestFailed(f"{failure}, {attempts} attempts") from failure
+        jitter = random.Random(key + attempt).random()
+        pause = min(MAX_RETRY_PAUSE, self._first_wait * 2**attempt)
+        # Retry-After of the server is the lower bound
+        await asyncio.sleep(max(failure.after, pause * (0.5 + jitter / 2)))

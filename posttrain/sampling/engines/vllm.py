@@ -221,7 +221,9 @@ class CompletionsEngine:
         }
         if parameters.logps:
             body["logprobs"] = 0
-        answer = await self._client.post("/completions", body, key=request.seed)
+        answer = await self._client.post(
+            "/completions", body, key=request.seed, conversation=request.conversation
+        )
         choices = answer.get("choices")
         choice = cast(Any, choices[0] if isinstance(choices, list) and choices else None)
         if answer.get("error") or not isinstance(choice, dict):

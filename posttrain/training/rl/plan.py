@@ -199,7 +199,10 @@ def _describe_engine(engine: RolloutEngine, size: ModelSize, *, holds_weights: b
         if not holds_weights:
             text += f"; {size.weight_bytes / GIB:.2f} GiB of weights are gathered on each device"
         return text
-    where = engine.url if isinstance(engine, Server) else f"{engine.gpu_memory:.0%} of each device"
+    if isinstance(engine, Server):
+        where = engine.addresses
+    else:
+        where = f"{engine.gpu_memory:.0%} of each device"
     sent = "the adapter" if isinstance(engine, LoraServer) else "all weights"
     return (
         f"{engine.engine}, {where}, given {sent} before each batch; a killed run goes on and loses "

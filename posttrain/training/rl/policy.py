@@ -25,7 +25,7 @@ from trl.models.utils import add_hooks, remove_hooks
 
 from posttrain.config.grpo import ColocatedVllm, LoraServer, WeightServer
 from posttrain.errors import ConfigError
-from posttrain.sampling.engines.http import Client, RequestFailed
+from posttrain.sampling.engines.http import Client, Replica, RequestFailed
 from posttrain.sampling.engines.transformers import decode_in_thread, score_in_thread
 from posttrain.sampling.engines.vllm import CompletionsEngine, VllmEngine
 from posttrain.sampling.sampler import (
@@ -202,8 +202,9 @@ class LoraServed(LiveEngine):
         super().__init__(trainer)
         server = trainer.recipe.rollouts
         assert isinstance(server, LoraServer)
-        client = Client(server, on_return=self._load_again)
-        self._server, self.client, self._client = server, client, client
+        self._server = server
+        self._client = Client(server, on_return=self._load_again)
+        self.client = self._client
         self._loaded: tuple[str, Path] | None = None
 
     @contextlib.contextmanager
@@ -221,28 +222,33 @@ class LoraServed(LiveEngine):
         yield
 
     async def _load(self, name: str, folder: Path, instead_of: str | None) -> None:
-        """Have the server load an adapter, and drop the one before."""
+        """Have every replica load an adapter, and drop the one before."""
         # a server drops connections that idle while the policy trains
-        await self._client.close()
+        await self._client.drop_connections()
         # the name may be there from a run that was killed, perhaps with other weights
         await self._unload(name)
+        # first, so that a replica that comes back meanwhile is given this one
+        self._loaded = (name, folder)
         try:
             await self._client.send(LOAD, _adapter(name, folder))
         except (RequestFailed, ConfigError) as error:
             raise ConfigError(
-                f"{self._server.url}{LOAD}: {error}. vLLM takes adapters when started with "
+                f"{self._server.addresses}{LOAD}: {error}. vLLM takes adapters when started with "
                 "--enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, and must see the same "
                 f"{folder.parent}"
             ) from error
         if instead_of is not None:
             await self._unload(instead_of)
 
-    async def _load_again(self) -> None:
-        """Give a server that was started again the adapter of this step, which it has lost."""
-        if self._loaded is not None:
+    async def _load_again(self, replica: Replica) -> None:
+        """Give a replica that was started again the adapter of this step, which it has lost, and
+        one that missed it the adapter that it has never had."""
+        loaded: tuple[str, Path] | None = None
+        while loaded != self._loaded:
+            loaded = self._loaded
+            assert loaded is not None, "nothing is unloaded while the policy trains"
             # not waited for: all wait for this
-            with contextlib.suppress(RequestFailed):
-                await self._client.send(LOAD, _adapter(*self._loaded), wait=False)
+            await self._client.send(LOAD, _adapter(*loaded), wait=False, to=replica)
 
     async def close(self) -> None:
         """As the parent; the server keeps no adapter of a run that has ended."""
@@ -320,7 +326,7 @@ class _VllmPolicy(LiveEngine):
 
     def __init__(self, trainer: GroupTrainer) -> None:
         super().__init__(trainer)
-        self._sync: WeightSync | None = None
+        self._syncs: dict[str, WeightSync] = {}  # by the address of a server
         engine = trainer.recipe.rollouts.engine
         if not is_vllm_available():
             raise ConfigError(
@@ -328,21 +334,23 @@ class _VllmPolicy(LiveEngine):
                 "processes, which it is also sent the weights with: pip install 'posttrain[vllm]'"
             )
 
-    def _send_weights(self, mode: str, **options: Any) -> WeightSync:
+    def _send_weights(self, mode: str, *, url: str = "", **options: Any) -> WeightSync:
         """Have vLLM hold the weights as they are now; finds or starts it the first time."""
         trainer: Any = self.trainer
         try:
-            if self._sync is None:
-                self._sync = WeightSync(
+            sync = self._syncs.get(url)
+            if sync is None:
+                sync = WeightSync(
                     trainer.model,
                     trainer.accelerator,
                     trainer.processing_class,
                     mode=mode,
                     **options,
                 )
+                self._syncs[url] = sync
                 if mode == "server" and trainer.is_world_process_zero():
-                    _check_logprobs(self._sync, trainer.recipe.sampling.temperature)
-            self._sync.sync_weights()
+                    _check_logprobs(sync, trainer.recipe.sampling.temperature)
+            sync.sync_weights()
         except AttributeError as error:
             # what vLLM makes of its layers for a CPU has no `weight_loader` any more
             if "weight_loader" not in str(error):
@@ -355,7 +363,7 @@ class _VllmPolicy(LiveEngine):
             raise ConfigError(f"rollouts.engine vllm_{mode}: {error}") from error
         # the main process returns when the server has taken them
         trainer.accelerator.wait_for_everyone()
-        return self._sync
+        return sync
 
 
 def _check_logprobs(sync: Any, temperature: float) -> None:
@@ -369,7 +377,10 @@ def _check_logprobs(sync: Any, temperature: float) -> None:
 
 
 class VllmServed(_VllmPolicy):
-    """A vLLM server, to which every process sends its requests."""
+    """A vLLM server, or replicas that are each sent the weights; every process sends them requests.
+
+    A replica that does not take the weights ends the run.
+    """
 
     beside = True
 
@@ -377,19 +388,26 @@ class VllmServed(_VllmPolicy):
         super().__init__(trainer)
         server = trainer.recipe.rollouts
         assert isinstance(server, WeightServer)
-        self._server, self.client = server, Client(server)
+        self._server = server
+        self.client = Client(server, on_return=self._refuse)
         self.engine = CompletionsEngine(self.client, model=server.model, identity=self.identity)
 
     @contextlib.contextmanager
     def current(self, step: int) -> Iterator[None]:
         server = self._server
-        self._send_weights(
-            "server",
-            server_base_url=server.url.removesuffix("/v1"),
-            server_timeout=server.timeout,
-            group_port=server.group_port,
-        )
+        for number, url in enumerate(server.urls):
+            self._send_weights(
+                "server",
+                url=url,
+                server_base_url=url.removesuffix("/v1"),
+                server_timeout=server.timeout,
+                group_port=server.group_port + number,
+            )
         yield
+
+    async def _refuse(self, replica: Replica) -> None:
+        """Leave out a server that was started again: it has the weights of its checkpoint."""
+        raise RequestFailed("it was started again without the weights of this step")
 
 
 class VllmColocated(_VllmPolicy):

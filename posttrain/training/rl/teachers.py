@@ -175,13 +175,17 @@ class _Opening:
         return self.teachers
 
     def _open_served(self, name: str, server: Server) -> None:
-        compared = _compare_served(name, server, self.recipe.model)
+        comparisons = [
+            _compare_served(name, server.model_copy(update={"url": url}), url, self.recipe.model)
+            for url in server.urls
+        ]
         client = Client(server)
         self.stack.push_async_callback(client.close)
         identity: Mapping[str, Any] = {"backend": "completions", "weights": server.model}
         scorer = CompletionsEngine(client, model=server.model, identity=identity)
         self.teachers.scorers[name] = scorer
-        text = f"{server.model} at {server.url}; {compared}"
+        compared = "; ".join(dict.fromkeys(comparisons))
+        text = f"{server.model} at {server.addresses}; {compared}"
         self.teachers.lines.append((f"teacher {name}", text))
 
     def _open_in_process(self, name: str, config: TeacherConfig) -> None:
@@ -370,14 +374,14 @@ def _student_tokenizer(student: ModelConfig) -> PreTrainedTokenizerBase:
     return load_any_tokenizer(str(student.path), revision=student.revision)
 
 
-def _compare_served(name: str, server: Server, student: ModelConfig) -> str:
+def _compare_served(name: str, server: Server, url: str, student: ModelConfig) -> str:
     """Compare a served model's vocabulary and template with the student's as far as the server
     tells of them. Returns what was compared, for the plan.
 
     Raises:
         ConfigError: they differ.
     """
-    root, served_ids = asyncio.run(_ask_server(server))
+    root, served_ids = asyncio.run(_ask_server(server, url))
     if root is not None and Path(root).is_dir():
         _check_tokens(f"teachers.{name}: {root}, which the server serves", root, student)
         return f"vocabulary and template of {root} are the student's"
@@ -391,7 +395,7 @@ def _compare_served(name: str, server: Server, student: ModelConfig) -> str:
         (k for k, (ours, theirs) in pairs if ours != theirs), min(len(ids), len(served_ids))
     )
     raise ConfigError(
-        f"teachers.{name}: {server.url} renders and tokenises a probe otherwise than the student: "
+        f"teachers.{name}: {url} renders and tokenises a probe otherwise than the student: "
         f"{len(served_ids)} ids in place of {len(ids)}, the first that differs is number "
         f"{position}: serve a model with the student's vocabulary and template"
     )
@@ -408,10 +412,10 @@ def _probe_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-async def _ask_server(server: Server) -> tuple[str | None, list[int] | None]:
+async def _ask_server(server: Server, url: str) -> tuple[str | None, list[int] | None]:
     """Path of the model that a server serves, and the ids of a probe by vLLM's `/tokenize`; None
     where it does not say."""
-    address = server.url.removesuffix("/v1")
+    address = url.removesuffix("/v1")
     client = Client(server)
     # outside of /v1; a server that is not there yet is waited for when rollouts are scored
     tokenizing = Client(server.model_copy(update={"url": address, "wait": 0.0, "retries": 0}))

@@ -320,7 +320,7 @@ def test_a_vllm_that_takes_no_weights_is_named():
 
     engine: Any = object.__new__(VllmColocated)
     engine.trainer = SimpleNamespace()
-    engine._sync = SimpleNamespace(sync_weights=sync_weights)
+    engine._syncs = {"": SimpleNamespace(sync_weights=sync_weights)}
     with pytest.raises(ConfigError, match=r"vllm_colocate: .*use engine: in_process"):
         engine._send_weights("colocate")
 

@@ -1,0 +1,219 @@
+"""One server: JSON over HTTP, with timeouts, and the kinds of failure that its answers have."""
+
+from __future__ import annotations
+
+import json
+import os
+from asyncio import Semaphore, Task
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import aiohttp
+
+from posttrain.config.backend import Server
+from posttrain.errors import ConfigError, PosttrainError
+
+MAX_RETRY_PAUSE = 60.0  # seconds
+_PROBE_TIMEOUT = 10.0  # seconds
+_CONNECT_TIMEOUT = 30.0  # seconds; a machine that is gone refuses nothing
+_STARTING = (502, 503, 504)  # answers of a proxy whose server has not started yet
+_HOPELESS = {401: "refuses the key", 403: "refuses the key", 404: "has no such address or model"}
+_SHOWN_CHARACTERS = 300  # characters of a server's answer in a message
+_MAX_EVENT_BYTES = 1 << 23
+
+
+class RequestFailed(PosttrainError):
+    """One request got no usable answer; others may."""
+
+
+class ServerDown(PosttrainError):
+    """The server refused connections for longer than it is waited for: no request can succeed."""
+
+
+class Refused(RequestFailed):
+    """Nothing listens at the address, so that no server has received the request."""
+
+
+class TryAgain(RequestFailed):
+    """A failed attempt worth a retry, not before `after` seconds if the server said so."""
+
+    def __init__(self, reason: str, after: float = 0.0) -> None:
+        super().__init__(reason)
+        self.after = after
+
+
+class ConnectionBroken(TryAgain):
+    """A connection that ended before the answer, as when its server dies."""
+
+
+class UnknownModel(ConfigError):
+    """The server has no such address or model."""
+
+
+class Replica:
+    """One server at one address, used from one event loop.
+
+    Attributes:
+        url: Its address.
+        in_flight: Number of requests that it was sent or that wait to be sent to it.
+        probe: Task that waits for a server that is not asked meanwhile; None while it is asked.
+    """
+
+    def __init__(self, url: str, server: Server, *, headers: Mapping[str, str]) -> None:
+        self.url = url
+        self.in_flight = 0
+        self.probe: Task[None] | None = None
+        self._concurrency = server.concurrency
+        self._timeout = server.timeout
+        self._headers = headers
+        self._gate = Semaphore(server.concurrency)
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def is_asked(self) -> bool:
+        """True where requests may be sent to it."""
+        return self.probe is None
+
+    async def close(self) -> None:
+        """Close the connections; they are opened again when they are needed."""
+        session = self._session
+        self._session = None
+        if session is not None:
+            await session.close()
+
+    def _open(self) -> aiohttp.ClientSession:
+        """The session, opened on first use so that it belongs to the running event loop."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=self._concurrency),
+                timeout=aiohttp.ClientTimeout(total=self._timeout, sock_connect=_CONNECT_TIMEOUT),
+                headers=self._headers,
+            )
+        return self._session
+
+    async def models(self) -> list[dict[str, Any]]:
+        """Descriptions of the server's models; [] where it has no such list."""
+        try:
+            async with self._open().get(self.url + "/models") as answer:
+                body = _object(await answer.read(), RequestFailed) if answer.status == 200 else {}
+        except (TimeoutError, aiohttp.ClientError, RequestFailed):
+            return []
+        models = body.get("data")
+        if not isinstance(models, list):
+            return []
+        return [model for model in cast(list[Any], models) if isinstance(model, dict)]
+
+    async def responds(self) -> bool:
+        """True where a server listens and has started."""
+        timeout = aiohttp.ClientTimeout(total=_PROBE_TIMEOUT)
+        try:
+            async with self._open().get(self.url + "/models", timeout=timeout) as answer:
+                return answer.status not in _STARTING
+        except (TimeoutError, aiohttp.ClientError):
+            return False
+
+    @asynccontextmanager
+    async def answer(
+        self, path: str, body: Mapping[str, Any]
+    ) -> AsyncGenerator[aiohttp.ClientResponse]:
+        """Post a body; yields the answer with status 200, to be read inside of the context.
+
+        Raises:
+            RequestFailed: a final refusal of this request.
+            ConfigError: no request to this server can succeed.
+            TryAgain: a retry may help.
+            Refused: nothing listens at the address.
+        """
+        self.in_flight += 1
+        try:
+            async with self._gate, self._open().post(self.url + path, json=body) as answer:
+                if answer.status != 200:
+                    text = f"status {answer.status}: {await answer.text(errors='replace')}"
+                    text = text[:_SHOWN_CHARACTERS]
+                    if answer.status in (408, 429) or answer.status >= 500:
+                        raise TryAgain(text, _retry_after(answer.headers.get("Retry-After")))
+                    if answer.status in _HOPELESS:
+                        kind = UnknownModel if answer.status == 404 else ConfigError
+                        raise kind(f"{self.url} {_HOPELESS[answer.status]} ({text})")
+                    raise RequestFailed(text)
+                yield answer
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise Refused(f"{type(error).__name__}: {error}") from error
+        except TimeoutError as error:
+            raise TryAgain(f"no answer within {self._timeout:g} s") from error
+        except aiohttp.ClientError as error:
+            raise ConnectionBroken(f"{type(error).__name__}: {error}") from error
+        finally:
+            self.in_flight -= 1
+
+
+async def read_object(answer: aiohttp.ClientResponse) -> dict[str, Any]:
+    """The JSON object of an answer. Raises TryAgain for anything else."""
+    return _object(await answer.read(), TryAgain)
+
+
+async def read_events(answer: aiohttp.ClientResponse) -> AsyncGenerator[dict[str, Any]]:
+    """JSON objects of an event stream as they arrive, or that of a plain answer."""
+    if answer.content_type != "text/event-stream":
+        yield await read_object(answer)
+        return
+    async for event in _events(answer.content.iter_any()):
+        yield event
+
+
+def _object(text: bytes, failed: type[RequestFailed]) -> dict[str, Any]:
+    """Parse a JSON object; raise `failed` for anything else."""
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise failed(f"what the server sent is no JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise failed("what the server sent is no object")
+    return cast(dict[str, Any], body)
+
+
+async def _events(chunks: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]:
+    """Data of server-sent events up to `[DONE]`, without comments and other fields."""
+    data: list[bytes] = []
+    incomplete_line = b""
+    async for chunk in chunks:
+        *lines, incomplete_line = (incomplete_line + chunk).split(b"\n")
+        if len(incomplete_line) + sum(map(len, data)) > _MAX_EVENT_BYTES:
+            raise RequestFailed(f"an event of more than {_MAX_EVENT_BYTES} bytes")
+        for line in map(bytes.strip, lines):
+            if line.startswith(b"data:"):
+                if text := line[5:].strip():  # an empty one keeps a proxy from closing the stream
+                    data.append(text)
+            elif not line and data:
+                event = b"\n".join(data)
+                data = []
+                if event == b"[DONE]":
+                    return
+                yield _object(event, RequestFailed)
+    if incomplete_line.startswith(b"data:"):
+        data.append(incomplete_line[5:].strip())
+    if data and data != [b"[DONE]"]:  # a stream that ends without an empty line
+        yield _object(b"\n".join(data), RequestFailed)
+
+
+def _retry_after(header: str | None) -> float:
+    """Seconds of a Retry-After header, 0 for none."""
+    try:
+        return min(MAX_RETRY_PAUSE, max(0.0, float(header or 0)))
+    except ValueError:
+        return 0.0  # a date: the growing pauses do without it
+
+
+def key_headers(variable: str | None) -> dict[str, str]:
+    """Authorization header with the key from an environment variable, {} for no variable.
+
+    Raises:
+        ConfigError: the variable is not set.
+    """
+    if variable is None:
+        return {}
+    key = os.environ.get(variable)
+    if not key:
+        raise ConfigError(f"api_key_env names {variable}, which is not set in the environment")
+    return {"Authorization": f"Bearer {key}"}
