@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 from aiohttp import web
 
@@ -44,7 +44,7 @@ class Stub:
         self.under_way = self.most = self.port = 0
         self._enough, self._over = asyncio.Event(), asyncio.Event()
 
-    async def __aenter__(self) -> Stub:
+    async def __aenter__(self) -> Self:
         app = web.Application()
         app.router.add_post("/v1/completions", self.completions)
         app.router.add_post("/v1/chat/completions", self.chat)

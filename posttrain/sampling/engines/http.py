@@ -23,7 +23,7 @@ from posttrain.errors import PosttrainError
 from posttrain.sampling.engines.replica import (
     MAX_RETRY_PAUSE,
     ConnectionBroken,
-    Refused,
+    ConnectionRefused,
     Replica,
     RequestFailed,
     ServerDown,
@@ -115,7 +115,7 @@ class Client:
                 try:
                     async with replica.answer(path, body) as answer:
                         return await read_object(answer)
-                except Refused:
+                except ConnectionRefused:
                     # this does not count as an attempt: no server received the request
                     self._take_out(replica, "refuses connections")
                 except UnknownModel:
@@ -158,7 +158,7 @@ class Client:
                 `wait` False or `to`, where one does not.
         """
         while True:
-            replicas = [replica for replica in self._replicas if replica.is_asked]
+            replicas = [replica for replica in self._replicas if replica.is_available]
             if to is not None:
                 replicas = [to]
             sendings = [self._send(replica, path, body) for replica in replicas]
@@ -174,7 +174,7 @@ class Client:
                     self._take_out(replica, f"has missed {path} ({error})")
                 return
             for replica, error in failures.items():
-                if not isinstance(error, Refused):
+                if not isinstance(error, ConnectionRefused):
                     raise error
                 self._take_out(replica, "refuses connections")
             await self._wait_for_replica()
@@ -203,7 +203,7 @@ class Client:
         Nothing is retried, because part of the answer may have been shown. Raises the errors of
         `post`.
         """
-        replica = min(self._replicas, key=lambda each: (not each.is_asked, each.in_flight))
+        replica = min(self._replicas, key=lambda each: (not each.is_available, each.in_flight))
         async with replica.answer(path, body) as answer:
             async for event in read_events(answer):
                 yield event
@@ -215,8 +215,8 @@ class Client:
         while not self._available.is_set():
             await self._wait_for_replica()
         replica = self._replica_of.get(conversation) if conversation is not None else None
-        if replica is None or not replica.is_asked:
-            asked = [replica for replica in self._replicas if replica.is_asked]
+        if replica is None or not replica.is_available:
+            asked = [replica for replica in self._replicas if replica.is_available]
             replica = min(asked, key=lambda each: each.in_flight)
         if conversation is not None and len(self._replicas) > 1:
             self._replica_of[conversation] = replica
@@ -227,11 +227,11 @@ class Client:
 
     def _others(self, replica: Replica) -> Sequence[Replica]:
         """The other replicas that are asked."""
-        return [other for other in self._replicas if other.is_asked and other is not replica]
+        return [other for other in self._replicas if other.is_available and other is not replica]
 
     def _take_out(self, replica: Replica, why: str) -> None:
         """Ask a replica no more until it is back; all requests wait for the same probe."""
-        if not replica.is_asked:
+        if not replica.is_available:
             return
         replica.probe = asyncio.create_task(self._bring_back(replica))
         others = len(self._others(replica))

@@ -31,7 +31,7 @@ class ServerDown(PosttrainError):
     """The server refused connections for longer than it is waited for: no request can succeed."""
 
 
-class Refused(RequestFailed):
+class ConnectionRefused(RequestFailed):
     """Nothing listens at the address, so that no server has received the request."""
 
 
@@ -71,7 +71,7 @@ class Replica:
         self._session: aiohttp.ClientSession | None = None
 
     @property
-    def is_asked(self) -> bool:
+    def is_available(self) -> bool:
         """True where requests may be sent to it."""
         return self.probe is None
 
@@ -123,7 +123,7 @@ class Replica:
             RequestFailed: a final refusal of this request.
             ConfigError: no request to this server can succeed.
             TryAgain: a retry may help.
-            Refused: nothing listens at the address.
+            ConnectionRefused: nothing listens at the address.
         """
         self.in_flight += 1
         try:
@@ -139,7 +139,7 @@ class Replica:
                     raise RequestFailed(text)
                 yield answer
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise Refused(f"{type(error).__name__}: {error}") from error
+            raise ConnectionRefused(f"{type(error).__name__}: {error}") from error
         except TimeoutError as error:
             raise TryAgain(f"no answer within {self._timeout:g} s") from error
         except aiohttp.ClientError as error:

@@ -212,12 +212,13 @@ class LoraServed(LiveEngine):
         trainer = self.trainer
         name, before = f"{self._server.model}-{step:05d}", f"{self._server.model}-{step - 1:05d}"
         folder = Path(trainer.args.output_dir) / "policy"
+        # first, so that a replica that comes back meanwhile is given this one
+        self._loaded = (name, folder / name)
         if trainer.is_world_process_zero():
             trainer.accelerator.unwrap_model(trainer.model).save_pretrained(str(folder / name))
             trainer.rollouts.runner.run(self._load(name, folder / name, before if step else None))
             shutil.rmtree(folder / before, ignore_errors=True)
         trainer.accelerator.wait_for_everyone()
-        self._loaded = (name, folder / name)
         self.engine = CompletionsEngine(self._client, model=name, identity=self.identity)
         yield
 
@@ -227,8 +228,6 @@ class LoraServed(LiveEngine):
         await self._client.drop_connections()
         # the name may be there from a run that was killed, perhaps with other weights
         await self._unload(name)
-        # first, so that a replica that comes back meanwhile is given this one
-        self._loaded = (name, folder)
         try:
             await self._client.send(LOAD, _adapter(name, folder))
         except (RequestFailed, ConfigError) as error:
