@@ -68,8 +68,8 @@ class VllmBackend(Rendering):
 class Server(Strict):
     """An OpenAI-compatible server, or several that serve the same model.
 
-    url: address with the version path, such as `http://localhost:8000/v1`; a list: replicas, each
-        request goes to the one with the fewest under way, and one that dies is done without.
+    url: address with the version path, such as `http://localhost:8000/v1`; a list: replicas. Each
+        request goes to the one with the fewest in flight, and one that dies is left out.
     model: name of the model on the server.
     concurrency: requests under way at a time, on each replica.
     timeout: seconds that one attempt may take.

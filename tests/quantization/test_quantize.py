@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 pytest.importorskip("modelopt", reason="needs the extra `quantize` (nvidia-modelopt)")
 
@@ -189,6 +189,18 @@ def test_a_written_folder_is_simulated_as_it_was_measured(folder: Path, tmp_path
         loaded = load_pretrained(out, simulate=True).eval()(ids_1_T).logits
     assert torch.equal(loaded, expected)
     assert not torch.equal(loaded, full)
+
+
+def test_a_scale_that_nothing_here_reads_is_refused(folder: Path, tmp_path: Path):
+    """As of a folder by another exporter: half of its rounding would be missing."""
+    out = tmp_path / "out"
+    quantize(recipe(folder, "attention", out, keep=("attention.*",)), show=silent)
+    [file] = out.glob("*.safetensors")
+    tensors = load_file(file)
+    name = next(name for name in tensors if name.endswith("input_scale"))
+    save_file({**tensors, name.replace("layers.0.", "layers.9."): tensors[name].clone()}, file)
+    with pytest.raises(ConfigError, match=r"1 scales belong .* such as layers\.9\..*input_scale"):
+        load_pretrained(out, simulate=True)
 
 
 def test_a_killed_run_measures_nothing_twice(folder: Path, tmp_path: Path):

@@ -186,6 +186,36 @@ def test_a_replica_that_misses_an_update_is_not_asked_until_it_is_brought_up_to_
     assert returned == [url]
 
 
+def test_a_server_that_is_back_and_may_not_be_asked_is_said_to_be_so():
+    """As a server of weights that was started again in the middle of a step."""
+    lines: list[str] = []
+
+    async def refuse(_: Replica) -> None:
+        raise RequestFailed("it has other weights")
+
+    async def restarted():
+        async with Dying() as dying:
+            client = client_of(dying.url, on_return=refuse, lines=lines, wait=0.5, retries=3)
+            sampled = asyncio.ensure_future(generate(client, [request(k) for k in range(12)]))
+            while len(dying.bodies) < 12:
+                await asyncio.sleep(0)
+            await dying.die()
+            while not lines:  # until it is seen to refuse connections
+                await asyncio.sleep(0)
+            back = Stub()
+            back.port = int(dying.url.split(":")[2].removesuffix("/v1"))
+            async with back:
+                try:
+                    await sampled
+                finally:
+                    await client.close()
+                    assert back.bodies == []
+
+    with pytest.raises(ServerDown, match=r"is not asked: it has other weights for 0\.5 s"):
+        run(restarted())
+    assert sum("is not asked" in line for line in lines) == 1
+
+
 def test_an_update_that_no_replica_takes_is_an_error():
     async def refused():
         async with Stub(lambda *_: 400) as first, Stub(lambda *_: 400) as second:

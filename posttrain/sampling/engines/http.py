@@ -71,6 +71,7 @@ class Client:
         self._available = asyncio.Event()
         self._available.set()
         self._outage_start = 0.0
+        self._obstacle = ""  # why a server that answers is not asked
 
     async def close(self) -> None:
         """Close the connections, and end the probes: a replica that is out stays out."""
@@ -203,7 +204,10 @@ class Client:
         Nothing is retried, because part of the answer may have been shown. Raises the errors of
         `post`.
         """
-        replica = min(self._replicas, key=lambda each: (not each.is_available, each.in_flight))
+        replica = min(
+            self._replicas,
+            key=lambda candidate: (not candidate.is_available, candidate.in_flight),
+        )
         async with replica.answer(path, body) as answer:
             async for event in read_events(answer):
                 yield event
@@ -216,8 +220,8 @@ class Client:
             await self._wait_for_replica()
         replica = self._replica_of.get(conversation) if conversation is not None else None
         if replica is None or not replica.is_available:
-            asked = [replica for replica in self._replicas if replica.is_available]
-            replica = min(asked, key=lambda each: each.in_flight)
+            available = [replica for replica in self._replicas if replica.is_available]
+            replica = min(available, key=lambda candidate: candidate.in_flight)
         if conversation is not None and len(self._replicas) > 1:
             self._replica_of[conversation] = replica
             self._replica_of.move_to_end(conversation)
@@ -236,8 +240,10 @@ class Client:
         replica.probe = asyncio.create_task(self._bring_back(replica))
         others = len(self._others(replica))
         if others:
-            going = f"its requests go to {others} other replica(s) until it is back"
-            self._tell(f"{replica.url} {why}: {going}")
+            self._tell(
+                f"{replica.url} {why}: its requests go to {others} other replica(s) until it is "
+                "back"
+            )
             return
         self._available.clear()
         self._outage_start = time.monotonic()
@@ -250,7 +256,7 @@ class Client:
         """Probe a replica until it answers and is up to date."""
         start = time.monotonic()
         pause = self._first_wait
-        told = ""
+        told = ""  # once, not at every probe
         while True:
             await asyncio.sleep(pause)
             pause = min(_MAX_PROBE_PAUSE, pause * 2)
@@ -260,11 +266,13 @@ class Client:
                 if self._on_return is not None:
                     await self._on_return(replica)
             except PosttrainError as error:
-                if str(error) != told:
-                    told = str(error)
-                    self._tell(f"{replica.url} answers again, and is not asked: {told}")
+                self._obstacle = f"{replica.url} answers again, and is not asked: {error}"
+                if self._obstacle != told:
+                    told = self._obstacle
+                    self._tell(told)
                 continue
             break
+        self._obstacle = ""
         replica.probe = None
         self._available.set()
         self._tell(f"{replica.url} answers again after {time.monotonic() - start:.0f} s")
@@ -276,9 +284,8 @@ class Client:
         try:
             await asyncio.wait_for(self._available.wait(), max(0.0, remaining))
         except TimeoutError:
-            raise ServerDown(
-                f"{self._server.addresses} refused connections for {limit:g} s (backend.wait)"
-            ) from None
+            outage = self._obstacle or f"{self._server.addresses} refused connections"
+            raise ServerDown(f"{outage} for {limit:g} s (backend.wait)") from None
 
     async def _pause(self, failure: TryAgain, *, attempt: int, key: int) -> None:
         """Sleep before the next attempt; attempts count from 0. Raises RequestFailed behind the

@@ -28,7 +28,7 @@ class RequestFailed(PosttrainError):
 
 
 class ServerDown(PosttrainError):
-    """The server refused connections for longer than it is waited for: no request can succeed."""
+    """No server could be asked for longer than the recipe waits: no request can succeed."""
 
 
 class ConnectionRefused(RequestFailed):

@@ -405,8 +405,8 @@ class VllmServed(_VllmPolicy):
         yield
 
     async def _refuse(self, replica: Replica) -> None:
-        """Leave out a server that was started again: it has the weights of its checkpoint."""
-        raise RequestFailed("it was started again without the weights of this step")
+        """Leave out a server that was away: started again, it has the weights of its checkpoint."""
+        raise RequestFailed("it may have been started again without the weights of this step")
 
 
 class VllmColocated(_VllmPolicy):
