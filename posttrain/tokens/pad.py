@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from posttrain.chat import ChatTemplate
 from posttrain.errors import ConfigError
 from posttrain.tokens.marks import probe_samples
-from posttrain.tokens.tokenizer import SpecialTokens, special_ids, special_tokens
+from posttrain.tokens.tokenizer import SpecialTokens, special_ids, special_tokens, token_id
 
 # how vocabularies name a pad, and tokens that are kept for later; placeholders of images and the
 # like are neither, though they may be named `<|image_pad|>`
@@ -58,30 +58,29 @@ def training_tokens(
         ConfigError: the recipe's pad is not in the vocabulary or ends turns, or no token is free.
     """
     special = special_tokens(tokenizer, end_token=end_token, template=template)
-    vocabulary = tokenizer.get_vocab()
     pad = pad_token or tokenizer.pad_token
     free = partial(free_tokens, tokenizer, template, {*special.stop_ids, *stops})
-    if pad_token is None and (pad is None or vocabulary.get(str(pad)) in special.stop_ids):
-        candidates = free()
-        pad = next((token for token in candidates if not in_data(token, vocabulary[token])), None)
+    if pad_token is None and (pad is None or token_id(tokenizer, str(pad)) in special.stop_ids):
+        pad = next((token for token, number in free() if not in_data(token, number)), None)
         if pad is None:
             raise ConfigError(
                 f"{_why_not(tokenizer)}, and this tokenizer has no special token that is used "
                 f"nowhere: set {key} to a token of its vocabulary that neither your data nor the "
-                f"chat template holds{_of_no_text(vocabulary, key)}"
+                f"chat template holds{_of_no_text(tokenizer, key)}"
             )
     pad = str(pad)
-    if pad not in vocabulary:
-        likely = free()[:_NAMED]
+    pad_id = token_id(tokenizer, pad)
+    if pad_id is None:
+        likely = [token for token, _ in free()[:_NAMED]]
         hint = f"; try {', '.join(likely)}" if likely else ""
         raise ConfigError(f"{key} {pad!r} is not in the tokenizer's vocabulary{hint}")
-    if vocabulary[pad] in special.stop_ids:
+    if pad_id in special.stop_ids:
         raise ConfigError(
             f"{key} {pad!r} ends turns: a model trained so never learns to stop, or stops at once. "
             f"Leave {key} out, then a token is chosen that is used nowhere"
         )
     tokenizer.pad_token = pad
-    return replace(special, pad_token=pad, pad_id=vocabulary[pad])
+    return replace(special, pad_token=pad, pad_id=pad_id)
 
 
 def _why_not(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -90,10 +89,10 @@ def _why_not(tokenizer: PreTrainedTokenizerBase) -> str:
     return f"pad and end of turn are both {str(tokenizer.pad_token)!r}"
 
 
-def _of_no_text(vocabulary: Collection[str], key: str) -> str:
+def _of_no_text(tokenizer: PreTrainedTokenizerBase, key: str) -> str:
     """The pad to type where the vocabulary has one for a byte that stands in no UTF-8 text."""
     for token in _NO_TEXT:
-        if token in vocabulary:
+        if token_id(tokenizer, token) is not None:
             return f", such as that of the byte 0xFF, which no text has: {key}='{token}'"
     return ""
 
@@ -112,8 +111,8 @@ def describe_choice(before: Any, special: SpecialTokens) -> str | None:
 
 def free_tokens(
     tokenizer: PreTrainedTokenizerBase, template: ChatTemplate | None, stop_ids: Collection[int]
-) -> list[str]:
-    """Special tokens with no part in anything, the likeliest pad first.
+) -> list[tuple[str, int]]:
+    """Special tokens with no part in anything, with their ids, the likeliest pad first.
 
     Of two alike the later in the vocabulary comes first: SmolLM2's last ten were never trained
     (their rows are equal), the earlier `<repo_name>` and `<filename>` were.
@@ -140,4 +139,4 @@ def free_tokens(
             -item[1],
         )
     )
-    return [text for text, _ in free]
+    return free

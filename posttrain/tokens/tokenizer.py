@@ -111,6 +111,17 @@ def largest_id(tokenizer: PreTrainedTokenizerBase) -> int:
     return max(tokenizer.get_vocab().values())
 
 
+def token_id(tokenizer: PreTrainedTokenizerBase, token: str) -> int | None:
+    """The id of a token; None where the vocabulary lacks it.
+
+    A fast tokenizer is asked for the one: `get_vocab` makes a dictionary of them all each time.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if isinstance(backend, tokenizers.Tokenizer):
+        return backend.token_to_id(token)
+    return tokenizer.get_vocab().get(token)
+
+
 def special_tokens(
     tokenizer: PreTrainedTokenizerBase,
     *,
@@ -127,23 +138,27 @@ def special_tokens(
     Raises:
         ConfigError: no token closes a turn, or `end_token` is not in the vocabulary.
     """
-    vocabulary = tokenizer.get_vocab()
+    id_of = partial(token_id, tokenizer)
     eos = None if tokenizer.eos_token is None else str(tokenizer.eos_token)
-    end = end_token or (TURN_END if TURN_END in vocabulary else eos)
+    end = end_token or (eos if id_of(TURN_END) is None else TURN_END)
     if end_token is None and template is not None:
-        ends = [token for token in turn_ends(template) if token in vocabulary]
+        ends = [token for token in turn_ends(template) if id_of(token) is not None]
         end = end if end in ends or not ends else ends[0]
     if end is None:
         raise ConfigError(
             f"the tokenizer {tokenizer.name_or_path!r} has no token that ends a turn: neither "
             f"{TURN_END} nor an eos_token"
         )
-    if end not in vocabulary:
+    end_id = id_of(end)
+    if end_id is None:
         raise ConfigError(f"end_token {end!r} is not in the tokenizer's vocabulary")
-    stops = {vocabulary[token] for token in (end, eos) if token is not None}
+    eos_id = end_id if eos is None else id_of(eos)
+    if eos_id is None:
+        raise ConfigError(f"the tokenizer's eos_token {eos!r} is not in its vocabulary")
     pad = end if tokenizer.pad_token is None else str(tokenizer.pad_token)
-    pad_id = vocabulary.get(pad, vocabulary[end])
-    return SpecialTokens(end, vocabulary[end], pad, pad_id, tuple(sorted(stops)))
+    pad_id = id_of(pad)
+    stops = tuple(sorted({end_id, eos_id}))
+    return SpecialTokens(end, end_id, pad, end_id if pad_id is None else pad_id, stops)
 
 
 def saved_stops(path: str) -> tuple[int, ...]:
@@ -277,10 +292,11 @@ def encoder_of(
             "prepend_scheme in its tokenizer.json so that it adds none"
         )
     digest = hashlib.sha256(text.encode()).hexdigest()
-    cuts = parts_at_lines(from_json(text))
+    described = from_json(text)
+    cuts = parts_at_lines(described)
     if backend == "tokenizers":
         return Encoder(own, digest, cuts=cuts)
-    why = ranks = ranks_of(own, text)
+    why = ranks = ranks_of(own, described)
     if not isinstance(ranks, str):
         slow = partial(_arrays, own)
         fast = TiktokenEncoder(ranks, slow=slow)

@@ -59,7 +59,7 @@ def test_the_likeliest_unused_token_is_chosen(tokens: tuple[str, ...], expected:
     free = free_tokens(
         tokenizer, ChatTemplate(CHATML, name="test"), special_tokens(tokenizer).stop_ids
     )
-    assert next(token for token in free if token != "<|pad|>") == expected
+    assert next(token for token, _ in free if token != "<|pad|>") == expected
 
 
 def test_what_template_stops_and_data_use_is_never_chosen():
@@ -70,7 +70,7 @@ def test_what_template_stops_and_data_use_is_never_chosen():
     ids = special_ids(tokenizer)
     template = ChatTemplate(ROLES, name="test")
     free = free_tokens(tokenizer, template, {ids[END], ids["<stop>"]})
-    assert set(free) == {"<|pad|>", "<unused>", "<held>", START}
+    assert {token for token, _ in free} == {"<|pad|>", "<unused>", "<held>", START}
 
     def in_data(text: str, number: int) -> bool:
         assert ids[text] == number

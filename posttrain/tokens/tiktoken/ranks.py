@@ -1,7 +1,8 @@
 """A byte-level BPE of `tokenizers` as tiktoken ranks, where the two can only give the same ids.
 
-    ranks = ranks_of(tokenizer)   →  Ranks(merges={b"a": 0, …}, special={"<|im_end|>": 100256}, …)
-                                  →  "its pre-tokenizer is not one that tiktoken can express"
+    ranks = ranks_of(tokenizer, json.loads(tokenizer.to_str()))
+    # Ranks(merges={b"a": 0, …}, special={"<|im_end|>": 100256}, …), or a reason:
+    # "its pre-tokenizer is not one that tiktoken can express"
 
 `tokenizers` merges the neighbours that its list of merges names, in the order of the list. tiktoken
 merges any neighbours whose bytes together are a token, the token of the lowest rank first. Take a
@@ -23,7 +24,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import tokenizers
-from pydantic_core import from_json
 
 # bytes that occur in no UTF-8 text
 _NEVER = {0xC0, 0xC1, *range(0xF5, 0x100)}
@@ -54,9 +54,12 @@ class Ranks:
     nfc: bool
 
 
-def ranks_of(tokenizer: tokenizers.Tokenizer, text: str) -> Ranks | str:
-    """The ranks of a tokenizer with its `to_str()`, or why tiktoken could give other ids."""
-    parts: dict[str, Any] = from_json(text)
+def ranks_of(tokenizer: tokenizers.Tokenizer, parts: Mapping[str, Any]) -> Ranks | str:
+    """The ranks of a tokenizer, or why tiktoken could give other ids.
+
+    Args:
+        parts: the tokenizer's `to_str()`, parsed.
+    """
     model, normalizer = parts["model"], parts["normalizer"]
     pattern = pattern_of(parts["pre_tokenizer"])
     problem = (
