@@ -30,6 +30,7 @@ from reward.graders.final_answer import last_boxes
 from reward.graders.tidy import visible
 
 _WORD = re.compile(r"\d+(?:\.\d+)?|\w+")
+_LETTER = re.compile(r"[^\W\d_]")
 _HEDGES = frozenset({"or", "either", "maybe", "true", "false", "yes", "no"})
 _FILLER = frozenset({"a", "an", "and", "answer", "final", "is", "it", "s", "so", "the", "word"})
 # wrong answers that a lenient scorer may accept
@@ -53,12 +54,17 @@ class ReasoningGymEnvironment(RLVREnvironment):
         if answer is None:
             return Score(0.0, None, f"{NOT_IN_FORMAT}: several different answers, or an open tag")
         gold = prompt.gold or ""
-        entry = {"question": "", "answer": prompt.gold, "metadata": metadata}
+        # this scorer runs a gold that is no JSON as Python, which is refused here as of an answer
+        is_python_list = metadata["source_dataset"] == "number_sorting"
+        readable_gold = gold.replace("'", '"') if is_python_list else gold
+        entry = {"question": "", "answer": readable_gold, "metadata": metadata}
 
         def accepts(text: str) -> bool:
             _scoring.append(True)
             try:
                 return float(scorer(text, entry)) >= 1
+            except ValueError:  # some parse numbers unguarded: they read the gold, not this text
+                return False
             finally:
                 _scoring.pop()
 
@@ -83,11 +89,13 @@ class ReasoningGymEnvironment(RLVREnvironment):
 
 
 def _says_more(answer: str, gold: str) -> bool:
-    """Tell whether an answer has a number or a hedge that the gold has not; for a gold without
-    digits, any word that is not filler."""
+    """Tell whether an answer has a word that the gold has not, filler apart.
+
+    Of a gold that is a number only further numbers and hedges count: its unit may follow.
+    """
     answer_words = Counter(_WORD.findall(answer.casefold()))
     further_words = answer_words - Counter(_WORD.findall(gold.casefold()))
-    if not re.search(r"\d", gold):
+    if _LETTER.search(gold) or not re.search(r"\d", gold):
         return not further_words.keys() <= _FILLER
     return any(word[0].isdigit() or word in _HEDGES for word in further_words)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from types import ModuleType
@@ -38,9 +40,40 @@ def strict(answer: str, entry: Mapping[str, Any]) -> float:
     return float(all(part.isdigit() for part in parts) and sum(map(int, parts)) == 5)
 
 
+def python_list(answer: str, entry: Mapping[str, Any]) -> float:
+    """As that of number_sorting: a gold that is no JSON is run as Python."""
+    try:
+        try:
+            gold = json.loads(entry["answer"])
+        except json.JSONDecodeError:
+            gold = eval(entry["answer"])  # noqa: S307 - what is to be refused
+        return float(json.loads(answer.replace("'", '"')) == gold)
+    except Exception:  # noqa: BLE001 - as theirs
+        return 0.0
+
+
+def listed(answer: str, entry: Mapping[str, Any]) -> float:
+    """As that of word_sorting: words behind the last right one are not looked at."""
+    words = entry["answer"].split(", ")
+    return sum(a == b for a, b in zip(answer.split(", "), words, strict=False)) / len(words)
+
+
+def factors(answer: str, entry: Mapping[str, Any]) -> float:
+    """As that of prime_factorization: what is no number raises."""
+    return float(math.prod(int(part) for part in answer.split("×")) == int(entry["answer"]))
+
+
 @pytest.fixture
 def package(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    families = {"sums": sums, "evaluated": evaluated, "anywhere": anywhere, "strict": strict}
+    families = {
+        "sums": sums,
+        "evaluated": evaluated,
+        "anywhere": anywhere,
+        "strict": strict,
+        "number_sorting": python_list,
+        "listed": listed,
+        "factors": factors,
+    }
 
     def scorer(name: str):
         if name not in families:
@@ -104,3 +137,25 @@ def test_a_scorer_that_looks_past_a_second_answer_is_no_licence_for_one():
     assert value("<answer>1 + 4</answer>", "strict") == 1
     words = ("<answer>The answer is drow.</answer>", "<answer>drow, xof</answer>")
     assert [value(text, "anywhere", gold="drow") for text in words] == [1, 0]
+
+
+@pytest.mark.usefixtures("package")
+def test_a_gold_that_is_a_python_list_is_read_without_running_it():
+    gold = "['52.2', '-49.0']"
+    right = (gold, '["52.2", "-49.0"]')
+    wrong = ("['-49.0', '52.2']", "52.2, -49.0", "__import__('os').getpid()")
+    assert [value(f"<answer>{a}</answer>", "number_sorting", gold=gold) for a in right] == [1, 1]
+    assert [value(f"<answer>{a}</answer>", "number_sorting", gold=gold) for a in wrong] == [0] * 3
+
+
+@pytest.mark.usefixtures("package")
+def test_words_behind_a_list_with_a_number_in_it_are_no_part_of_it():
+    gold = "400, marble, one"
+    assert value(f"<answer>{gold}</answer>", "listed", gold=gold) == 1
+    assert value(f"<answer>{gold}, repair</answer>", "listed", gold=gold) == 0
+
+
+@pytest.mark.usefixtures("package")
+def test_an_answer_that_a_scorer_cannot_parse_is_wrong():
+    answers = ("2 × 3", "2 × 3 or 7", "junk")
+    assert [value(a, "factors", gold="6") for a in answers] == [1, 0, 0]
