@@ -19,8 +19,8 @@ Schema = TypeVar("Schema", bound=BaseModel)
 _ABSENT: Any = object()
 _MAX_PROPOSALS = 3  # keys that a message proposes
 
-# old keys whose new name is not the nearest in letters (docs/reference/renamed.md), and two words
-# of other trainers
+# old keys whose new name is not the nearest in letters (docs/reference/renamed.md), and words of
+# other trainers
 _RENAMED = {
     "capacity": "max_length",
     "cycle_words": "min_words",
@@ -35,6 +35,7 @@ _RENAMED = {
     "samples": "n",
     "spool": "parts_dir",
     "updates": "num_iterations",
+    "weight": "share",
 }
 _MODEL_KEYS = ("checkpoint", "checkpoints.NAME", "model.path", "tokenizer.path")
 _DATA_KEYS = ("data", "sources.N.path", "prompts.N.path")
@@ -43,6 +44,7 @@ _DATA_KEYS = ("data", "sources.N.path", "prompts.N.path")
 _FOREIGN_WORDS: dict[str, tuple[str, ...]] = {
     "checkpoint": ("checkpoint", "checkpoints.NAME", "model.path"),
     "model": _MODEL_KEYS,
+    "name": ("model.path", "tokenizer.path"),
     "model_name_or_path": _MODEL_KEYS,
     "model_name": _MODEL_KEYS,
     "model_id": _MODEL_KEYS,
@@ -390,7 +392,9 @@ def key_hint(
     if close := difflib.get_close_matches(name, siblings, n=1, cutoff=0.6):
         return _did_you_mean([f"{prefix}{close[0]}"])
     words = set(last_name.split("_"))
-    close = difflib.get_close_matches(last_name, {_last_part(key) for key in keys}, n=1)
+    # a key of another block has to be closer than one beside it: "weight" is not meant as "high"
+    names = {_last_part(key) for key in keys}
+    close = difflib.get_close_matches(last_name, names, n=1, cutoff=0.8)
     similar: list[str] = []
     for key in keys:
         if _last_part(key) in close or words <= set(_last_part(key).split("_")):
