@@ -126,3 +126,13 @@ class EarlyReward(Protocol):
         """Start the work on a completion, the same object that `reward` is given later. Called in
         the event loop; must not wait."""
         ...
+
+
+@runtime_checkable
+class EarlyGroupReward(Protocol):
+    """A reward that can begin with one group while other groups are still sampled."""
+
+    def begin_group(self, group: Group, *, seed: int) -> None:
+        """Start the work on a group whose last rollout has ended; `reward` is given the same
+        completions and seed later. Called in the event loop; must not wait."""
+        ...

@@ -53,6 +53,9 @@ class JudgedReward:
             "length": self._length.model_dump(mode="json"),
         }
 
+    def begin_group(self, group: Group, *, seed: int) -> None:
+        self._judge.begin([comparison for _, _, comparison in self._pairs(group)], seed=seed)
+
     async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:
         paired = [list(self._pairs(group)) for group in groups]
         comparisons = [comparison for pairs in paired for _, _, comparison in pairs]

@@ -63,19 +63,19 @@ async def roll_out(
     open_environment: OpenEnvironment,
     limits: RolloutLimits,
     at_once: int | None = None,
-    on_end: Callable[[Prompt, Completion], None] | None = None,
+    on_end: Callable[[int, Completion], None] | None = None,
 ) -> list[Completion]:
     """Sample the completion of every task, in order. Arguments as for `roll_out_each`.
 
     Args:
-        on_end: called with the prompt and each completion when it ends, while others go on.
+        on_end: called with a task's position and its completion when it ends, while others go on.
     """
     completions: dict[int, Completion] = {}
 
     def keep(position: int, completion: Completion) -> None:
         completions[position] = completion
         if on_end is not None:
-            on_end(tasks[position].prompt, completion)
+            on_end(position, completion)
 
     await roll_out_each(
         tasks,

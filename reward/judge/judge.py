@@ -7,6 +7,7 @@ come from its content alone: neither the order of the comparisons nor other comp
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -99,6 +100,8 @@ class GenRmJudge:
         self._config = config
         self._cache = cache
         self._on_progress = on_progress
+        # requests that `begin` has sent, by seed and key, until `judge` takes them
+        self._begun: dict[tuple[int, str], tuple[VoteRequest, asyncio.Task[None]]] = {}
 
     @property
     def identity(self) -> Mapping[str, Any]:
@@ -118,6 +121,23 @@ class GenRmJudge:
         """Keep the failures so far on disk, so that a resumed run repeats them."""
         if self._cache is not None:
             self._cache.keep_failures()
+
+    def begin(self, comparisons: Sequence[Comparison], *, seed: int) -> None:
+        """Ask servers about comparisons that `judge` will be given with the same seed. Called in
+        the event loop; does not wait.
+
+        A model in this process is left alone: it would compete with the rollouts, and its batches
+        would depend on which of them end first.
+        """
+        for number, model in enumerate(self._models):
+            if model.sampler.batched:
+                continue
+            settings = self._request_settings(number)
+            for comparison in comparisons:
+                request = self._vote_request(comparison, model, settings)
+                if (seed, request.key) not in self._begun:
+                    answering = asyncio.create_task(self._answer(model, [request], seed))
+                    self._begun[seed, request.key] = request, answering
 
     async def judge(self, comparisons: Sequence[Comparison], *, seed: int) -> list[Judgement]:
         """Judge comparisons; a judgement of each, in order. Equal prompts share their votes.
@@ -140,18 +160,7 @@ class GenRmJudge:
     ) -> list[Vote]:
         """Votes of one model, in the order of the comparisons."""
         model = self._models[number]
-        config = self._config
-        parameters = config.sampling.parameters()
-        settings = RequestSettings(
-            # without the layout, which is in the messages; with the number, so that a model which
-            # is listed twice votes twice
-            identity={"seat": number, "model": dict(model.sampler.identity)},
-            parameters=parameters,
-            thinking=model.thinking,
-            # no retries at temperature 0: a model repeats itself
-            attempts=1 if parameters.temperature == 0 else config.retries + 1,
-            max_characters=config.max_characters,
-        )
+        settings = self._request_settings(number)
         # a generator: with a server, a prompt is rendered only when its request is sent
         requests = (self._vote_request(comparison, model, settings) for comparison in comparisons)
         if model.sampler.batched:
@@ -170,6 +179,21 @@ class GenRmJudge:
             counted_keys.add(request.key)
         return votes
 
+    def _request_settings(self, number: int) -> RequestSettings:
+        """Settings of all requests to one of the models."""
+        model = self._models[number]
+        parameters = self._config.sampling.parameters()
+        return RequestSettings(
+            # without the layout, which is in the messages; with the number, so that a model which
+            # is listed twice votes twice
+            identity={"seat": number, "model": dict(model.sampler.identity)},
+            parameters=parameters,
+            thinking=model.thinking,
+            # no retries at temperature 0: a model repeats itself
+            attempts=1 if parameters.temperature == 0 else self._config.retries + 1,
+            max_characters=self._config.max_characters,
+        )
+
     async def _ask_server(
         self, model: JudgeSampler, requests: Iterator[VoteRequest], seed: int, concurrency: int
     ) -> list[VoteRequest]:
@@ -180,9 +204,14 @@ class GenRmJudge:
 
         async def work() -> None:
             for position, request in queue:
-                answered[position] = first_by_key.setdefault(request.key, request)
-                if answered[position] is request:  # equal requests share the first one's answer
-                    await self._answer(model, [request], seed)
+                begun = self._begun.pop((seed, request.key), None)
+                first = request if begun is None else begun[0]
+                answered[position] = first_by_key.setdefault(request.key, first)
+                if answered[position] is first:  # equal requests share the first one's answer
+                    if begun is None:
+                        await self._answer(model, [first], seed)
+                    else:
+                        await begun[1]
                 self._on_progress(1)
 
         await gather_or_cancel(work() for _ in range(concurrency))

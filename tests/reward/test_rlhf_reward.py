@@ -93,6 +93,34 @@ def test_the_base_reward_is_the_mean_over_both_positions():
     assert [vote["reason"] for vote in two["votes"]] == [None, "no readable verdict in its answer"]
 
 
+def test_a_served_judge_begins_with_whole_groups_and_asks_nothing_twice():
+    groups = [
+        Group(prompt(), completions(FOUR)),
+        Group(prompt(1), completions(("12", "12345"))),
+        Group(prompt(), completions(FOUR)),  # its comparisons are the first's
+    ]
+
+    async def judged(begun: Sequence[Group], *, batched: bool) -> tuple[list[GroupRewards], Any]:
+        sampler = Scripted(fair, batched=batched)
+        reward = JudgedReward(
+            judge_of(sampler), config=config(), pairing=PairingConfig(), length=NO_LENGTH
+        )
+        for group in begun:
+            reward.begin_group(group, seed=1)
+        for _ in range(9):
+            await asyncio.sleep(0)
+        early = sum(map(len, sampler.calls))
+        rewards = await reward.reward(groups, seed=1)
+        return rewards, (early, sum(map(len, sampler.calls)))
+
+    at_the_end, requests = asyncio.run(judged((), batched=False))
+    assert requests == (0, 6)
+    assert asyncio.run(judged(groups[:2], batched=False)) == (at_the_end, (6, 6))
+    assert asyncio.run(judged(groups[1:], batched=False)) == (at_the_end, (6, 6))
+    # one in this process would compete with the rollouts
+    assert asyncio.run(judged(groups, batched=True)) == (at_the_end, (0, 6))
+
+
 def test_rollouts_that_were_given_up_are_in_no_match():
     rollouts = [completion("1"), failed(1), completion("123", index=2), failed(3)]
     found = rewarded(judge_of(fair), rollouts)

@@ -9,6 +9,7 @@ point.
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,7 @@ from accelerate.utils import gather_object
 
 from posttrain.config.grpo import GroupTraining
 from posttrain.errors import ConfigError
-from posttrain.group_rewards import EarlyReward, Group, GroupReward, GroupRewards
+from posttrain.group_rewards import EarlyGroupReward, EarlyReward, Group, GroupReward, GroupRewards
 from posttrain.rollouts import Completion, Parameters, Prompt, RolloutLimits
 from posttrain.sampling.rollout import OpenEnvironment, Task, roll_out
 from posttrain.sampling.sampler import Engine, Sampler, Scorer, seed_of
@@ -240,14 +241,20 @@ class StepMaker:
         ]
 
     async def _roll_out_and_begin(self, number: int, drawn: Sequence[DrawnPrompt]) -> list[Group]:
-        """Roll out; an `EarlyReward` judges finished completions while others are sampled."""
-        reward = self.rollouts.reward
-        begin = reward.begin if isinstance(reward, EarlyReward) else None
+        """Roll out; a reward that can begins with what has ended while others are sampled."""
+        begin = begin_early(
+            self.rollouts.reward,
+            [prompt.prompt for prompt in drawn],
+            group_size=self.recipe.num_generations,
+            seed=self._reward_seed(number),
+        )
         return await self.roll_out(number, drawn, on_end=begin)
 
     async def _reward(self, number: int, groups: Sequence[Group]) -> list[GroupRewards]:
-        seed = seed_of(self.recipe.seed, "reward", number)
-        return await self.rollouts.reward.reward(groups, seed=seed)
+        return await self.rollouts.reward.reward(groups, seed=self._reward_seed(number))
+
+    def _reward_seed(self, number: int) -> int:
+        return seed_of(self.recipe.seed, "reward", number)
 
     def _sample_ahead(self, number: int) -> None:
         """Sample step `number` before the current step trains, or start to sample it in parallel if
@@ -354,13 +361,14 @@ class StepMaker:
         number: int,
         drawn: Sequence[DrawnPrompt],
         *,
-        on_end: Callable[[Prompt, Completion], None] | None = None,
+        on_end: Callable[[int, Completion], None] | None = None,
         longest: int | None = None,
     ) -> list[Group]:
         """Sample the groups of these prompts of a step, all rollouts concurrently.
 
         Args:
-            on_end: called with each completion as soon as it has ended.
+            on_end: called with each completion as soon as it has ended, and its position: that of
+                its group's prompt in `drawn` × `num_generations` + its index in the group.
             longest: limit of a completion in tokens, for timing; training takes the recipe's.
         """
         sampling = self.recipe.sampling
@@ -395,6 +403,30 @@ class StepMaker:
         rows = trained_rows(groups, overlong=self.recipe.loss.overlong)
         parts = micro_batches(rows, groups, count=self.args.gradient_accumulation_steps)
         return [collate(part, pad_id=self.pad_id) for part in parts]
+
+
+def begin_early(
+    reward: GroupReward, prompts: Sequence[Prompt], *, group_size: int, seed: int
+) -> Callable[[int, Completion], None]:
+    """Callback for `roll_out` that hands a reward what it can begin with before all has ended.
+
+    Args:
+        reward: takes completions as an `EarlyReward`, whole groups as an `EarlyGroupReward`.
+        prompts: one a group; the rollouts of group g have the positions g × `group_size` and on.
+        seed: seed that `reward` is given for the step.
+    """
+    ended: dict[int, dict[int, Completion]] = defaultdict(dict)
+
+    def begin(position: int, completion: Completion) -> None:
+        group, index = divmod(position, group_size)
+        if isinstance(reward, EarlyReward):
+            reward.begin(prompts[group], completion)
+        ended[group][index] = completion
+        if isinstance(reward, EarlyGroupReward) and len(ended[group]) == group_size:
+            completions = tuple(ended[group][index] for index in range(group_size))
+            reward.begin_group(Group(prompts[group], completions), seed=seed)
+
+    return begin
 
 
 def accumulation(recipe: GroupTraining, *, micro: int, processes: int) -> int:

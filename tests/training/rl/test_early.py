@@ -17,6 +17,7 @@ from posttrain.rollouts import Completion, Parameters, Prompt, RolloutLimits
 from posttrain.sampling.engines.decode import decode
 from posttrain.sampling.rollout import Task, roll_out
 from posttrain.sampling.sampler import EngineOutput, EngineRequest, Generation, Request
+from posttrain.training.rl.step import begin_early
 from reward.rlvr import Domain, RoutedReward
 from tests.sampling.scripted import END, Adder, Scripted, question
 
@@ -70,7 +71,7 @@ def test_a_verifier_begins_before_the_batch_is_decoded(first: str):
             sampler,
             open_environment=lambda _: Adder(),
             limits=RolloutLimits(Parameters(max_tokens=200)),
-            on_end=reward.begin,
+            on_end=begin_early(reward, [t.prompt for t in tasks], group_size=1, seed=0),
         )
         groups = [Group(t.prompt, (c,)) for t, c in zip(tasks, completions, strict=True)]
         return completions, await reward.reward(groups, seed=0), verifier
@@ -81,6 +82,33 @@ def test_a_verifier_begins_before_the_batch_is_decoded(first: str):
     assert [given.rewards for given in rewards] == [(1.0,)] * 3
     # each once, in the order in which they ended
     assert verifier.verified == [c.prompt_id for c in reversed(completions)]
+
+
+@dataclass
+class Groups:
+    """A reward that says which groups it was given early, and with which seed."""
+
+    begun: list[tuple[Group, int]] = field(default_factory=list)
+
+    def begin_group(self, group: Group, *, seed: int) -> None:
+        self.begun.append((group, seed))
+
+
+def test_a_group_is_handed_over_once_when_its_last_rollout_ends():
+    reward: Any = Groups()
+    prompts = [question(0), question(1)]
+    rollouts = {
+        position: Completion(prompts[position // 3].id, position % 3, (), "stop")
+        for position in range(6)
+    }
+    begin = begin_early(reward, prompts, group_size=3, seed=5)
+    begun: list[int] = []
+    for position in (4, 0, 3, 5, 2, 1):
+        begin(position, rollouts[position])
+        begun.append(len(reward.begun))
+    assert begun == [0, 0, 0, 1, 1, 2]
+    groups = [Group(prompts[g], tuple(rollouts[3 * g + k] for k in range(3))) for g in (1, 0)]
+    assert reward.begun == [(group, 5) for group in groups]
 
 
 def test_decoding_hands_each_row_over_once_when_it_ends(policy: Path):
