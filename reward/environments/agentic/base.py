@@ -236,6 +236,7 @@ class Family(RLVREnvironment):
         raise NotImplementedError
 
     def fixture(self, prompt: Prompt) -> Fixture:
+        """Fixture of a prompt, drawn again from its key."""
         return _fixture_of_key(type(self), metadata_of(prompt)["fixture"])
 
     def row(self, seed: int, number: int) -> dict[str, Any]:
@@ -277,8 +278,8 @@ class Family(RLVREnvironment):
         fixture = self.fixture(prompt)
         if state["missing"]:
             message = completion.steps[-1].parsed.answer
-            told = fixture.in_prose and re.search(fixture.in_prose, message, re.IGNORECASE)
-            answer = message[:200] if told else None
+            in_prose = fixture.in_prose and re.search(fixture.in_prose, message, re.IGNORECASE)
+            answer = message[:200] if in_prose else None
             return Score(0.0, answer, f"not there at the end: {', '.join(state['missing'])}")
         initial = fixture.initial()
         final = Final(initial, final_files(initial, state), _write_order(state["calls"]))
@@ -332,7 +333,7 @@ def _write_order(calls: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     return tuple(order)
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=256)  # a task is opened and scored once for each of its rollouts
 def _fixture_of_key(family: type[Family], key: str) -> Fixture:
     return family().build(random.Random(f"agentic/{family.name}/{key}"))
 

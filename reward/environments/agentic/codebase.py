@@ -43,8 +43,8 @@ class _SharedBlock:
         solution: path → text after the refactoring; the third module is in it as it must not be.
     """
 
-    modules: list[str]
-    functions: list[str]
+    modules: Sequence[str]
+    functions: Sequence[str]
     helper: str
     helper_module: str
     files: dict[str, str]
