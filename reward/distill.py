@@ -22,7 +22,7 @@ from posttrain.rollouts import Completion
 from posttrain.sampling.sampler import ScoreOutput, Scorer, ScoreRequest
 from posttrain.training.rl.distillation import advantages_of_rollouts
 
-Place = tuple[int, int]  # position of a group in its call, index of a rollout in it
+RolloutKey = tuple[int, int]  # position of a group in its call, index of a rollout in it
 
 
 class DistillationReward:
@@ -55,17 +55,17 @@ class DistillationReward:
         self._policy = policy
 
     async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:
-        places_of: dict[str, list[Place]] = {}
+        keys_of_teacher: dict[str, list[RolloutKey]] = {}
         for position, group in enumerate(groups):
             teacher = self._teacher_of[group.prompt.source]
             for index, completion in enumerate(group.completions):
                 if completion.finish != "failed":
-                    places_of.setdefault(teacher, []).append((position, index))
-        scored = await asyncio.gather(
-            *(self._score(name, groups, places) for name, places in places_of.items())
+                    keys_of_teacher.setdefault(teacher, []).append((position, index))
+        credits_by_teacher = await asyncio.gather(
+            *(self._score(name, groups, keys) for name, keys in keys_of_teacher.items())
         )
-        credits: dict[Place, Credit | Failure] = {}
-        for credits_of_teacher in scored:
+        credits: dict[RolloutKey, Credit | Failure] = {}
+        for credits_of_teacher in credits_by_teacher:
             credits |= credits_of_teacher
         return [self._rewards(position, group, credits) for position, group in enumerate(groups)]
 
@@ -81,37 +81,37 @@ class DistillationReward:
         )
 
     async def _score(
-        self, name: str, groups: Sequence[Group], places: Sequence[Place]
-    ) -> dict[Place, Credit | Failure]:
+        self, name: str, groups: Sequence[Group], keys: Sequence[RolloutKey]
+    ) -> dict[RolloutKey, Credit | Failure]:
         """Advantages of the tokens of a teacher's rollouts, or why there are none.
 
         Teacher and policy get the same batch: where their weights are equal, every difference is
         exactly 0.
         """
         assert self._policy is not None, "the trainer hands over its policy first"
-        requests = [score_request(groups[group].completions[index]) for group, index in places]
-        of_teacher, of_policy = await asyncio.gather(
+        requests = [score_request(groups[group].completions[index]) for group, index in keys]
+        teacher_outputs, policy_outputs = await asyncio.gather(
             self._teachers[name].score(requests), self._policy.score(requests)
         )
-        credits: dict[Place, Credit | Failure] = {}
+        credits: dict[RolloutKey, Credit | Failure] = {}
         scored: list[int] = []
-        for number, (place, request) in enumerate(zip(places, requests, strict=True)):
-            problem = _problem(of_teacher[number], request)
+        for number, (key, request) in enumerate(zip(keys, requests, strict=True)):
+            problem = _problem(teacher_outputs[number], request)
             if problem is None:
                 scored.append(number)
             else:
-                credits[place] = Failure(f"teacher {name}", problem)
+                credits[key] = Failure(f"teacher {name}", problem)
         advantages = advantages_of_rollouts(
             [requests[number] for number in scored],
-            teacher=[of_teacher[number] for number in scored],
-            proximal=[of_policy[number] for number in scored],
+            teacher=[teacher_outputs[number] for number in scored],
+            proximal=[policy_outputs[number] for number in scored],
         )
-        for number, advantages_of_tokens in zip(scored, advantages, strict=True):
-            credits[places[number]] = advantages_of_tokens
+        for number, token_advantages in zip(scored, advantages, strict=True):
+            credits[keys[number]] = token_advantages
         return credits
 
     def _rewards(
-        self, position: int, group: Group, credits: Mapping[Place, Credit | Failure]
+        self, position: int, group: Group, credits: Mapping[RolloutKey, Credit | Failure]
     ) -> GroupRewards:
         rewards: list[Credit] = []
         reverse_kls: list[float | None] = []
@@ -137,12 +137,11 @@ class DistillationReward:
 
 
 def score_request(completion: Completion) -> ScoreRequest:
-    """A rollout behind its prompt, masked to the tokens that the policy wrote."""
+    """Request to score a rollout after its prompt, masked to the tokens that the policy wrote."""
     assert completion.prompt_ids is not None, "rollouts in training have ids"
     ids, written = completion.sampled()
-    return ScoreRequest(
-        (*completion.prompt_ids, *ids), ((False,) * len(completion.prompt_ids) + tuple(written))
-    )
+    prompt_mask = (False,) * len(completion.prompt_ids)
+    return ScoreRequest((*completion.prompt_ids, *ids), (*prompt_mask, *written))
 
 
 def _problem(output: ScoreOutput, request: ScoreRequest) -> str | None:

@@ -228,9 +228,9 @@ def _operand_value(node: ast.expr, text: str, depth: int) -> Number:
 
 
 def _call_function(name: str, values: list[Number]) -> Number:
-    least, most, function = _FUNCTIONS[name]
-    if not least <= len(values) <= most:
-        count = str(least) if least == most else f"{least} to {most}"
+    min_count, max_count, function = _FUNCTIONS[name]
+    if not min_count <= len(values) <= max_count:
+        count = str(min_count) if min_count == max_count else f"{min_count} to {max_count}"
         raise CalculationError(f"{name} takes {count} numbers, not {len(values)}")
     try:
         return _bounded(function(*values))

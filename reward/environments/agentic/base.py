@@ -190,7 +190,7 @@ class Fixture:
         oracle: run that solves the task.
         wrong: runs that end with a wrong answer.
         unfinished: runs that give up before the end.
-        told: runs that give the right answer in a message and not in a file.
+        prose_answers: runs that give the right answer in a message and not in a file.
         deliverables: files that a run has to write; () for any change.
         tables: SQL that makes the database `DATABASE`; "" for none.
         first_error: error that the first valid call gets.
@@ -204,7 +204,7 @@ class Fixture:
     oracle: ScriptedRun
     wrong: Mapping[str, ScriptedRun]
     unfinished: Mapping[str, ScriptedRun] = field(default_factory=dict[str, "ScriptedRun"])
-    told: Mapping[str, ScriptedRun] = field(default_factory=dict[str, "ScriptedRun"])
+    prose_answers: Mapping[str, ScriptedRun] = field(default_factory=dict[str, "ScriptedRun"])
     deliverables: tuple[str, ...] = ()
     tools: tuple[str, ...] = BASIC
     tables: str = ""
@@ -312,7 +312,7 @@ class Family(RLVREnvironment):
                 "invented_argument": (list_recursively,),
             },
             "tool_call_redundancy": {"repeats": (list_files,) * 4},
-            "wrong_answer": {**fixture.wrong, **fixture.told},
+            "wrong_answer": {**fixture.wrong, **fixture.prose_answers},
         }
         policies: dict[str, Policy] = {}
         for failure, runs in runs_by_failure.items():

@@ -144,7 +144,7 @@ def _ambiguity_runs(
             "total_of_another_reading": [look, assume, write_other_total],
             "decides_without_a_total": [look, assume],
         },
-        "told": ask_in_prose,
+        "prose_answers": ask_in_prose,
         "in_prose": rf"\b{open_term}\b[^.!]*\?",
     }
 
@@ -283,7 +283,7 @@ class KnowWhenToStop(Family):
                 "leaves_a_day_out": [look, write_short_average],
             },
             unfinished=decline_in_prose if answerable else {},
-            told={} if answerable else decline_in_prose,
+            prose_answers={} if answerable else decline_in_prose,
             in_prose="" if answerable else _DECLINES,
         )
 
