@@ -124,8 +124,11 @@ class DistillationReward:
                 failures.append(credit)
                 credit = None
             rewards.append(credit)
-            values = credit if isinstance(credit, tuple) else ()
-            reverse_kls.append(-statistics.fmean(values) if values else None)
+            reverse_kl = None
+            # a rollout without a token has no mean
+            if isinstance(credit, tuple) and credit:
+                reverse_kl = -statistics.fmean(credit)
+            reverse_kls.append(reverse_kl)
         return GroupRewards(
             tuple(rewards),
             {"reverse_kl": tuple(reverse_kls)},

@@ -6,6 +6,7 @@ Formulas: paper, section 3.3.2, equations 2 and 3.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -39,7 +40,7 @@ def all_pairs(n: int) -> Pairs:
     The first response is always answer 1 and the last always answer 2: a judge that prefers a
     position is not balanced here, unlike on the circle.
     """
-    return [(i, j) for i in range(n) for j in range(i + 1, n)]
+    return list(itertools.combinations(range(n), 2))
 
 
 STRATEGIES: dict[str, Callable[[int], Pairs]] = {

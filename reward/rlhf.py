@@ -133,7 +133,7 @@ class JudgedReward:
                 if group.prompt.grader == name and group.prompt.gold is not None:
                     graded_groups.append(position)
                     attempts += [Attempt(group.prompt, c) for c in group.completions]
-            scores = iter(grader.grade(attempts) if attempts else ())
+            scores = iter(grader.grade(attempts)) if attempts else iter(())
             for position in graded_groups:
                 completions = groups[position].completions
                 accuracies[position] = tuple(next(scores).value for _ in completions)

@@ -184,7 +184,8 @@ class RoutedReward:
         for group in groups:
             results: list[Verified | None] = []
             for completion in group.completions:
-                results.append(next(remaining_results) if _is_present(completion) else None)
+                result = next(remaining_results) if _is_present(completion) else None
+                results.append(result)
             rewards.append(self._group_rewards(group, results))
         return rewards
 

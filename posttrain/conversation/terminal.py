@@ -130,7 +130,8 @@ class Terminal:
             self._reasoning += text
             if not self.shows_reasoning:
                 return
-        self._write(text, style="dim" if self._in_reasoning else "")
+        style = "dim" if self._in_reasoning else ""
+        self._write(text, style=style)
 
     def end(self, step: Step) -> None:
         """End the view of a step with its calls and problems."""
@@ -215,4 +216,6 @@ def open_terminal() -> Terminal:
     if sys.stdin.isatty():
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401 - gives `input` editing and a history
-    return Terminal(Console(emoji=False, width=None if sys.stdout.isatty() else 100), sys.stdin)
+    # a file gets a fixed width
+    width = None if sys.stdout.isatty() else 100
+    return Terminal(Console(emoji=False, width=width), sys.stdin)

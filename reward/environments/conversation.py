@@ -162,9 +162,10 @@ class Desk(World):
         are given; None ends the conversation."""
         text = answer.casefold()
         self._missing_references -= _references_in(answer)
-        requested_facts = [
-            fact for fact in self._facts if any(word in text for word in fact["words"])
-        ]
+        requested_facts: list[Record] = []
+        for fact in self._facts:
+            if any(keyword in text for keyword in fact["words"]):
+                requested_facts.append(fact)
         if requested_facts:
             self._facts = [fact for fact in self._facts if fact not in requested_facts]
             return " ".join(fact["text"] for fact in requested_facts)

@@ -125,7 +125,9 @@ def _separate_words(text: str) -> list[str]:
     are several. Without this a limit on words is met by leaving out spaces.
     """
     words = _WORD.findall(text)
-    parts = [part for word in words for part in _split_chain(word)]
+    parts: list[str] = []
+    for word in words:
+        parts += _split_chain(word)
     return parts if 2 * len(parts) > 3 * len(words) else words
 
 
@@ -215,10 +217,12 @@ def _count_constraint_with_arguments(
         limit: items that count against an upper bound, where these are more than `items`.
     """
 
-    def bounds(text: str, rng: random.Random) -> dict[str, Any]:
+    def draw_bound(text: str, rng: random.Random) -> dict[str, Any]:
         arguments = draw(text, rng)
         number = len(items(text, arguments))
-        bound = rng.choice(BOUNDS if number else ("exactly", "at_most"))
+        # "at least 0" holds for any text
+        bounds = BOUNDS if number else ("exactly", "at_most")
+        bound = rng.choice(bounds)
         slack = rng.randint(0, number // 3 + (bound == "at_most"))
         signed_slack = {"exactly": 0, "at_least": -slack, "at_most": slack}[bound]
         return arguments | {bound: number + signed_slack}
@@ -228,7 +232,7 @@ def _count_constraint_with_arguments(
         most = least if limit is None else max(least, len(limit(text, arguments)))
         return within(least, most, arguments)
 
-    return Constraint(words, check, bounds)
+    return Constraint(words, check, draw_bound)
 
 
 def _draw_absent_words(text: str, rng: random.Random) -> dict[str, Any]:
@@ -515,7 +519,8 @@ class InstructionFollowingEnvironment(RLVREnvironment):
                 broken.append(constraint["kind"])
         share = 1 - len(broken) / len(constraints)
         value = share if metadata_of(prompt).get("grading") == "fraction" else float(not broken)
-        return Score(value, None, f"breaks {', '.join(broken)}" if broken else "all constraints")
+        explanation = f"breaks {', '.join(broken)}" if broken else "all constraints"
+        return Score(value, None, explanation)
 
     def row(self, seed: int, number: int) -> dict[str, Any]:
         rng = random.Random(f"{seed}/if/{number}")

@@ -76,11 +76,11 @@ class LongContextEnvironment(RLVREnvironment):
         rng = random.Random(f"{seed}/long_context/{number}")
         size = rng.choice((8, 12, 24, 48, 64))
         filler_sentences = rng.choice((2, 5, 10))
-        task = rng.choice((_counting_task, _route_task))(rng, size)
+        task = rng.choice((_draw_counting_task, _draw_route_task))(rng, size)
         order = rng.sample(range(size), size)
         texts: list[str] = []
         for position, index in enumerate(order, 1):
-            document = _padded(rng, task.documents[index], filler_sentences)
+            document = _add_filler(rng, task.documents[index], filler_sentences)
             texts.append(f"Document {position}.\n{document}")
         texts.append(f"{task.question} End with one line, Answer: and it alone.")
         return {
@@ -164,12 +164,15 @@ class _Task(NamedTuple):
     gold: str
 
 
-def _depot_names(rng: random.Random, count: int) -> list[str]:
-    return rng.sample([head + tail for head in NAME_HEADS for tail in NAME_TAILS], count)
+def _draw_depot_names(rng: random.Random, count: int) -> list[str]:
+    names: list[str] = []
+    for head in NAME_HEADS:
+        names += [head + tail for tail in NAME_TAILS]
+    return rng.sample(names, count)
 
 
-def _padded(rng: random.Random, document: str, filler_sentences: int) -> str:
-    """The document with sentences of filler before and behind its own text."""
+def _add_filler(rng: random.Random, document: str, filler_sentences: int) -> str:
+    """Add sentences of filler before and behind the text of a document."""
     sentences = [document]
     for _ in range(filler_sentences):
         template = rng.choice(FILLER)
@@ -180,9 +183,9 @@ def _padded(rng: random.Random, document: str, filler_sentences: int) -> str:
     return " ".join(sentences)
 
 
-def _counting_task(rng: random.Random, size: int) -> _Task:
+def _draw_counting_task(rng: random.Random, size: int) -> _Task:
     """Count the crates of one good in one region: reports of depots, two corrected by a memo."""
-    depots = _depot_names(rng, size - 2)
+    depots = _draw_depot_names(rng, size - 2)
     goods = rng.sample(GOODS, 2)
     depots_inside = rng.randint(4, min(7, size - 4))
     total = 0
@@ -205,9 +208,9 @@ def _counting_task(rng: random.Random, size: int) -> _Task:
     return _Task(documents, needed, question, str(total))
 
 
-def _route_task(rng: random.Random, size: int) -> _Task:
+def _draw_route_task(rng: random.Random, size: int) -> _Task:
     """Follow a parcel from depot to depot: each report says where a depot sends parcels on."""
-    depots = _depot_names(rng, size)
+    depots = _draw_depot_names(rng, size)
     days = rng.randint(FEWEST_NEEDED, min(7, size - 1))
     documents: list[str] = []
     for index, depot in enumerate(depots):

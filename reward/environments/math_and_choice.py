@@ -121,7 +121,9 @@ class MultipleChoiceEnvironment(RLVREnvironment):
 
 
 def _answer_script(prompt: Prompt, text: str) -> Script:
-    return says(f"\\boxed{{{text}}}" if _asks_for_box(prompt) else f"Answer: {text}")
+    if _asks_for_box(prompt):
+        return says(f"\\boxed{{{text}}}")
+    return says(f"Answer: {text}")
 
 
 def _asks_for_box(prompt: Prompt) -> bool:

@@ -163,8 +163,10 @@ def _events(prompt: Prompt) -> dict[int, Event]:
                 raise ValueError(f"event {key}: constraint {constraint!r}")
             if match[1] != "before":
                 earliest = max(earliest, times[0])
-            if match[1] != "after":
-                latest = min(latest, times[0] + duration if match[1] == "at" else times[-1])
+            if match[1] == "at":
+                latest = min(latest, times[0] + duration)
+            elif match[1] != "after":
+                latest = min(latest, times[-1])
         events[int(key)] = Event(duration, earliest, latest, after)
     return events
 

@@ -172,7 +172,8 @@ def at_pointer(value: Any, pointer: str) -> Any:
     inner = value
     for part in pointer.split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")
-        inner = cast(Any, inner[int(key)] if isinstance(inner, list) else inner[key])
+        index = int(key) if isinstance(inner, list) else key
+        inner = cast(Any, inner)[index]
     return inner
 
 

@@ -13,6 +13,7 @@ would pass. Which calls led there does not matter.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import random
 import re
@@ -108,7 +109,7 @@ def _table_actions(table: str) -> list[Action]:
     ]
 
 
-ACTIONS = [action for table in COLUMNS for action in _table_actions(table)]
+ACTIONS = list(itertools.chain.from_iterable(map(_table_actions, COLUMNS)))
 # words of a message for a kind of change, and for the rows of a table
 _VERBS = {
     "create": "created|added|scheduled|booked|set up|sent|sent out|e-?mailed|mailed|wrote",
@@ -121,11 +122,10 @@ _NOUNS = {
     "task": "tasks?|to-?dos?",
     "customer": "customers?|clients?",
 }
-_CLAIMS = {
-    f"{verb}_{noun}": words(f"{verbs} .* {nouns}")
-    for verb, verbs in _VERBS.items()
-    for noun, nouns in _NOUNS.items()
-}
+_CLAIMS: dict[str, re.Pattern[str]] = {}
+for _verb, _verbs in _VERBS.items():
+    for _noun, _nouns in _NOUNS.items():
+        _CLAIMS[f"{_verb}_{_noun}"] = words(f"{_verbs} .* {_nouns}")
 
 
 def _false_claim(text: str, done_actions: set[str]) -> str | None:
@@ -246,7 +246,9 @@ def _person(tables: Tables, number: int) -> Record:
 
 def _draw_office(rng: random.Random) -> Tables:
     """Draw seven people, and enough rows that most requests have near misses."""
-    all_names = [f"{first_name} {last_name}" for first_name in FIRST for last_name in LAST]
+    all_names: list[str] = []
+    for first_name in FIRST:
+        all_names += [f"{first_name} {last_name}" for last_name in LAST]
     names = rng.sample(all_names, 7)
     emails = [f"{name.lower().replace(' ', '.')}@fenwick.example" for name in names]
     managers = rng.sample(names, 7)

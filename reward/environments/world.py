@@ -92,10 +92,9 @@ class World(Environment):
             if action is None:
                 raise Refused(f"no tool {name[:80]}; there is {', '.join(self._actions)}")
             action.check(arguments)
-            before = {
-                table: {key: dict(row) for key, row in rows.items()}
-                for table, rows in self.tables.items()
-            }
+            before: Tables = {}
+            for table, rows in self.tables.items():
+                before[table] = {key: dict(row) for key, row in rows.items()}
             result = writable(action.run(self.tables, **arguments))
             if changes := _changes(self._initial, before, self.tables):
                 self.effects.append((name, changes))
@@ -162,7 +161,10 @@ def departure(metadata: Record, completion: Completion, gold: World) -> str | No
     # any route may lead there: a change is needed if it is one of the net changes or of the gold's
     # route
     needed = Counter(map(json_text, _changes(initial, initial, gold.tables)))
-    needed |= Counter(json_text(change) for _, changes in gold.effects for change in changes)
+    needed_on_route = Counter[str]()
+    for _, changes in gold.effects:
+        needed_on_route.update(map(json_text, changes))
+    needed |= needed_on_route
     counts = Counter[str]()
     effects: list[Effect] = state["effects"]
     for action, changes in effects:
@@ -188,8 +190,10 @@ def _changes(initial: Tables, before: Tables, after: Tables) -> list[Change]:
             row_after = rows_after.get(key)
             if row_before == row_after:
                 continue
-            if row_after is None:
-                changes.append([table, key] if key in initial_rows else [table, key, "undone"])
+            if row_after is None and key in initial_rows:
+                changes.append([table, key])
+            elif row_after is None:
+                changes.append([table, key, "undone"])
             elif key not in initial_rows:
                 changes.append([table, _plain(row_after)])
             else:

@@ -141,8 +141,9 @@ def _same_relation(gold: Any, answer: Any) -> bool:
     ratio = sympy.simplify((gold.lhs - gold.rhs) / (answer.lhs - answer.rhs))
     if not (ratio.is_number and ratio.is_real):
         return False
-    symmetric = isinstance(gold, sympy.Eq | sympy.Ne)
-    return bool(ratio != 0 if symmetric else ratio > 0)
+    if isinstance(gold, sympy.Eq | sympy.Ne):
+        return bool(ratio != 0)
+    return bool(ratio > 0)  # a negative factor would turn an inequality round
 
 
 def _equal_at_points(gold: Any, answer: Any) -> bool | None:
@@ -153,7 +154,8 @@ def _equal_at_points(gold: Any, answer: Any) -> bool | None:
     symbols: list[Any] = sorted(gold.free_symbols | answer.free_symbols, key=str)
     random_numbers = random.Random(0)
     compared = False
-    for _ in range(POINTS if symbols else 1):
+    point_count = POINTS if symbols else 1
+    for _ in range(point_count):
         point: Any = {
             s: sympy.Rational(random_numbers.randint(1, 10**9), 3 * 10**8) for s in symbols
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 
@@ -153,11 +154,8 @@ def same_written(gold: str, answer: str, tolerance: float | None = None) -> bool
         values_by_side = [_values_of_side(side) for side in sides]
         final_values = values_by_side[-1]
         if any(same_number(number, value, tolerance) for value in final_values):
-            return all(
-                _agrees_with_gold(value, number, tolerance)
-                for values in values_by_side
-                for value in values
-            )
+            all_values = itertools.chain.from_iterable(values_by_side)
+            return all(_agrees_with_gold(value, number, tolerance) for value in all_values)
         if final_values or _ARITHMETIC.fullmatch(answer) or not reads_as_math(answer):
             # the comma of a gold such as 1,25 may be that of a list: left to algebra
             return None if "," in gold and number.form == "decimal" else False

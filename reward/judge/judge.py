@@ -183,14 +183,15 @@ class GenRmJudge:
         """Settings of all requests to one of the models."""
         model = self._models[number]
         parameters = self._config.sampling.parameters()
+        # no retries at temperature 0: a model repeats itself
+        attempts = 1 if parameters.temperature == 0 else self._config.retries + 1
         return RequestSettings(
             # without the layout, which is in the messages; with the number, so that a model which
             # is listed twice votes twice
             identity={"seat": number, "model": dict(model.sampler.identity)},
             parameters=parameters,
             thinking=model.thinking,
-            # no retries at temperature 0: a model repeats itself
-            attempts=1 if parameters.temperature == 0 else self._config.retries + 1,
+            attempts=attempts,
             max_characters=self._config.max_characters,
         )
 
@@ -279,13 +280,13 @@ async def open_judges(
         if key not in judges:
             backend = opened_sampler(model.backend, checkpoint=model.checkpoint, parts=False)
             sampler = await stack.enter_async_context(backend)
-            rendered = sampler if isinstance(sampler, RenderedSampler) else None
-            judges[key] = judge_sampler(
-                model,
-                sampler,
-                template=rendered.template.source if rendered else None,
-                tokens=rendered.encoder.special_tokens if rendered else (),
-            )
+            # a server hides both
+            template: str | None = None
+            tokens: tuple[str, ...] = ()
+            if isinstance(sampler, RenderedSampler):
+                template = sampler.template.source
+                tokens = sampler.encoder.special_tokens
+            judges[key] = judge_sampler(model, sampler, template=template, tokens=tokens)
     return [judges[model.model_dump_json()] for model in models]
 
 

@@ -56,9 +56,8 @@ def judging_messages(
     turns = [_shown_turn(message, quote) for message in history]
     shown_1 = quote(answer_1) if answer_1.strip() else EMPTY
     shown_2 = quote(answer_2) if answer_2.strip() else EMPTY
-    return prompt_layout.write(
-        turns, shown_1, shown_2, None if principle is None else quote(principle)
-    )
+    shown_principle = None if principle is None else quote(principle)
+    return prompt_layout.write(turns, shown_1, shown_2, shown_principle)
 
 
 def layout_for(name: str, template: str | None) -> str:
@@ -114,7 +113,7 @@ def _text_and_calls(message: Message) -> str:
     return "\n".join(part for part in (message.content, *calls) if part.strip())
 
 
-def _roles(
+def _write_roles(
     history: Sequence[Message], answer_1: str, answer_2: str, principle: str | None
 ) -> tuple[Message, ...]:
     answers = (Message("response_1", answer_1), Message("response_2", answer_2))
@@ -172,7 +171,7 @@ End with your verdict, and nothing behind it:
 ```"""
 
 
-def _message(
+def _write_message(
     history: Sequence[Message], answer_1: str, answer_2: str, principle: str | None
 ) -> tuple[Message, ...]:
     context = "\n".join(f"{_LABELS[m.role]}: {m.content}" for m in history)
@@ -185,7 +184,7 @@ def _message(
 _MARKS: Mapping[str, str] = {"system": "[S]", "user": "[U]", "assistant": "[A]", "tool": "[T]"}
 
 
-def _compact(
+def _write_compact(
     history: Sequence[Message], answer_1: str, answer_2: str, principle: str | None
 ) -> tuple[Message, ...]:
     lines = [_MARKS[message.role] + message.content for message in history]
@@ -208,9 +207,9 @@ _RELEASED = "|".join(
 )
 LAYOUTS: dict[str, PromptLayout] = {
     # the released judge's template writes these delimiters around what it gets in its roles
-    "roles": PromptLayout(_roles, _RELEASED),
-    "message": PromptLayout(_message, _RELEASED),
+    "roles": PromptLayout(_write_roles, _RELEASED),
+    "message": PromptLayout(_write_message, _RELEASED),
     "compact": PromptLayout(
-        _compact, rf"\[(?=/?{_GAP}(?i:A[12]|[SUATP]|verdict)[^\w\]]{{0,64}}+\])"
+        _write_compact, rf"\[(?=/?{_GAP}(?i:A[12]|[SUATP]|verdict)[^\w\]]{{0,64}}+\])"
     ),
 }

@@ -110,9 +110,9 @@ def averaged(votes: Sequence[Vote]) -> Judgement:
     verdicts = [vote.verdict for vote in votes if vote.verdict is not None]
     if not verdicts:
         return Judgement(None, tuple(votes))
-    means = [
-        sum(getattr(verdict, name) for verdict in verdicts) / len(verdicts) for name in _FIELDS
-    ]
+    means: list[float] = []
+    for name in _FIELDS:
+        means.append(sum(getattr(verdict, name) for verdict in verdicts) / len(verdicts))
     return Judgement(Verdict(*means), tuple(votes))
 
 

@@ -105,8 +105,10 @@ class Final:
     def text(self, path: str) -> str:
         """Text of a file. Raises Wrong where it is missing, too large or no text."""
         content = self.files.get(path)
-        if content is None or len(content) > _LARGEST_ANSWER:
-            raise Wrong(f"{path} is missing" if content is None else f"{path} is too large")
+        if content is None:
+            raise Wrong(f"{path} is missing")
+        if len(content) > _LARGEST_ANSWER:
+            raise Wrong(f"{path} is too large")
         try:
             return content.decode()
         except UnicodeDecodeError:

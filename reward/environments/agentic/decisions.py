@@ -40,7 +40,8 @@ class HandleAmbiguousRequirement(Family):
         orders = _draw_orders(rng, month, region)
         columns = list(orders[0])
         csv_lines = [",".join(columns)]
-        csv_lines += [",".join(str(order[column]) for column in columns) for order in orders]
+        for order in orders:
+            csv_lines.append(",".join(str(order[column]) for column in columns))
         term_lines: list[str] = []
         for term, reading in drawn_readings.items():
             if term != open_term:
@@ -257,12 +258,19 @@ class KnowWhenToStop(Family):
         decline_in_prose: Mapping[str, list[Call | str]] = {
             "explains_in_prose": [look, "There is too little data for a moving average."]
         }
+        unfinished: Mapping[str, list[Call | str]] = {}
+        prose_answers: Mapping[str, list[Call | str]] = {}
+        in_prose = ""
         if answerable:
             oracle = [look, write_average]
             opposite = {"refuses_needlessly": [look, decline]}
+            unfinished = decline_in_prose
         else:
             oracle = [look, decline]
             opposite = {"gives_a_false_number": [look, write_average]}
+            # the right answer, but not in the file
+            prose_answers = decline_in_prose
+            in_prose = _DECLINES
         return Fixture(
             task=(
                 f"What is the {window}-day moving average of {series} on {dates[-1]}, the mean of "
@@ -282,9 +290,9 @@ class KnowWhenToStop(Family):
                 "answers_with_no_number": [look, write_nan],
                 "leaves_a_day_out": [look, write_short_average],
             },
-            unfinished=decline_in_prose if answerable else {},
-            prose_answers={} if answerable else decline_in_prose,
-            in_prose="" if answerable else _DECLINES,
+            unfinished=unfinished,
+            prose_answers=prose_answers,
+            in_prose=in_prose,
         )
 
 
