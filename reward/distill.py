@@ -62,12 +62,17 @@ class DistillationReward:
                 if completion.finish != "failed":
                     keys_of_teacher.setdefault(teacher, []).append((position, index))
         credits_by_teacher = await asyncio.gather(
-            *(self._score(name, groups, keys) for name, keys in keys_of_teacher.items())
+            *(
+                self._score_with_teacher(name, groups, keys)
+                for name, keys in keys_of_teacher.items()
+            )
         )
         credits: dict[RolloutKey, Credit | Failure] = {}
         for credits_of_teacher in credits_by_teacher:
             credits |= credits_of_teacher
-        return [self._rewards(position, group, credits) for position, group in enumerate(groups)]
+        return [
+            self._group_rewards(position, group, credits) for position, group in enumerate(groups)
+        ]
 
     def settle(self, requests: int, failures: Sequence[Failure], *, domain: str = "") -> None:
         if len(failures) <= self._max_failure_rate * requests:
@@ -80,7 +85,7 @@ class DistillationReward:
             f"allows {self._max_failure_rate:.2%}; the same command takes the step up again"
         )
 
-    async def _score(
+    async def _score_with_teacher(
         self, name: str, groups: Sequence[Group], keys: Sequence[RolloutKey]
     ) -> dict[RolloutKey, Credit | Failure]:
         """Advantages of the tokens of a teacher's rollouts, or why there are none.
@@ -96,7 +101,7 @@ class DistillationReward:
         credits: dict[RolloutKey, Credit | Failure] = {}
         scored: list[int] = []
         for number, (key, request) in enumerate(zip(keys, requests, strict=True)):
-            problem = _problem(teacher_outputs[number], request)
+            problem = _scoring_problem(teacher_outputs[number], request)
             if problem is None:
                 scored.append(number)
             else:
@@ -110,7 +115,7 @@ class DistillationReward:
             credits[keys[number]] = token_advantages
         return credits
 
-    def _rewards(
+    def _group_rewards(
         self, position: int, group: Group, credits: Mapping[RolloutKey, Credit | Failure]
     ) -> GroupRewards:
         rewards: list[Credit] = []
@@ -147,7 +152,7 @@ def score_request(completion: Completion) -> ScoreRequest:
     return ScoreRequest((*completion.prompt_ids, *ids), (*prompt_mask, *written))
 
 
-def _problem(output: ScoreOutput, request: ScoreRequest) -> str | None:
+def _scoring_problem(output: ScoreOutput, request: ScoreRequest) -> str | None:
     """Reason why a teacher's scores cannot be trained on; None where they can."""
     if output.error is not None:
         return output.error

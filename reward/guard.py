@@ -27,27 +27,31 @@ from reward.graders.base import Attempt, Grader, one_line
 def checked_score(name: str, result: Any) -> Score:
     """The score that a verifier returned, or an unscored one that says what it returned instead."""
     if not isinstance(result, Score):
-        return _faulty_verifier(
+        return _faulty_verifier_score(
             name, f"returned {type(result).__name__} {result!r:.80}, not a score"
         )
     value: Any = result.value
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if value is not None and not (is_number and math.isfinite(value) and 0 <= value <= 1):
-        return _faulty_verifier(name, f"a value of {value!r:.80}, which is no number from 0 to 1")
+        return _faulty_verifier_score(
+            name, f"a value of {value!r:.80}, which is no number from 0 to 1"
+        )
     texts: tuple[Any, ...] = (result.explanation, result.answer or "", result.failure or "")
     if not all(isinstance(text, str) for text in texts):
-        return _faulty_verifier(name, "a score whose answer, explanation or failure is no text")
+        return _faulty_verifier_score(
+            name, "a score whose answer, explanation or failure is no text"
+        )
     return result
 
 
-def _faulty_verifier(name: str, problem: str) -> Score:
+def _faulty_verifier_score(name: str, problem: str) -> Score:
     return Score(None, None, one_line(f"{name}: {problem}"), "verifier_error")
 
 
 def _score_of_error(name: str, error: BaseException) -> Score:
     if isinstance(error, JudgeError):  # the judge's service failed, not the verifier's code
         return Score(None, None, one_line(f"{name}: {error}"), "service")
-    return _faulty_verifier(name, f"{type(error).__name__}: {error}")
+    return _faulty_verifier_score(name, f"{type(error).__name__}: {error}")
 
 
 async def guarded(

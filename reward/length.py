@@ -114,11 +114,13 @@ def length_adjustments(
         threshold = float(np.percentile([*scored_rewards.values()], quality_percentile))
         passing = {i for i, reward in scored_rewards.items() if reward >= threshold}
     additions_by_part = {
-        "reasoning_length": _centred(reasoning_lengths, scored, reasoning_coefficient),
-        "answer_length": _centred(answer_lengths, answered, answer_coefficient),
-        "reasoning_bonus": _bonus(reasoning_lengths, reasoned, passing, reasoning_bonus),
-        "answer_bonus": _bonus(answer_lengths, answered, passing, answer_bonus),
-        "style": _centred(densities, answered, style_coefficient),
+        "reasoning_length": _centred_weights(reasoning_lengths, scored, reasoning_coefficient),
+        "answer_length": _centred_weights(answer_lengths, answered, answer_coefficient),
+        "reasoning_bonus": _bonus_of_shortest(
+            reasoning_lengths, reasoned, passing, reasoning_bonus
+        ),
+        "answer_bonus": _bonus_of_shortest(answer_lengths, answered, passing, answer_bonus),
+        "style": _centred_weights(densities, answered, style_coefficient),
     }
     parts: dict[str, Values] = {}
     for name, additions in additions_by_part.items():
@@ -132,7 +134,7 @@ def length_adjustments(
     return Adjusted(rewards, parts)
 
 
-def _centred(
+def _centred_weights(
     values: Sequence[float], members: Sequence[int], coefficient: float
 ) -> dict[int, float]:
     """Centred weight c · (w − mean(w)) of each member, by index; {} where all values are equal."""
@@ -146,7 +148,7 @@ def _centred(
     return {i: coefficient * (weight - mean) for i, weight in zip(members, weights, strict=True)}
 
 
-def _bonus(
+def _bonus_of_shortest(
     lengths: Sequence[float], members: Sequence[int], passing: set[int], bonus: float
 ) -> dict[int, float]:
     """Bonus of the shortest member, by index; {} where its base reward does not pass.
@@ -171,7 +173,7 @@ def with_lengths(
     Returns the reward of each rollout and the parts that it is made of, by name; None where `base`
     is None.
     """
-    reasoning_lengths, answer_lengths = _lengths(completions, config)
+    reasoning_lengths, answer_lengths = _measure_lengths(completions, config)
     densities = None
     if config.style_coefficient:
         densities = [style_density(completion.answer) for completion in completions]
@@ -205,7 +207,7 @@ def with_lengths(
     return tuple(rewards), parts
 
 
-def _lengths(
+def _measure_lengths(
     completions: Sequence[Completion], config: LengthConfig
 ) -> tuple[list[float], list[float]]:
     """Lengths of each rollout's reasoning and answer; every step counts.

@@ -117,7 +117,7 @@ class JudgedReward:
             rewards,
             parts,
             tuple(rows),
-            _counts(judgements),
+            _group_counts(judgements),
             requests=len(judgements),
             failures=failures_of(judgements),
         )
@@ -171,7 +171,7 @@ def _verdict_fields(verdict: Verdict | None) -> dict[str, float | None]:
     return {name: None if verdict is None else getattr(verdict, name) for name in names}
 
 
-def _counts(judgements: Sequence[Judgement]) -> dict[str, float]:
+def _group_counts(judgements: Sequence[Judgement]) -> dict[str, float]:
     """Figures of a group that are summed over a step."""
     costs = JudgeCosts()
     costs.add(judgements, seconds=0.0)

@@ -109,6 +109,7 @@ async def _verify(
     gate: asyncio.Semaphore,
     seconds: float,
 ) -> Verified:
+    """Verify a completion once the gate lets it through, within `seconds`."""
     if completion.finish == "failed":
         error = Score(None, None, completion.error or "failed", "service")
         return Verified(error, passed=False, seconds=0.0)

@@ -100,9 +100,10 @@ class Session:
             if line.strip().startswith("/"):
                 self.terminal.note(self._run_command(line.strip()))
             elif line.strip():
-                self._answer(line, runner)
+                self._answer_line(line, runner)
 
-    def _answer(self, line: str, runner: asyncio.Runner) -> None:
+    def _answer_line(self, line: str, runner: asyncio.Runner) -> None:
+        """Answer a line of the user, and note a turn that did not end as it should."""
         try:
             completion = runner.run(self.say(line))
             if completion.finish == "failed":

@@ -108,7 +108,7 @@ def _square_root(value: Number) -> Number:
     return math.sqrt(value)
 
 
-def _rounded(value: Number, places: Number = Fraction(0)) -> Number:
+def _round(value: Number, places: Number = Fraction(0)) -> Number:
     """Round to the nearest, halves away from zero, as schools teach it."""
     digits = _integer(places)
     if abs(digits) > 300:
@@ -124,7 +124,9 @@ def _factorial(value: Number) -> Number:
     return math.factorial(_integer(value))
 
 
-def _on(convert: Callable[[Number], Any], function: Callable[..., Number]) -> Callable[..., Number]:
+def _with_converted(
+    convert: Callable[[Number], Any], function: Callable[..., Number]
+) -> Callable[..., Number]:
     """The function with each argument converted first."""
     return lambda *values: function(*map(convert, values))
 
@@ -142,19 +144,19 @@ _OPERATORS: dict[type[ast.operator], Operator] = {
 _FUNCTIONS: dict[str, tuple[int, int, Callable[..., Number]]] = {
     "sqrt": (1, 1, _square_root),
     "abs": (1, 1, cast(Any, abs)),
-    "round": (1, 2, _rounded),
+    "round": (1, 2, _round),
     "floor": (1, 1, math.floor),
     "ceil": (1, 1, math.ceil),
     "min": (1, 50, lambda *values: min(values)),
     "max": (1, 50, lambda *values: max(values)),
     "factorial": (1, 1, _factorial),
-    "gcd": (2, 50, _on(_integer, math.gcd)),
-    "lcm": (2, 50, _on(_integer, math.lcm)),
-    "exp": (1, 1, _on(float, math.exp)),
-    "ln": (1, 1, _on(float, math.log)),
-    "log": (1, 2, _on(float, math.log)),
+    "gcd": (2, 50, _with_converted(_integer, math.gcd)),
+    "lcm": (2, 50, _with_converted(_integer, math.lcm)),
+    "exp": (1, 1, _with_converted(float, math.exp)),
+    "ln": (1, 1, _with_converted(float, math.log)),
+    "log": (1, 2, _with_converted(float, math.log)),
     **{
-        name: (1, 1, _on(float, getattr(math, name)))
+        name: (1, 1, _with_converted(float, getattr(math, name)))
         for name in ("log2", "log10", "sin", "cos", "tan", "asin", "acos", "atan")
     },
 }
@@ -176,7 +178,7 @@ def evaluate(expression: str) -> Number:
         with warnings.catch_warnings():  # "2(3)" is an error here, and needs no warning before it
             warnings.simplefilter("ignore", SyntaxWarning)
             tree = ast.parse(text, mode="eval")
-        return _value(tree.body, text, MAX_DEPTH)
+        return _evaluate_node(tree.body, text, MAX_DEPTH)
     except (SyntaxError, MemoryError, RecursionError) as error:
         reason = error.msg if isinstance(error, SyntaxError) else "nested too deep"
         raise CalculationError(f"not arithmetic: {reason}") from error
@@ -186,7 +188,7 @@ def evaluate(expression: str) -> Number:
         raise CalculationError(_TOO_LARGE) from error
 
 
-def _value(node: ast.expr, text: str, depth: int) -> Number:
+def _evaluate_node(node: ast.expr, text: str, depth: int) -> Number:
     """Value of a part of the tree.
 
     Args:
@@ -201,24 +203,26 @@ def _value(node: ast.expr, text: str, depth: int) -> Number:
     while isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
         chain.append((_OPERATORS[type(node.op)], node.right))
         node = node.left
-    value = _operand_value(node, text, depth - 1)
+    value = _evaluate_operand(node, text, depth - 1)
     for operator, right_node in reversed(chain):
-        value = _bounded(operator(value, _value(right_node, text, depth - 1)))
+        value = _bounded(operator(value, _evaluate_node(right_node, text, depth - 1)))
     return value
 
 
-def _operand_value(node: ast.expr, text: str, depth: int) -> Number:
+def _evaluate_operand(node: ast.expr, text: str, depth: int) -> Number:
     """Value of a part that is no chain of operators."""
     match node:
         case ast.UnaryOp(op=ast.USub() | ast.UAdd()):
-            value = _value(node.operand, text, depth)
+            value = _evaluate_node(node.operand, text, depth)
             return -value if isinstance(node.op, ast.USub) else value
         case ast.Constant(value=int() | float()):
-            return _number(text[node.col_offset : node.end_col_offset])
+            return _read_number(text[node.col_offset : node.end_col_offset])
         case ast.Name(id="pi" | "e" as name):
             return getattr(math, name)
         case ast.Call(func=ast.Name(id=name), keywords=[]) if name in _FUNCTIONS:
-            return _call_function(name, [_value(argument, text, depth) for argument in node.args])
+            return _call_function(
+                name, [_evaluate_node(argument, text, depth) for argument in node.args]
+            )
         case ast.Name() | ast.Call():
             functions = ", ".join(_FUNCTIONS)
             raise CalculationError(f"{ast.unparse(node)[:40]!r}: there are {functions}, pi and e")
@@ -241,7 +245,7 @@ def _call_function(name: str, values: list[Number]) -> Number:
         raise CalculationError(f"{name}({listed}) has no real value") from error
 
 
-def _number(text: str) -> Number:
+def _read_number(text: str) -> Number:
     """Read a number as it is written, so that 0.1 is a tenth."""
     digits, _, exponent = text.lower().partition("e")
     # the exponent's own digits are bounded by the length of the expression

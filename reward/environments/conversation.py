@@ -51,14 +51,14 @@ fee_review instead.
 # -- the database ----------------------------------------------------------------------------------
 
 
-def _reference(tables: Tables, kind: str, *details: object) -> str:
+def _make_reference(tables: Tables, kind: str, *details: object) -> str:
     """Reference of an action: the same for the same action in one bank alone."""
     text = json_text([tables["customers"], details]).encode("utf-8", "replace")
     digest = hashlib.blake2b(text, digest_size=4).digest()
     return f"{kind}-{int.from_bytes(digest, 'big') % 100_000:05}"
 
 
-def _verify(tables: Tables, name: str, code: str) -> str:
+def _verify_customer(tables: Tables, name: str, code: str) -> str:
     credentials = (name.strip().casefold(), code.strip())
     for key, row in tables["customers"].items():
         if (row["name"].casefold(), row["code"]) == credentials:
@@ -88,14 +88,14 @@ def _list_rows(tables: Tables, table: str) -> str:
 
 def _block_card(tables: Tables, card: str) -> str:
     _row_of_caller(tables, "cards", card)["status"] = "blocked"
-    return _reference(tables, "BL", card)
+    return _make_reference(tables, "BL", card)
 
 
 def _order_card(tables: Tables, account: str) -> str:
     customer = _row_of_caller(tables, "accounts", account)["customer"]
     card = {"customer": customer, "account": account, "kind": "new", "status": "ordered"}
     world.add_row(tables, "cards", card)
-    return _reference(tables, "OR", account)
+    return _make_reference(tables, "OR", account)
 
 
 def _transfer(tables: Tables, source: str, target: str, amount: int) -> str:
@@ -105,7 +105,7 @@ def _transfer(tables: Tables, source: str, target: str, amount: int) -> str:
         raise Refused("no such amount to transfer")
     source_row["balance"] -= amount
     target_row["balance"] += amount
-    return _reference(tables, "TR", source, target, amount)
+    return _make_reference(tables, "TR", source, target, amount)
 
 
 def _refund_fee(tables: Tables, fee: str) -> str:
@@ -113,13 +113,13 @@ def _refund_fee(tables: Tables, fee: str) -> str:
     if row["refunded"]:
         raise Refused("this fee has been refunded")
     row["refunded"] = True
-    return _reference(tables, "RE", fee)
+    return _make_reference(tables, "RE", fee)
 
 
 def _open_case(tables: Tables, kind: str) -> str:
     customer = _caller(tables) or "unknown"
     world.add_row(tables, "cases", {"customer": customer, "kind": kind})
-    return _reference(tables, "CA", customer, kind)
+    return _make_reference(tables, "CA", customer, kind)
 
 
 def _action(
@@ -129,15 +129,15 @@ def _action(
     return Action(name, description, parameters, run, tuple(parameters))
 
 
-def _choice(*values: str) -> Record:
+def _choice_schema(*values: str) -> Record:
     return TEXT | {"enum": [*values]}
 
 
-_TABLES = _choice("accounts", "cards", "fees")
-_KINDS = _choice("identity", "transfer_limit", "fee_review")
+_TABLES = _choice_schema("accounts", "cards", "fees")
+_KINDS = _choice_schema("identity", "transfer_limit", "fee_review")
 _AMOUNT: Record = {"type": "integer"}
 ACTIONS = [
-    _action("verify_customer", "Identify the caller.", _verify, name=TEXT, code=TEXT),
+    _action("verify_customer", "Identify the caller.", _verify_customer, name=TEXT, code=TEXT),
     _action("list_rows", "What the verified caller has.", _list_rows, table=_TABLES),
     _action("block_card", "Block a card.", _block_card, card=TEXT),
     _action("order_card", "Order a card for an account.", _order_card, account=TEXT),

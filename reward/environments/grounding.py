@@ -152,7 +152,7 @@ class Document:
         if _squeezed(text) in self._squeezed and (has_digits or not unknown):
             return True
         # an address of a mail or page that is not in the document as a whole is another one
-        if "@" in text or "://" in text or not self._has_digits_of(text):
+        if "@" in text or "://" in text or not self._has_numbers_of(text):
             return False
         if len(words) > LONGEST_NAME:
             # a capital inside a sentence is a name's
@@ -175,7 +175,7 @@ class Document:
         plain = word.rstrip(".").casefold()
         return _stem(plain) in self._stems or (word[-1] == "." and plain in self._abbreviations)
 
-    def _has_digits_of(self, text: str) -> bool:
+    def _has_numbers_of(self, text: str) -> bool:
         """Tell whether the document has the numbers of a text; those of a date stand together."""
         numbers = [number for number in _numbers(text) if number]
         codes = {c for c in _CODE.findall(text.casefold()) if not _TIME_OR_ORDINAL.fullmatch(c)}

@@ -75,7 +75,7 @@ class GymHttpEnvironment(RLVREnvironment):
             return Score(None, None, failure, "service")
         body = task["row"] | {"response": response_of(prompt, completion)}
         try:
-            async with _session(state.get("cookies")) as session:
+            async with _open_session(state.get("cookies")) as session:
                 if not state.get("cookies"):
                     await _post(session, f"{task['url']}/seed_session", task["row"])
                 status, text = await _post(session, f"{task['url']}/verify", body)
@@ -118,7 +118,7 @@ class _Tools:
         url = self._task["url"]
         try:
             if self._client is None:
-                self._client = _session(None)
+                self._client = _open_session(None)
                 await _post(self._client, f"{url}/seed_session", self._task["row"])
             # an error of the server is the tool's result, for the model to read
             _, text = await _post(self._client, f"{url}/{name}", arguments)
@@ -139,7 +139,8 @@ class _Tools:
             await self._client.close()
 
 
-def _session(cookies: Mapping[str, str] | None) -> ClientSession:
+def _open_session(cookies: Mapping[str, str] | None) -> ClientSession:
+    """Open a session with a server; cookies take an earlier one up again."""
     import aiohttp
 
     return aiohttp.ClientSession(
@@ -151,6 +152,7 @@ def _session(cookies: Mapping[str, str] | None) -> ClientSession:
 
 
 async def _post(session: ClientSession, url: str, body: Mapping[str, Any]) -> tuple[int, str]:
+    """Post a body as JSON; returns the status and the text of the response."""
     async with session.post(url, json=body) as answer:
         return answer.status, await answer.text(errors="replace")
 

@@ -57,7 +57,7 @@ def gym_row(row: Row, *, server: str | None = None, environment: str | None = No
     problems: list[DataError] = []
     for candidate in candidates:
         try:
-            return _convert(row, candidate)
+            return _convert_row(row, candidate)
         except DataError as error:
             problems.append(error)
     raise problems[0]
@@ -95,7 +95,7 @@ def gym_messages(row: Row) -> Fields:
     return conversation
 
 
-def _convert(row: Row, server: str) -> Fields:
+def _convert_row(row: Row, server: str) -> Fields:
     environment, convert_fields = SERVERS[server]
     conversation = gym_messages(row)
     try:

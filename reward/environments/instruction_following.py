@@ -163,10 +163,10 @@ def _look_alikes() -> dict[int, str]:
 
 def paragraphs_of(text: str) -> list[str]:
     """Paragraphs of a text that hold a letter or digit."""
-    return _with_letters(re.split(r"\n[^\S\n]*\n", text))
+    return _parts_with_letters(re.split(r"\n[^\S\n]*\n", text))
 
 
-def _with_letters(parts: list[str]) -> list[str]:
+def _parts_with_letters(parts: list[str]) -> list[str]:
     return [part.strip() for part in parts if re.search(_LETTER, part)]
 
 
@@ -365,7 +365,7 @@ CONSTRAINTS: dict[str, Constraint] = {
     ),
     "divided_paragraphs": _count_constraint(
         "Write {count} parts, with *** on a line of its own between them.",
-        lambda t: _with_letters(re.split(r"^[ \t]*\*\*\*[ \t]*$", t, flags=re.M)),
+        lambda t: _parts_with_letters(re.split(r"^[ \t]*\*\*\*[ \t]*$", t, flags=re.M)),
     ),
     "lines": _count_constraint(
         "Write {count} lines, empty ones not counted.",
@@ -379,7 +379,7 @@ CONSTRAINTS: dict[str, Constraint] = {
     ),
     "highlights": _count_constraint(
         "Highlight {count} parts with asterisks, as *this*.",
-        lambda t: _with_letters([match[1] for match in _HIGHLIGHT.findall(t)]),
+        lambda t: _parts_with_letters([match[1] for match in _HIGHLIGHT.findall(t)]),
     ),
     "placeholders": _count_constraint(
         "Have {count} placeholders in square brackets, as [address].",

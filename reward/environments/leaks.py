@@ -51,9 +51,9 @@ def leaks(text: str, secret: str) -> bool:
         for start in range(stride):
             if secret_letters in text_letters[start::stride]:
                 return True
-    if _spread_out(text_letters, secret_letters):
+    if _is_spread_out(text_letters, secret_letters):
         return True
-    return _words_nearby(text, set(_WORD.findall(secret.casefold())))
+    return _has_words_nearby(text, set(_WORD.findall(secret.casefold())))
 
 
 def _letters(text: str, *, digits: bool = False) -> str:
@@ -92,7 +92,7 @@ def _caesar_table(shift: int) -> dict[int, int]:
     return {97 + n: 97 + (n + shift) % 26 for n in range(26)}
 
 
-def _spread_out(text_letters: str, secret_letters: str) -> bool:
+def _is_spread_out(text_letters: str, secret_letters: str) -> bool:
     """Tell whether the letters of a secret follow one another with little between them."""
     for start in re.finditer(re.escape(secret_letters[0]), text_letters):
         position = start.start()
@@ -106,7 +106,7 @@ def _spread_out(text_letters: str, secret_letters: str) -> bool:
     return False
 
 
-def _words_nearby(text: str, secret_words: set[str]) -> bool:
+def _has_words_nearby(text: str, secret_words: set[str]) -> bool:
     """Tell whether all words of a secret, two or more, stand near one another."""
     if len(secret_words) < 2:
         return False

@@ -40,13 +40,13 @@ class LongContextEnvironment(RLVREnvironment):
         return None if requested else "no message asks for a line Answer:"
 
     async def score(self, prompt: Prompt, completion: Completion) -> Score:
-        answers = {_plain(answer) for answer in _answers(visible(completion.answer))}
+        answers = {_plain(answer) for answer in _labelled_answers(visible(completion.answer))}
         if len(answers) != 1:
             problem = f"{NOT_IN_FORMAT}: {len(answers)} different lines Answer:, not one"
             return Score(0.0, None, problem)
         answer = answers.pop()
         gold = prompt.gold or ""
-        score = compared_score(_is_gold(answer, gold), answer, gold)
+        score = compared_score(_equals_gold(answer, gold), answer, gold)
         steps = (step.parsed for step in completion.steps)
         written = "\n".join(f"{step.reasoning or ''}\n{step.answer}" for step in steps)
         copied = copied_share(written, prompt.messages)
@@ -109,7 +109,7 @@ def _ngram_hashes(text: str) -> list[int]:
     return [hash(tuple(words[k : k + N_GRAM])) for k in range(len(words) - N_GRAM + 1)]
 
 
-def _answers(text: str) -> list[str]:
+def _labelled_answers(text: str) -> list[str]:
     """The texts behind "Answer:" or "Final answer:" on lines of their own, and behind any further
     answer below them: "Actually, answer: 5"."""
     answers: list[str] = []
@@ -128,7 +128,7 @@ def _plain(text: str) -> str:
     return plain.replace(",", "") if _GROUPED.fullmatch(plain) else plain
 
 
-def _is_gold(answer: str, gold: str) -> bool:
+def _equals_gold(answer: str, gold: str) -> bool:
     """Compare an answer, already plain, with a gold text or a gold list of names, in any order."""
     if not gold.lstrip().startswith("["):
         return bool(answer) and answer == _plain(gold)

@@ -91,7 +91,7 @@ def answer_places(text: str) -> Iterator[AnswerPlace]:
         yield inner_place or AnswerPlace("tag", tags[-1].strip())
         return
     text = _without_denied_boxes(text)
-    boxes = _join_lists(text, _boxes(text), _is_alternative)
+    boxes = _join_lists(text, _find_boxes(text), _is_alternative)
     if boxes:
         box = boxes[-1]
         if not _FINAL.search(text, box.end):
@@ -99,7 +99,7 @@ def answer_places(text: str) -> Iterator[AnswerPlace]:
                 yield AnswerPlace("box", box.contents)
             return
         text = text[box.end :]  # a "final answer" behind the box counts instead
-    field = _json_field(text)
+    field = _read_json_field(text)
     if field is not None:
         yield AnswerPlace("json", field)
         return
@@ -153,7 +153,7 @@ def _without_label(contents: str) -> str:
     return answer[label.end() :] if label else contents
 
 
-def _json_field(text: str) -> str | None:
+def _read_json_field(text: str) -> str | None:
     """Value of a JSON object's answer field, or of its only field; 1,080 may be grouped."""
     values = _FIELD.findall(text) or _ONLY_FIELD.findall(text)
     value = values[-1] if values else ""
@@ -210,7 +210,7 @@ def last_boxes(text: str) -> str | None:
     None where there is no box, "" where the last one is empty or does not close.
     """
     text = _without_denied_boxes(text)
-    boxes = _join_lists(text, _boxes(text), _is_alternative)
+    boxes = _join_lists(text, _find_boxes(text), _is_alternative)
     return boxes[-1].contents if boxes else None
 
 
@@ -218,7 +218,7 @@ def _without_denied_boxes(text: str) -> str:
     """The text without boxes that it denies: "not \\boxed{5}", "\\boxed{5} is wrong"."""
     parts: list[str] = []
     end = 0
-    for box in _boxes(text):
+    for box in _find_boxes(text):
         if _is_denied(text, box):
             parts.append(text[end : box.start])
             end = box.end
@@ -239,7 +239,7 @@ def _is_alternative(between: str) -> bool:
     return few_words and not _NEXT_STATEMENT.search(between)
 
 
-def _boxes(text: str) -> Iterator[_Span]:
+def _find_boxes(text: str) -> Iterator[_Span]:
     """Boxes of a text that are not inside another one, with balanced braces inside."""
     start = 0
     contents_start = 0
@@ -361,10 +361,10 @@ def leading_answer(line: str) -> str | None:
     if reads_as_math(line):
         return line
     line = _LEADS.sub("", line)
-    formulas = _formulas(line)
+    formulas = _find_formulas(line)
     if formulas and formulas[0].start == 0:
         return formulas[0].contents
-    numbers = _numbers(line)
+    numbers = _find_numbers(line)
     if numbers and numbers[0].start == 0:
         return _number_as_meant(line, numbers[0])
     return trailing_answer(line)
@@ -385,8 +385,8 @@ def _last_in_sentence(sentence: str) -> str | None:
     """The last formula of a sentence, or its last number if the formula only leads to it."""
     if reads_as_math(sentence):
         return sentence
-    formulas = _formulas(sentence)
-    numbers = _numbers(sentence)
+    formulas = _find_formulas(sentence)
+    numbers = _find_numbers(sentence)
     if formulas:
         formula = formulas[-1]
         is_name = re.fullmatch(r"[A-Za-z](?:, [A-Za-z])*", formula.contents)  # "the value of $x$"
@@ -396,7 +396,7 @@ def _last_in_sentence(sentence: str) -> str | None:
     return _number_as_meant(sentence, numbers[-1]) if numbers else None
 
 
-def _formulas(line: str) -> list[_Span]:
+def _find_formulas(line: str) -> list[_Span]:
     """Formulas in math delimiters; those of a list are one."""
     formulas: list[_Span] = []
     for match in _FORMULA.finditer(line):
@@ -405,7 +405,7 @@ def _formulas(line: str) -> list[_Span]:
     return _join_lists(line, formulas)
 
 
-def _numbers(line: str) -> list[_Span]:
+def _find_numbers(line: str) -> list[_Span]:
     """Numbers of a line: "5 or 6" is one, and not the answer 6; "60 minutes or 1 hour" are two."""
     spans = [_Span(*match.span(), match.group()) for match in _NUMBER.finditer(line)]
     numbers = [read_number(bare(span.contents)) for span in spans]

@@ -62,7 +62,7 @@ class Math:
                 gold = comparison[0]
                 with_itself = results[comparison]
                 with_other = results[_with_other_answer(comparison)]
-                reasons.append(_refusal(gold, with_itself, with_other))
+                reasons.append(_refusal_reason(gold, with_itself, with_other))
         return reasons
 
     def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
@@ -218,7 +218,7 @@ def _with_other_answer(comparison: Comparison) -> Comparison:
     return gold, "1.5", tolerance
 
 
-def _refusal(gold: str, with_itself: JobResult, with_other: JobResult) -> str | None:
+def _refusal_reason(gold: str, with_itself: JobResult, with_other: JobResult) -> str | None:
     """Drop reason of a gold by its comparisons with itself and with some number; None if usable."""
     problem = with_itself.problem or with_other.problem
     if problem is not None:

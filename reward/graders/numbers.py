@@ -70,7 +70,7 @@ def read_number(text: str) -> Number | None:
     if power:
         return _read_power(power)
     match = _NUMBER_AND_REST.fullmatch(re.sub(r"([+-]) ", r"\1", text))
-    value = _value(match) if match else None
+    value = _value_of_match(match) if match else None
     if match is None or value is None:
         return None
     suffix = match["rest"]
@@ -88,10 +88,10 @@ def read_number(text: str) -> Number | None:
         value /= 100
     if scale:
         value *= SCALES[scale[1].lower()]
-    return Number(value, _form(match), percent is not None, unit, match["base"])
+    return Number(value, _written_form(match), percent is not None, unit, match["base"])
 
 
-def _form(match: re.Match[str]) -> Literal["integer", "decimal", "fraction"]:
+def _written_form(match: re.Match[str]) -> Literal["integer", "decimal", "fraction"]:
     if match["plain"] is None:
         return "fraction"
     return "decimal" if match["e"] or "." in match["plain"] else "integer"
@@ -113,7 +113,7 @@ def _read_power(match: re.Match[str]) -> Number | None:
     return Number(value, "integer" if value.denominator == 1 else "fraction", unit=unit)
 
 
-def _value(match: re.Match[str]) -> Fraction | None:
+def _value_of_match(match: re.Match[str]) -> Fraction | None:
     """Value of a match of `NUMBER`; None for a division by 0 or a product that looks mixed."""
     if match["plain"]:
         power = int((match["e"] or match["power"] or "0").replace(" ", ""))

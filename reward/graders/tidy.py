@@ -47,10 +47,10 @@ def tidy(text: str) -> str:
     text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", lambda m: "^{" + m.group().translate(_RAISED) + "}", text)
     text = re.sub("[₀-₉]+", lambda m: "_{" + m.group().translate(_LOWERED) + "}", text)
     text = re.sub(r"√\s*(\d+(?:\.\d+)?|[A-Za-z])", r"\\sqrt{\1}", text).replace("√", "sqrt")
-    return "".join(c if c.isascii() else _plain(c) for c in text)
+    return "".join(c if c.isascii() else _to_ascii(c) for c in text)
 
 
-def _plain(character: str) -> str:
+def _to_ascii(character: str) -> str:
     """ASCII for one character: ½ → \\frac{1}{2}, a digit of any script → the digit, Ⓒ and Ｃ → C.
     Emoji and invisible marks are left out; letters of other scripts stay."""
     category = unicodedata.category(character)

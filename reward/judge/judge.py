@@ -134,7 +134,7 @@ class GenRmJudge:
                 continue
             settings = self._request_settings(number)
             for comparison in comparisons:
-                request = self._vote_request(comparison, model, settings)
+                request = self._make_vote_request(comparison, model, settings)
                 if (seed, request.key) not in self._started_requests:
                     answering = asyncio.create_task(self._answer(model, [request], seed))
                     self._started_requests[seed, request.key] = request, answering
@@ -162,7 +162,9 @@ class GenRmJudge:
         model = self._models[number]
         settings = self._request_settings(number)
         # a generator: with a server, a prompt is rendered only when its request is sent
-        requests = (self._vote_request(comparison, model, settings) for comparison in comparisons)
+        requests = (
+            self._make_vote_request(comparison, model, settings) for comparison in comparisons
+        )
         if model.sampler.batched:
             answered = await self._ask_in_process(model, list(requests), seed)
         else:
@@ -249,7 +251,7 @@ class GenRmJudge:
             if self._cache is not None and request.keeps and request.vote is not None:
                 self._cache.add(request.key, request.vote, seed=seed)
 
-    def _vote_request(
+    def _make_vote_request(
         self, comparison: Comparison, model: JudgeSampler, settings: RequestSettings
     ) -> VoteRequest:
         messages = judging_messages(

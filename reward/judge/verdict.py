@@ -73,15 +73,15 @@ def parse_verdict(text: str) -> Verdict | None:
         text: answer without the judge's reasoning, of any length (the work is linear in it).
     """
     fields = last_object(text)
-    verdict = None if fields is None else _verdict_from(fields)
+    verdict = None if fields is None else _read_verdict(fields)
     if verdict is None or text.count("{") < 2:
         return verdict
     all_equal = all(stated == verdict for stated in _all_verdicts(text))
     return verdict if all_equal else None
 
 
-def _verdict_from(fields: Mapping[str, Any]) -> Verdict | None:
-    numbers = [_number(fields.get(name), *bounds) for name, bounds in BOUNDS.items()]
+def _read_verdict(fields: Mapping[str, Any]) -> Verdict | None:
+    numbers = [_number_in_bounds(fields.get(name), *bounds) for name, bounds in BOUNDS.items()]
     return None if None in numbers else Verdict(*cast(list[float], numbers))
 
 
@@ -89,7 +89,7 @@ def _all_verdicts(text: str) -> Iterator[Verdict]:
     """All verdicts in a text that are objects without objects inside."""
     for object_text in _FLAT_OBJECT.findall(text):
         try:
-            verdict = _verdict_from(cast(dict[str, Any], load_json(object_text)))
+            verdict = _read_verdict(cast(dict[str, Any], load_json(object_text)))
         except ValueError:
             continue
         if verdict is not None:
@@ -108,7 +108,7 @@ def last_object(text: str) -> dict[str, Any] | None:
         return None
 
 
-def _number(value: object, lowest: float, highest: float) -> float | None:
+def _number_in_bounds(value: object, lowest: float, highest: float) -> float | None:
     # a bool is an int to Python; comparing before converting keeps huge integers harmless
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
@@ -256,6 +256,7 @@ def outcome_of(completion: Completion, gold: Gold) -> VerdictScore | None:
 
 
 def _agreement(verdict: Verdict, gold_choice: int) -> float:
+    """1.0 if a verdict prefers the gold's choice, 0.5 if it prefers neither answer, else 0.0."""
     choice = preferred(verdict)
     return 0.5 if choice == 0 else float(choice == gold_choice)
 
@@ -282,13 +283,13 @@ class VerdictReward:
         return {"reward": GRADER, "format": FORMAT_WEIGHT, "ranking": RANKING_WEIGHT}
 
     async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:
-        return [_rewards(group) for group in groups]
+        return [_group_rewards(group) for group in groups]
 
     def settle(self, requests: int, failures: Sequence[Failure], *, domain: str = "") -> None:
         """No judge is called: nothing can fail."""
 
 
-def _rewards(group: Group) -> GroupRewards:
+def _group_rewards(group: Group) -> GroupRewards:
     gold = gold_from(group.prompt)
     scores = [outcome_of(completion, gold) for completion in group.completions]
     parts: dict[str, tuple[float | None, ...]] = {}

@@ -83,7 +83,9 @@ async def run_sandboxed(
     box = Box(limits or Limits())
     turn = _turns.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(os.cpu_count() or 1))
     async with turn:
-        return await _supervised(launch_run(box, argv, stdin=stdin, files=files), box.limits)
+        return await _supervise_in_thread(
+            launch_run(box, argv, stdin=stdin, files=files), box.limits
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ class Sandbox:
         """Run a program as `run_sandboxed` does, in this scratch directory, whose size is fixed."""
         box = self.box if limits is None else replace(self.box, limits=limits)
         launching = launch_run(box, argv, stdin=stdin, holder=self.holder)
-        return await _supervised(launching, box.limits)
+        return await _supervise_in_thread(launching, box.limits)
 
     async def write(self, path: str, data: bytes) -> None:
         """Write a file and make its directories.
@@ -112,7 +114,7 @@ class Sandbox:
         """
         script = 'mkdir -p -- "$(dirname -- "$1")" && cat > "$1"'
         result = await self.run(["sh", "-c", script, "sh", path], stdin=data)
-        _raise_for(result, path)
+        _raise_if_failed(result, path)
 
     async def read(self, path: str, *, max_bytes: int = 16 << 20) -> bytes:
         """Read a file.
@@ -122,11 +124,12 @@ class Sandbox:
         """
         limits = replace(self.box.limits, output_bytes=max_bytes)
         result = await self.run(["cat", "--", path], limits=limits)
-        _raise_for(result, path)
+        _raise_if_failed(result, path)
         return result.stdout
 
 
-def _raise_for(result: SandboxResult, path: str) -> None:
+def _raise_if_failed(result: SandboxResult, path: str) -> None:
+    """Raise OSError where the command that reads or writes a file failed."""
     if not result.ok:
         text = result.stderr.decode("utf-8", "replace").strip()
         raise OSError(f"{path} in the sandbox: {text or result.limit or result.exit_code}")
@@ -147,7 +150,7 @@ async def open_sandbox(limits: Limits | None = None) -> AsyncGenerator[Sandbox]:
     def started(first: int) -> None:
         loop.call_soon_threadsafe(first_process.set_result, first)
 
-    holder_run = asyncio.ensure_future(_supervised(launch_run(box, None), None, started))
+    holder_run = asyncio.ensure_future(_supervise_in_thread(launch_run(box, None), None, started))
     try:
         await asyncio.wait([holder_run, first_process], return_when=asyncio.FIRST_COMPLETED)
         if holder_run.done():
@@ -159,7 +162,7 @@ async def open_sandbox(limits: Limits | None = None) -> AsyncGenerator[Sandbox]:
             await holder_run
 
 
-async def _supervised(
+async def _supervise_in_thread(
     launching: contextlib.AbstractContextManager[Launch],
     limits: Limits | None,
     started: Callable[[int], None] | None = None,

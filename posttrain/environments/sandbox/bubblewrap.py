@@ -170,12 +170,12 @@ class Box:
         options += ["--json-status-fd", str(status), "--seccomp", str(seccomp)]
         options += self._system_options(MOUNT if shared else self.interpreter.source)
         options += ["--proc", "/proc", "--dev", "/dev"]
-        options += _tmpfs("/dev/shm", self.limits.shm_mb)  # noqa: S108
+        options += _tmpfs_options("/dev/shm", self.limits.shm_mb)  # noqa: S108
         options += ["--remount-ro", "/dev"]
         if shared:
             options += ["--bind", SCRATCH, SCRATCH]
         else:
-            options += _tmpfs(SCRATCH, self.limits.scratch_mb)
+            options += _tmpfs_options(SCRATCH, self.limits.scratch_mb)
         options += _file_options(files)
         # apart from the scratch directory, unless that lasts: what is left there is no result
         options += ["--symlink", SCRATCH if shared else "/dev/shm", "/tmp"]  # noqa: S108
@@ -195,7 +195,7 @@ class Box:
             options += ["--ro-bind", bwrap, bwrap]
         # a new /dev would cost a second user namespace, and nothing could enter the first
         options += ["--dev-bind", "/proc", "/proc", "--dev-bind", "/dev", "/dev"]
-        options += _tmpfs(SCRATCH, self.limits.scratch_mb)
+        options += _tmpfs_options(SCRATCH, self.limits.scratch_mb)
         # bubblewrap builds a new root in /tmp
         return [*options, "--dir", "/tmp", "--chdir", "/"]  # noqa: S108
 
@@ -245,11 +245,11 @@ class Box:
         command += [self.programs["choom"], "-n", "1000", "--"]
         command += [
             self.programs["prlimit"],
-            _bound("as", resource.RLIMIT_AS, limits.memory_mb * MEBI),
-            _bound("cpu", resource.RLIMIT_CPU, limits.cpu_seconds, spare=2),
-            _bound("nproc", resource.RLIMIT_NPROC, processes),
-            _bound("fsize", resource.RLIMIT_FSIZE, limits.scratch_mb * MEBI),
-            _bound("nofile", resource.RLIMIT_NOFILE, limits.open_files),
+            _limit_option("as", resource.RLIMIT_AS, limits.memory_mb * MEBI),
+            _limit_option("cpu", resource.RLIMIT_CPU, limits.cpu_seconds, spare=2),
+            _limit_option("nproc", resource.RLIMIT_NPROC, processes),
+            _limit_option("fsize", resource.RLIMIT_FSIZE, limits.scratch_mb * MEBI),
+            _limit_option("nofile", resource.RLIMIT_NOFILE, limits.open_files),
             # 0 would still let the kernel start a core handler on the host; 1 starts none
             "--core=1:1",
             "--msgqueue=0:0",
@@ -257,7 +257,7 @@ class Box:
         return [*command, "--", *argv]
 
 
-def _tmpfs(path: str, mebibytes: int) -> list[str]:
+def _tmpfs_options(path: str, mebibytes: int) -> list[str]:
     return ["--perms", "1777", "--size", str(mebibytes * MEBI), "--tmpfs", path]
 
 
@@ -272,7 +272,7 @@ def _file_options(files: Sequence[tuple[str, int]]) -> list[str]:
     return options
 
 
-def _bound(name: str, kind: int, value: int, *, spare: int = 0) -> str:
+def _limit_option(name: str, kind: int, value: int, *, spare: int = 0) -> str:
     """Option of prlimit; `spare` lies between the soft limit, which signals, and the hard one."""
     current_hard = resource.getrlimit(kind)[1]  # an ordinary user can only go down
     hard = value + spare
@@ -349,7 +349,7 @@ def launch_run(
         keep.append(_sealed_copy(arguments, copies))
         command = [box.programs["bwrap"], "--args", str(keep[-1]), "--", *program]
         if holder is not None:
-            command = [*_enter(box, holder), *command]
+            command = [*_enter_command(box, holder), *command]
         yield Launch(box, command, tuple(keep), _sealed_copy(stdin, copies), status, copies)
 
 
@@ -365,7 +365,7 @@ def _sealed_copy(content: bytes, copies: contextlib.ExitStack) -> int:
     return descriptor
 
 
-def _enter(box: Box, holder: int) -> list[str]:
+def _enter_command(box: Box, holder: int) -> list[str]:
     """Command that starts another one in the namespaces of the holder."""
     enter = [box.programs["nsenter"], f"--mount=/proc/{holder}/ns/mnt"]
     if box.user is None:

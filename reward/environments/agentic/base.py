@@ -239,11 +239,11 @@ class Family(RLVREnvironment):
 
     def fixture(self, prompt: Prompt) -> Fixture:
         """Fixture of a prompt, drawn again from its key."""
-        return _fixture_of_key(type(self), metadata_of(prompt)["fixture"])
+        return _draw_fixture(type(self), metadata_of(prompt)["fixture"])
 
     def row(self, seed: int, number: int) -> dict[str, Any]:
         key = f"{seed}/{number}"
-        fixture = _fixture_of_key(type(self), key)
+        fixture = _draw_fixture(type(self), key)
         return {
             "messages": [
                 {"role": "system", "content": SYSTEM.format(name=fixture.digest[:8])},
@@ -336,7 +336,8 @@ def _write_order(calls: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
 
 
 @functools.lru_cache(maxsize=256)  # a task is opened and scored once for each of its rollouts
-def _fixture_of_key(family: type[Family], key: str) -> Fixture:
+def _draw_fixture(family: type[Family], key: str) -> Fixture:
+    """Draw the fixture of a key, "seed/number"; it is the same one at any time."""
     return family().build(random.Random(f"agentic/{family.name}/{key}"))
 
 

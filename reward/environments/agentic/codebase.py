@@ -185,7 +185,7 @@ def _refactoring_check(block: _SharedBlock, expected: list[Case]) -> Check:
             for module in (block.helper_module, *block.modules)
         }
         helper_tree = trees[block.helper_module]
-        if helper not in {function.name for function in _functions(helper_tree)}:
+        if helper not in {function.name for function in _all_functions(helper_tree)}:
             raise Wrong(f"{block.helper_path} has no function {helper}")
         for module in callers:
             if not _calls_imported(trees[module], block.helper_module, helper):
@@ -209,13 +209,13 @@ def _refactoring_check(block: _SharedBlock, expected: list[Case]) -> Check:
         stubbed_helper = final.files[block.helper_path] + stub
         stubbed = replace(final, files={**final.files, block.helper_path: stubbed_helper})
         for module in callers:
-            if await _same_results(stubbed, [case for case in expected if case[0] == module]):
+            if await _gives_results(stubbed, [case for case in expected if case[0] == module]):
                 raise Wrong(f"{module}.py makes no use of what {helper} returns")
 
     return check
 
 
-async def _same_results(final: Final, expected: Sequence[Case]) -> bool:
+async def _gives_results(final: Final, expected: Sequence[Case]) -> bool:
     try:
         await final.computes(expected)
     except Wrong:
@@ -230,7 +230,7 @@ def _parse_module(final: Final, path: str) -> ast.Module:
         raise Wrong(f"{path} is not Python") from None
 
 
-def _functions(tree: ast.Module) -> list[ast.FunctionDef]:
+def _all_functions(tree: ast.Module) -> list[ast.FunctionDef]:
     """All functions of a module, nested ones included."""
     return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
 
@@ -250,7 +250,7 @@ def _calls_imported(tree: ast.Module, module: str, name: str) -> bool:
                 if alias.name == module:
                     spellings.add(f"{alias.asname or module}.{name}")
     called: set[str] = set()
-    for function in _functions(tree):
+    for function in _all_functions(tree):
         for node in ast.walk(function):
             if isinstance(node, ast.Call):
                 called.add(ast.unparse(node.func))
@@ -267,9 +267,9 @@ def _runs_text(tree: ast.Module) -> bool:
 def _normalized_statements(tree: ast.Module) -> list[list[str]]:
     """The statements of each function, nested ones included, without the names of variables."""
     statements_by_function: list[list[str]] = []
-    for function in _functions(tree):
+    for function in _all_functions(tree):
         statements = [
-            _normalized(node) for node in ast.walk(function) if isinstance(node, ast.stmt)
+            _normalize_statement(node) for node in ast.walk(function) if isinstance(node, ast.stmt)
         ]
         # the first one is the function itself
         statements_by_function.append(statements[1:MOST])
@@ -292,7 +292,7 @@ def _common_length(statements: list[str], block: list[str]) -> int:
     return lengths[-1]
 
 
-def _normalized(statement: ast.stmt) -> str:
+def _normalize_statement(statement: ast.stmt) -> str:
     """A statement as text, without its body and without the names of its variables."""
     parts: list[str] = []
     for field, child in ast.iter_fields(statement):
@@ -331,8 +331,8 @@ class TraceThroughCodebase(Family):
             sign = rng.choice(("+", "-", "*"))
             constant = rng.randint(2, 9)
             legacy_constant = constant + rng.randint(1, 7)
-            value = _apply(value, sign, constant)
-            legacy_value = _apply(legacy_value, sign, legacy_constant)
+            value = _apply_operator(value, sign, constant)
+            legacy_value = _apply_operator(legacy_value, sign, legacy_constant)
             call_path.append(f"core.{module}.{verb}")
             values.append(value)
             for package, number in (("core", constant), ("legacy", legacy_constant)):
@@ -393,5 +393,5 @@ class TraceThroughCodebase(Family):
         )
 
 
-def _apply(value: int, sign: str, constant: int) -> int:
+def _apply_operator(value: int, sign: str, constant: int) -> int:
     return {"+": value + constant, "-": value - constant, "*": value * constant}[sign]

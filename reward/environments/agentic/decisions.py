@@ -93,7 +93,7 @@ def _ambiguity_check(
                 readings[open_term] = reading
             case kind:
                 raise Wrong(f"{DECISION}: kind is {str(kind)[:80]!r}")
-        final.answer(RESULT, total=_total(orders, readings, month, region))
+        final.answer(RESULT, total=_total_amount(orders, readings, month, region))
 
     return check
 
@@ -110,7 +110,7 @@ def _ambiguity_runs(
     settled_term = next(term for term in TERMS if term != open_term)
     asked_term = open_term or settled_term
     look = sh("cat terms.md; head -5 sales.csv")
-    write_total = write_json(RESULT, total=_total(orders, readings, month, region))
+    write_total = write_json(RESULT, total=_total_amount(orders, readings, month, region))
     decide_nothing = write_json(DECISION, kind="none")
     ask = write_json(DECISION, kind="question", term=asked_term)
     ask_in_prose = {"asks_in_prose": [look, f"Which {asked_term} do you mean?"]}
@@ -119,7 +119,9 @@ def _ambiguity_runs(
     other_readings[asked_term] = next(
         reading for reading in TERMS[asked_term] if reading != readings[asked_term]
     )
-    write_other_total = write_json(RESULT, total=_total(orders, other_readings, month, region))
+    write_other_total = write_json(
+        RESULT, total=_total_amount(orders, other_readings, month, region)
+    )
     ask_about_settled = write_json(DECISION, kind="question", term=settled_term)
     if open_term is None:
         return {
@@ -157,7 +159,7 @@ def _draw_orders(rng: random.Random, month: int, region: str) -> list[Order]:
     ]
     orders = [_draw_order(rng, month) for _ in range(40)]
     while True:
-        totals = {_total(orders, readings, month, region) for readings in all_readings}
+        totals = {_total_amount(orders, readings, month, region) for readings in all_readings}
         if len(totals) == len(all_readings):
             return orders
         orders.append(_draw_order(rng, month))
@@ -177,7 +179,7 @@ def _draw_order(rng: random.Random, month: int) -> Order:
     }
 
 
-def _total(orders: list[Order], readings: Readings, month: int, region: str) -> int:
+def _total_amount(orders: list[Order], readings: Readings, month: int, region: str) -> int:
     """Amount of a month's orders in a region, in cents, by a reading of each term."""
     total = 0
     for order in orders:
@@ -383,8 +385,8 @@ class RecoverFromToolError(Family):
         # the copy lacks a row of the site, so that its total is another
         last_row_of_site = max(k for k, row in enumerate(rows) if row[0] == site)
         stale_rows = rows[: min(last_row_of_site, len(rows) - rng.randint(3, 6))]
-        total = _pieces(rows, site)
-        stale_total = _pieces(stale_rows, site)
+        total = _count_pieces(rows, site)
+        stale_total = _count_pieces(stale_rows, site)
         error = rng.choice(
             (
                 f"{path}: no such file or directory; {copy_path} exists",
@@ -420,7 +422,7 @@ class RecoverFromToolError(Family):
         )
 
 
-def _pieces(rows: list[Delivery], site: str) -> int:
+def _count_pieces(rows: list[Delivery], site: str) -> int:
     """Number of pieces that were ordered for a site."""
     return sum(pieces for row_site, _, pieces in rows if row_site == site)
 

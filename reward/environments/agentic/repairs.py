@@ -356,7 +356,7 @@ class MinimalFix(Family):
         async def check(final: Final) -> None:
             all_paths = final.initial.keys() | final.files.keys()
             final.unchanged(*(all_paths - {path}))
-            changed = _changed_lines(text, final.text(path))
+            changed = _count_changed_lines(text, final.text(path))
             if changed > MOST_CHANGED:
                 raise Wrong(f"{changed} lines were added or removed")
             await final.computes(expected)
@@ -389,7 +389,7 @@ class MinimalFix(Family):
         )
 
 
-def _changed_lines(text_before: str, text_after: str) -> int:
+def _count_changed_lines(text_before: str, text_after: str) -> int:
     """Lines removed plus lines added."""
     lines_before = text_before.splitlines()
     lines_after = text_after.splitlines()

@@ -53,7 +53,8 @@ class InfrastructureError(Exception):
     """The machine failed, not the call."""
 
 
-def _schema(*required: str, **optional: str) -> dict[str, Any]:
+def _object_schema(*required: str, **optional: str) -> dict[str, Any]:
+    """Schema of an object with required texts and optional fields of the given types."""
     types = dict.fromkeys(required, "string") | optional
     return {
         "type": "object",
@@ -67,25 +68,25 @@ def _schema(*required: str, **optional: str) -> dict[str, Any]:
 TOOLS: dict[str, tuple[str, dict[str, Any]]] = {
     "read_file": (
         "The text of a file; `first_line` (from 1) and `lines` choose a part of a long one.",
-        _schema("path", first_line="integer", lines="integer"),
+        _object_schema("path", first_line="integer", lines="integer"),
     ),
     "write_file": (
         "Write a text file, replacing what is there; its directories are made.",
-        _schema("path", "content"),
+        _object_schema("path", "content"),
     ),
     "list_files": (
         "All files below a directory with their sizes in bytes.",
-        _schema(path="string"),
+        _object_schema(path="string"),
     ),
     "shell": (
         f"Run a command with sh in the working directory, for at most {SECONDS} seconds. python3 "
         "has its standard library alone; there is no network. Files last, processes, links and "
         "file modes do not.",
-        _schema("command"),
+        _object_schema("command"),
     ),
     "sql": (
         "Run one SQL query on a SQLite database, read-only.",
-        _schema("database", "query"),
+        _object_schema("database", "query"),
     ),
 }
 BASIC = ("read_file", "write_file", "list_files", "shell")
@@ -176,7 +177,7 @@ class Workspace(Environment):
 
     async def shell(self, command: str) -> str:
         self._raise_first_error()
-        return await self._run(["/bin/sh", "-c", command])
+        return await self._run_in_sandbox(["/bin/sh", "-c", command])
 
     async def sql(self, database: str, query: str) -> str:
         self._raise_first_error()
@@ -186,11 +187,17 @@ class Workspace(Environment):
         # the query runs on a copy: nothing that it leaves behind is kept
         files = self.files
         try:
-            return await self._run(["python3", "-I", "-S", "-c", _QUERY, path, query])
+            return await self._run_in_sandbox(["python3", "-I", "-S", "-c", _QUERY, path, query])
         finally:
             self.files = files
 
-    async def _run(self, argv: list[str]) -> str:
+    async def _run_in_sandbox(self, argv: list[str]) -> str:
+        """Run a command on the files, take over the files that it leaves, and return its output.
+
+        Raises:
+            Refused: it cannot be run, or its changes are lost; says why.
+            InfrastructureError: the sandbox did not start.
+        """
         try:
             words = [word.encode() for word in argv]
         except UnicodeEncodeError:
@@ -231,6 +238,7 @@ class Workspace(Environment):
         return f"{text}\n({', '.join(notes)})" if notes else text
 
     def _replace_files(self, files: Files) -> None:
+        """Replace all files. Raises Refused where they are too many or too large."""
         if len(files) > MOST_FILES or sum(map(len, files.values())) > MOST_BYTES:
             raise Refused(f"more than {MOST_FILES} files or {MOST_BYTES} bytes in all")
         self.files = dict(files)
@@ -241,7 +249,7 @@ class Workspace(Environment):
         if not self._deliverables and not changed:
             missing = ["any change"]
         state = {
-            "changes": {path: _as_json(self.files.get(path)) for path in changed},
+            "changes": {path: _content_as_json(self.files.get(path)) for path in changed},
             "calls": self._calls,
             "missing": missing,
             "infrastructure": self._infrastructure,
@@ -280,7 +288,8 @@ def final_files(initial: Files, state: Mapping[str, Any]) -> dict[str, bytes]:
     return files
 
 
-def _as_json(content: bytes | None) -> Any:
+def _content_as_json(content: bytes | None) -> Any:
+    """Content of a file as a text, or in base64 where it is none; None for a deleted file."""
     if content is None:
         return None
     try:
