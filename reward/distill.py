@@ -29,7 +29,7 @@ class DistillationReward:
     """A `GroupReward` that scores rollouts with the teacher of their prompt's source.
 
     Args:
-        teachers: by name; two names of one checkpoint may share a scorer.
+        teachers: scorers of the teachers, by name; two names of one checkpoint may share one.
         teacher_of: source → name of its teacher.
         max_failure_rate: largest share of a domain's rollouts in a step without a score.
     """
@@ -88,7 +88,7 @@ class DistillationReward:
     async def _score_with_teacher(
         self, name: str, groups: Sequence[Group], keys: Sequence[RolloutKey]
     ) -> dict[RolloutKey, Credit | Failure]:
-        """Advantages of the tokens of a teacher's rollouts, or why there are none.
+        """Score a teacher's rollouts: the advantage of each token, or the failure of a rollout.
 
         Teacher and policy get the same batch: where their weights are equal, every difference is
         exactly 0.

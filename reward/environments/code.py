@@ -42,6 +42,8 @@ _DRIVER = Path(__file__).with_name("code_driver.py").read_text("utf-8")
 
 
 class CodeEnvironment(RLVREnvironment):
+    """Programs in Python, run on tests in a sandbox."""
+
     name = "code"
 
     def malformed(self, prompt: Prompt) -> str | None:

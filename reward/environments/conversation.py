@@ -179,6 +179,8 @@ class Desk(World):
 
 
 class ConversationEnvironment(RLVREnvironment):
+    """Calls of a bank's customers, graded by state, effects and what the user was told."""
+
     name = "conversation"
 
     def malformed(self, prompt: Prompt) -> str | None:
@@ -367,7 +369,7 @@ class Scene:
     """A generated request.
 
     Attributes:
-        facts: what the user gives when asked by a keyword.
+        facts: texts that the user gives when asked by a keyword.
         gold: calls that the policy wants, without the verification.
         asides: messages of the user after the references are given, all to be declined.
         forbidden: calls that the user wants and the policy forbids.

@@ -29,6 +29,8 @@ def judgment_of(answer: str) -> int | None:
 
 
 class GenSelectEnvironment(RLVREnvironment):
+    """Choice of a right solution among several."""
+
     name = "genselect"
 
     def malformed(self, prompt: Prompt) -> str | None:

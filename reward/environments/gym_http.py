@@ -48,6 +48,8 @@ def gym_http_row(row: Row, *, url: str) -> Fields:
 
 
 class GymHttpEnvironment(RLVREnvironment):
+    """Tasks of a resources server of NeMo Gym, which verifies them."""
+
     name = "gym_http"
 
     def malformed(self, prompt: Prompt) -> str | None:

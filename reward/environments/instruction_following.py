@@ -484,6 +484,8 @@ MAX_NUMBER = 5000  # in the arguments of a constraint
 
 
 class InstructionFollowingEnvironment(RLVREnvironment):
+    """Texts under constraints, graded by all of them or by the share that holds."""
+
     name = "instruction_following"
 
     def malformed(self, prompt: Prompt) -> str | None:

@@ -102,6 +102,8 @@ class JudgedEnvironment(RLVREnvironment):
 
 
 class EquivalenceEnvironment(JudgedEnvironment):
+    """Answers that a judge compares with the gold, in both orders."""
+
     name = "equivalence"
 
     def malformed(self, prompt: Prompt) -> str | None:
@@ -128,6 +130,8 @@ class EquivalenceEnvironment(JudgedEnvironment):
 
 
 class RubricEnvironment(JudgedEnvironment):
+    """Responses about which a judge answers the yes-or-no questions of a rubric."""
+
     name = "rubric"
 
     def malformed(self, prompt: Prompt) -> str | None:

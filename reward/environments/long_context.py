@@ -30,6 +30,8 @@ _GROUPED = re.compile(r"-?\d{1,3}(?:,\d{3})+")
 
 
 class LongContextEnvironment(RLVREnvironment):
+    """Questions on many documents; copying the prompt lowers the reward."""
+
     name = "long_context"
     passes_at = 0.5  # right, and less than half of it copied
 

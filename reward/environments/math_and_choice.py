@@ -39,6 +39,8 @@ LONGEST = 200_000  # characters of an answer
 
 
 class MathEnvironment(RLVREnvironment):
+    """Math problems with a final answer in a box."""
+
     name = "math"
 
     def malformed(self, prompt: Prompt) -> str | None:
@@ -87,6 +89,8 @@ _WORD = re.compile(r"[\w'’]")
 
 
 class MultipleChoiceEnvironment(RLVREnvironment):
+    """Questions with options, one of which is right."""
+
     name = "multiple_choice"
 
     def malformed(self, prompt: Prompt) -> str | None:

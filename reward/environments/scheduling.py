@@ -52,6 +52,8 @@ class Event:
 
 
 class SchedulingEnvironment(RLVREnvironment):
+    """Calendars of one day that have to meet constraints."""
+
     name = "scheduling"
 
     def malformed(self, prompt: Prompt) -> str | None:

@@ -34,6 +34,8 @@ LONGEST = 500_000  # characters of an answer
 
 
 class StructuredOutputEnvironment(RLVREnvironment):
+    """Structured answers that fit a schema, with right or grounded values."""
+
     name = "structured_output"
 
     def malformed(self, prompt: Prompt) -> str | None:

@@ -33,6 +33,8 @@ Fields = Mapping[str, Any]
 
 
 class ToolCallEnvironment(RLVREnvironment):
+    """The next calls of tools, or the question for a missing argument."""
+
     name = "tool_call"
 
     def malformed(self, prompt: Prompt) -> str | None:

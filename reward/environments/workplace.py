@@ -145,6 +145,8 @@ def _false_claim(text: str, done_actions: set[str]) -> str | None:
 
 
 class WorkplaceEnvironment(RLVREnvironment):
+    """Requests on an office's tables, graded by state, effects and claims."""
+
     name = "workplace"
 
     def malformed(self, prompt: Prompt) -> str | None:

@@ -130,6 +130,7 @@ def add_row(tables: Tables, table: str, row: Record) -> str:
 
 
 def gold_calls(metadata: Record) -> list[Call]:
+    """(action, arguments) of each gold call of a prompt's metadata."""
     return [(name, arguments) for name, arguments in metadata["calls"]]
 
 

@@ -49,7 +49,7 @@ class Limits:
         shm_mb: size of /dev/shm.
         files: files and directories in the scratch directory and /dev/shm (watched).
         open_files: descriptors of each process.
-        output_bytes: of stdout, and of stderr; a program that writes more is killed.
+        output_bytes: bytes of stdout, and of stderr; a program that writes more is killed.
     """
 
     seconds: float = 10.0

@@ -60,6 +60,8 @@ class _SharedBlock:
 
 
 class RefactorDuplicatedCode(Family):
+    """Move a block that two modules share into a function; a third's only resembles it."""
+
     name = "refactor_duplicated_code"
 
     def build(self, rng: random.Random) -> Fixture:
@@ -313,6 +315,8 @@ ROUTES = ("north", "coast", "inland", "island")
 
 
 class TraceThroughCodebase(Family):
+    """Tell what a call returns and which functions it leads through; a legacy package misleads."""
+
     name = "trace_through_codebase"
 
     def build(self, rng: random.Random) -> Fixture:

@@ -29,6 +29,8 @@ Readings = dict[str, str]  # term → reading
 
 
 class HandleAmbiguousRequirement(Family):
+    """Report an amount; where a term of the request is open, ask about it or name an assumption."""
+
     name = "handle_ambiguous_requirement"
 
     def build(self, rng: random.Random) -> Fixture:
@@ -202,6 +204,8 @@ SERIES = ("revenue", "visitors", "output", "returns", "calls")
 
 
 class KnowWhenToStop(Family):
+    """Compute a moving average, or say that it is not defined since observations are missing."""
+
     name = "know_when_to_stop"
 
     def build(self, rng: random.Random) -> Fixture:
@@ -304,6 +308,8 @@ WORDS = ("amber", "birch", "cobalt", "dune", "ember", "fjord", "grove", "harbor"
 
 
 class MultiStepPlan(Family):
+    """Write files in a given order; the content of each follows from the one before."""
+
     name = "multi_step_plan"
 
     def build(self, rng: random.Random) -> Fixture:
@@ -366,6 +372,8 @@ Delivery = tuple[str, str, int]  # site, goods, pieces
 
 
 class RecoverFromToolError(Family):
+    """Sum a column of a file; the first call fails with an error that points to a stale copy."""
+
     name = "recover_from_tool_error"
 
     def build(self, rng: random.Random) -> Fixture:

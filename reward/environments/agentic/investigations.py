@@ -18,6 +18,8 @@ EVENTS = 700
 
 
 class InvestigateLog(Family):
+    """Find the change behind an incident in a log, in which another host has the most errors."""
+
     name = "investigate_log"
 
     def build(self, rng: random.Random) -> Fixture:
@@ -129,6 +131,8 @@ SELECT account_id, SUM(cents) FROM invoices WHERE status != 'cancelled' GROUP BY
 
 
 class SqlInvestigation(Family):
+    """Find the account in a database that paid an invoice twice."""
+
     name = "sql_investigation"
 
     def build(self, rng: random.Random) -> Fixture:

@@ -30,8 +30,8 @@ class _Template:
         parameters: parameters as in its definition.
         purpose: docstring, which says what is right.
         body: statements, with {line} in place of the line that may be wrong.
-        right_line: that line as it should be.
-        wrong_lines: wrong versions of it.
+        right_line: the line as it should be.
+        wrong_lines: wrong versions of the line.
         draw_arguments: draws the arguments of a call, given the constants.
     """
 
@@ -250,6 +250,8 @@ RUN_TESTS = "python3 -m unittest discover -s tests"
 
 
 class FixFailingTest(Family):
+    """Fix the module whose tests fail, without a change to the tests."""
+
     name = "fix_failing_test"
 
     def build(self, rng: random.Random) -> Fixture:
@@ -335,6 +337,8 @@ FILES = ("helpers.py", "toolkit.py", "calc.py", "rules.py")
 
 
 class MinimalFix(Family):
+    """Fix one function of a long file with at most `MOST_CHANGED` lines added or removed."""
+
     name = "minimal_fix"
 
     def build(self, rng: random.Random) -> Fixture:

@@ -18,6 +18,7 @@ KEPT = 64 * 1024  # bytes of output from each end
 
 
 def write_all(files: dict[str, bytes]) -> None:
+    """Write files below the working directory, with their directories."""
     for path, data in files.items():
         folder = path.rpartition("/")[0]
         if folder:
@@ -30,6 +31,7 @@ def write_all(files: dict[str, bytes]) -> None:
 
 
 def run(words: list[bytes], seconds: int, out: int) -> int:
+    """Run a command that writes to a descriptor; returns its exit code, negative for a signal."""
     child = os.fork()
     if child == 0:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -95,6 +97,7 @@ def collect(most_files: int, most_bytes: int) -> tuple[dict[str, bytes] | None, 
 
 
 def main() -> None:
+    """Carry out the order on stdin, see above."""
     order = marshal.loads(sys.stdin.buffer.read())  # noqa: S302 - comes from this project
     words, files, seconds, most_files, most_bytes = order
     write_all(files)

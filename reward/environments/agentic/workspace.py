@@ -325,16 +325,20 @@ def _read_driver_output(data: bytes) -> tuple[int, bytes, int, dict[str, bytes] 
 
 
 def read(path: str) -> Call:
+    """Call that reads a file."""
     return "read_file", {"path": path}
 
 
 def write(path: str, content: str) -> Call:
+    """Call that writes a file."""
     return "write_file", {"path": path, "content": content}
 
 
 def write_json(path: str, /, **fields: Any) -> Call:
+    """Call that writes an object with these fields to a file."""
     return write(path, json.dumps(fields))
 
 
 def sh(command: str) -> Call:
+    """Call that runs a command in the shell."""
     return "shell", {"command": command}
