@@ -18,7 +18,7 @@ from typing import Any
 
 from posttrain.errors import TrainingError
 from posttrain.group_rewards import Credit, Failure, Group, GroupRewards
-from posttrain.rollouts import Completion
+from posttrain.rollouts import Completion, Prompt
 from posttrain.sampling.sampler import ScoreOutput, Scorer, ScoreRequest
 from posttrain.training.rl.distillation import advantages_of_rollouts
 
@@ -45,6 +45,8 @@ class DistillationReward:
         self._teacher_of = teacher_of
         self._max_failure_rate = max_failure_rate
         self._policy: Scorer | None = None
+        # by the identity of the completion, which each task holds
+        self._begun: dict[int, asyncio.Task[list[ScoreOutput]]] = {}
 
     @property
     def identity(self) -> Mapping[str, Any]:
@@ -53,6 +55,14 @@ class DistillationReward:
 
     def use_policy(self, policy: Scorer) -> None:
         self._policy = policy
+
+    def begin(self, prompt: Prompt, completion: Completion) -> None:
+        """Ask a teacher behind a server; one in this process scores all rollouts together."""
+        teacher = self._teachers[self._teacher_of[prompt.source]]
+        if teacher.batched or completion.finish == "failed" or id(completion) in self._begun:
+            return
+        scoring = teacher.score([score_request(completion)])
+        self._begun[id(completion)] = asyncio.ensure_future(scoring)
 
     async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:
         places_of: dict[str, list[Place]] = {}
@@ -91,7 +101,7 @@ class DistillationReward:
         assert self._policy is not None, "the trainer hands over its policy first"
         requests = [score_request(groups[group].completions[index]) for group, index in places]
         of_teacher, of_policy = await asyncio.gather(
-            self._teachers[name].score(requests), self._policy.score(requests)
+            self._teacher_scores(name, groups, places), self._policy.score(requests)
         )
         credits: dict[Place, Credit | Failure] = {}
         scored: list[int] = []
@@ -109,6 +119,19 @@ class DistillationReward:
         for number, advantages_of_tokens in zip(scored, advantages, strict=True):
             credits[places[number]] = advantages_of_tokens
         return credits
+
+    async def _teacher_scores(
+        self, name: str, groups: Sequence[Group], places: Sequence[Place]
+    ) -> list[ScoreOutput]:
+        """Scores of a teacher's rollouts, in order; those of a server may have begun."""
+        teacher = self._teachers[name]
+        completions = [groups[group].completions[index] for group, index in places]
+        if teacher.batched:
+            return await teacher.score([score_request(completion) for completion in completions])
+        for (group, _), completion in zip(places, completions, strict=True):
+            self.begin(groups[group].prompt, completion)
+        scoring = [self._begun.pop(id(completion)) for completion in completions]
+        return [output for [output] in await asyncio.gather(*scoring)]
 
     def _rewards(
         self, position: int, group: Group, credits: Mapping[Place, Credit | Failure]

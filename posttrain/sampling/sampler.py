@@ -166,13 +166,8 @@ class ScoreOutput:
     error: str | None = None
 
 
-class Scorer(Protocol):
+class Scorer(Backend, Protocol):
     """A model that gives log-probabilities of token ids; engines have this beside `generate`."""
-
-    @property
-    def identity(self) -> Mapping[str, Any]:
-        """Backend and digest of the weights."""
-        ...
 
     async def score(self, requests: Sequence[ScoreRequest]) -> list[ScoreOutput]:
         """One output for each request, in order."""

@@ -131,6 +131,8 @@ class LivePolicy:
     """The policy in training as a `Scorer`, whatever engine samples from it. Its scores are those
     of the weights in the trainer, inside of `whole_weights`."""
 
+    batched = True
+
     def __init__(self, trainer: GroupTrainer) -> None:
         self.trainer = trainer
         self._gate = asyncio.Lock()

@@ -85,6 +85,10 @@ class InProcessTeacher:
     identity: Mapping[str, Any]
     residents: ResidentModels
 
+    @property
+    def batched(self) -> bool:
+        return True
+
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Hold the model on the device inside the block, with this teacher's adapter."""
