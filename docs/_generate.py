@@ -105,7 +105,7 @@ def what_ran(evidence: str) -> str:
     lines = [
         "# What was run where",
         "",
-        "Every stage, with the sections of the [evidence](benchmarks.md) in which it ran. All of it is",
+        "Every stage, with the sections of the [evidence](benchmarks.md) in which it ran. All is",
         "tested besides.",
         '"Real data" are rows, tokenizers or models of others on a CPU; – stands for nothing yet.',
         "",

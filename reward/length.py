@@ -150,7 +150,6 @@ def _bonus(
 
 
 Column = tuple[float | None, ...]
-PENALTY_UNITS = 100  # `absolute_penalty` is taken off for so many
 
 
 def with_lengths(
@@ -165,25 +164,15 @@ def with_lengths(
         answers,
         truncated=[completion.truncated for completion in completions],
         style_densities=densities,
-        **config.model_dump(exclude={"unit", "absolute_penalty"}),
-    )
-    penalties = tuple(
-        -config.absolute_penalty * (r + a) / PENALTY_UNITS if scored is not None else None
-        for r, a, scored in zip(reasoning, answers, base, strict=True)
-    )
-    rewards = tuple(
-        None if reward is None or penalty is None else reward + penalty
-        for reward, penalty in zip(adjusted.rewards, penalties, strict=True)
+        **config.model_dump(exclude={"unit"}),
     )
     parts: dict[str, Column] = {"base": tuple(base)}
     parts |= {name: tuple(values) for name, values in adjusted.parts.items()}
     if not config.style_coefficient:
         del parts["style"]
-    if config.absolute_penalty:
-        parts["absolute_penalty"] = penalties
     parts["reasoning_tokens"] = tuple(float(c.reasoning_tokens) for c in completions)
     parts["answer_tokens"] = tuple(float(c.answer_tokens) for c in completions)
-    return rewards, parts
+    return tuple(adjusted.rewards), parts
 
 
 def _lengths(
