@@ -186,15 +186,17 @@ def kind_of(key: str) -> Kind | None:
     return None
 
 
-def refuse_media(item: Mapping[str, Any], location: str = "") -> None:
-    """Refuse a row, message or part with pictures or sound: its text is incomplete."""
+def refuse_media(item: Mapping[str, Any], prefix: str = "") -> None:
+    """Refuse a row, message or part with pictures or sound: its text is incomplete.
+
+    Args:
+        prefix: what precedes the key in its path, for errors: `messages[0].`.
+    """
     if _MEDIA_KEY_SET.isdisjoint(item):
         return
     for key in _MEDIA_KEYS:
         if item.get(key):
-            raise RowProblem(
-                "unsupported_content", location + key, "it comes with media; text only"
-            )
+            raise RowProblem("unsupported_content", prefix + key, "it comes with media; text only")
 
 
 def unread_in_message(
