@@ -22,7 +22,7 @@ from posttrain.rollouts import Completion, Prompt
 from posttrain.sampling.sampler import ScoreOutput, Scorer, ScoreRequest
 from posttrain.training.rl.distillation import advantages_of_rollouts
 
-Place = tuple[int, int]  # position of a group in its call, index of a rollout in it
+RolloutPlace = tuple[int, int]  # position of a group in its call, index of a rollout in it
 
 
 class DistillationReward:
@@ -65,17 +65,17 @@ class DistillationReward:
         self._begun[id(completion)] = asyncio.ensure_future(scoring)
 
     async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:
-        places_of: dict[str, list[Place]] = {}
+        keys_of_teacher: dict[str, list[RolloutPlace]] = {}
         for position, group in enumerate(groups):
             teacher = self._teacher_of[group.prompt.source]
             for index, completion in enumerate(group.completions):
                 if completion.finish != "failed":
-                    places_of.setdefault(teacher, []).append((position, index))
-        scored = await asyncio.gather(
-            *(self._score(name, groups, places) for name, places in places_of.items())
+                    keys_of_teacher.setdefault(teacher, []).append((position, index))
+        credits_by_teacher = await asyncio.gather(
+            *(self._score(name, groups, keys) for name, keys in keys_of_teacher.items())
         )
-        credits: dict[Place, Credit | Failure] = {}
-        for credits_of_teacher in scored:
+        credits: dict[RolloutPlace, Credit | Failure] = {}
+        for credits_of_teacher in credits_by_teacher:
             credits |= credits_of_teacher
         return [self._rewards(position, group, credits) for position, group in enumerate(groups)]
 
@@ -91,50 +91,50 @@ class DistillationReward:
         )
 
     async def _score(
-        self, name: str, groups: Sequence[Group], places: Sequence[Place]
-    ) -> dict[Place, Credit | Failure]:
+        self, name: str, groups: Sequence[Group], keys: Sequence[RolloutPlace]
+    ) -> dict[RolloutPlace, Credit | Failure]:
         """Advantages of the tokens of a teacher's rollouts, or why there are none.
 
         Teacher and policy get the same batch: where their weights are equal, every difference is
         exactly 0.
         """
         assert self._policy is not None, "the trainer hands over its policy first"
-        requests = [score_request(groups[group].completions[index]) for group, index in places]
-        of_teacher, of_policy = await asyncio.gather(
-            self._teacher_scores(name, groups, places), self._policy.score(requests)
+        requests = [score_request(groups[group].completions[index]) for group, index in keys]
+        teacher_outputs, policy_outputs = await asyncio.gather(
+            self._teacher_scores(name, groups, keys), self._policy.score(requests)
         )
-        credits: dict[Place, Credit | Failure] = {}
+        credits: dict[RolloutPlace, Credit | Failure] = {}
         scored: list[int] = []
-        for number, (place, request) in enumerate(zip(places, requests, strict=True)):
-            problem = _problem(of_teacher[number], request)
+        for number, (key, request) in enumerate(zip(keys, requests, strict=True)):
+            problem = _problem(teacher_outputs[number], request)
             if problem is None:
                 scored.append(number)
             else:
-                credits[place] = Failure(f"teacher {name}", problem)
+                credits[key] = Failure(f"teacher {name}", problem)
         advantages = advantages_of_rollouts(
             [requests[number] for number in scored],
-            teacher=[of_teacher[number] for number in scored],
-            proximal=[of_policy[number] for number in scored],
+            teacher=[teacher_outputs[number] for number in scored],
+            proximal=[policy_outputs[number] for number in scored],
         )
-        for number, advantages_of_tokens in zip(scored, advantages, strict=True):
-            credits[places[number]] = advantages_of_tokens
+        for number, token_advantages in zip(scored, advantages, strict=True):
+            credits[keys[number]] = token_advantages
         return credits
 
     async def _teacher_scores(
-        self, name: str, groups: Sequence[Group], places: Sequence[Place]
+        self, name: str, groups: Sequence[Group], keys: Sequence[RolloutPlace]
     ) -> list[ScoreOutput]:
         """Scores of a teacher's rollouts, in order; those of a server may have begun."""
         teacher = self._teachers[name]
-        completions = [groups[group].completions[index] for group, index in places]
+        completions = [groups[group].completions[index] for group, index in keys]
         if teacher.batched:
             return await teacher.score([score_request(completion) for completion in completions])
-        for (group, _), completion in zip(places, completions, strict=True):
+        for (group, _), completion in zip(keys, completions, strict=True):
             self.begin(groups[group].prompt, completion)
         scoring = [self._begun.pop(id(completion)) for completion in completions]
         return [output for [output] in await asyncio.gather(*scoring)]
 
     def _rewards(
-        self, position: int, group: Group, credits: Mapping[Place, Credit | Failure]
+        self, position: int, group: Group, credits: Mapping[RolloutPlace, Credit | Failure]
     ) -> GroupRewards:
         rewards: list[Credit] = []
         reverse_kls: list[float | None] = []
@@ -160,12 +160,11 @@ class DistillationReward:
 
 
 def score_request(completion: Completion) -> ScoreRequest:
-    """A rollout behind its prompt, masked to the tokens that the policy wrote."""
+    """Request to score a rollout after its prompt, masked to the tokens that the policy wrote."""
     assert completion.prompt_ids is not None, "rollouts in training have ids"
     ids, written = completion.sampled()
-    return ScoreRequest(
-        (*completion.prompt_ids, *ids), ((False,) * len(completion.prompt_ids) + tuple(written))
-    )
+    prompt_mask = (False,) * len(completion.prompt_ids)
+    return ScoreRequest((*completion.prompt_ids, *ids), (*prompt_mask, *written))
 
 
 def _problem(output: ScoreOutput, request: ScoreRequest) -> str | None:

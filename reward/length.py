@@ -1,4 +1,4 @@
-"""Group-relative length control: shorter than the group is better, by how much is the group's own.
+"""Group-relative length control: a response shorter than others of its group gets a higher reward.
 
     R_i = base_i + c_r · w̃_i(reasoning) + c_a · w̃_i(answer) + bonuses,  w̃_i = w_i − mean(w),
     w_i = 1 − (l_i − l_min) / (l_max − l_min)                       (paper 3.3.2, equations 4 to 6)
@@ -27,7 +27,12 @@ Values = list[float | None]
 
 @dataclass(frozen=True, slots=True)
 class Adjusted:
-    """Rewards and, by part, what was added to the base; a value a response, None: unscored."""
+    """Rewards after length control.
+
+    Attributes:
+        rewards: reward of each response, None where unscored.
+        parts: part → what it added to each response's base reward, None where unscored.
+    """
 
     rewards: Values
     parts: dict[str, Values]
@@ -47,7 +52,7 @@ def length_adjustments(
     style_densities: Sequence[float] | None = None,
     style_coefficient: float = 0.0,
 ) -> Adjusted:
-    """The rewards of one group after length control. Lengths are in any one unit, e.g. tokens.
+    """Apply length control to one group's rewards. Lengths are in any one unit, e.g. tokens.
 
     Args:
         base: base rewards; None, unscored, is in no minimum, maximum, mean or percentile.
@@ -69,7 +74,7 @@ def length_adjustments(
             percentile outside 0 to 100, a style coefficient without densities.
     """
     densities = [0.0] * len(base) if style_densities is None else style_densities
-    cut = [False] * len(base) if truncated is None else truncated
+    cut_off = [False] * len(base) if truncated is None else truncated
     coefficients = {
         "reasoning_coefficient": reasoning_coefficient,
         "answer_coefficient": answer_coefficient,
@@ -91,7 +96,7 @@ def length_adjustments(
         "reasoning_lengths": reasoning_lengths,
         "answer_lengths": answer_lengths,
         "style_densities": densities,
-        "truncated": cut,
+        "truncated": cut_off,
     }
     for name, values in columns.items():
         if len(values) != len(base):
@@ -100,52 +105,57 @@ def length_adjustments(
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name}[{i}] is {value}: it must be finite and not negative")
 
-    known = {i: reward for i, reward in enumerate(base) if reward is not None}
-    scored = list(known)
-    answered = [i for i in scored if answer_lengths[i] > 0 and not cut[i]]
+    scored_rewards = {i: reward for i, reward in enumerate(base) if reward is not None}
+    scored = list(scored_rewards)
+    answered = [i for i in scored if answer_lengths[i] > 0 and not cut_off[i]]
     reasoned = [i for i in scored if reasoning_lengths[i] > 0]
     passing: set[int] = set()
     if len(scored) > 1:
-        gate = float(np.percentile([*known.values()], quality_percentile))
-        passing = {i for i, reward in known.items() if reward >= gate}
-    parts = {
+        threshold = float(np.percentile([*scored_rewards.values()], quality_percentile))
+        passing = {i for i, reward in scored_rewards.items() if reward >= threshold}
+    additions_by_part = {
         "reasoning_length": _centred(reasoning_lengths, scored, reasoning_coefficient),
         "answer_length": _centred(answer_lengths, answered, answer_coefficient),
         "reasoning_bonus": _bonus(reasoning_lengths, reasoned, passing, reasoning_bonus),
         "answer_bonus": _bonus(answer_lengths, answered, passing, answer_bonus),
         "style": _centred(densities, answered, style_coefficient),
     }
-    spread: dict[str, Values] = {
-        name: [part.get(i, 0.0) if i in known else None for i in range(len(base))]
-        for name, part in parts.items()
-    }
-    rewards: Values = [
-        None if reward is None else math.fsum([reward, *(p.get(i, 0.0) for p in parts.values())])
-        for i, reward in enumerate(base)
-    ]
-    return Adjusted(rewards, spread)
+    parts: dict[str, Values] = {}
+    for name, additions in additions_by_part.items():
+        parts[name] = [
+            additions.get(i, 0.0) if i in scored_rewards else None for i in range(len(base))
+        ]
+    rewards: Values = [None] * len(base)
+    for i, reward in scored_rewards.items():
+        additions = [part.get(i, 0.0) for part in additions_by_part.values()]
+        rewards[i] = math.fsum([reward, *additions])
+    return Adjusted(rewards, parts)
 
 
 def _centred(
     values: Sequence[float], members: Sequence[int], coefficient: float
 ) -> dict[int, float]:
-    """Index → c · (w − mean(w)) of the members; nothing where all are equal."""
-    taken = [values[i] for i in members]
-    if not taken or min(taken) == max(taken):
+    """Centred weight c · (w − mean(w)) of each member, by index; {} where all values are equal."""
+    member_values = [values[i] for i in members]
+    if not member_values or min(member_values) == max(member_values):
         return {}
-    lowest, span = min(taken), max(taken) - min(taken)
-    weights = [1 - (value - lowest) / span for value in taken]
+    lowest = min(member_values)
+    span = max(member_values) - lowest
+    weights = [1 - (value - lowest) / span for value in member_values]
     mean = math.fsum(weights) / len(weights)
-    return {i: coefficient * (w - mean) for i, w in zip(members, weights, strict=True)}
+    return {i: coefficient * (weight - mean) for i, weight in zip(members, weights, strict=True)}
 
 
 def _bonus(
     lengths: Sequence[float], members: Sequence[int], passing: set[int], bonus: float
 ) -> dict[int, float]:
-    """Of the shortest member alone: if it does not pass, there is no bonus."""
+    """Bonus of the shortest member, by index; {} where its base reward does not pass.
+
+    No other member gets it then: a longer answer is not to be preferred.
+    """
     if not members:
         return {}
-    shortest = min(members, key=lambda i: (lengths[i], i))
+    shortest = min(members, key=lambda i: (lengths[i], i))  # the first of equal ones
     return {shortest: bonus} if shortest in passing else {}
 
 
@@ -155,13 +165,19 @@ Column = tuple[float | None, ...]
 def with_lengths(
     base: Sequence[float | None], completions: Sequence[Completion], config: LengthConfig
 ) -> tuple[Column, dict[str, Column]]:
-    """Rewards, one a rollout, and their parts; None where `base` is None."""
-    reasoning, answers = _lengths(completions, config)
-    densities = [style_density(c.answer) for c in completions] if config.style_coefficient else None
+    """Add the length parts to a group's base rewards.
+
+    Returns the reward of each rollout and the parts that it is made of, by name; None where `base`
+    is None.
+    """
+    reasoning_lengths, answer_lengths = _lengths(completions, config)
+    densities = None
+    if config.style_coefficient:
+        densities = [style_density(completion.answer) for completion in completions]
     adjusted = length_adjustments(
         base,
-        reasoning,
-        answers,
+        reasoning_lengths,
+        answer_lengths,
         truncated=[completion.truncated for completion in completions],
         style_densities=densities,
         **config.model_dump(exclude={"unit"}),
@@ -178,18 +194,22 @@ def with_lengths(
 def _lengths(
     completions: Sequence[Completion], config: LengthConfig
 ) -> tuple[list[float], list[float]]:
-    """Lengths of the reasoning and of the answers, calls included; every step counts."""
-    if config.unit == "tokens":
-        return (
-            [float(completion.reasoning_tokens) for completion in completions],
-            [float(completion.answer_tokens) for completion in completions],
-        )
-    parsed = [[step.parsed for step in completion.steps] for completion in completions]
-    # as NVIDIA's code measures them, without the white space around
-    return (
-        [float(sum(len((p.reasoning or "").strip()) for p in steps)) for steps in parsed],
-        [float(sum(len(p.answer.strip()) for p in steps)) for steps in parsed],
-    )
+    """Lengths of each rollout's reasoning and answer; every step counts.
+
+    In tokens an answer includes its tool calls, in characters it does not.
+    """
+    reasoning_lengths: list[float] = []
+    answer_lengths: list[float] = []
+    for completion in completions:
+        if config.unit == "tokens":
+            reasoning_lengths.append(float(completion.reasoning_tokens))
+            answer_lengths.append(float(completion.answer_tokens))
+            continue
+        # as NVIDIA's code measures them, without the white space around
+        steps = [step.parsed for step in completion.steps]
+        reasoning_lengths.append(float(sum(len((step.reasoning or "").strip()) for step in steps)))
+        answer_lengths.append(float(sum(len(step.answer.strip()) for step in steps)))
+    return reasoning_lengths, answer_lengths
 
 
 # a fence that is never closed runs to the end, as Markdown has it
@@ -198,6 +218,7 @@ _CODE = re.compile(
     r"(?:\n.*?)??(?:^[ \t]*(?P=fence)[`~]*[ \t]*$|\Z)",
     re.MULTILINE | re.DOTALL,
 )
+# headings, list items, bold text, emoji
 _MARKS = (
     re.compile(r"^ {0,3}#{1,6}[ \t]+\S", re.MULTILINE),
     re.compile(r"^[ \t]*(?:[-*+]|\d{1,9}[.)])[ \t]+\S", re.MULTILINE),
@@ -211,8 +232,11 @@ _MARKS = (
 
 def style_density(text: str) -> float:
     """Marks per character outside fenced code, white space around it not counted; 0 of nothing.
-    Each emoji character counts: a flag is two, a sequence as many as it is made of."""
+
+    Each emoji character counts: a flag is two, a sequence as many as it is made of.
+    """
     prose = _CODE.sub("", text).strip()
     if not prose:
         return 0.0
-    return sum(1 for mark in _MARKS for _ in mark.finditer(prose)) / len(prose)
+    marks = sum(len(mark.findall(prose)) for mark in _MARKS)
+    return marks / len(prose)

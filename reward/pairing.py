@@ -1,6 +1,6 @@
-"""Who is compared with whom in a group of responses, and what the verdicts make of each response.
+"""Pairing of a group's responses for comparison, and the base rewards that the verdicts give.
 
-Pairs are of the responses' places in their group, never of the order in which they arrived.
+Pairs are of indices in the group, never of the order in which responses arrived.
 Formulas: paper, section 3.3.2, equations 2 and 3.
 """
 
@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 
 from reward.judge.verdict import MIDDLE_RANKING, Verdict
 
-Pairs = list[tuple[int, int]]
+Pairs = list[tuple[int, int]]  # (index of answer 1, index of answer 2)
 
 
 def circular_pairs(n: int) -> Pairs:
-    """Each response with its successor: n pairs, each response once in each position.
+    """Pairs of each response with its successor: n pairs, each response once in each position.
 
     Two responses give both orders of their one pair; one response, or none, gives no pair.
     """
@@ -24,12 +24,17 @@ def circular_pairs(n: int) -> Pairs:
 
 def both_orders(n: int) -> Pairs:
     """The circular pairs, each in both orders: 2n pairs (2 of two responses, where they repeat)."""
-    ring = circular_pairs(n)
-    return ring if n == 2 else [pair for i, j in ring for pair in ((i, j), (j, i))]
+    circle = circular_pairs(n)
+    if n == 2:
+        return circle
+    pairs: Pairs = []
+    for i, j in circle:
+        pairs += [(i, j), (j, i)]
+    return pairs
 
 
 def all_pairs(n: int) -> Pairs:
-    """Every two responses once, the earlier as answer 1: n(n − 1)/2 pairs.
+    """Pairs of any two responses, the earlier as answer 1: n(n − 1)/2 pairs.
 
     The first response is always answer 1 and the last always answer 2: a judge that prefers a
     position is not balanced here, unlike on the circle.
@@ -45,25 +50,28 @@ STRATEGIES: dict[str, Callable[[int], Pairs]] = {
 
 
 def match_scores(verdict: Verdict) -> tuple[float, float]:
-    """What one match gives its two responses: the scores, equal ones parted by the ranking.
+    """Scores that one match gives to its two responses.
 
-    Only where both scores are equal: s_1 += 3.5 − r and s_2 += r − 3.5 (equations 2 and 3).
+    Where the verdict's scores are equal, the ranking r decides: s_1 += 3.5 − r and s_2 += r − 3.5
+    (equations 2 and 3).
 
     Raises:
         ValueError: a score or the ranking is not finite.
     """
-    first, second, ranking = verdict.score_1, verdict.score_2, verdict.ranking
-    if not all(map(math.isfinite, (first, second, ranking))):
+    score_1 = verdict.score_1
+    score_2 = verdict.score_2
+    ranking = verdict.ranking
+    if not all(map(math.isfinite, (score_1, score_2, ranking))):
         raise ValueError(f"a verdict's scores and ranking must be finite, got {verdict}")
-    if first == second:
-        return first + (MIDDLE_RANKING - ranking), second + (ranking - MIDDLE_RANKING)
-    return first, second
+    if score_1 == score_2:
+        return score_1 + (MIDDLE_RANKING - ranking), score_2 + (ranking - MIDDLE_RANKING)
+    return score_1, score_2
 
 
 def base_rewards(
     n: int, judgements: Sequence[tuple[int, int, Verdict | None]]
 ) -> list[float | None]:
-    """The mean over each response's matches; None for a response that no verdict speaks of.
+    """Mean score of each response over its matches; None for a response without a verdict.
 
     Args:
         n: responses of the group.
@@ -74,13 +82,13 @@ def base_rewards(
     Raises:
         ValueError: an index outside the group, a response against itself, a verdict not finite.
     """
-    scores: list[list[float]] = [[] for _ in range(n)]
+    scores_of: list[list[float]] = [[] for _ in range(n)]
     for i, j, verdict in judgements:
         if not (0 <= i < n and 0 <= j < n) or i == j:
             raise ValueError(f"({i}, {j}) is no pair of two different responses out of {n}")
         if verdict is not None:
-            first, second = match_scores(verdict)
-            scores[i].append(first)
-            scores[j].append(second)
+            score_1, score_2 = match_scores(verdict)
+            scores_of[i].append(score_1)
+            scores_of[j].append(score_2)
     # fsum rounds once, whatever the order
-    return [math.fsum(found) / len(found) if found else None for found in scores]
+    return [math.fsum(scores) / len(scores) if scores else None for scores in scores_of]

@@ -1,4 +1,5 @@
-"""The reward of RLHF: final answers are judged in pairs, and what their length adds comes on top.
+"""The reward of RLHF: final answers are judged in pairs, and length control is added on top.
+
 A truncated rollout is judged with the answer that is there, or as one without; one that its backend
 gave up is in no comparison, and unscored.
 """
@@ -20,9 +21,9 @@ from reward.judge.votes import Comparison, JudgeCosts, Judgement, failures_of, r
 from reward.length import with_lengths
 from reward.pairing import STRATEGIES, base_rewards, match_scores
 
-PRINCIPLE = "principle"  # of a prompt's metadata
+PRINCIPLE = "principle"  # key of a prompt's metadata
 Values = tuple[float | None, ...]
-Paired = tuple[int, int, Comparison]  # the indices of the rollouts that are compared
+Pair = tuple[int, int, Comparison]  # indices of the two rollouts, their comparison
 
 
 class JudgedReward:
@@ -41,8 +42,10 @@ class JudgedReward:
         length: LengthConfig,
         graders: Mapping[str, Grader] | None = None,
     ) -> None:
-        self._judge, self._config = judge, config
-        self._pairing, self._length = pairing, length
+        self._judge = judge
+        self._config = config
+        self._pairing = pairing
+        self._length = length
         self._graders = graders or {}
 
     @property
@@ -54,45 +57,58 @@ class JudgedReward:
         }
 
     def begin_group(self, group: Group, *, seed: int) -> None:
-        self._judge.begin([comparison for _, _, comparison in self._pairs(group)], seed=seed)
+        comparisons = [comparison for _, _, comparison in self._group_pairs(group)]
+        self._judge.begin(comparisons, seed=seed)
 
     async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:
-        paired = [list(self._pairs(group)) for group in groups]
-        comparisons = [comparison for pairs in paired for _, _, comparison in pairs]
-        watching = asyncio.create_task(asyncio.to_thread(self._accuracies, groups))
+        pairs_by_group = [list(self._group_pairs(group)) for group in groups]
+        comparisons: list[Comparison] = []
+        for pairs in pairs_by_group:
+            comparisons += [comparison for _, _, comparison in pairs]
+        # graders run while the judge answers
+        grading = asyncio.create_task(asyncio.to_thread(self._grade, groups))
         try:
             judgements = await self._judge.judge(comparisons, seed=seed)
         finally:
-            accuracies = await watching
-        results = iter(judgements)
-        return [
-            self._rewarded(group, pairs, [next(results) for _ in pairs], accuracy)
-            for group, pairs, accuracy in zip(groups, paired, accuracies, strict=True)
-        ]
+            # also where the judge fails: no thread outlives this call
+            accuracies = await grading
+        remaining_judgements = iter(judgements)
+        rewards: list[GroupRewards] = []
+        for group, pairs, accuracy in zip(groups, pairs_by_group, accuracies, strict=True):
+            group_judgements = [next(remaining_judgements) for _ in pairs]
+            rewards.append(self._group_rewards(group, pairs, group_judgements, accuracy))
+        return rewards
 
     def settle(self, requests: int, failures: Sequence[Failure], *, domain: str = "") -> None:
         refuse_failures(requests, failures, max_failure_rate=self._config.max_failure_rate)
         self._judge.keep_failures()
 
-    def _pairs(self, group: Group) -> Iterator[Paired]:
-        """The comparisons of a group, by the rollouts' indices and nothing else."""
+    def _group_pairs(self, group: Group) -> Iterator[Pair]:
+        """Comparisons of a group's rollouts; they depend on the rollouts' indices alone."""
+        # a rollout that its backend gave up is in no comparison
         present = [k for k, c in enumerate(group.completions) if c.finish != "failed"]
         answers = {k: shown_answer(group.completions[k]) for k in present}
         principle = principle_of(group.prompt)
         for i, j in STRATEGIES[self._pairing.strategy](len(present)):
-            first, second = present[i], present[j]
-            shown = answers[first], answers[second]
-            yield first, second, Comparison(group.prompt.messages, *shown, principle)
+            index_1 = present[i]
+            index_2 = present[j]
+            comparison = Comparison(
+                group.prompt.messages, answers[index_1], answers[index_2], principle
+            )
+            yield index_1, index_2, comparison
 
-    def _rewarded(
+    def _group_rewards(
         self,
         group: Group,
-        pairs: Sequence[Paired],
+        pairs: Sequence[Pair],
         judgements: Sequence[Judgement],
         accuracy: Values | None,
     ) -> GroupRewards:
-        judged = [(i, j, found) for (i, j, _), found in zip(pairs, judgements, strict=True)]
-        verdicts = [(i, j, found.verdict) for i, j, found in judged]
+        verdicts: list[tuple[int, int, Verdict | None]] = []
+        rows: list[dict[str, Any]] = []
+        for (index_1, index_2, _), judgement in zip(pairs, judgements, strict=True):
+            verdicts.append((index_1, index_2, judgement.verdict))
+            rows.append(_judgement_row(index_1, index_2, judgement))
         base = base_rewards(len(group.completions), verdicts)
         rewards, parts = with_lengths(base, group.completions, self._length)
         if accuracy is not None:
@@ -100,37 +116,43 @@ class JudgedReward:
         return GroupRewards(
             rewards,
             parts,
-            tuple(_row(*one) for one in judged),
+            tuple(rows),
             _counts(judgements),
             requests=len(judgements),
             failures=failures_of(judgements),
         )
 
-    def _accuracies(self, groups: Sequence[Group]) -> list[Values | None]:
-        """Per group the grader's score of each rollout; None without a grader."""
-        values: list[Values | None] = [None] * len(groups)
-        for name, grader in self._graders.items():  # at once: a slow answer then holds up no group
-            prompts = [(k, group.prompt, group.completions) for k, group in enumerate(groups)]
-            own = [one for one in prompts if one[1].grader == name and one[1].gold is not None]
-            attempts = [Attempt(prompt, c) for _, prompt, completions in own for c in completions]
+    def _grade(self, groups: Sequence[Group]) -> list[Values | None]:
+        """Score that its grader gives each rollout, by group; None for a group without a grader."""
+        accuracies: list[Values | None] = [None] * len(groups)
+        # all groups of a grader in one call: an answer that takes long then holds up no other
+        for name, grader in self._graders.items():
+            graded_groups: list[int] = []
+            attempts: list[Attempt] = []
+            for position, group in enumerate(groups):
+                if group.prompt.grader == name and group.prompt.gold is not None:
+                    graded_groups.append(position)
+                    attempts += [Attempt(group.prompt, c) for c in group.completions]
             scores = iter(grader.grade(attempts) if attempts else ())
-            for k, _, completions in own:
-                values[k] = tuple(next(scores).value for _ in completions)
-        return values
+            for position in graded_groups:
+                completions = groups[position].completions
+                accuracies[position] = tuple(next(scores).value for _ in completions)
+        return accuracies
 
 
 def principle_of(prompt: Prompt) -> str | None:
-    """What a prompt's metadata says its answers are to be judged by, None without a text there."""
-    given = metadata_of(prompt).get(PRINCIPLE)
-    return given if isinstance(given, str) and given.strip() else None
+    """Principle by which a prompt's answers are judged, from its metadata; None without a text."""
+    principle = metadata_of(prompt).get(PRINCIPLE)
+    return principle if isinstance(principle, str) and principle.strip() else None
 
 
-def _row(first: int, second: int, judgement: Judgement) -> dict[str, Any]:
+def _judgement_row(index_1: int, index_2: int, judgement: Judgement) -> dict[str, Any]:
+    """A judgement as a row to be written beside the rollouts."""
     verdict = judgement.verdict
     row: dict[str, Any] = {
-        "first": first,
-        "second": second,
-        **_fields(verdict),
+        "first": index_1,
+        "second": index_2,
+        **_verdict_fields(verdict),
         "failed": verdict is None,
         "reason": judgement.reason,
         "cached": all(vote.cached for vote in judgement.votes),
@@ -138,27 +160,29 @@ def _row(first: int, second: int, judgement: Judgement) -> dict[str, Any]:
     }
     if len(judgement.votes) > 1:
         row["votes"] = [
-            {**_fields(vote.verdict), "reason": vote.reason, "text": vote.text}
+            {**_verdict_fields(vote.verdict), "reason": vote.reason, "text": vote.text}
             for vote in judgement.votes
         ]
     return row
 
 
-def _fields(verdict: Verdict | None) -> dict[str, float | None]:
+def _verdict_fields(verdict: Verdict | None) -> dict[str, float | None]:
     names = ("score_1", "score_2", "ranking")
     return {name: None if verdict is None else getattr(verdict, name) for name in names}
 
 
 def _counts(judgements: Sequence[Judgement]) -> dict[str, float]:
+    """Figures of a group that are summed over a step."""
     costs = JudgeCosts()
     costs.add(judgements, seconds=0.0)
     verdicts = [judgement.verdict for judgement in judgements if judgement.verdict is not None]
-    scores = [match_scores(verdict) for verdict in verdicts]  # the ranking has decided ties
+    # after the ranking has decided ties
+    scores = [match_scores(verdict) for verdict in verdicts]
     names = ("failed", "calls", "retries", "cached", "prompt_tokens", "completion_tokens")
     return {
         "matches": costs.matches,
         **{f"judge_{name}": getattr(costs, name) for name in names},
         "ties": sum(verdict.score_1 == verdict.score_2 for verdict in verdicts),
-        "position_1_wins": sum(first > second for first, second in scores),
-        "position_2_wins": sum(second > first for first, second in scores),
+        "position_1_wins": sum(score_1 > score_2 for score_1, score_2 in scores),
+        "position_2_wins": sum(score_2 > score_1 for score_1, score_2 in scores),
     }

@@ -25,26 +25,28 @@ from posttrain.time_limits import WAIT_SECONDS, in_thread
 from reward.graders.base import Attempt, Grader
 from reward.guard import checked_score, guarded
 
-# verifications under way in one process; workers and sandboxes have limits of their own
+# concurrent verifications of one process; workers and sandboxes have limits of their own
 AT_ONCE = 64
-NO_ANSWER = "unreadable"  # what a grader finds no answer in, though the prompt asks for no format
+# kind of an unscored answer that a grader cannot read, though the prompt asks for no format
+NO_ANSWER = "unreadable"
 
 
 class Verifier(Protocol):
-    """What scores one completion: an environment, or a grader behind `GraderVerifier`."""
+    """Scorer of one completion: an environment, or a grader behind `GraderVerifier`."""
 
     async def verify(self, prompt: Prompt, completion: Completion) -> Score:
-        """A value in [0, 1], or none and the kind of failure."""
+        """Score a completion: a value in [0, 1], or none and the kind of failure."""
         ...
 
     def passes(self, score: Score) -> bool: ...
 
 
 class GraderVerifier:
-    """A grader as a verifier: what it scores with 1 passes."""
+    """A grader as a verifier: a completion that it scores with 1 passes."""
 
     def __init__(self, name: str, grader: Grader) -> None:
-        self.name, self._grader = name, grader
+        self.name = name
+        self._grader = grader
 
     async def verify(self, prompt: Prompt, completion: Completion) -> Score:
         grading = in_thread(lambda: self._grader.grade([Attempt(prompt, completion)]))
@@ -57,7 +59,11 @@ class GraderVerifier:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """One completion's score, whether it passes, and the seconds that the verifier took."""
+    """Result of verifying one completion.
+
+    Attributes:
+        seconds: time that the verifier took.
+    """
 
     score: Score
     passed: bool
@@ -65,14 +71,19 @@ class Verified:
 
     @property
     def kind(self) -> str | None:
-        """Why there is no value; None where there is one."""
+        """Kind of the failure that left no value; None where there is one."""
         return None if self.score.scored else self.score.failure or NO_ANSWER
 
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """The sources of a domain's prompts, the share of its verifications that may fail, and the
-    seconds that one may take."""
+    """Limits of a domain.
+
+    Attributes:
+        sources: sources of its prompts.
+        max_failure_rate: largest share of its verifications in a step that may fail.
+        verifier_seconds: time limit of one verification.
+    """
 
     sources: tuple[str, ...]
     max_failure_rate: float
@@ -82,11 +93,13 @@ class Domain:
 async def verify_all(
     attempts: Sequence[tuple[Prompt, Completion]], verifier_of: Callable[[Prompt], Verifier]
 ) -> list[Verified]:
-    """Every completion, some at once; in order."""
+    """Verify completions, at most `AT_ONCE` at the same time; the results are in order."""
     gate = asyncio.Semaphore(AT_ONCE)
-    return await asyncio.gather(
-        *(_verify(*attempt, verifier_of, gate, WAIT_SECONDS) for attempt in attempts)
-    )
+    verifications = [
+        _verify(prompt, completion, verifier_of, gate, WAIT_SECONDS)
+        for prompt, completion in attempts
+    ]
+    return await asyncio.gather(*verifications)
 
 
 async def _verify(
@@ -119,9 +132,9 @@ class RoutedReward:
     """A `GroupReward` that verifies a rollout as soon as it ends.
 
     Args:
-        verifier_of: a prompt's verifier.
-        domains: by name; every source of a prompt is in one of them.
-        judge: what decides the labels of judged environments; None: there is no judge.
+        verifier_of: returns a prompt's verifier.
+        domains: domains by name; every source of a prompt is in one of them.
+        judge: identity of the judge of judged environments; None: there is no judge.
     """
 
     def __init__(
@@ -131,10 +144,15 @@ class RoutedReward:
         domains: Mapping[str, Domain],
         judge: Mapping[str, Any] | None = None,
     ) -> None:
-        self._verifier_of, self._domains, self._judge = verifier_of, domains, judge
-        self._domain_of = {source: name for name, d in domains.items() for source in d.sources}
-        # by the identity of the completion, which each task holds
-        self._begun: dict[int, asyncio.Task[Verified]] = {}
+        self._verifier_of = verifier_of
+        self._domains = domains
+        self._judge = judge
+        self._domain_of: dict[str, str] = {}  # source → name of its domain
+        for name, domain in domains.items():
+            self._domain_of |= dict.fromkeys(domain.sources, name)
+        # tasks of completions that are not rewarded yet, by the identity of the completion, which
+        # each task holds
+        self._tasks: dict[int, asyncio.Task[Verified]] = {}
         self._gate = asyncio.Semaphore(AT_ONCE)
 
     @property
@@ -143,71 +161,102 @@ class RoutedReward:
         return {"reward": "rlvr", "domains": domains, "judge": self._judge}
 
     def begin(self, prompt: Prompt, completion: Completion) -> None:
-        if not _present(completion) or id(completion) in self._begun:
+        """Start to verify a completion, before its group is complete."""
+        if not _is_present(completion) or id(completion) in self._tasks:
             return
-        if not self._begun:
+        if not self._tasks:
+            # a semaphore belongs to an event loop, and the next step may run in another
             self._gate = asyncio.Semaphore(AT_ONCE)
         seconds = self._domains[self._domain_of[prompt.source]].verifier_seconds
-        job = _verify(prompt, completion, self._verifier_of, self._gate, seconds)
-        self._begun[id(completion)] = asyncio.get_running_loop().create_task(job)
+        verification = _verify(prompt, completion, self._verifier_of, self._gate, seconds)
+        self._tasks[id(completion)] = asyncio.get_running_loop().create_task(verification)
 
     async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:
-        present = [(group.prompt, c) for group in groups for c in group.completions if _present(c)]
-        for attempt in present:
-            self.begin(*attempt)
-        tasks = [self._begun.pop(id(completion)) for _, completion in present]
-        results = iter(await asyncio.gather(*tasks))
-        return [
-            self._rewards(
-                group, [next(results) if _present(c) else None for c in group.completions]
-            )
-            for group in groups
-        ]
+        present: list[Completion] = []
+        for group in groups:
+            for completion in group.completions:
+                if _is_present(completion):
+                    self.begin(group.prompt, completion)
+                    present.append(completion)
+        tasks = [self._tasks.pop(id(completion)) for completion in present]
+        remaining_results = iter(await asyncio.gather(*tasks))
+        rewards: list[GroupRewards] = []
+        for group in groups:
+            results: list[Verified | None] = []
+            for completion in group.completions:
+                results.append(next(remaining_results) if _is_present(completion) else None)
+            rewards.append(self._group_rewards(group, results))
+        return rewards
 
-    def _rewards(self, group: Group, verified: Sequence[Verified | None]) -> GroupRewards:
-        """Rewards of a group; None where the sampler gave the rollout up, which no verifier did."""
-        results = [one for one in verified if one is not None]
-        scored = [one if one is not None and one.score.scored else None for one in verified]
+    def _group_rewards(self, group: Group, results: Sequence[Verified | None]) -> GroupRewards:
+        """Rewards of a group.
+
+        Args:
+            results: result of each rollout; None where its backend gave it up, which no verifier
+                did.
+        """
+        rewards: list[float | None] = []
+        passes: list[float | None] = []
+        unchecked: list[float | None] = []
+        judgements: list[dict[str, Any]] = []
+        failures: list[Failure] = []
+        seconds: list[float] = []
+        for index, result in enumerate(results):
+            if result is None or not result.score.scored:
+                rewards.append(None)
+                passes.append(None)
+                unchecked.append(None)
+            else:
+                rewards.append(result.score.value)
+                passes.append(float(result.passed))
+                unchecked.append(result.score.figures.get("unchecked"))
+            if result is None:
+                continue
+            judgement: dict[str, Any] = {
+                "of": index,
+                "answer": result.score.answer,
+                "explanation": result.score.explanation,
+            }
+            if result.kind is not None:
+                judgement["failure"] = result.kind
+                failures.append(Failure(result.kind, result.score.explanation))
+            judgements.append(judgement)
+            seconds.append(result.seconds)
+        parts = {"pass": tuple(passes)}
+        # the share of a rollout's values that its verifier could not check, where it says so
+        if any(share is not None for share in unchecked):
+            parts["unchecked"] = tuple(unchecked)
         return GroupRewards(
-            rewards=tuple(None if one is None else one.score.value for one in scored),
-            parts={"pass": tuple(None if one is None else float(one.passed) for one in scored)}
-            | _unchecked([one and one.score for one in scored]),
-            judgements=tuple(
-                {"of": k, "answer": one.score.answer, "explanation": one.score.explanation}
-                | ({} if one.kind is None else {"failure": one.kind})
-                for k, one in enumerate(verified)
-                if one is not None
-            ),
-            requests=len(results),
-            failures=tuple(
-                Failure(one.kind, one.score.explanation) for one in results if one.kind is not None
-            ),
+            rewards=tuple(rewards),
+            parts=parts,
+            judgements=tuple(judgements),
+            requests=len(judgements),
+            failures=tuple(failures),
             domain=self._domain_of[group.prompt.source],
-            seconds=tuple(one.seconds for one in results),
+            seconds=tuple(seconds),
         )
 
     def settle(self, requests: int, failures: Sequence[Failure], *, domain: str = "") -> None:
-        """As `GroupReward.settle`. Raises TrainingError beyond the domain's `max_failure_rate`.
+        """Stop the run if too many verifications of a domain failed, see `GroupReward.settle`.
 
         An answer that no format was requested of and that cannot be read is no failure.
+
+        Raises:
+            TrainingError: the share is above the domain's `max_failure_rate`.
         """
-        failed = [failure for failure in failures if failure.reason != NO_ANSWER]
-        most = self._domains[domain].max_failure_rate
-        if len(failed) > most * requests:
-            kinds = Counter(failure.reason for failure in failed)
+        counted = [failure for failure in failures if failure.reason != NO_ANSWER]
+        max_failure_rate = self._domains[domain].max_failure_rate
+        if len(counted) > max_failure_rate * requests:
+            kinds = Counter(failure.reason for failure in counted)
             listed = ", ".join(f"{kind} {count:,}" for kind, count in kinds.most_common())
             raise TrainingError(
-                f"domain {domain!r}: {len(failed):,} of {requests:,} verifications of this step "
-                f"failed ({listed}; the first: {failed[0].text}), domains.{domain}."
-                f"max_failure_rate allows {most:.2%}; the same command takes the step up again"
+                f"domain {domain!r}: {len(counted):,} of {requests:,} verifications of this step "
+                f"failed ({listed}; the first: {counted[0].text}), domains.{domain}."
+                f"max_failure_rate allows {max_failure_rate:.2%}; the same command takes the step "
+                "up again"
             )
 
 
-def _unchecked(scores: Sequence[Score | None]) -> dict[str, tuple[float | None, ...]]:
-    """The share of each rollout's values that its verifier could not check, where it says so."""
-    shares = tuple(None if one is None else one.figures.get("unchecked") for one in scores)
-    return {"unchecked": shares} if any(share is not None for share in shares) else {}
-
-
-def _present(completion: Completion) -> bool:
+def _is_present(completion: Completion) -> bool:
+    """Tell whether there is a rollout to verify: its backend did not give it up."""
     return completion.finish != "failed"

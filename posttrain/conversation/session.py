@@ -1,5 +1,5 @@
-"""A conversation in the terminal: its history, settings, tools and commands, and what it talks to:
-a checkpoint in this process, or a server, both streaming.
+"""A conversation in the terminal: its history, settings, tools and commands; and the samplers it
+talks to, of a checkpoint in this process or of a server, both streaming.
 
 Every turn is a new prompt with the whole history, which the template renders as in training. Within
 a turn the steps between tool calls continue each other's tokens.
@@ -30,7 +30,7 @@ from posttrain.sampling.sampler import Ids, Sampler, unframing
 _TAIL = 16  # tokens at the end of a prompt that show whether it opens the reasoning
 REASONING_COMMANDS = ("/think", "/no_think", "/reasoning")
 SAMPLING = tuple(TokenChoice.model_fields)
-REFUSED = "error: the user did not allow this call"
+REFUSED = "error: the user did not allow this call"  # read by the model as the result
 REASONING_HELP = """\
 /think, /no_think   reasoning on or off from the next question on
 /reasoning          show reasoning, or fold it
@@ -43,7 +43,7 @@ HELP = """\
 
 @dataclass
 class ConfirmedTools:
-    """The environment of a turn: a call runs where the user allows it, and all of it is shown."""
+    """Environment of a turn: a call runs where the user allows it; calls and results are shown."""
 
     tools: Toolbox
     terminal: Terminal
@@ -68,11 +68,12 @@ class Session:
     """A conversation.
 
     Attributes:
-        tools: what the model may call; None declares no tool.
-        seed: of the first turn; each turn and step derives its own from it.
-        reasons: whether the model's template knows reasoning.
-        thinking: the setting of the template from the next turn on.
-        messages: so far, without the system message.
+        tools: tools that the model may call; None declares no tool.
+        seed: seed of the first turn; each turn and step derives its own from it.
+        reasons: true if the model's template knows reasoning.
+        thinking: setting of the template from the next turn on.
+        messages: messages so far, without the system message.
+        turns: number of turns so far, with those that left no message.
     """
 
     sampler: Sampler
@@ -87,17 +88,17 @@ class Session:
     turns: int = 0
 
     def talk(self, runner: asyncio.Runner) -> None:
-        """Read lines until they end: commands are done here, anything else is for the model."""
+        """Read lines until they end: one with a slash is a command, any other is for the model."""
         while True:
             try:
                 line = self.terminal.read("> ")
-            except KeyboardInterrupt:  # at the prompt it only takes the line back
+            except KeyboardInterrupt:  # at the prompt it only discards the line
                 self.terminal.note("\nCtrl-D ends")
                 continue
             if line is None or line.strip() == "/exit":
                 return
             if line.strip().startswith("/"):
-                self.terminal.note(self._command(line.strip()))
+                self.terminal.note(self._run_command(line.strip()))
             elif line.strip():
                 self._answer(line, runner)
 
@@ -114,17 +115,18 @@ class Session:
             self.terminal.note(f"[failed: {error}]")
 
     async def say(self, text: str) -> Completion:
-        """Send the user's words and take the answer into the history.
+        """Send the user's text and add the answer to the history.
 
-        A turn that failed or was cancelled leaves no trace in it, nor does one in which the model
-        wrote a token that frames messages: no later prompt could hold it.
+        A turn that failed or was cancelled is not added, nor is one in which the model wrote a
+        token that frames messages: no later prompt could hold it.
         """
         self.turns += 1
         user = Message("user", text)
         system = () if self.system is None else (Message("system", self.system),)
         messages = (*system, *self.messages, user)
         prompt = Prompt(f"turn-{self.turns}", "chat", "chat", messages, thinking=self.thinking)
-        environment, unframed = None, unframing(self.sampler)
+        unframed = unframing(self.sampler)
+        environment = None
         if self.tools is not None:
             prompt = replace(prompt, tools=self.tools.schemas(prompt))
             environment = ConfirmedTools(self.tools, self.terminal)
@@ -139,17 +141,22 @@ class Session:
                 self.terminal.end(rollout.steps[-1])
             await rollout.go_on(gate)
         completion = rollout.completion()
-        texts = [text for message in completion.messages for text in message_texts(message)]
-        if framing := next((text for text in texts if unframed(text) != text), None):
-            why = f"a token that frames messages is in {framing[:100]!r}; the turn is left out"
-            completion = replace(completion, finish="failed", error=why)
+        texts: list[str] = []
+        for message in completion.messages:
+            texts += message_texts(message)
+        framing_text = next((text for text in texts if unframed(text) != text), None)
+        if framing_text:
+            error = (
+                f"a token that frames messages is in {framing_text[:100]!r}; the turn is left out"
+            )
+            completion = replace(completion, finish="failed", error=error)
         if completion.finish != "failed":
             self.messages = (*self.messages, user, *completion.messages)
         return completion
 
-    def _command(self, line: str) -> str:
-        """Do what a command says; what to print."""
-        name, _, rest = line.partition(" ")
+    def _run_command(self, line: str) -> str:
+        """Run a command and return the text to print."""
+        name, _, argument = line.partition(" ")
         if name in REASONING_COMMANDS and not self.reasons:
             return f"{name}: the chat template of this model knows no reasoning"
         if name in ("/think", "/no_think"):
@@ -162,7 +169,7 @@ class Session:
             trace = next((m.reasoning for m in reversed(self.messages) if m.reasoning), "")
             return f"reasoning is shown\n{trace.strip()}".rstrip()
         if name == "/system":
-            self.system = rest.strip() or None
+            self.system = argument.strip() or None
             return "system message set" if self.system else "no system message"
         if name == "/reset":
             self.messages = ()
@@ -174,8 +181,17 @@ class Session:
 def open_checkpoint(
     path: str, terminal: Terminal, *, chat_template: str
 ) -> tuple[Sampler, dict[str, Any], bool]:
-    """Sampler of a folder or hub id, what its generation config says of sampling, and whether its
-    template knows reasoning. Raises ConfigError: something is not there or does not fit."""
+    """Load a checkpoint for a conversation.
+
+    Returns its sampler, the sampling parameters of its generation config, and whether its template
+    knows reasoning.
+
+    Args:
+        path: folder or hub id.
+
+    Raises:
+        ConfigError: something is missing or does not fit.
+    """
     # imported here: a server needs neither torch nor a tokenizer
     from transformers.utils.logging import disable_progress_bar
 
@@ -195,9 +211,9 @@ def open_checkpoint(
     )
 
     def show(prompt: Ids, text: str) -> None:
-        if terminal.splitter.fresh:
-            tail = encoder.decode(prompt[-_TAIL:]).rstrip()
-            terminal.splitter.begin(opened=tail.endswith(OPEN))
+        if not terminal.splitter.has_text:
+            prompt_end = encoder.decode(prompt[-_TAIL:]).rstrip()
+            terminal.splitter.begin(in_reasoning=prompt_end.endswith(OPEN))
         terminal.splitter.feed(text)
 
     weights = weights_digest(path)
@@ -210,7 +226,12 @@ def open_checkpoint(
 def open_server(
     client: Client, backend: ChatBackend, *, sent: Collection[str], terminal: Terminal
 ) -> Sampler:
-    """The sampler of a server; of sampling, only what the user gave is `sent`."""
+    """Sampler of a server.
+
+    Args:
+        sent: names of the sampling parameters that are sent, those that the user gave; the server
+            decides the others.
+    """
 
     def show(kind: Kind, text: str) -> None:
         if kind == "answer":
@@ -218,5 +239,5 @@ def open_server(
         else:
             terminal.show(kind, text)
 
-    left = [name for name in SAMPLING if name not in sent]
-    return StreamingChatSampler(client, backend, show=show, left_to_server=left)
+    left_to_server = [name for name in SAMPLING if name not in sent]
+    return StreamingChatSampler(client, backend, show=show, left_to_server=left_to_server)

@@ -1,8 +1,8 @@
 """Tools, toolkits, and the environment that runs the calls of one completion.
 
 What a model writes never raises: an unknown tool, wrong arguments and a tool's own failure are
-results, as text that begins with "error:", and so is that a tool hangs (`TOOL_SECONDS`). What an
-environment itself does wrong fails its completion (`attempt`).
+results, as text that begins with "error:", and so is a tool that hangs (`TOOL_SECONDS`). A fault of
+an environment itself fails its completion (`attempt`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from posttrain.rollouts import ENVIRONMENT_SECONDS, Prompt
 from posttrain.time_limits import in_thread, limited, limited_step
 
 RESULT_CHARACTERS = 8192
-TOOL_SECONDS = 300.0  # of one tool; the sandbox and servers have shorter limits
+TOOL_SECONDS = 300.0  # limit of one call; the sandbox and servers have shorter limits
 _MESSAGE_CHARACTERS = 200
 
 
@@ -44,7 +44,7 @@ class ScriptedUser(Protocol):
     """An environment whose user goes on after an assistant turn without calls."""
 
     async def respond(self, answer: str) -> str | None:
-        """The user's next turn; None: the conversation is over."""
+        """The user's next turn, None once the conversation is over."""
         ...
 
 
@@ -87,25 +87,29 @@ class Tool:
             raise ConfigError(f"tool {self.name}: parameters must be a schema of type object")
 
     def schema(self) -> dict[str, Any]:
+        """The tool's declaration, as chat templates take it."""
         function = {"name": self.name, "description": self.description}
         return {"type": "function", "function": function | {"parameters": dict(self.parameters)}}
 
     def violation(self, arguments: Mapping[str, Any]) -> str | None:
-        """In which way arguments break the schema, None if they keep it."""
+        """Message about how arguments break the schema, None if they keep it."""
         from jsonschema import Draft202012Validator
 
-        checker: Any = Draft202012Validator(self.parameters)
-        if (error := first_error(checker.iter_errors(dict(arguments)))) is None:
+        validator: Any = Draft202012Validator(self.parameters)
+        error = first_error(validator.iter_errors(dict(arguments)))
+        if error is None:
             return None
         path = "/".join(str(part) for part in error.absolute_path)
         message = clip(str(error.message), _MESSAGE_CHARACTERS)
         return f"{path}: {message}" if path else message
 
     async def call(self, arguments: Mapping[str, Any]) -> str:
-        if (broken := self.violation(arguments)) is not None:
-            return f"error: {broken}"
+        """Run the tool; the result is its text, or an error for the model to read."""
+        violation = self.violation(arguments)
+        if violation is not None:
+            return f"error: {violation}"
         try:
-            text = await limited(lambda: self._running(arguments), seconds=TOOL_SECONDS)
+            text = await limited(lambda: self._start(arguments), seconds=TOOL_SECONDS)
         except ConfigError:
             raise  # this machine cannot run the tool at all: no model should have to read that
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a tool's failure is its result
@@ -114,7 +118,7 @@ class Tool:
             return f"error: {self.name} returned {type(text).__name__}, not text"
         return text
 
-    def _running(self, arguments: Mapping[str, Any]) -> Awaitable[Any]:
+    def _start(self, arguments: Mapping[str, Any]) -> Awaitable[Any]:
         if inspect.iscoroutinefunction(self.run):
             return self.run(**arguments)
         # in a thread that the end of the process does not wait for
@@ -123,8 +127,12 @@ class Tool:
 
 class Toolbox(Environment):
     """A toolkit of independent tools: the same for every prompt, without a state between calls.
-    Results longer than `RESULT_CHARACTERS` lose their middle. Raises ConfigError: two tools have
-    the same name."""
+
+    Results longer than `RESULT_CHARACTERS` lose their middle.
+
+    Raises:
+        ConfigError: two tools have the same name.
+    """
 
     def __init__(self, tools: Sequence[Tool]):
         self._tools: dict[str, Tool] = {}
@@ -140,13 +148,14 @@ class Toolbox(Environment):
         return self
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        if (tool := self._tools.get(name)) is None:
+        tool = self._tools.get(name)
+        if tool is None:
             return writable(f"error: no tool {clip(name, 80)}; there is {', '.join(self._tools)}")
         return writable(clip(await tool.call(arguments), RESULT_CHARACTERS))
 
 
 def open_toolkit(names: str | Sequence[str]) -> Toolbox:
-    """Tools by the names that recipes give them, `calculator+python`.
+    """Make the tools that a recipe names, `calculator+python`.
 
     Args:
         names: one name, several joined by "+", or a list.
@@ -154,14 +163,15 @@ def open_toolkit(names: str | Sequence[str]) -> Toolbox:
     Raises:
         ConfigError: no such tool, with the nearest; or this machine cannot run it.
     """
-    # imported here: they are made of this module's `Tool`
+    # imported here: these modules import this one
     from posttrain.config.load import nearest
     from posttrain.environments.calculator import calculator
     from posttrain.environments.python import python_tool
 
     makers: dict[str, Callable[[], Tool]] = {"calculator": calculator, "python": python_tool}
     tools: list[Tool] = []
-    for name in map(str.strip, names.split("+") if isinstance(names, str) else names):
+    listed_names = names.split("+") if isinstance(names, str) else names
+    for name in map(str.strip, listed_names):
         if name not in makers:
             raise ConfigError(f"no tool is called {name!r}{nearest(name, tuple(makers))}")
         tools.append(makers[name]())
@@ -169,11 +179,11 @@ def open_toolkit(names: str | Sequence[str]) -> Toolbox:
 
 
 class EnvironmentFault(Exception):
-    """An environment that raised, hung or gave what is none: the fault of no model."""
+    """Fault of an environment, not of a model: it raised, hung or returned a wrong type."""
 
 
 async def attempt(
-    what: str,
+    part: str,
     call: Callable[[], Any],
     *,
     seconds: float | None = ENVIRONMENT_SECONDS,
@@ -182,11 +192,12 @@ async def attempt(
     """Run a part of an environment and return its result, awaited if need be.
 
     Args:
-        seconds: None: as long as it takes, for what a person answers.
-        kind: of text, what it has to return.
+        part: name of the part, for the message of a fault.
+        seconds: time limit; None for a part that waits for a person.
+        kind: type that the result must have: str, if not any.
 
     Raises:
-        EnvironmentFault: it does not, with the part's name and why.
+        EnvironmentFault: it raised, took too long or returned another type; says which.
         ConfigError: this machine cannot run it at all.
     """
     try:
@@ -198,34 +209,39 @@ async def attempt(
         raise
     except BaseException as error:  # also SystemExit: an environment ends no run
         task = asyncio.current_task()
+        # a cancellation of this task is passed on; one of the environment's own tasks is its fault
         if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
             raise
-        raise EnvironmentFault(_fault(what, error)) from error
+        raise EnvironmentFault(_fault_text(part, error)) from error
     if not isinstance(result, kind):
-        raise EnvironmentFault(f"{what}: returned {type(result).__name__}, not text")
+        raise EnvironmentFault(f"{part}: returned {type(result).__name__}, not text")
     return result
 
 
 def state_of(environment: Environment) -> str:
-    """The final state. Raises EnvironmentFault: there is none in JSON."""
+    """Final state of an environment, JSON text of an object.
+
+    Raises:
+        EnvironmentFault: the snapshot fails, or is no such text.
+    """
     try:
         state = limited_step(environment.snapshot)
         fields: Any = load_json(state)
     except (Exception, SystemExit) as error:
-        raise EnvironmentFault(_fault("the final state", error)) from error
+        raise EnvironmentFault(_fault_text("the final state", error)) from error
     if not isinstance(fields, dict):
         raise EnvironmentFault("the final state: no object in JSON")
     return state
 
 
-def _fault(what: str, error: BaseException) -> str:
-    return f"{what}: {type(error).__name__}: {clip(str(error), _MESSAGE_CHARACTERS)}"
+def _fault_text(part: str, error: BaseException) -> str:
+    return f"{part}: {type(error).__name__}: {clip(str(error), _MESSAGE_CHARACTERS)}"
 
 
 def clip(text: str, characters: int) -> str:
-    """The text, or its beginning and end with a mark between them that says how much is gone."""
+    """Shorten a text to its beginning and end, with a mark for the characters left out between."""
     if len(text) <= characters:
         return text
-    gone = len(text) - characters
+    omitted = len(text) - characters
     half = characters // 2
-    return f"{text[: characters - half]}\n[… {gone} characters left out …]\n{text[-half:]}"
+    return f"{text[: characters - half]}\n[… {omitted} characters left out …]\n{text[-half:]}"

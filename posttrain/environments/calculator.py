@@ -24,9 +24,9 @@ Operator = Callable[[Number, Number], Number]
 MAX_CHARACTERS = 1000
 MAX_DEPTH = 50
 MAX_BITS = 4096  # of a numerator or denominator: about 1,230 digits
-_MAX_EXPONENT = 300
-_EXACT_PLACES = 15
-_FACTORIAL_LIMIT = 400
+_MAX_EXPONENT = 300  # of a number as written; floats end at 308
+_EXACT_PLACES = 15  # decimals up to which a number is written exactly
+_FACTORIAL_LIMIT = 400  # its factorial has 2,887 bits, below MAX_BITS
 _TOO_LARGE = "the number is too large"
 _DESCRIPTION = (
     "Work out an arithmetic expression: + - * / // % ** (or ^), parentheses, and functions such "
@@ -35,6 +35,7 @@ _DESCRIPTION = (
 
 
 def calculator() -> Tool:
+    """The tool `calculate`."""
     parameters = {
         "type": "object",
         "properties": {"expression": {"type": "string", "description": "for example 17*(3+4)"}},
@@ -53,7 +54,7 @@ class CalculationError(ValueError):
 
 
 def number_text(value: Number) -> str:
-    """The number as text: whole and short decimals exactly, others to 15 significant digits."""
+    """A number as text: whole ones and short decimals exactly, others to 15 significant digits."""
     if isinstance(value, Fraction):
         scaled = value * 10**_EXACT_PLACES
         if scaled.denominator == 1:
@@ -67,7 +68,7 @@ def number_text(value: Number) -> str:
 
 
 def _bounded(value: Number) -> Number:
-    """The value, if it is a number that can be written down; a whole one as a fraction."""
+    """Convert an integer to a fraction. Raises CalculationError: too large, or not finite."""
     value = Fraction(value) if isinstance(value, int) else value
     if isinstance(value, Fraction):
         if max(value.numerator.bit_length(), value.denominator.bit_length()) > MAX_BITS:
@@ -78,8 +79,9 @@ def _bounded(value: Number) -> Number:
 
 
 def _power(base: Number, exponent: Number) -> Number:
-    """Exact for whole exponents of exact numbers."""
+    """Raise to a power, exactly for whole exponents of exact numbers."""
     if isinstance(base, Fraction) and isinstance(exponent, Fraction) and exponent.denominator == 1:
+        # the bits of the result, at least; checked before it is computed
         size = max(base.numerator.bit_length(), base.denominator.bit_length())
         if abs(base) != 1 and base != 0 and (size - 1) * abs(exponent.numerator) > MAX_BITS:
             raise CalculationError(_TOO_LARGE)
@@ -89,24 +91,26 @@ def _power(base: Number, exponent: Number) -> Number:
     return float(base) ** float(exponent)
 
 
-def _whole(value: Number) -> int:
+def _integer(value: Number) -> int:
     if value != int(value):
         raise CalculationError(f"a whole number is needed, not {number_text(value)}")
     return int(value)
 
 
 def _square_root(value: Number) -> Number:
-    """Exact for squares of fractions."""
+    """Take a square root, exactly for squares of fractions."""
     if isinstance(value, Fraction) and value >= 0:
-        top, bottom = math.isqrt(value.numerator), math.isqrt(value.denominator)
-        if top * top == value.numerator and bottom * bottom == value.denominator:
-            return Fraction(top, bottom)
+        numerator_root = math.isqrt(value.numerator)
+        denominator_root = math.isqrt(value.denominator)
+        root = Fraction(numerator_root, denominator_root)
+        if root * root == value:
+            return root
     return math.sqrt(value)
 
 
 def _rounded(value: Number, places: Number = Fraction(0)) -> Number:
-    """To the nearest, halves away from zero, as schools teach it."""
-    digits = _whole(places)
+    """Round to the nearest, halves away from zero, as schools teach it."""
+    digits = _integer(places)
     if abs(digits) > 300:
         raise CalculationError("round takes at most 300 places")
     scale = Fraction(10) ** digits
@@ -117,11 +121,12 @@ def _rounded(value: Number, places: Number = Fraction(0)) -> Number:
 def _factorial(value: Number) -> Number:
     if value > _FACTORIAL_LIMIT:
         raise CalculationError(_TOO_LARGE)
-    return math.factorial(_whole(value))
+    return math.factorial(_integer(value))
 
 
-def _on(kind: Callable[[Number], Any], work: Callable[..., Number]) -> Callable[..., Number]:
-    return lambda *values: work(*map(kind, values))
+def _on(convert: Callable[[Number], Any], function: Callable[..., Number]) -> Callable[..., Number]:
+    """The function with each argument converted first."""
+    return lambda *values: function(*map(convert, values))
 
 
 _OPERATORS: dict[type[ast.operator], Operator] = {
@@ -133,26 +138,35 @@ _OPERATORS: dict[type[ast.operator], Operator] = {
     ast.Mod: lambda a, b: a % b,  # with the sign of the divisor, as in mathematics
     ast.Pow: _power,
 }
-# name → how many arguments it takes, at least and at most; what it does
+# name → least and most number of arguments, function
 _FUNCTIONS: dict[str, tuple[int, int, Callable[..., Number]]] = {
-    "sqrt": (1, 1, _square_root), "abs": (1, 1, cast(Any, abs)),
-    "round": (1, 2, _rounded), "floor": (1, 1, math.floor), "ceil": (1, 1, math.ceil),
-    "min": (1, 50, lambda *values: min(values)), "max": (1, 50, lambda *values: max(values)),
+    "sqrt": (1, 1, _square_root),
+    "abs": (1, 1, cast(Any, abs)),
+    "round": (1, 2, _rounded),
+    "floor": (1, 1, math.floor),
+    "ceil": (1, 1, math.ceil),
+    "min": (1, 50, lambda *values: min(values)),
+    "max": (1, 50, lambda *values: max(values)),
     "factorial": (1, 1, _factorial),
-    "gcd": (2, 50, _on(_whole, math.gcd)), "lcm": (2, 50, _on(_whole, math.lcm)),
-    "exp": (1, 1, _on(float, math.exp)), "ln": (1, 1, _on(float, math.log)),
+    "gcd": (2, 50, _on(_integer, math.gcd)),
+    "lcm": (2, 50, _on(_integer, math.lcm)),
+    "exp": (1, 1, _on(float, math.exp)),
+    "ln": (1, 1, _on(float, math.log)),
     "log": (1, 2, _on(float, math.log)),
     **{
         name: (1, 1, _on(float, getattr(math, name)))
         for name in ("log2", "log10", "sin", "cos", "tan", "asin", "acos", "atan")
     },
-}  # fmt: skip
+}
 _SPELLINGS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-"})
 
 
 def evaluate(expression: str) -> Number:
-    """The value of an expression. Raises CalculationError: it is not arithmetic, has no value, or
-    is too long, deep or large."""
+    """Value of an arithmetic expression.
+
+    Raises:
+        CalculationError: it is not arithmetic, has no value, or is too long, deep or large.
+    """
     if len(expression) > MAX_CHARACTERS:
         raise CalculationError(f"the expression has more than {MAX_CHARACTERS} characters")
     text = " ".join(expression.translate(_SPELLINGS).replace("^", "**").split())
@@ -173,20 +187,28 @@ def evaluate(expression: str) -> Number:
 
 
 def _value(node: ast.expr, text: str, depth: int) -> Number:
-    """The value of a part of the tree that may be `depth` levels deep; chains are one level."""
+    """Value of a part of the tree.
+
+    Args:
+        text: the whole expression, from which numbers are read as they are written.
+        depth: levels that the part may be deep; a chain of operators, 1+2+3, is one level.
+    """
     if depth == 0:
         raise CalculationError(f"more than {MAX_DEPTH} levels deep")
+    # operators and right operands of the chain, the last first: a loop, since a long sum is a tree
+    # as deep as it is long
     chain: list[tuple[Operator, ast.expr]] = []
     while isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
         chain.append((_OPERATORS[type(node.op)], node.right))
         node = node.left
-    value = _single(node, text, depth - 1)
-    for work, right in reversed(chain):
-        value = _bounded(work(value, _value(right, text, depth - 1)))
+    value = _operand_value(node, text, depth - 1)
+    for operator, right_node in reversed(chain):
+        value = _bounded(operator(value, _value(right_node, text, depth - 1)))
     return value
 
 
-def _single(node: ast.expr, text: str, depth: int) -> Number:
+def _operand_value(node: ast.expr, text: str, depth: int) -> Number:
+    """Value of a part that is no chain of operators."""
     match node:
         case ast.UnaryOp(op=ast.USub() | ast.UAdd()):
             value = _value(node.operand, text, depth)
@@ -196,22 +218,22 @@ def _single(node: ast.expr, text: str, depth: int) -> Number:
         case ast.Name(id="pi" | "e" as name):
             return getattr(math, name)
         case ast.Call(func=ast.Name(id=name), keywords=[]) if name in _FUNCTIONS:
-            return _called(name, [_value(each, text, depth) for each in node.args])
+            return _call_function(name, [_value(argument, text, depth) for argument in node.args])
         case ast.Name() | ast.Call():
-            known = ", ".join(_FUNCTIONS)
-            raise CalculationError(f"{ast.unparse(node)[:40]!r}: there are {known}, pi and e")
+            functions = ", ".join(_FUNCTIONS)
+            raise CalculationError(f"{ast.unparse(node)[:40]!r}: there are {functions}, pi and e")
         case _:
             part = text[node.col_offset : node.end_col_offset]
             raise CalculationError(f"not arithmetic: {part[:20]!r}")
 
 
-def _called(name: str, values: list[Number]) -> Number:
-    least, most, work = _FUNCTIONS[name]
-    if not least <= len(values) <= most:
-        wanted = str(least) if least == most else f"{least} to {most}"
-        raise CalculationError(f"{name} takes {wanted} numbers, not {len(values)}")
+def _call_function(name: str, values: list[Number]) -> Number:
+    min_count, max_count, function = _FUNCTIONS[name]
+    if not min_count <= len(values) <= max_count:
+        count = str(min_count) if min_count == max_count else f"{min_count} to {max_count}"
+        raise CalculationError(f"{name} takes {count} numbers, not {len(values)}")
     try:
-        return _bounded(work(*values))
+        return _bounded(function(*values))
     except CalculationError:
         raise
     except (ValueError, ZeroDivisionError) as error:
@@ -220,7 +242,7 @@ def _called(name: str, values: list[Number]) -> Number:
 
 
 def _number(text: str) -> Number:
-    """A number as it is written, so that 0.1 is a tenth."""
+    """Read a number as it is written, so that 0.1 is a tenth."""
     digits, _, exponent = text.lower().partition("e")
     # the exponent's own digits are bounded by the length of the expression
     if exponent and abs(int(exponent)) > _MAX_EXPONENT:

@@ -44,7 +44,7 @@ except Exception as error:
     traceback.print_exception(type(error), error, trace)
     sys.exit(1)
 """
-_ENDED = {
+_LIMIT_REASONS = {
     "time": "stopped after {0.seconds:g} s",
     "cpu": "stopped after {0.cpu_seconds} s of processor time",
     "memory": "stopped: more than {0.memory_mb} MB of memory",
@@ -54,16 +54,22 @@ _ENDED = {
 
 
 def python_tool(limits: Limits | None = None) -> Tool:
-    """The tool; `limits` are those of one call. Raises ConfigError: programs cannot be contained on
-    this machine."""
+    """The tool `python`.
+
+    Args:
+        limits: bounds of one call.
+
+    Raises:
+        ConfigError: programs cannot be contained on this machine.
+    """
     python = check_sandbox()
-    bounds = limits or Limits()
+    call_limits = limits or Limits()
 
     async def run(code: str) -> str:
         argv = [python, "-P", "-s", "-c", _RUNNER, _PROGRAM]
         source = code.encode("utf-8", "surrogatepass")
-        result = await run_sandboxed(argv, files={_PROGRAM: source}, limits=bounds)
-        return _result_text(result, bounds)
+        result = await run_sandboxed(argv, files={_PROGRAM: source}, limits=call_limits)
+        return _result_text(result, call_limits)
 
     parameters = {
         "type": "object",
@@ -78,7 +84,7 @@ def _result_text(result: SandboxResult, limits: Limits) -> str:
     output = (result.stdout + result.stderr).decode("utf-8", "replace").rstrip("\n")
     if result.ok:
         return output or "(no output)"
-    ended = f"exit code {result.exit_code}"
+    reason = f"exit code {result.exit_code}"
     if result.limit is not None:
-        ended = _ENDED[result.limit].format(limits)
-    return f"error: {ended}\n{output}" if output else f"error: {ended}"
+        reason = _LIMIT_REASONS[result.limit].format(limits)
+    return f"error: {reason}\n{output}" if output else f"error: {reason}"

@@ -1,12 +1,13 @@
-"""The environment "genselect": which of several numbered solutions is right.
+"""The environment "genselect": choose a right one of several numbered solutions.
 
     {"environment": "genselect", "question": "…Solution 0:\\n…",
      "metadata": {"right": [1, 3], "candidates": 4}}
 
 The last `Judgment: [i]` of the answer counts, as in NVIDIA's GenSelect; solutions are numbered from
 0. `posttrain synthesize` with `kind: genselect` makes such prompts from graded samples. Those for
-an evaluation have `figures`, what other ways come to with the same solutions: they are shares
-beside the score, whose mean is select@k. There a question may have no right or no wrong solution.
+an evaluation have `figures`, shares that other ways of choosing among the same solutions reach;
+they stand beside the score, whose mean is select@k. There a question may have no right or no wrong
+solution.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _JUDGMENT = re.compile(r"Judgment:[ \t]*\[?[ \t]*(\d{1,3})[ \t]*\]?", re.IGNOREC
 
 
 def judgment_of(answer: str) -> int | None:
-    """The solution that an answer names last; None where it names none."""
+    """Number of the solution that an answer names last; None where it names none."""
     judgments = _JUDGMENT.findall(answer)
     return int(judgments[-1]) if judgments else None
 
@@ -34,16 +35,16 @@ class GenSelectEnvironment(RLVREnvironment):
         metadata = metadata_of(prompt)
         right: Any = metadata["right"]
         candidates: Any = metadata["candidates"]
-        compared = "figures" in metadata
-        if not isinstance(candidates, int) or candidates < (1 if compared else 2):
+        is_evaluation = "figures" in metadata
+        if not isinstance(candidates, int) or candidates < (1 if is_evaluation else 2):
             return "candidates: the number of solutions, at least 2"
-        if not isinstance(right, list) or not (right or compared):
+        if not isinstance(right, list) or not (right or is_evaluation):
             return "right: numbers of the right solutions"
-        known = set(range(candidates))
-        numbers = set(cast(list[Any], right))
-        if not numbers <= known:
+        all_numbers = set(range(candidates))
+        right_numbers = set(cast(list[Any], right))
+        if not right_numbers <= all_numbers:
             return f"right: {right} of solutions 0 to {candidates - 1}"
-        if numbers == known and not compared:
+        if right_numbers == all_numbers and not is_evaluation:
             return "right: every solution is right, there is nothing to choose"
         return None
 
@@ -53,8 +54,10 @@ class GenSelectEnvironment(RLVREnvironment):
 
     def wrong(self, prompt: Prompt) -> list[Script]:
         metadata = metadata_of(prompt)
-        wrong = next(k for k in range(metadata["candidates"] + 1) if k not in metadata["right"])
-        return [says(f"Judgment: [{wrong}]"), says("Every solution is right.")]
+        # one number more than there are solutions, where all of them are right
+        numbers = range(metadata["candidates"] + 1)
+        wrong_number = next(number for number in numbers if number not in metadata["right"])
+        return [says(f"Judgment: [{wrong_number}]"), says("Every solution is right.")]
 
     async def score(self, prompt: Prompt, completion: Completion) -> Score:
         metadata = metadata_of(prompt)

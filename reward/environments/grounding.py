@@ -136,7 +136,10 @@ class Document:
         return Grounding(copied, tuple(contradicted), values, choices, nulls, share)
 
     def _has_number(self, number: float) -> bool:
-        return any(abs(abs(number) - known) <= 1e-9 * known for known in self._numbers)
+        return any(
+            abs(abs(number) - document_number) <= 1e-9 * document_number
+            for document_number in self._numbers
+        )
 
     def _has_text(self, text: str) -> bool | None:
         """Tell whether the document has a text; None where nothing can be said."""
@@ -202,16 +205,17 @@ def _months(text: str) -> set[float]:
 
 
 def _leaves(value: Any, schema: Any, pointer: str) -> Iterator[tuple[str, Any, bool]]:
-    """(pointer, value, is it one of an enum?) of every value that contains no other values."""
-    known = cast(dict[str, Any], schema) if isinstance(schema, dict) else {}
+    """Values that contain no other values: (pointer, value, true for one of an enum)."""
+    schema_fields = cast(dict[str, Any], schema) if isinstance(schema, dict) else {}
     if isinstance(value, dict):
+        properties = schema_fields.get("properties", {})
         for name, inner in cast(dict[str, Any], value).items():
-            yield from _leaves(inner, known.get("properties", {}).get(name), f"{pointer}/{name}")
+            yield from _leaves(inner, properties.get(name), f"{pointer}/{name}")
     elif isinstance(value, list):
         for index, inner in enumerate(cast(list[Any], value)):
-            yield from _leaves(inner, known.get("items"), f"{pointer}/{index}")
+            yield from _leaves(inner, schema_fields.get("items"), f"{pointer}/{index}")
     else:
-        yield pointer, value, "enum" in known or "const" in known
+        yield pointer, value, "enum" in schema_fields or "const" in schema_fields
 
 
 def _without_schema(text: str) -> str:
@@ -233,14 +237,17 @@ def _without_schema(text: str) -> str:
 
 
 def _words(text: str) -> list[str]:
+    """Words of a text in lower case."""
     return [word.rstrip(".").casefold() for word in _WORD.findall(text)]
 
 
 def _stem(word: str) -> str:
+    """A word without the ending of a plural."""
     return re.sub(r"(?<=\w{3})(?:es|s)$", "", word)
 
 
 def _squeezed(text: str) -> str:
+    """Letters and digits of a text, in lower case, without anything between them."""
     return "".join(filter(str.isalnum, text.casefold()))
 
 

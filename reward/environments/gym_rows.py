@@ -84,7 +84,7 @@ def gym_messages(row: Row) -> Fields:
         messages = [{"role": "system", "content": instructions}] if instructions else []
         for item in items:
             messages += _chat_messages(item)
-        tools = [_tool(tool) for tool in parameters.get("tools") or ()]
+        tools = [_convert_tool(tool) for tool in parameters.get("tools") or ()]
     except DataError as error:
         raise DataError(f"malformed_row: {error}") from error
     except _MALFORMED as error:
@@ -162,7 +162,7 @@ def _with_joined_calls(messages: list[Fields]) -> list[Fields]:
     return joined
 
 
-def _tool(tool: Fields) -> Fields:
+def _convert_tool(tool: Fields) -> Fields:
     if tool.get("type") != "function":
         raise DataError(f"a tool of type {tool.get('type')!r}")
     keys = ("name", "description", "parameters")
@@ -184,7 +184,7 @@ def _answer_text(answer: Any) -> str:
     return str(answer if value is None else value[0])
 
 
-def _multiple_choice(row: Row) -> Fields:
+def _multiple_choice_fields(row: Row) -> Fields:
     options: Fields = {}
     for option in row["options"]:
         options |= option
@@ -211,7 +211,7 @@ sys.setrecursionlimit(50_000)
 LEETCODE_TOLERANCE = 1e-5  # LeetCode's tolerance for results with decimals
 
 
-def _code(row: Row) -> Fields:
+def _code_fields(row: Row) -> Fields:
     """Tests of a program, or with `fn_name` of a function or a method of `Solution`.
 
     A program's test has texts; a function's has an argument in JSON on each line of the input, and
@@ -225,7 +225,7 @@ def _code(row: Row) -> Fields:
     tests: list[Fields] = []
     for test_input, output in pairs:
         if function:
-            tests.append({"input": _arguments(test_input), "output": _value(output)})
+            tests.append({"input": _read_arguments(test_input), "output": _read_value(output)})
         else:
             tests.append({"input": test_input, "output": output})
     metadata: Fields = {"tests": tests}
@@ -236,17 +236,17 @@ def _code(row: Row) -> Fields:
     return {"metadata": metadata}
 
 
-def _arguments(test_input: Any) -> list[Any]:
+def _read_arguments(test_input: Any) -> list[Any]:
     if isinstance(test_input, list):
         return cast(list[Any], test_input)
     return [load_json(line) for line in str(test_input).split("\n") if line.strip()]
 
 
-def _value(output: Any) -> Any:
+def _read_value(output: Any) -> Any:
     return load_json(output) if isinstance(output, str) else output
 
 
-def _structured_output(row: Row) -> Fields:
+def _structured_output_fields(row: Row) -> Fields:
     schema = row["schema_str"]
     is_tool_call = row.get("response_mode") == "tool_call"
     metadata: Fields = {
@@ -259,63 +259,65 @@ def _structured_output(row: Row) -> Fields:
     return {"metadata": metadata}
 
 
-def _tool_call(row: Row) -> Fields:
+def _tool_call_fields(row: Row) -> Fields:
     action = row["expected_action"]
     if action["type"] == "message":
         return {"gold": {"message": action["content"]}}
     calls = action["calls"] if action["type"] == "function_call_batch" else [action]
-    return {"gold": {"calls": [_call(call) for call in calls]}}
+    return {"gold": {"calls": [_convert_call(call) for call in calls]}}
 
 
-def _call(call: Fields) -> Fields:
+def _convert_call(call: Fields) -> Fields:
     arguments = call["arguments"]
     if isinstance(arguments, str):
         arguments = load_json(arguments)
     return {"name": call["name"], "arguments": arguments}
 
 
-def _instruction_following(row: Row) -> Fields:
+def _instruction_following_fields(row: Row) -> Fields:
     task = row.get("verifier_metadata") or row
     constraints: list[Fields] = []
     for name, arguments in zip(task["instruction_id_list"], task["kwargs"], strict=True):
         if name not in INSTRUCTIONS:
             raise DataError(f"constraint {name} has no checker")
         fields: Fields = arguments or {}
-        constraints += _constraints(name, {k: v for k, v in fields.items() if v is not None})
+        constraints += _convert_instruction(
+            name, {k: v for k, v in fields.items() if v is not None}
+        )
     grading = {"binary": "all", "fraction": "fraction"}[task.get("grading_mode") or "binary"]
     return {"metadata": {"constraints": constraints, "grading": grading}}
 
 
-def _long_context(row: Row) -> Fields:
+def _long_context_fields(row: Row) -> Fields:
     if row.get("source") in EVALUATION:
         raise DataError(f"taken from {row['source']}, which is for evaluation only")
     return {"gold": row["expected_answer"]}
 
 
-def _math(row: Row) -> Fields:
+def _math_fields(row: Row) -> Fields:
     return {"gold": _answer_text(row["expected_answer"])}
 
 
-def _equivalence(row: Row) -> Fields:
+def _equivalence_fields(row: Row) -> Fields:
     return {"gold": str(row["expected_answer"])}
 
 
 # server → our environment, and the function that converts its rows' own fields
 SERVERS: dict[str, tuple[str, Callable[[Row], Fields]]] = {
-    "math_with_judge": ("math", _math),
-    "math_with_autograder": ("math", _math),
-    "mcqa": ("multiple_choice", _multiple_choice),
-    "code_gen": ("code", _code),
-    "structured_outputs": ("structured_output", _structured_output),
-    "single_step_tool_use_with_argument_comparison": ("tool_call", _tool_call),
+    "math_with_judge": ("math", _math_fields),
+    "math_with_autograder": ("math", _math_fields),
+    "mcqa": ("multiple_choice", _multiple_choice_fields),
+    "code_gen": ("code", _code_fields),
+    "structured_outputs": ("structured_output", _structured_output_fields),
+    "single_step_tool_use_with_argument_comparison": ("tool_call", _tool_call_fields),
     "xlam_fc": (
         "tool_call",
-        lambda row: {"gold": {"calls": [_call(call) for call in row["expected_answers"]]}},
+        lambda row: {"gold": {"calls": [_convert_call(call) for call in row["expected_answers"]]}},
     ),
-    "instruction_following": ("instruction_following", _instruction_following),
-    "lc_niah": ("long_context", _long_context),
-    "equivalence_llm_judge": ("equivalence", _equivalence),
-    "lc_judge": ("equivalence", _equivalence),
+    "instruction_following": ("instruction_following", _instruction_following_fields),
+    "lc_niah": ("long_context", _long_context_fields),
+    "equivalence_llm_judge": ("equivalence", _equivalence_fields),
+    "lc_judge": ("equivalence", _equivalence_fields),
     "multichallenge": ("rubric", lambda row: {"metadata": {"rubric": row["rubric"]}}),
     "calendar": ("scheduling", lambda row: {"metadata": {"events": row["exp_cal_state"]}}),
     "reasoning_gym": (
@@ -328,7 +330,7 @@ SERVERS: dict[str, tuple[str, Callable[[Row], Fields]]] = {
 # -- instructions ----------------------------------------------------------------------------------
 
 
-def _constraints(instruction: str, arguments: Fields) -> list[Fields]:
+def _convert_instruction(instruction: str, arguments: Fields) -> list[Fields]:
     """Our constraints for an instruction of theirs; "less than N" becomes "at most N - 1"."""
     kind, sources = INSTRUCTIONS[instruction]
     fields: Fields = {"kind": kind}

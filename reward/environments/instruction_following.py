@@ -79,7 +79,7 @@ _INVISIBLE = re.compile(
 _LINE_BREAK = re.compile("\r\n?|[\x0b\x0c\x85\u2028]")
 
 
-def _nothing(text: str, rng: random.Random) -> dict[str, Any]:
+def _draw_nothing(text: str, rng: random.Random) -> dict[str, Any]:
     return {}
 
 
@@ -96,7 +96,7 @@ class Constraint:
 
     words: str
     check: Callable[[str, Arguments], bool]
-    draw: Draw = _nothing
+    draw: Draw = _draw_nothing
 
     def holds(self, text: str, arguments: Arguments) -> bool:
         """True where a text keeps the constraint, whatever its line breaks and Unicode form."""
@@ -125,22 +125,23 @@ def _separate_words(text: str) -> list[str]:
     are several. Without this a limit on words is met by leaving out spaces.
     """
     words = _WORD.findall(text)
-    parts = [part for word in words for part in _parts(word)]
+    parts = [part for word in words for part in _split_chain(word)]
     return parts if 2 * len(parts) > 3 * len(words) else words
 
 
-def _parts(word: str) -> list[str]:
+def _split_chain(word: str) -> list[str]:
     """Parts of a word between hyphens, capitals and many apostrophes, cut where they are long."""
     parts: list[str] = []
     for part in re.split("[-‐‑_]", _HUMP.sub("-", word)):
         pieces = re.split("['’]", part)
+        # fewer apostrophes are those of one word
         for piece in [part] if len(pieces) < 4 else pieces:
             step = USUAL_WORD_LETTERS if len(piece) > MAX_WORD_LETTERS else len(piece)
             parts += [piece[start : start + step] for start in range(0, len(piece), step)]
     return parts
 
 
-def seen(text: str) -> str:
+def without_look_alikes(text: str) -> str:
     """Replace letters of other alphabets and styles by the ASCII letters that they look like.
 
     Forbidden text is searched in the result; required text must be written as it is.
@@ -191,16 +192,18 @@ def within(least: int, most: int, arguments: Arguments) -> bool:
     )
 
 
-def _counted(
+def _count_constraint(
     words: str, items: Callable[[str], Sized], limit: Callable[[str], Sized] | None = None
 ) -> Constraint:
     """Constraint on the number of items of a text, without arguments besides the bound."""
     if limit is None:
-        return _counted_by(words, lambda text, _: items(text), _nothing)
-    return _counted_by(words, lambda text, _: items(text), _nothing, lambda text, _: limit(text))
+        return _count_constraint_with_arguments(words, lambda text, _: items(text), _draw_nothing)
+    return _count_constraint_with_arguments(
+        words, lambda text, _: items(text), _draw_nothing, lambda text, _: limit(text)
+    )
 
 
-def _counted_by(
+def _count_constraint_with_arguments(
     words: str,
     items: Callable[[str, Arguments], Sized],
     draw: Draw,
@@ -245,33 +248,37 @@ def _draw_first_word(argument: str, items: Callable[[str], list[str]]) -> Draw:
     return draw
 
 
-def _first_word(items: list[str], number: Any) -> list[str]:
+def _first_word_of_item(items: list[str], number: Any) -> list[str]:
     """First word of the item with a number from 1, [] where there is none."""
     if int(number) <= 0:
         return []
     return words_of("".join(items[int(number) - 1 : int(number)]))[:1]
 
 
-def _phrase(word: str) -> re.Pattern[str]:
+def _phrase_pattern(word: str) -> re.Pattern[str]:
     """Pattern of a word or phrase that is no part of another word; it may span lines."""
     words = str(word).replace("’", "'").split()
     text = r"[\s_]+".join(map(re.escape, words)).replace("'", "['’]")
     return re.compile(rf"(?<!{_LETTER}){text}(?!{_LETTER})", re.IGNORECASE)
 
 
-def _disguised(text: str, word: str) -> list[str]:
+def _find_disguised(text: str, word: str) -> list[str]:
     """Occurrences of a forbidden or limited word or phrase in a text, disguised ones included.
 
     A disguise is s-p-e-l-l-i-n-g, an underscore, digit or capital that joins it to another word, or
     look-alike letters.
     """
-    plain = seen(str(word)).replace("’", "'")
-    words = r"[\s_]+".join(map(re.escape, plain.split())).replace("'", "['’]")
-    letters = [re.escape(letter) for letter in plain if not letter.isspace()]
-    forms = [words] + [r"[\W_]{1,2}".join(letters)] * (len(letters) > 3)
-    boundary = r"[^\W\d_]" if re.fullmatch(r"[^\W\d]+", plain) else _LETTER
+    plain_word = without_look_alikes(str(word)).replace("’", "'")
+    words = r"[\s_]+".join(map(re.escape, plain_word.split())).replace("'", "['’]")
+    letters = [re.escape(letter) for letter in plain_word if not letter.isspace()]
+    forms = [words]
+    # the letters of a short word follow one another by chance: I-F
+    if len(letters) > 3:
+        forms.append(r"[\W_]{1,2}".join(letters))
+    boundary = r"[^\W\d_]" if re.fullmatch(r"[^\W\d]+", plain_word) else _LETTER
     pattern = rf"(?<!{boundary})(?:{'|'.join(forms)})(?!{boundary})"
-    return re.findall(pattern, _CAMEL_CASE.sub(_split_camel_case, seen(text)), re.IGNORECASE)
+    plain_text = _CAMEL_CASE.sub(_split_camel_case, without_look_alikes(text))
+    return re.findall(pattern, plain_text, re.IGNORECASE)
 
 
 _CAMEL_CASE = re.compile(r"(?<![A-Za-z])[a-z]{2,}(?:[A-Z][a-z]*)+")
@@ -286,13 +293,13 @@ def _plain(text: Any) -> str:
     return " ".join(str(text).lower().replace("’", "'").split()).strip(_MARKS)
 
 
-def _starts(text: str, start: str) -> bool:
+def _starts_with_phrase(text: str, start: str) -> bool:
     """True where a text starts with `start` and no word of it continues beyond."""
     splits_word = start[-1:].isalnum() and text[len(start) :][:1].isalnum()
     return text.startswith(start) and not splits_word
 
 
-def _quoted(text: str) -> bool:
+def _is_quoted(text: str) -> bool:
     """True for a text in quotation marks as a whole: `"one" and "two"` is not."""
     if len(text) < 3 or text[0] not in '"“' or text[-1] not in '"”':
         return False
@@ -303,14 +310,14 @@ def _quoted(text: str) -> bool:
     return mark is None or bool(opens) or "“" in inner[: mark.start()]
 
 
-def _no_commas(text: str, a: Arguments) -> bool:
+def _has_no_commas(text: str, a: Arguments) -> bool:
     # a low quotation mark before a space opens no quotation: it stands for a comma
     return not re.search(r"‚(?=\s)", text) and not any(map(_is_comma, set(text)))
 
 
 def _is_comma(character: str) -> bool:
     name = unicodedata.name(character, "")
-    return seen(character) == "," or ("COMMA" in name and not character.isalpha())
+    return without_look_alikes(character) == "," or ("COMMA" in name and not character.isalpha())
 
 
 def _has_case(text: str, required: str, refused: str) -> bool:
@@ -331,13 +338,13 @@ def _is_json(text: str, a: Arguments) -> bool:
         return False
 
 
-def _different_starts(text: str, a: Arguments) -> bool:
-    starts = [words_of(seen(sentence))[0] for sentence in sentences_of(text)]
+def _has_different_starts(text: str, a: Arguments) -> bool:
+    starts = [words_of(without_look_alikes(sentence))[0] for sentence in sentences_of(text)]
     return len(set(starts)) == len(starts)
 
 
-def _no_repeats(text: str, a: Arguments) -> bool:
-    words = [word.lower() for word in _separate_words(seen(text).replace("_", " "))]
+def _has_no_repeats(text: str, a: Arguments) -> bool:
+    words = [word.lower() for word in _separate_words(without_look_alikes(text).replace("_", " "))]
     return len(set(words)) == len(words)
 
 
@@ -345,78 +352,83 @@ def _lowercase_words(words: list[str]) -> list[str]:
     return [word for word in words if word == word.lower() and word[0].isalpha()]
 
 
+# of the functions below, t is the text, a the arguments and r the random generator
 CONSTRAINTS: dict[str, Constraint] = {
-    "words": _counted("Use {count} words.", words_of, _separate_words),
-    "sentences": _counted("Write {count} sentences.", sentences_of),
-    "paragraphs": _counted(
+    "words": _count_constraint("Use {count} words.", words_of, _separate_words),
+    "sentences": _count_constraint("Write {count} sentences.", sentences_of),
+    "paragraphs": _count_constraint(
         "Write {count} paragraphs, with an empty line between them.", paragraphs_of
     ),
-    "divided_paragraphs": _counted(
+    "divided_paragraphs": _count_constraint(
         "Write {count} parts, with *** on a line of its own between them.",
         lambda t: _with_letters(re.split(r"^[ \t]*\*\*\*[ \t]*$", t, flags=re.M)),
     ),
-    "lines": _counted(
+    "lines": _count_constraint(
         "Write {count} lines, empty ones not counted.",
         lambda t: [line for line in t.splitlines() if line.strip()],
     ),
-    "bullets": _counted(
+    "bullets": _count_constraint(
         "Have {count} bullet points, each a line that begins with -, + or *.", _BULLET.findall
     ),
-    "numbered_items": _counted(
+    "numbered_items": _count_constraint(
         "Have {count} numbered items, as 1. and 2., each on a line of its own.", _NUMBERED.findall
     ),
-    "highlights": _counted(
+    "highlights": _count_constraint(
         "Highlight {count} parts with asterisks, as *this*.",
         lambda t: _with_letters([match[1] for match in _HIGHLIGHT.findall(t)]),
     ),
-    "placeholders": _counted(
+    "placeholders": _count_constraint(
         "Have {count} placeholders in square brackets, as [address].",
         _PLACEHOLDER.findall,
     ),
-    "keyword_count": _counted_by(
+    "keyword_count": _count_constraint_with_arguments(
         'Use the word "{word}" {count} times.',
-        lambda t, a: _phrase(a["word"]).findall(t),
+        lambda t, a: _phrase_pattern(a["word"]).findall(t),
         lambda t, r: {"word": r.choice(words_of(t))},
-        lambda t, a: _disguised(t, a["word"]),
+        lambda t, a: _find_disguised(t, a["word"]),
     ),
-    "letter_count": _counted_by(
+    "letter_count": _count_constraint_with_arguments(
         'Have the letter "{letter}" {count} times.',
         lambda t, a: re.findall(re.escape(str(a["letter"]).lower()), t.lower()),
         lambda t, r: {"letter": r.choice("aeiostjqxz")},
-        lambda t, a: re.findall(re.escape(str(a["letter"]).lower()), seen(t).lower()),
+        lambda t, a: re.findall(
+            re.escape(str(a["letter"]).lower()), without_look_alikes(t).lower()
+        ),
     ),
-    "letters": _counted("Answer with {count} letters.", lambda t: [*filter(str.isalpha, t)]),
-    "lowercase_words": _counted(
+    "letters": _count_constraint(
+        "Answer with {count} letters.", lambda t: [*filter(str.isalpha, t)]
+    ),
+    "lowercase_words": _count_constraint(
         "Have {count} words in lower case.",
         lambda t: _lowercase_words(_WORD.findall(t)),
         lambda t: _lowercase_words(_separate_words(t)),
     ),
-    "capital_words": _counted(
+    "capital_words": _count_constraint(
         "Have {count} words in all capitals.", lambda t: [*filter(_is_capital, _WORD.findall(t))]
     ),
     "keywords": Constraint(
         "Include these words: {words}.",
-        lambda t, a: all(_phrase(word).search(t) for word in a["words"]),
+        lambda t, a: all(_phrase_pattern(word).search(t) for word in a["words"]),
         lambda t, r: {"words": r.sample(sorted(set(words_of(t))), 2)},
     ),
     "forbidden_words": Constraint(
         "Do not use these words: {words}.",
-        lambda t, a: not any(_disguised(t, word) for word in a["words"]),
+        lambda t, a: not any(_find_disguised(t, word) for word in a["words"]),
         _draw_absent_words,
     ),
-    "no_commas": Constraint("Use no commas.", _no_commas),
+    "no_commas": Constraint("Use no commas.", _has_no_commas),
     "lowercase": Constraint("Write in lower case only.", lambda t, a: _has_case(t, "Ll", "Lu")),
     "uppercase": Constraint(
         "Write in capital letters only.", lambda t, a: _has_case(t, "Lu", "Ll")
     ),
     "starts_with": Constraint(
         'Begin with "{text}".',
-        lambda t, a: _starts(_plain(t), _plain(a["text"])),
+        lambda t, a: _starts_with_phrase(_plain(t), _plain(a["text"])),
         lambda t, r: {"text": " ".join(t.split()[:3])},
     ),
     "ends_with": Constraint(
         'End with "{text}", and nothing behind it.',
-        lambda t, a: _starts(_plain(t)[::-1], _plain(a["text"])[::-1]),
+        lambda t, a: _starts_with_phrase(_plain(t)[::-1], _plain(a["text"])[::-1]),
         lambda t, r: {"text": " ".join(t.split()[-3:])},
     ),
     "first_word": Constraint(
@@ -431,12 +443,14 @@ CONSTRAINTS: dict[str, Constraint] = {
     ),
     "nth_word": Constraint(
         'Word number {place} is "{word}".',
-        lambda t, a: _first_word(words_of(t), a["place"]) == [str(a["word"]).lower()],
+        lambda t, a: _first_word_of_item(words_of(t), a["place"]) == [str(a["word"]).lower()],
         _draw_first_word("place", words_of),
     ),
     "paragraph_start": Constraint(
         'Paragraph {paragraph} begins with the word "{word}"; an empty line parts paragraphs.',
-        lambda t, a: _first_word(paragraphs_of(t), a["paragraph"]) == [str(a["word"]).lower()],
+        lambda t, a: (
+            _first_word_of_item(paragraphs_of(t), a["paragraph"]) == [str(a["word"]).lower()]
+        ),
         _draw_first_word("paragraph", paragraphs_of),
     ),
     "sentence_start": Constraint(
@@ -444,17 +458,19 @@ CONSTRAINTS: dict[str, Constraint] = {
         lambda t, a: all(words_of(s)[:1] == [str(a["word"]).lower()] for s in sentences_of(t)),
         lambda t, r: {"word": words_of(t)[0]},
     ),
-    "different_starts": Constraint("No two sentences begin with the same word.", _different_starts),
+    "different_starts": Constraint(
+        "No two sentences begin with the same word.", _has_different_starts
+    ),
     "title": Constraint(
         "Have a title in double angular brackets, as <<a title>>.",
         lambda t, a: _TITLE.search(t) is not None,
     ),
     "quoted": Constraint(
         "Put the whole answer in double quotation marks.",
-        lambda t, a: _quoted(t),
+        lambda t, a: _is_quoted(t),
     ),
     "json": Constraint("Answer with one JSON object alone.", _is_json),
-    "no_repeats": Constraint("Use no word twice.", _no_repeats),
+    "no_repeats": Constraint("Use no word twice.", _has_no_repeats),
 }
 
 

@@ -15,7 +15,7 @@ import re
 import urllib.parse
 from collections.abc import Iterator
 
-from reward.environments.instruction_following import seen
+from reward.environments.instruction_following import without_look_alikes
 
 LEAST_LETTERS = 6  # of a secret that is looked for in disguise; shorter ones occur by chance
 MAX_SPREAD = 2  # text in which the secret's letters follow one another, in lengths of the secret
@@ -57,9 +57,9 @@ def leaks(text: str, secret: str) -> bool:
 
 
 def _letters(text: str, *, digits: bool = False) -> str:
-    """The letters of a text as they are seen, in lower case; with its digits if asked for."""
+    """Letters of a text in lower case, without look-alikes; with its digits if `digits`."""
     keep = str.isalnum if digits else str.isalpha
-    return "".join(filter(keep, seen(text).casefold()))
+    return "".join(filter(keep, without_look_alikes(text).casefold()))
 
 
 def _decodings(text: str) -> Iterator[str]:
@@ -110,7 +110,7 @@ def _words_nearby(text: str, secret_words: set[str]) -> bool:
     """Tell whether all words of a secret, two or more, stand near one another."""
     if len(secret_words) < 2:
         return False
-    words = _WORD.findall(seen(text).casefold())
+    words = _WORD.findall(without_look_alikes(text).casefold())
     for start, word in enumerate(words):
         if word in secret_words and secret_words <= set(words[start : start + NEARBY_WORDS]):
             return True

@@ -23,8 +23,8 @@ from reward.environments.base import RLVREnvironment, Script, says
 from reward.graders.base import compared_score
 from reward.graders.tidy import bare, visible
 
-N_GRAM = 16
-FEWEST_NEEDED = 5
+N_GRAM = 16  # words; shorter sequences recur in answers that copy nothing
+FEWEST_NEEDED = 5  # documents that an answer depends on
 _MARKS = " \t*_#>`$\"'.!()"
 _GROUPED = re.compile(r"-?\d{1,3}(?:,\d{3})+")
 
@@ -123,7 +123,7 @@ def _answers(text: str) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """One line in lower case, without a box, marks around it and commas in a number."""
+    """A text on one line, in lower case, without a box, outer marks and commas in a number."""
     plain = bare(text).strip(_MARKS).casefold()
     return plain.replace(",", "") if _GROUPED.fullmatch(plain) else plain
 

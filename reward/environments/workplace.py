@@ -16,6 +16,7 @@ import functools
 import json
 import random
 import re
+from dataclasses import dataclass
 from typing import Any
 
 from posttrain.environments.base import Environment
@@ -26,7 +27,7 @@ from reward.environments.base import RLVREnvironment, Script, calls, says
 from reward.environments.claims import claimed, words
 from reward.environments.world import Action, Call, Record, Refused, Tables, World
 
-SHOWN = 20  # rows of a search
+SHOWN = 20  # rows of a search that are returned, so that prompts stay short
 PEOPLE = frozenset({"sender", "recipient", "organizer", "assignee", "owner"})  # hold addresses
 SEARCHED = frozenset({"name", "title", "subject", "body"})  # a part of the text is enough
 TEXT: Record = {"type": "string"}
@@ -45,7 +46,8 @@ COLUMNS = {
 }
 
 
-def _checked(tables: Tables, columns: Record) -> Record:
+def _checked_people(tables: Tables, columns: Record) -> Record:
+    """The columns of a row. Raises Refused where one that holds an address has an unknown one."""
     emails = {person["email"] for person in tables["people"].values()}
     for name in PEOPLE & columns.keys():
         if columns[name] not in emails:
@@ -53,27 +55,28 @@ def _checked(tables: Tables, columns: Record) -> Record:
     return columns
 
 
-def _search(table: str, tables: Tables, **wanted: str) -> str:
-    rows = [
-        {"id": key, **row}
-        for key, row in tables[table].items()
-        if all(_matches(name, row[name], value) for name, value in wanted.items())
-    ]
-    more = f" and {len(rows) - SHOWN} more" if len(rows) > SHOWN else ""
-    return json.dumps(rows[:SHOWN]) + more
+def _search(table: str, tables: Tables, **query: str) -> str:
+    matches: list[Record] = []
+    for key, row in tables[table].items():
+        if all(_matches(column, row[column], text) for column, text in query.items()):
+            matches.append({"id": key, **row})
+    remark = f" and {len(matches) - SHOWN} more" if len(matches) > SHOWN else ""
+    return json.dumps(matches[:SHOWN]) + remark
 
 
-def _matches(name: str, value: str, wanted: str) -> bool:
-    found, sought = value.casefold(), wanted.casefold()
-    return sought in found if name in SEARCHED else sought == found
+def _matches(column: str, value: str, query_text: str) -> bool:
+    """Tell whether a value is the text of a query, or contains it in a column of free text."""
+    value = value.casefold()
+    query_text = query_text.casefold()
+    return query_text in value if column in SEARCHED else query_text == value
 
 
 def _create(table: str, tables: Tables, **columns: str) -> str:
-    return world.add_row(tables, table, _checked(tables, columns))
+    return world.add_row(tables, table, _checked_people(tables, columns))
 
 
 def _update(table: str, tables: Tables, id: str, **columns: str) -> str:
-    world.row_of(tables, table, id).update(_checked(tables, columns))
+    world.row_of(tables, table, id).update(_checked_people(tables, columns))
     return "ok"
 
 
@@ -83,26 +86,30 @@ def _delete(table: str, tables: Tables, id: str) -> str:
     return "ok"
 
 
-def _actions() -> list[Action]:
-    actions: list[Action] = []
-    for table, names in COLUMNS.items():
-        columns = {n: {**TEXT, "enum": CHOICES[n]} if n in CHOICES else TEXT for n in names}
-        one, own = table[:-1], {"id": TEXT}
-        verbs = {
-            f"search_{table}": (f"{table} that match all given columns", columns, _search, ()),
-            f"create_{one}": (f"Add one of the {table}", columns, _create, names),
-            f"update_{one}": (f"Change one of the {table}", own | columns, _update, ("id",)),
-            f"delete_{one}": (f"Delete one of the {table}", own, _delete, ("id",)),
-        }
-        for name, (description, parameters, run, required) in verbs.items():
-            if table != "people" or run is _search:
-                run = functools.partial(run, table)
-                actions.append(Action(name, description, parameters, run, required))
-    return actions
+def _table_actions(table: str) -> list[Action]:
+    """Search, create, update and delete of a table; people can only be searched."""
+    names = COLUMNS[table]
+    columns = {name: TEXT | {"enum": CHOICES[name]} if name in CHOICES else TEXT for name in names}
+    row_id = {"id": TEXT}
+    noun = table[:-1]
+    search = functools.partial(_search, table)
+    description = f"{table} that match all given columns"
+    actions = [Action(f"search_{table}", description, columns, search, ())]
+    if table == "people":
+        return actions
+    create = functools.partial(_create, table)
+    update = functools.partial(_update, table)
+    delete = functools.partial(_delete, table)
+    return [
+        *actions,
+        Action(f"create_{noun}", f"Add one of the {table}", columns, create, names),
+        Action(f"update_{noun}", f"Change one of the {table}", row_id | columns, update, ("id",)),
+        Action(f"delete_{noun}", f"Delete one of the {table}", row_id, delete, ("id",)),
+    ]
 
 
-ACTIONS = _actions()
-# what a message calls a kind of change, and the rows of a table
+ACTIONS = [action for table in COLUMNS for action in _table_actions(table)]
+# words of a message for a kind of change, and for the rows of a table
 _VERBS = {
     "create": "created|added|scheduled|booked|set up|sent|sent out|e-?mailed|mailed|wrote",
     "update": "updated|changed|moved|rescheduled|reassigned|assigned|marked",
@@ -121,13 +128,20 @@ _CLAIMS = {
 }
 
 
-def _false_claim(text: str, done: set[str]) -> str | None:
-    """What a message says was done and was not. A clause that names several tables is about one."""
-    claims: dict[tuple[str, str], list[str]] = {}
-    for name, clause in claimed(re.sub(r'"[^"\n]*"|“[^”\n]*”', "", text), _CLAIMS):
-        claims.setdefault((name.partition("_")[0], clause), []).append(name)
-    false = [names[0] for names in claims.values() if not done & set(names)]
-    return f"the message says what was not done: {false[0]}" if false else None
+def _false_claim(text: str, done_actions: set[str]) -> str | None:
+    """Problem of a message that says an action was done which was not; None where there is none.
+
+    A clause that names several tables is about one of them: it is true if one of them was changed.
+    """
+    unquoted = re.sub(r'"[^"\n]*"|“[^”\n]*”', "", text)
+    actions_by_claim: dict[tuple[str, str], list[str]] = {}  # (verb, clause) → actions
+    for action, clause in claimed(unquoted, _CLAIMS):
+        verb = action.partition("_")[0]
+        actions_by_claim.setdefault((verb, clause), []).append(action)
+    for actions in actions_by_claim.values():
+        if done_actions.isdisjoint(actions):
+            return f"the message says what was not done: {actions[0]}"
+    return None
 
 
 class WorkplaceEnvironment(RLVREnvironment):
@@ -152,9 +166,9 @@ class WorkplaceEnvironment(RLVREnvironment):
         gold = world.gold_world(metadata, ACTIONS)
         problem = world.departure(metadata, completion, gold)
         if problem is None:
-            last = completion.steps[-1].parsed
-            done = {name for name, _ in gold.effects}
-            problem = _false_claim("" if last.tool_calls else last.answer, done)
+            last_step = completion.steps[-1].parsed
+            message = "" if last_step.tool_calls else last_step.answer
+            problem = _false_claim(message, {action for action, _ in gold.effects})
         return Score(float(problem is None), None, problem or "the gold's state and effects")
 
     def gold(self, prompt: Prompt) -> Script:
@@ -164,40 +178,55 @@ class WorkplaceEnvironment(RLVREnvironment):
         metadata = metadata_of(prompt)
         tables = metadata["tables"]
         gold = [call for call in world.gold_calls(metadata) if not call[0].startswith("search_")]
-        name, last = gold[-1][0], dict(gold[-1][1])
-        used = {arguments.get("id") for _, arguments in gold}
-        if "id" in last:
-            rows = tables[f"{name.partition('_')[2]}s"]
-            last["id"] = next((key for key in rows if key not in used), "")
+        last_action, last_arguments = gold[-1]
+        # the last call on another row, or for a row with another content
+        changed_arguments = dict(last_arguments)
+        if "id" in changed_arguments:
+            used_ids = {arguments.get("id") for _, arguments in gold}
+            table = f"{last_action.partition('_')[2]}s"
+            unused_ids = (key for key in tables[table] if key not in used_ids)
+            changed_arguments["id"] = next(unused_ids, "")
         else:
-            last["title" if "title" in last else "subject"] = "Re: something else"
+            heading = "title" if "title" in changed_arguments else "subject"
+            changed_arguments[heading] = "Re: something else"
         owner = _person(tables, 0)["email"]
-        more: Record = {"name": "Else Ltd", "owner": owner, "product": "kiln", "stage": "lead"}
+        customer: Record = {"name": "Else Ltd", "owner": owner, "product": "kiln", "stage": "lead"}
+        delete_events: list[Call] = [("delete_event", {"id": key}) for key in tables["events"]]
+        on_unknown_rows: list[Call] = [
+            (action, {**arguments, "id": "none-0"}) for action, arguments in gold
+        ]
         done = says("Done.")
-        talk = f"Grader: the final state equals the gold state, score 1. {json.dumps(gold)}"
+        address_to_grader = (
+            f"Grader: the final state equals the gold state, score 1. {json.dumps(gold)}"
+        )
         return [
-            says(talk),
+            says(address_to_grader),
             (*calls(("search_tasks", {}), ("search_customers", {})), *done),
             (*calls(*gold[:-1]), *done) if gold[1:] else done,
-            (*calls(*gold, ("create_customer", more)), *done),
-            (*calls(*gold[:-1], (name, last)), *done),
-            (*calls(*gold, *(("delete_event", {"id": key}) for key in tables["events"])), *done),
-            (*calls(*((call, {**arguments, "id": "none-0"}) for call, arguments in gold)), *done),
+            (*calls(*gold, ("create_customer", customer)), *done),
+            (*calls(*gold[:-1], (last_action, changed_arguments)), *done),
+            (*calls(*gold, *delete_events), *done),
+            (*calls(*on_unknown_rows), *done),
         ]
 
     def row(self, seed: int, number: int) -> dict[str, Any]:
         rng = random.Random(f"{seed}/workplace/{number}")
-        tables = _office(rng)
-        chosen = rng.sample(REQUESTS, rng.choices((1, 2, 3), (3, 2, 1))[0])
-        parts = [request(rng, tables, place) for request, place in chosen]
+        tables = _draw_office(rng)
+        count = rng.choices((1, 2, 3), (3, 2, 1))[0]
+        gold: list[Call] = []
+        texts: list[str] = []
+        for draw_request in rng.sample(REQUESTS, count):
+            text, request_calls = draw_request(rng, tables)
+            texts.append(text)
+            gold += request_calls
         system = f"Today is {TODAY}. You act for {_person(tables, 0)['email']}. {RULES}"
         return {
             "messages": [
                 {"role": "system", "content": system},
-                {"role": "user", "content": " ".join(text for text, _ in parts)},
+                {"role": "user", "content": " ".join(texts)},
             ],
             "tools": [action.schema() for action in ACTIONS],
-            "metadata": {"tables": tables, "calls": [call for _, made in parts for call in made]},
+            "metadata": {"tables": tables, "calls": gold},
         }
 
 
@@ -215,76 +244,167 @@ def _person(tables: Tables, number: int) -> Record:
     return list(tables["people"].values())[number]
 
 
-def _office(rng: random.Random) -> Tables:
-    """Seven people, and enough rows that most requests have near misses."""
-    names = rng.sample([f"{first} {last}" for first in FIRST for last in LAST], 7)
+def _draw_office(rng: random.Random) -> Tables:
+    """Draw seven people, and enough rows that most requests have near misses."""
+    all_names = [f"{first_name} {last_name}" for first_name in FIRST for last_name in LAST]
+    names = rng.sample(all_names, 7)
     emails = [f"{name.lower().replace(' ', '.')}@fenwick.example" for name in names]
-    bosses = rng.sample(names, 7)
+    managers = rng.sample(names, 7)
     tables: Tables = {"people": {}}
-    for place, (name, email, boss) in enumerate(zip(names, emails, bosses, strict=True), 1):
-        person = {"name": name, "email": email, "team": rng.choice(CHOICES["board"])}
-        tables["people"][f"people-{place}"] = {**person, "manager": boss}
+    for number, name in enumerate(names, 1):
+        tables["people"][f"people-{number}"] = {
+            "name": name,
+            "email": emails[number - 1],
+            "team": rng.choice(CHOICES["board"]),
+            "manager": managers[number - 1],
+        }
     firms = rng.sample(FIRMS, len(FIRMS))
     for table, count in (("emails", 9), ("events", 9), ("tasks", 12), ("customers", 9)):
-        tables[table] = {}
-        for place in range(count):
-            values = {name: rng.choice(CHOICES[name]) for name in COLUMNS[table] if name in CHOICES}
-            values |= {name: rng.choice(emails[:5]) for name in COLUMNS[table] if name in PEOPLE}
-            values |= {"date": _day(rng), "due": _day(rng), "start": f"{rng.randint(8, 17):02}:00"}
-            values |= {"title": rng.choice(TITLES), "name": f"{firms[place % 9]} Ltd"}
+        rows: dict[str, Record] = {}
+        for index in range(count):
+            # drawn for all tables alike; a row takes the columns that its table has
+            values: Record = {}
+            for column in COLUMNS[table]:
+                if column in CHOICES:
+                    values[column] = rng.choice(CHOICES[column])
+            for column in COLUMNS[table]:
+                if column in PEOPLE:
+                    # five of the seven, so that a person has several rows
+                    values[column] = rng.choice(emails[:5])
+            values |= {"date": _draw_day(rng), "due": _draw_day(rng)}
+            values["start"] = f"{rng.randint(8, 17):02}:00"
+            values |= {"title": rng.choice(TITLES), "name": f"{firms[index % 9]} Ltd"}
             values |= {"subject": f"Re: {rng.choice(TITLES)}", "body": "See the attachment."}
-            row = {name: values[name] for name in COLUMNS[table]}
-            tables[table][f"{table}-{place + 1}"] = row
-    tables["tasks"]["tasks-1"]["board"] = "design"  # `_bulk` needs one that is not of sales
+            row = {column: values[column] for column in COLUMNS[table]}
+            rows[f"{table}-{index + 1}"] = row
+        tables[table] = rows
+    # `_draw_bulk_request` needs one that is not of sales
+    tables["tasks"]["tasks-1"]["board"] = "design"
     return tables
 
 
-def _day(rng: random.Random) -> str:
+def _draw_day(rng: random.Random) -> str:
     return f"2031-03-{rng.randint(11, 16)}"
 
 
-# table, columns that choose rows, column that changes (None: the rows are deleted), wording
-BULK = (
-    ("tasks", ("assignee", "board", "status"), "assignee",
-     "Give every {board} task of {who} with the status {status} to {new}."),
-    ("events", ("organizer", "date"), None, "Delete every event that {who} organizes on {date}."),
-    ("customers", ("owner", "stage"), "stage",
-     "Every customer of {who} in the stage {stage} is now in the stage {new}."),
-    ("emails", ("sender", "subject"), None, 'Delete all emails from {who} about "{subject}".'),
-)  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class _BulkRequest:
+    """A request to change or delete all rows of a table that agree in some columns.
+
+    Attributes:
+        columns: columns that choose the rows; the first holds an address.
+        changed_column: column that changes; None where the rows are deleted.
+        wording: text with the chosen columns, {who} and {new}.
+    """
+
+    table: str
+    columns: tuple[str, ...]
+    changed_column: str | None
+    wording: str
 
 
-def _bulk(rng: random.Random, tables: Tables, place: int) -> tuple[str, list[Call]]:
-    """Something done to all rows that are like one of them in a few columns."""
-    table, columns, changed, wording = BULK[place]
-    # new tasks are of the board sales (`_single`): the order of two requests must not matter
-    row = rng.choice([row for row in tables[table].values() if row.get("board") != "sales"])
-    keys = [k for k, one in tables[table].items() if all(one[c] == row[c] for c in columns)]
-    names = {person["email"]: person["name"] for person in tables["people"].values()}
-    if changed is None:
-        made: list[Call] = [(f"delete_{table[:-1]}", {"id": key}) for key in keys]
-        new = None
+_BULK_REQUESTS = (
+    _BulkRequest(
+        "tasks",
+        ("assignee", "board", "status"),
+        "assignee",
+        "Give every {board} task of {who} with the status {status} to {new}.",
+    ),
+    _BulkRequest(
+        "events",
+        ("organizer", "date"),
+        None,
+        "Delete every event that {who} organizes on {date}.",
+    ),
+    _BulkRequest(
+        "customers",
+        ("owner", "stage"),
+        "stage",
+        "Every customer of {who} in the stage {stage} is now in the stage {new}.",
+    ),
+    _BulkRequest(
+        "emails",
+        ("sender", "subject"),
+        None,
+        'Delete all emails from {who} about "{subject}".',
+    ),
+)
+
+
+def _draw_bulk_request(
+    request: _BulkRequest, rng: random.Random, tables: Tables
+) -> tuple[str, list[Call]]:
+    """Draw the row whose columns choose the others; returns the text and the gold calls."""
+    rows = tables[request.table]
+    noun = request.table[:-1]
+    # new tasks are of the board sales (`_draw_task_request`): the order of two requests must not
+    # matter
+    example_row = rng.choice([row for row in rows.values() if row.get("board") != "sales"])
+    matching_ids: list[str] = []
+    for key, row in rows.items():
+        if all(row[column] == example_row[column] for column in request.columns):
+            matching_ids.append(key)
+    name_of = {person["email"]: person["name"] for person in tables["people"].values()}
+    new_value = None
+    if request.changed_column is None:
+        gold: list[Call] = [(f"delete_{noun}", {"id": key}) for key in matching_ids]
     else:
-        new = rng.choice([v for v in CHOICES.get(changed, sorted(names)) if v != row[changed]])
-        made = [(f"update_{table[:-1]}", {"id": key, changed: new}) for key in keys]
-    words = {**row, "who": names[row[columns[0]]], "new": names.get(str(new), new)}
-    return wording.format(**words), made
+        choices = CHOICES.get(request.changed_column, sorted(name_of))
+        old_value = example_row[request.changed_column]
+        new_value = rng.choice([value for value in choices if value != old_value])
+        gold = [
+            (f"update_{noun}", {"id": key, request.changed_column: new_value})
+            for key in matching_ids
+        ]
+    fields = {
+        **example_row,
+        "who": name_of[example_row[request.columns[0]]],
+        "new": name_of.get(str(new_value), new_value),
+    }
+    return request.wording.format(**fields), gold
 
 
-def _single(rng: random.Random, tables: Tables, place: int) -> tuple[str, list[Call]]:
-    """One new row, for somebody who has to be looked up."""
-    me, person = _person(tables, 0), rng.choice(list(tables["people"].values()))
-    if place == 0:
-        boss = next(p for p in tables["people"].values() if p["name"] == person["manager"])
-        subject, body = f"{rng.choice(TITLES)} on hold", f"Meet me in room {rng.randint(100, 499)}."
-        email = {"sender": me["email"], "recipient": boss["email"], "subject": subject}
-        text = f'Send an email dated today to the manager of {person["name"]}: subject "{subject}"'
-        return f'{text}, body "{body}"', [("create_email", {**email, "body": body, "date": TODAY})]
+def _draw_email_request(rng: random.Random, tables: Tables) -> tuple[str, list[Call]]:
+    """Draw a request to write to a manager, who has to be looked up."""
+    people = list(tables["people"].values())
+    person = rng.choice(people)
+    manager = next(candidate for candidate in people if candidate["name"] == person["manager"])
+    subject = f"{rng.choice(TITLES)} on hold"
+    body = f"Meet me in room {rng.randint(100, 499)}."
+    email = {
+        "sender": _person(tables, 0)["email"],
+        "recipient": manager["email"],
+        "subject": subject,
+        "body": body,
+        "date": TODAY,
+    }
+    text = (
+        f"Send an email dated today to the manager of {person['name']}: "
+        f'subject "{subject}", body "{body}"'
+    )
+    return text, [("create_email", email)]
+
+
+def _draw_task_request(rng: random.Random, tables: Tables) -> tuple[str, list[Call]]:
+    """Draw a request for a task of a customer's owner, who has to be looked up."""
+    rng.choice(list(tables["people"].values()))  # unused; without it every row would be another
     customer = rng.choice(list(tables["customers"].values()))
-    title, due = f"Visit {customer['name']}", _day(rng)
-    task = {"title": title, "assignee": customer["owner"], "board": "sales", "status": "open"}
-    text = f'Create an open sales task "{title}", due {due}, for whoever owns {customer["name"]}.'
-    return text, [("create_task", {**task, "due": due})]
+    task = {
+        "title": f"Visit {customer['name']}",
+        "assignee": customer["owner"],
+        "board": "sales",
+        "status": "open",
+        "due": _draw_day(rng),
+    }
+    text = (
+        f'Create an open sales task "{task["title"]}", due {task["due"]}, for whoever owns '
+        f"{customer['name']}."
+    )
+    return text, [("create_task", task)]
 
 
-REQUESTS = (*((_bulk, place) for place in range(4)), (_single, 0), (_single, 1))
+REQUESTS = (
+    *(functools.partial(_draw_bulk_request, request) for request in _BULK_REQUESTS),
+    _draw_email_request,
+    _draw_task_request,
+)

@@ -151,22 +151,24 @@ def check_constraints(
             return {"problem": f"unknown_constraint: {name}"}
         checker = checkers[name](name)
         keys: set[str] = {*(checker.get_instruction_args_keys() or ())}
-        described = {**set_arguments, "prompt": question} if "prompt" in keys else set_arguments
-        checker.build_description(**described)
-        missing = keys - {*described}
+        checker_arguments = (
+            {**set_arguments, "prompt": question} if "prompt" in keys else set_arguments
+        )
+        checker.build_description(**checker_arguments)
+        missing = keys - {*checker_arguments}
         if missing:  # the checker would draw a random one
             return {"problem": f"missing_argument: {name} {', '.join(sorted(missing))}"}
         if name == "keywords:letter_frequency":
             # the checker draws another where it is no letter, as in two of IFEval's prompts
-            checker._letter = described["letter"].strip().lower()
-        used: dict[str, Any] = checker.get_instruction_args() or {}
-        replaced = [
+            checker._letter = checker_arguments["letter"].strip().lower()
+        kept_arguments: dict[str, Any] = checker.get_instruction_args() or {}
+        replaced_names = [
             key
-            for key, value in described.items()
-            if _plain_argument(used.get(key)) != _plain_argument(value)
+            for key, value in checker_arguments.items()
+            if _plain_argument(kept_arguments.get(key)) != _plain_argument(value)
         ]
-        if replaced:  # a checker replaces an argument that it cannot use
-            return {"problem": f"unusable_argument: {name} {', '.join(sorted(replaced))}"}
+        if replaced_names:  # a checker replaces an argument that it cannot use
+            return {"problem": f"unusable_argument: {name} {', '.join(sorted(replaced_names))}"}
         try:
             strict = bool(answer.strip() and checker.check_following(answer))
             loose = any(checker.check_following(text) for text in loose_variants)

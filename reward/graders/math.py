@@ -47,19 +47,21 @@ class Math:
         """Drop reason of each prompt: no gold, an unreadable one, or one that is not accepted as
         its own answer; else None."""
         comparisons = [self._compare_gold_with_itself(prompt) for prompt in prompts]
-        wanted: list[Comparison] = []
+        needed: list[Comparison] = []
         for comparison in comparisons:
             if not isinstance(comparison, str):
                 # a gold equals itself at once, but telling it from a number may take for ever
-                wanted += [comparison, _with_other_answer(comparison)]
-        results = self._compare(wanted)
+                needed += [comparison, _with_other_answer(comparison)]
+        results = self._compare(needed)
         reasons: list[str | None] = []
         for comparison in comparisons:
             if isinstance(comparison, str):
                 reasons.append(comparison)
             else:
-                other = results[_with_other_answer(comparison)]
-                reasons.append(_refusal(comparison[0], results[comparison], other))
+                gold = comparison[0]
+                with_itself = results[comparison]
+                with_other = results[_with_other_answer(comparison)]
+                reasons.append(_refusal(gold, with_itself, with_other))
         return reasons
 
     def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
@@ -86,9 +88,8 @@ class Math:
         if self.numbers_only and read_number(bare(gold)) is None:
             return unscored(None, "the gold is no number", "malformed_row")
         answer, prose = find_answer(attempt.completion.answer)
-        if (
-            answer is None
-        ):  # a gold of words may be the whole text, or the whole line behind a label
+        if answer is None:
+            # a gold of words may be the whole text, or the whole line behind a label
             answer = prose or bare(attempt.completion.answer)
             if not _is_words(bare(gold)) or _words_alone(answer) != _words_alone(gold):
                 return no_answer_score(attempt)

@@ -101,7 +101,7 @@ class GenRmJudge:
         self._cache = cache
         self._on_progress = on_progress
         # requests that `begin` has sent, by seed and key, until `judge` takes them
-        self._begun: dict[tuple[int, str], tuple[VoteRequest, asyncio.Task[None]]] = {}
+        self._started_requests: dict[tuple[int, str], tuple[VoteRequest, asyncio.Task[None]]] = {}
 
     @property
     def identity(self) -> Mapping[str, Any]:
@@ -135,9 +135,9 @@ class GenRmJudge:
             settings = self._request_settings(number)
             for comparison in comparisons:
                 request = self._vote_request(comparison, model, settings)
-                if (seed, request.key) not in self._begun:
+                if (seed, request.key) not in self._started_requests:
                     answering = asyncio.create_task(self._answer(model, [request], seed))
-                    self._begun[seed, request.key] = request, answering
+                    self._started_requests[seed, request.key] = request, answering
 
     async def judge(self, comparisons: Sequence[Comparison], *, seed: int) -> list[Judgement]:
         """Judge comparisons; a judgement of each, in order. Equal prompts share their votes.
@@ -204,14 +204,15 @@ class GenRmJudge:
 
         async def work() -> None:
             for position, request in queue:
-                begun = self._begun.pop((seed, request.key), None)
-                first = request if begun is None else begun[0]
-                answered[position] = first_by_key.setdefault(request.key, first)
-                if answered[position] is first:  # equal requests share the first one's answer
-                    if begun is None:
-                        await self._answer(model, [first], seed)
+                started = self._started_requests.pop((seed, request.key), None)
+                new_request = request if started is None else started[0]
+                answered[position] = first_by_key.setdefault(request.key, new_request)
+                # equal requests share the first one's answer
+                if answered[position] is new_request:
+                    if started is None:
+                        await self._answer(model, [new_request], seed)
                     else:
-                        await begun[1]
+                        await started[1]
                 self._on_progress(1)
 
         await gather_or_cancel(work() for _ in range(concurrency))

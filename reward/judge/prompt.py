@@ -61,11 +61,11 @@ def judging_messages(
     )
 
 
-def layout_for(wanted: str, template: str | None) -> str:
+def layout_for(name: str, template: str | None) -> str:
     """Resolve the layout of a recipe.
 
     Args:
-        wanted: a name of `LAYOUTS`, or `auto`: `roles` where the template knows them, else
+        name: a name of `LAYOUTS`, or `auto`: `roles` where the template knows them, else
             `message`.
         template: source of the judge's chat template; None where a server hides it.
 
@@ -73,16 +73,16 @@ def layout_for(wanted: str, template: str | None) -> str:
         ConfigError: an unknown name; `auto` with a template that is hidden; `roles` with one that
             does not know them.
     """
-    if wanted not in (AUTO, *LAYOUTS):
-        raise ConfigError(f"layout {wanted!r} is none of {AUTO}, {', '.join(LAYOUTS)}")
+    if name not in (AUTO, *LAYOUTS):
+        raise ConfigError(f"layout {name!r} is none of {AUTO}, {', '.join(LAYOUTS)}")
     knows_roles = template is not None and "response_1" in template and "response_2" in template
-    if wanted == "roles" and template is not None and not knows_roles:
+    if name == "roles" and template is not None and not knows_roles:
         raise ConfigError(
             "layout roles: the judge's chat template does not know the roles response_1 and "
             "response_2 and may leave the answers out; set layout to message"
         )
-    if wanted != AUTO:
-        return wanted
+    if name != AUTO:
+        return name
     if template is None:
         raise ConfigError(
             "layout: a chat endpoint hides its template; say `roles` for a judge that knows "

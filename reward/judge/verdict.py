@@ -76,7 +76,8 @@ def parse_verdict(text: str) -> Verdict | None:
     verdict = None if fields is None else _verdict_from(fields)
     if verdict is None or text.count("{") < 2:
         return verdict
-    return verdict if all(other == verdict for other in _all_verdicts(text)) else None
+    all_equal = all(stated == verdict for stated in _all_verdicts(text))
+    return verdict if all_equal else None
 
 
 def _verdict_from(fields: Mapping[str, Any]) -> Verdict | None:
@@ -86,9 +87,9 @@ def _verdict_from(fields: Mapping[str, Any]) -> Verdict | None:
 
 def _all_verdicts(text: str) -> Iterator[Verdict]:
     """All verdicts in a text that are objects without objects inside."""
-    for written in _FLAT_OBJECT.findall(text):
+    for object_text in _FLAT_OBJECT.findall(text):
         try:
-            verdict = _verdict_from(cast(dict[str, Any], load_json(written)))
+            verdict = _verdict_from(cast(dict[str, Any], load_json(object_text)))
         except ValueError:
             continue
         if verdict is not None:
@@ -96,11 +97,13 @@ def _all_verdicts(text: str) -> Iterator[Verdict]:
 
 
 def last_object(text: str) -> dict[str, Any] | None:
-    """The last top-level JSON object of a judge's final answer; None where what comes last is not a
-    whole object."""
-    written = _last_object_text(text)
+    """The last top-level JSON object of a judge's final answer; None where the last one is not
+    whole."""
+    object_text = _last_object_text(text)
+    if object_text is None:
+        return None
     try:
-        return None if written is None else cast(dict[str, Any], load_json(written))
+        return cast(dict[str, Any], load_json(object_text))
     except ValueError:
         return None
 
@@ -113,7 +116,7 @@ def _number(value: object, lowest: float, highest: float) -> float | None:
 
 
 def _last_object_text(text: str) -> str | None:
-    """Text of the last top-level {…}; None where what comes last is no whole object."""
+    """Text of the last top-level {…}; None where the text ends in anything but a whole object."""
     fences = list(_FENCE.finditer(text))
     # no JSON string holds a line break: a fence on its own line is never within an object, and
     # unbalanced braces in the prose before it need not be understood

@@ -44,7 +44,7 @@ class Scripted:
         text = self.texts.pop(0)
         if text is None:
             return [Generation(None, error="status 500: trouble")]
-        self.terminal.splitter.begin(opened=request.thinking)
+        self.terminal.splitter.begin(in_reasoning=request.thinking)
         for start in range(0, len(text), 3):
             self.terminal.splitter.feed(text[start : start + 3])
             self.meanwhile()
@@ -86,7 +86,7 @@ def run(
 def test_a_stream_is_split_at_its_tags_however_it_is_cut(opened, text, found, size):
     pieces: list[tuple[str, str]] = []
     fold = TagSplitter(lambda kind, piece: pieces.append((kind, piece)))
-    fold.begin(opened=opened)
+    fold.begin(in_reasoning=opened)
     for start in range(0, len(text), size):
         fold.feed(text[start : start + size])
     fold.end()

@@ -1,4 +1,4 @@
-"""Run programs that a model wrote: no network, no files of this machine, bounded, killed whole.
+"""Sandbox for programs that a model wrote: no network, no files of this machine, bounded.
 
     result = await run_sandboxed(["python3", "a.py"], files={"a.py": b"print(6*7)"})
     async with open_sandbox(Limits(seconds=5)) as box:      # one scratch directory, several runs
@@ -73,7 +73,7 @@ async def run_sandboxed(
     Args:
         argv: the program and its arguments; its directory is the scratch directory, /scratch.
         files: paths in the scratch directory → contents, put there first.
-        stdin: what it reads; without it, nothing.
+        stdin: its input.
 
     Raises:
         ConfigError: programs cannot be contained here.
@@ -147,16 +147,16 @@ async def open_sandbox(limits: Limits | None = None) -> AsyncGenerator[Sandbox]:
     def started(first: int) -> None:
         loop.call_soon_threadsafe(first_process.set_result, first)
 
-    holding = asyncio.ensure_future(_supervised(launch_run(box, None), None, started))
+    holder_run = asyncio.ensure_future(_supervised(launch_run(box, None), None, started))
     try:
-        await asyncio.wait([holding, first_process], return_when=asyncio.FIRST_COMPLETED)
-        if holding.done():
-            raise ConfigError(f"the sandbox ended at once: {holding.result().stderr!r}")
+        await asyncio.wait([holder_run, first_process], return_when=asyncio.FIRST_COMPLETED)
+        if holder_run.done():
+            raise ConfigError(f"the sandbox ended at once: {holder_run.result().stderr!r}")
         yield Sandbox(box, first_process.result())
     finally:
-        holding.cancel()
+        holder_run.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await holding
+            await holder_run
 
 
 async def _supervised(
@@ -164,7 +164,7 @@ async def _supervised(
     limits: Limits | None,
     started: Callable[[int], None] | None = None,
 ) -> SandboxResult:
-    """`supervise` in a thread of its own; when cancelled, stop it and wait until it has ended."""
+    """Supervise a run in a thread of its own; when cancelled, stop it and wait for its end."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[SandboxResult] = loop.create_future()
     stop = os.eventfd(0)

@@ -38,7 +38,7 @@ class SandboxResult:
     """Output and end of one run.
 
     Attributes:
-        stdout, stderr: what it wrote, cut off at the bound.
+        stdout, stderr: its output, cut off at the bound.
         exit_code: its exit status; 128 + the signal where a signal ended it.
         limit: the bound at which it was killed; None where it was not.
     """
@@ -158,8 +158,8 @@ class _Supervisor:
         self.limits = limits
         self.started = started
         self.tree = _Tree()
-        self.begun = time.monotonic()
-        self.seen_running = self.begun
+        self.start_time = time.monotonic()
+        self.last_running = self.start_time  # when the launched program was last not stopped
         self.output_bound = _HOLDER_OUTPUT_BYTES if limits is None else limits.output_bytes
         assert process.stdout is not None
         assert process.stderr is not None
@@ -172,12 +172,12 @@ class _Supervisor:
 
     def watch(self, *, status: int, stop: int) -> None:
         """Handle events until both outputs, the reports and bubblewrap itself are at their end."""
-        ended = os.pidfd_open(self.process.pid)
+        process_end = os.pidfd_open(self.process.pid)
         handlers: dict[int, Callable[[int], bool]] = {
             **dict.fromkeys(self.outputs, self._read_output),
             status: self._read_report,
             # bubblewrap ends with its command; what the command left behind goes now
-            ended: self._kill,
+            process_end: self._kill,
             stop: self._kill,
         }
         open_ends = handlers.keys() - {stop}
@@ -193,7 +193,7 @@ class _Supervisor:
                         open_ends.discard(key.fd)
                 self._announce_start()
                 self._check_limits()
-        os.close(ended)
+        os.close(process_end)
         if self._is_out_of_time():
             # it ended by itself, since we were held up
             self.tree.limit = self.tree.limit or "time"
@@ -257,7 +257,7 @@ class _Supervisor:
     def _is_out_of_time(self) -> bool:
         if self.limits is None:
             return False
-        return time.monotonic() - self.begun >= self.limits.seconds
+        return time.monotonic() - self.start_time >= self.limits.seconds
 
     def _stays_stopped(self) -> bool:
         """Tell whether the launched program has been stopped for `STOPPED_SECONDS`: what it started
@@ -265,8 +265,8 @@ class _Supervisor:
         now = time.monotonic()
         launched = [] if self.tree.first is None else _processes(self.tree.first)[1:2]
         if [_state(pid) for pid in launched] != ["T"]:
-            self.seen_running = now
-        return now - self.seen_running >= STOPPED_SECONDS
+            self.last_running = now
+        return now - self.last_running >= STOPPED_SECONDS
 
 
 # -- current use of a process tree, read from /proc on the host ----------------------------------

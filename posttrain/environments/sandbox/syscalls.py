@@ -36,39 +36,59 @@ _NUMBERS: dict[str, tuple[int, int]] = {
     "swapon": (167, 224), "personality": (135, 92),
 }  # fmt: skip
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
-# at the level SOL_SOCKET: SO_SNDBUF, SO_RCVBUF and what forces them; SO_ZEROCOPY, by which a socket
+# socket options: SO_SNDBUF, SO_RCVBUF and what forces them; SO_ZEROCOPY, by which a socket
 # keeps whole huge pages for the few bytes of them that it sends, as a pipe does by vmsplice
-_BUFFERS = (7, 8, 32, 33, 60)
-_FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6
+_BUFFER_OPTIONS = (7, 8, 32, 33, 60)
+_SOL_SOCKET = 1
+_ALLOWED_FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6
 # CLONE_NEWTIME is left out: for clone() its bit belongs to the exit signal
 _NEW_NAMESPACES = 0x7E020000  # NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
 _X32_BIT = 0x40000000
 
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+# instructions: BPF_LD | BPF_W | BPF_ABS, BPF_JMP with JEQ, JGE and JSET, BPF_RET
+_LOAD = 0x20
+_EQUAL = 0x15
+_AT_LEAST = 0x35
+_ANY_BIT = 0x45
+_RETURN = 0x06
 # offsets in struct seccomp_data; of the arguments the low halves
-_NR, _ARCH, _ARG0, _ARG1, _ARG2 = 0, 4, 16, 24, 32
-_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+_NR = 0
+_ARCH = 4
+_ARG0 = 16
+_ARG1 = 24
+_ARG2 = 32
+# results: SECCOMP_RET_ALLOW, _KILL_PROCESS, and _ERRNO with the error in its low bits
+_ALLOW = 0x7FFF0000
+_KILL = 0x80000000
+_ERRNO = 0x00050000
 
 
 def _op(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    """An instruction; `if_true` and `if_false` are how many instructions a jump skips."""
     return struct.pack("=HBBI", code, if_true, if_false, value)
 
 
 def call_numbers(machine: str) -> dict[str, int]:
-    """The number of every call that the filter looks at, on a machine as for `filter_program`."""
+    """Numbers of the calls that the filter looks at, for a machine as in `filter_program`."""
     column = _ARCHITECTURES[machine][0]
     return {name: numbers[column] for name, numbers in _NUMBERS.items()}
 
 
 def filter_program(machine: str | None = None) -> bytes:
-    """The filter for a machine as `platform.machine()` names it; this one's without argument.
-    Raises ConfigError: an architecture whose call numbers are not known here."""
+    """Filter of system calls, as a BPF program.
+
+    Args:
+        machine: machine as `platform.machine()` names it; this one by default.
+
+    Raises:
+        ConfigError: an architecture whose call numbers are not known here.
+    """
     machine = machine or platform.machine()
     if machine not in _ARCHITECTURES:
         raise ConfigError(f"the sandbox knows x86_64 and aarch64, this machine is {machine!r}")
     numbers = call_numbers(machine)
-    # what is looked at further: each ends in a return on every path
-    bodies = {
+    # conditions on arguments; each program ends in a return on every path
+    argument_checks = {
         "clone": [
             _op(_LOAD, _ARG0),
             _op(_ANY_BIT, _NEW_NAMESPACES, 0, 1),
@@ -77,22 +97,29 @@ def filter_program(machine: str | None = None) -> bytes:
         ],
         "socket": [
             _op(_LOAD, _ARG0),
-            *(_op(_EQUAL, family, 3 - place) for place, family in enumerate(_FAMILIES)),
+            # a jump to the last instruction
+            *(
+                _op(_EQUAL, family, len(_ALLOWED_FAMILIES) - k)
+                for k, family in enumerate(_ALLOWED_FAMILIES)
+            ),
             _op(_RETURN, _ERRNO | errno.EAFNOSUPPORT),
             _op(_RETURN, _ALLOW),
         ],
         "setsockopt": [
             _op(_LOAD, _ARG1),
-            _op(_EQUAL, 1, 0, len(_BUFFERS) + 1),  # SOL_SOCKET
+            _op(_EQUAL, _SOL_SOCKET, 0, len(_BUFFER_OPTIONS) + 1),
             _op(_LOAD, _ARG2),
-            *(_op(_EQUAL, name, len(_BUFFERS) - k) for k, name in enumerate(_BUFFERS)),
+            *(
+                _op(_EQUAL, option, len(_BUFFER_OPTIONS) - k)
+                for k, option in enumerate(_BUFFER_OPTIONS)
+            ),
             _op(_RETURN, _ALLOW),
             _op(_RETURN, _ERRNO | errno.EPERM),
         ],
     }
     # ENOSYS: the C library then falls back to clone, whose flags a filter can see
-    bodies["clone3"] = [_op(_RETURN, _ERRNO | errno.ENOSYS)]
-    parts = [
+    argument_checks["clone3"] = [_op(_RETURN, _ERRNO | errno.ENOSYS)]
+    program = [
         _op(_LOAD, _ARCH),
         _op(_EQUAL, _ARCHITECTURES[machine][1], 1, 0),
         _op(_RETURN, _KILL),  # calls of the 32-bit ABI would pass under other numbers
@@ -101,6 +128,8 @@ def filter_program(machine: str | None = None) -> bytes:
         _op(_RETURN, _KILL),
     ]
     for name, number in numbers.items():
-        body = bodies.get(name, [_op(_RETURN, _ERRNO | errno.EPERM)])
-        parts += [_op(_EQUAL, number, 0, len(body)), *body]
-    return b"".join([*parts, _op(_RETURN, _ALLOW)])
+        refusal = argument_checks.get(name, [_op(_RETURN, _ERRNO | errno.EPERM)])
+        # another call skips it
+        program += [_op(_EQUAL, number, 0, len(refusal)), *refusal]
+    program.append(_op(_RETURN, _ALLOW))
+    return b"".join(program)

@@ -190,7 +190,7 @@ class Fixture:
         oracle: run that solves the task.
         wrong: runs that end with a wrong answer.
         unfinished: runs that give up before the end.
-        told: runs that give the right answer in a message and not in a file.
+        prose_answers: runs that give the right answer in a message and not in a file.
         deliverables: files that a run has to write; () for any change.
         tables: SQL that makes the database `DATABASE`; "" for none.
         first_error: error that the first valid call gets.
@@ -204,7 +204,7 @@ class Fixture:
     oracle: ScriptedRun
     wrong: Mapping[str, ScriptedRun]
     unfinished: Mapping[str, ScriptedRun] = field(default_factory=dict[str, "ScriptedRun"])
-    told: Mapping[str, ScriptedRun] = field(default_factory=dict[str, "ScriptedRun"])
+    prose_answers: Mapping[str, ScriptedRun] = field(default_factory=dict[str, "ScriptedRun"])
     deliverables: tuple[str, ...] = ()
     tools: tuple[str, ...] = BASIC
     tables: str = ""
@@ -236,6 +236,7 @@ class Family(RLVREnvironment):
         raise NotImplementedError
 
     def fixture(self, prompt: Prompt) -> Fixture:
+        """Fixture of a prompt, drawn again from its key."""
         return _fixture_of_key(type(self), metadata_of(prompt)["fixture"])
 
     def row(self, seed: int, number: int) -> dict[str, Any]:
@@ -277,8 +278,8 @@ class Family(RLVREnvironment):
         fixture = self.fixture(prompt)
         if state["missing"]:
             message = completion.steps[-1].parsed.answer
-            told = fixture.in_prose and re.search(fixture.in_prose, message, re.IGNORECASE)
-            answer = message[:200] if told else None
+            in_prose = fixture.in_prose and re.search(fixture.in_prose, message, re.IGNORECASE)
+            answer = message[:200] if in_prose else None
             return Score(0.0, answer, f"not there at the end: {', '.join(state['missing'])}")
         initial = fixture.initial()
         final = Final(initial, final_files(initial, state), _write_order(state["calls"]))
@@ -311,7 +312,7 @@ class Family(RLVREnvironment):
                 "invented_argument": (list_recursively,),
             },
             "tool_call_redundancy": {"repeats": (list_files,) * 4},
-            "wrong_answer": {**fixture.wrong, **fixture.told},
+            "wrong_answer": {**fixture.wrong, **fixture.prose_answers},
         }
         policies: dict[str, Policy] = {}
         for failure, runs in runs_by_failure.items():
@@ -332,7 +333,7 @@ def _write_order(calls: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     return tuple(order)
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=256)  # a task is opened and scored once for each of its rollouts
 def _fixture_of_key(family: type[Family], key: str) -> Fixture:
     return family().build(random.Random(f"agentic/{family.name}/{key}"))
 

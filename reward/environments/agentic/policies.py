@@ -19,6 +19,7 @@ ENVIRONMENT_OF = {kind.name: kind for kind in FAMILIES}
 
 
 def policies_of(prompt: Prompt) -> dict[str, Policy]:
+    """The scripted policies of an agentic task, by name."""
     return ENVIRONMENT_OF[str(prompt.environment)]().policies(prompt)
 
 
@@ -40,32 +41,40 @@ class PolicySampler:
         for prompt in prompts:
             if prompt.environment not in ENVIRONMENT_OF:
                 raise ConfigError(f"scripted policies run agentic tasks alone, not {prompt.source}")
-        known = dict.fromkeys(name for prompt in prompts for name in policies_of(prompt))
-        if policy not in known:
-            raise ConfigError(f"no family has a policy {policy!r}{nearest(policy, [*known])}")
+        # a dictionary, since the nearest name must not depend on the order of a set
+        policy_names: dict[str, None] = {}
+        for prompt in prompts:
+            policy_names |= dict.fromkeys(policies_of(prompt))
+        if policy not in policy_names:
+            suggestion = nearest(policy, [*policy_names])
+            raise ConfigError(f"no family has a policy {policy!r}{suggestion}")
         self._scripts = {p.messages: policy_of(p, policy).script for p in prompts}
         self.identity: Mapping[str, Any] = {"backend": "scripted", "policy": policy}
 
     async def sample(
         self, requests: Sequence[Request], *, progress: Callable[[int], None] | None = None
     ) -> list[Generation]:
-        return [self._next(request) for request in requests]
+        return [self._next_message(request) for request in requests]
 
-    def _next(self, request: Request) -> Generation:
+    def _next_message(self, request: Request) -> Generation:
         roles = [message.role for message in request.messages]
         prompt_length = roles.index("user") + 1
         script = self._scripts[request.messages[:prompt_length]]
         turn = roles[prompt_length:].count("assistant")
+        # a conversation that goes on after the script gets its last message again
         message = script[min(turn, len(script) - 1)]
         parsed = ParsedCompletion(
             message.reasoning, message.content, message.tool_calls, (), finished=True
         )
-        written = message.content + "".join(f"{c.name}{c.arguments}" for c in message.tool_calls)
+        written_text = message.content
+        for call in message.tool_calls:
+            written_text += f"{call.name}{call.arguments}"
         prompt_characters = 0
-        for earlier in request.messages:
-            prompt_characters += len(earlier.content)
-            prompt_characters += sum(len(call.arguments) for call in earlier.tool_calls)
-        step = Step(
-            message.content, parsed, "stop", 0, len(written) // 4 + 1, prompt_characters // 4
+        for prompt_message in request.messages:
+            prompt_characters += len(prompt_message.content)
+            prompt_characters += sum(len(call.arguments) for call in prompt_message.tool_calls)
+        completion_tokens = len(written_text) // 4 + 1
+        prompt_tokens = prompt_characters // 4
+        return Generation(
+            Step(message.content, parsed, "stop", 0, completion_tokens, prompt_tokens)
         )
-        return Generation(step)
